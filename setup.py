@@ -1,0 +1,54 @@
+"""One distribution: `shardset` (the contract), `pipelines` (writes), `trainer` (reads)."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = {}
+exec((ROOT / "shardset" / "version.py").read_text(), VERSION)
+
+# What a Beam worker needs beside Beam itself, which its container already holds. Keep it small.
+BASE = [
+    "google-cloud-storage>=3.1,<4",
+    "google-crc32c>=1.6,<2",
+    "msgspec>=0.19,<1",
+    "numpy>=1.26,<3",
+    "pillow>=12,<13",
+    "pyarrow>=16",
+    "rich>=13,<16",
+]
+PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "scipy>=1.13,<2"]
+TRAINER = [
+    "torch>=2.9,<2.10",
+    "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
+    "torchvision>=0.24,<0.25",
+    "timm>=1.0.20,<1.1",
+    "webdataset>=1.0.2,<1.1",
+    "tensorboard>=2.18,<3",
+    "simplejpeg>=1.8,<2",
+    "opencv-python-headless>=4.10,<6",
+]
+DEV = [
+    "hypothesis>=6.100,<7",
+    "jsonschema>=4.20,<5",
+    "mypy>=1.15,<3",
+    "pytest>=8.3,<10",
+    "pytest-xdist>=3.6,<4",
+    "ruff>=0.15,<0.18",
+    "scikit-learn>=1.5,<2",
+]
+
+setup(
+    name="shardset",
+    version=VERSION["__version__"],
+    description="Raw image files to exact, reproducible WebDataset shards, and the PyTorch/XLA trainer that reads them",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]),
+    package_data={"shardset": ["py.typed"], "pipelines": ["py.typed"], "trainer": ["py.typed"]},
+    install_requires=BASE,
+    extras_require={"pipelines": PIPELINES, "trainer": TRAINER, "dev": DEV},
+)

@@ -1,0 +1,60 @@
+"""What can go wrong, in one tree.
+
+    ShardsetError
+    ├── ConfigError          what was asked for can't be done
+    ├── SourceError          raw input is missing or not what its format says
+    │   └── ChangedInput     it was one thing when planned and another when written
+    ├── TooManyBad           more raw samples were rejected than allowed
+    ├── ManifestError        a manifest is missing, broken or of a newer version
+    ├── DamagedShard         stored bytes differ from what the manifest or index says
+    └── StorageError         storage said no
+        ├── NotFound
+        ├── PreconditionFailed   something already stands there, or another generation does
+        └── TransientError       worth another try: time-out, 429, 5xx, reset, short body
+
+Every message says where, what was found, what was expected and what to do.
+"""
+
+
+class ShardsetError(Exception):
+    """The root: a failure that a user, a file or a network can cause."""
+
+
+class ConfigError(ShardsetError):
+    """What was asked for can't be done."""
+
+
+class SourceError(ShardsetError):
+    """Raw input is missing or not what its format says."""
+
+
+class ChangedInput(SourceError):
+    """An input was one thing when it was planned and is another now."""
+
+
+class TooManyBad(ShardsetError):
+    """More raw samples were rejected than the configuration allows."""
+
+
+class ManifestError(ShardsetError):
+    """A manifest is missing, broken or of a newer version."""
+
+
+class DamagedShard(ShardsetError):
+    """Stored bytes differ from what the manifest or the index says."""
+
+
+class StorageError(ShardsetError):
+    """Storage refused or failed."""
+
+
+class NotFound(StorageError):
+    """Nothing is stored under that name (or that generation of it is gone)."""
+
+
+class PreconditionFailed(StorageError):
+    """Something already stands under that name, or another generation than expected."""
+
+
+class TransientError(StorageError):
+    """Worth another try: a time-out, 429, 5xx, a reset connection, a short body."""

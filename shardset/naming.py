@@ -1,0 +1,94 @@
+"""The one place where a key, or the path of a shard, an index, a plan object or a manifest is spelled.
+
+All paths are relative to the folder that holds the manifest and use `/`.
+"""
+
+import re
+
+from shardset.errors import ManifestError
+from shardset.permutation import hash_text
+
+MANIFEST = "manifest.json"
+QUARANTINE = "quarantine.jsonl"
+PLAN = "plan/plan.json"
+PLAN_FOLDER = "plan/"
+
+MAX_KEY_BYTES = 80
+"""A member name is `KEY.FIELD` and must fit the 100 bytes of a USTAR header without its prefix field."""
+
+_KEY = re.compile(r"[A-Za-z0-9_+=@-]+(/[A-Za-z0-9_+=@-]+)*", re.ASCII)
+_FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
+_SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def is_key(key: str) -> bool:
+    """Whether `key` can stand in a tar as it is: ASCII, no dot, no space, no climbing, at most 80 bytes."""
+    return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None
+
+
+def is_field(field: str) -> bool:
+    """Whether `field` can be a member's extension: lower-case ASCII, at most 18 bytes, inner dots allowed."""
+    return len(field) <= 18 and _FIELD.fullmatch(field) is not None
+
+
+def is_split(split: str) -> bool:
+    """Whether `split` can name a split and its folder."""
+    return _SPLIT.fullmatch(split) is not None
+
+
+def short_key(original: str, occurrence: int = 0) -> str:
+    """The stable 14-character key of a sample whose own name can't be one; `occurrence` counts equal names."""
+    number = hash_text(f"{occurrence}/{original}", key=0)
+    return "k" + "".join(_BASE32[(number >> shift) & 31] for shift in range(0, 65, 5))
+
+
+def copy_key(key: str, copy: int) -> str:
+    """The key of repeat number `copy` of a sample; copy 0 is the sample itself."""
+    return f"{key}@{copy}" if copy else key
+
+
+def split_member(name: str) -> tuple[str, str]:
+    """A tar member's (key, field): the key ends at the first dot of the base name; no dot, no field."""
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    return (name, "") if dot < 0 else (name[:dot], name[dot + 1 :])
+
+
+def shard_path(folder: str, split: str, number: int) -> str:
+    """`train/train-000012.tar`: zero-padded, so that brace ranges such as {000000..000639} list a split."""
+    return f"{folder}/{split}-{number:06d}.tar"
+
+
+def index_path(shard: str) -> str:
+    """The index beside a shard: `train/train-000012.idx.npy`."""
+    return shard.removesuffix(".tar") + ".idx.npy"
+
+
+def unit_path(unit: int) -> str:
+    """The durable index of one unit of raw input."""
+    return f"plan/units/{unit:07d}.arrow"
+
+
+def spool_path(unit: int) -> str:
+    """Where a unit that can't be range-read is spelled out byte by byte."""
+    return f"plan/spool/{unit:07d}.bin"
+
+
+def references_path(split: str, number: int) -> str:
+    """The plan of one shard: which raw bytes stand at which position."""
+    return f"plan/shards/{split}-{number:06d}.arrow"
+
+
+def record_path(split: str, number: int) -> str:
+    """The record of a finished shard, as it will stand in the manifest."""
+    return f"plan/done/{split}-{number:06d}.json"
+
+
+def check_relative(path: str, where: str) -> str:
+    """`path` itself if it stays inside its folder; raises ManifestError if it is absolute or climbs."""
+    if path.startswith("/") or "://" in path or "\\" in path:
+        raise ManifestError(f"{where}: path {path!r} is absolute, expected one relative to the manifest; rebuild the set")
+    if not path or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ManifestError(f"{where}: path {path!r} leaves the manifest's folder; do not use this shard set")
+    return path

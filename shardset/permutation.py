@@ -1,0 +1,120 @@
+"""An order as arithmetic: a keyed 64-bit hash and a keyed permutation of `range(n)`.
+
+Both are fixed for ever by the vectors in `tests/shardset/test_permutation.py`; no library generator is
+involved, because their streams are no stability contract. Scalars and NumPy arrays go through the same code.
+
+The hash chains the SplitMix64 finalizer (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number
+generators"). The permutation is a balanced 4-round Feistel network over the smallest even number of bits that
+holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with arbitrary finite domains").
+"""
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+ORDER_VERSION = 1
+"""Raised whenever any of the numbers below, or the epoch order built on them, changes."""
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MUL1 = 0xBF58476D1CE4E5B9
+_MUL2 = 0x94D049BB133111EB
+_ROUNDS = 4
+
+
+def hash64(*words: Any) -> Any:
+    """A 64-bit hash of a sequence of integers; any word may be an array, then the result is one (uint64).
+
+    Words are taken modulo 2**64. Returns an int if all words are ints, else a uint64 array of the broadcast shape.
+    """
+    state: Any = 0
+    for word in words:
+        state = _mix(state, word)
+    return state
+
+
+def derive_key(seed: int, *names: int | str) -> int:
+    """A 64-bit key for one purpose, by name: `derive_key(seed, "holdout", "test")`."""
+    return hash64(seed, *(_word_of(name) for name in names))
+
+
+def hash_text(text: str, *, key: int) -> int:
+    """A keyed 64-bit hash of a text (BLAKE2b over its UTF-8 bytes)."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=key.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def permute(position: Any, *, n: int, key: int) -> Any:
+    """Where a keyed permutation of `range(n)` sends `position` (an int, or an integer array of them)."""
+    return _walk(position, n=n, key=key, rounds=range(_ROUNDS), step=_forward)
+
+
+def unpermute(position: Any, *, n: int, key: int) -> Any:
+    """The inverse of `permute`: `unpermute(permute(i, n=n, key=key), n=n, key=key) == i`."""
+    return _walk(position, n=n, key=key, rounds=reversed(range(_ROUNDS)), step=_backward)
+
+
+def _word_of(name: int | str) -> int:
+    return name if isinstance(name, int) else hash_text(name, key=0)
+
+
+def _mix(state: Any, word: Any) -> Any:
+    if isinstance(state, int) and isinstance(word, int):
+        x = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
+        x = ((x ^ (x >> 30)) * _MUL1) & _MASK
+        x = ((x ^ (x >> 27)) * _MUL2) & _MASK
+        return x ^ (x >> 31)
+    x = _uint64(state) ^ _uint64(word)
+    x = x + np.uint64(_GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MUL1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MUL2)
+    return x ^ (x >> np.uint64(31))
+
+
+def _uint64(word: Any) -> np.ndarray:
+    # At least one dimension: NumPy scalars warn where arrays wrap around, and wrapping is what a hash does.
+    if isinstance(word, int):
+        return np.array([word & _MASK], dtype=np.uint64)
+    return np.asarray(word).astype(np.uint64)
+
+
+def _walk(position: Any, *, n: int, key: int, rounds: Any, step: Callable[..., tuple[Any, Any]]) -> Any:
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    keys = [hash64(key, number) for number in rounds]
+    if isinstance(position, int):
+        if not 0 <= position < n:
+            raise ValueError(f"position {position} is outside [0, {n})")
+        value = _network(position, keys, half, step)
+        while value >= n:
+            value = _network(value, keys, half, step)
+        return value
+    values = np.asarray(position).astype(np.uint64)
+    if values.size and int(values.max()) >= n:
+        raise ValueError(f"position {int(values.max())} is outside [0, {n})")
+    values = _network(values, keys, half, step)
+    outside = np.flatnonzero(values >= np.uint64(n))
+    while outside.size:
+        values[outside] = _network(values[outside], keys, half, step)
+        outside = outside[values[outside] >= np.uint64(n)]
+    return values.astype(np.int64)
+
+
+def _network(value: Any, keys: list[int], half: int, step: Callable[..., tuple[Any, Any]]) -> Any:
+    mask: Any = (1 << half) - 1
+    shift: Any = half
+    if not isinstance(value, int):
+        mask, shift = np.uint64(mask), np.uint64(half)
+    left, right = value >> shift, value & mask
+    for key in keys:
+        left, right = step(left, right, key, mask)
+    return (left << shift) | right
+
+
+def _forward(left: Any, right: Any, key: int, mask: Any) -> tuple[Any, Any]:
+    return right, left ^ (_mix(key, right) & mask)
+
+
+def _backward(left: Any, right: Any, key: int, mask: Any) -> tuple[Any, Any]:
+    return right ^ (_mix(key, left) & mask), left

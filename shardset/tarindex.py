@@ -1,0 +1,206 @@
+"""Samples to reproducible tar bytes and an index; a tar back to the byte range of every field.
+
+The tar is POSIX USTAR (IEEE 1003.1-1988): mode 0644, mtime 0, no owner, names of at most 100 bytes, the members
+of a sample adjacent, two zero blocks at the end. The bytes depend on the samples alone.
+"""
+
+import base64
+import hashlib
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+
+from shardset.errors import DamagedShard
+from shardset.naming import split_member
+
+BLOCK = 512
+END = bytes(2 * BLOCK)
+
+_PLACE = [("offset", "<u8"), ("num_bytes", "<u8")]
+_HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8"), ("copy", "<u4")]
+_BEFORE_SIZE = b"0000644\0" + b"0000000\0" + b"0000000\0"
+_BEFORE_CHECKSUM = b"00000000000\0"
+_AFTER_CHECKSUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" + b"0000000\0" + bytes(167)
+_FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_CHECKSUM) + sum(_AFTER_CHECKSUM) + 8 * ord(" ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSample:
+    """One sample as it goes into a tar.
+
+    `fields` are (extension, content) in member order. `label` is -1 where there is none. `source` is the serial
+    of the raw sample in its split, `copy` is 0 or the number of this repeat of it.
+    """
+
+    key: str
+    fields: Sequence[tuple[str, bytes | memoryview]]
+    label: int
+    source: int
+    copy: int = 0
+
+
+def crc32c_text(crc: int) -> str:
+    """A CRC32C as GCS spells it: base64 of its four bytes, most significant first."""
+    return base64.b64encode(crc.to_bytes(4, "big")).decode("ascii")
+
+
+def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
+    """One index record.
+
+    `offset` of the first header, `crc32c` over the contents of the fields in member order, `label`, `source`,
+    `copy`, `key` (ASCII), then for each field of the split a pair (`offset`, `num_bytes`) of its content;
+    (0, 0) where the sample has no such field.
+    """
+    return np.dtype([*_HEAD, ("key", f"S{key_bytes}"), *((field, _PLACE) for field in fields)])
+
+
+def header(name: bytes, num_bytes: int) -> bytes:
+    """The 512-byte USTAR header of a regular file."""
+    size = b"%011o\0" % num_bytes
+    if len(name) > 100 or len(size) > 12:
+        raise ValueError(f"member {name!r} of {num_bytes} bytes does not fit a USTAR header")
+    checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(size))
+    return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEFORE_CHECKSUM + checksum + _AFTER_CHECKSUM
+
+
+class TarBuilder:
+    """Turns samples into tar bytes as they come, and counts what the index and the manifest will say."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        self.fields = list(fields)
+        self.num_bytes = 0
+        self.num_content_bytes = 0
+        self._crc = 0
+        self._sha = hashlib.sha256()
+        self._rows: list[tuple] = []
+
+    def add(self, sample: StoredSample) -> bytes:
+        """The tar bytes of one sample: for each field header, content, padding."""
+        start = self.num_bytes
+        parts: list[bytes | memoryview] = []
+        places = dict.fromkeys(self.fields, (0, 0))
+        crc = 0
+        for field, content in sample.fields:
+            size = len(content)
+            parts += (header(f"{sample.key}.{field}".encode("ascii"), size), content, bytes(-size % BLOCK))
+            places[field] = (self.num_bytes + BLOCK, size)
+            crc = google_crc32c.extend(crc, bytes(content))
+            self.num_bytes += BLOCK + size + -size % BLOCK
+            self.num_content_bytes += size
+        if len(places) != len(self.fields):
+            raise ValueError(f"sample {sample.key} has fields {list(places)}, expected some of {self.fields}")
+        self._rows.append((start, crc, sample.label, sample.source, sample.copy, sample.key.encode(), *places.values()))
+        return self._count(b"".join(parts))
+
+    def finish(self) -> bytes:
+        """The two zero blocks that end the tar."""
+        self.num_bytes += len(END)
+        return self._count(END)
+
+    def index(self) -> np.ndarray:
+        """One record a sample (see `index_dtype`)."""
+        key_bytes = max((len(row[5]) for row in self._rows), default=1)
+        return np.array(self._rows, dtype=index_dtype(self.fields, key_bytes))
+
+    @property
+    def crc32c(self) -> str:
+        """CRC32C of all bytes so far, base64."""
+        return crc32c_text(self._crc)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all bytes so far, hexadecimal."""
+        return self._sha.hexdigest()
+
+    def _count(self, data: bytes) -> bytes:
+        self._crc = google_crc32c.extend(self._crc, data)
+        self._sha.update(data)
+        return data
+
+
+def index_to_bytes(index: np.ndarray) -> bytes:
+    """An index as the bytes of an `.npy` file."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.ascontiguousarray(index), version=(1, 0), allow_pickle=False)
+    return buffer.getvalue()
+
+
+def index_from_bytes(data: bytes, where: str) -> np.ndarray:
+    """The records of an `.npy` index; raises DamagedShard if it is anything else."""
+    try:
+        index = np.load(io.BytesIO(data), allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DamagedShard(f"{where}: not a NumPy index ({error}); rebuild the shard with --only-shards") from error
+    names = index.dtype.names or ()
+    if index.ndim != 1 or names[: len(_HEAD) + 1] != (*(name for name, _ in _HEAD), "key"):
+        raise DamagedShard(f"{where}: not a shard index: its columns are {list(names)}; rebuild the shard")
+    return index
+
+
+def index_fields(index: np.ndarray) -> list[str]:
+    """The fields that an index has columns for, in member order."""
+    return list(index.dtype.names or ())[len(_HEAD) + 1 :]
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One regular file in a tar: where its header and its content start, and the content's size in bytes."""
+
+    key: str
+    field: str
+    header_offset: int
+    offset: int
+    num_bytes: int
+
+
+def members(data: bytes | memoryview, where: str) -> Iterator[Member]:
+    """The members of a shard, front to back; raises DamagedShard at the first byte that our writer can't have written.
+
+    Strict on purpose: anything but plain files with right checksums, zero padding and two zero blocks at the end
+    is damage, because a lenient reader turns a flipped bit into a shorter shard.
+    """
+    view = memoryview(data)
+    offset = 0
+    while bytes(view[offset : offset + BLOCK]) != END[:BLOCK]:
+        member = _member(view, offset, where)
+        yield member
+        offset = member.offset + member.num_bytes
+        padding = -member.num_bytes % BLOCK
+        if view[offset : offset + padding] != bytes(padding):
+            raise DamagedShard(f"{where}: padding at byte {offset} is not zero")
+        offset += padding
+    if bytes(view[offset:]) != END:
+        raise DamagedShard(f"{where}: the end at byte {offset} is {len(view) - offset} bytes, expected 1024 zero bytes")
+
+
+def sample_members(found: Iterable[Member]) -> Iterator[list[Member]]:
+    """Members grouped into samples: neighbours with the same key."""
+    group: list[Member] = []
+    for member in found:
+        if group and group[0].key != member.key:
+            yield group
+            group = []
+        group.append(member)
+    if group:
+        yield group
+
+
+def _member(view: memoryview, offset: int, where: str) -> Member:
+    block = bytes(view[offset : offset + BLOCK])
+    if len(block) < BLOCK:
+        raise DamagedShard(f"{where}: cut at byte {len(view)}: no end mark; fetch or rebuild it")
+    name = block[:100].rstrip(b"\0")
+    try:
+        size = int(block[124:135], 8)
+        expected = header(name, size)
+    except ValueError as error:
+        raise DamagedShard(f"{where}: header at byte {offset} has no valid size ({block[124:136]!r})") from error
+    if block != expected:
+        raise DamagedShard(f"{where}: header at byte {offset} is not what was written for {name!r}")
+    if offset + BLOCK + size > len(view):
+        raise DamagedShard(f"{where}: cut at byte {len(view)} inside {name!r}, which ends at {offset + BLOCK + size}")
+    key, field = split_member(name.decode("ascii", "replace"))
+    return Member(key, field, offset, offset + BLOCK, size)
