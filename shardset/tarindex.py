@@ -51,10 +51,10 @@ def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
     """One index record.
 
     `offset` of the first header, `crc32c` over the contents of the fields in member order, `label`, `source`,
-    `copy`, `key` (ASCII), then for each field of the split a pair (`offset`, `num_bytes`) of its content;
-    (0, 0) where the sample has no such field.
+    `copy`, `key` (ASCII), then for each field of the split a column `.jpg`, `.cls`, ... with the pair (`offset`,
+    `num_bytes`) of its content; (0, 0) where the sample has no such field.
     """
-    return np.dtype([*_HEAD, ("key", f"S{key_bytes}"), *((field, _PLACE) for field in fields)])
+    return np.dtype([*_HEAD, ("key", f"S{key_bytes}"), *((f".{field}", _PLACE) for field in fields)])
 
 
 def header(name: bytes, num_bytes: int) -> bytes:
@@ -142,7 +142,7 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
 
 def index_fields(index: np.ndarray) -> list[str]:
     """The fields that an index has columns for, in member order."""
-    return list(index.dtype.names or ())[len(_HEAD) + 1 :]
+    return [name.removeprefix(".") for name in (index.dtype.names or ())[len(_HEAD) + 1 :]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,105 @@
+"""What every source of raw samples is: a survey on the launching machine, then an index of each unit on a worker.
+
+A source never touches Beam, never decodes an image and never decides where a sample goes. `docs/sources.md`
+shows how to write one.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shardset.manifest import ClassInfo
+
+Unit = dict[str, Any]
+"""One piece of raw input that a worker indexes alone: JSON-able, understood by its source only.
+
+A batch file, an inner tar, a chunk of a sorted listing; aim at 1,000 to 20,000 samples.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The bytes [offset, offset + num_bytes) of one generation of one object.
+
+    `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool.
+    """
+
+    object: str
+    generation: str
+    offset: int
+    num_bytes: int
+
+
+SPOOL = ""
+"""`Extent.object` of bytes that the source gave to its spool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawSample:
+    """One raw sample: what it is called, what it is, and where its bytes are.
+
+    `name` is the original name as a user knows it; `key` is the wanted key, which the build replaces by a short
+    stable one if it is not a valid key or not unique. `fields` maps an extension to content, in member order;
+    `image` names the field that holds the image ("" if none; the build corrects the extension by content).
+    `label` is -1 where there is none; the build adds the `cls` field unless `fields` already has one.
+    """
+
+    name: str
+    key: str
+    split: str
+    label: int
+    image: str
+    fields: dict[str, Extent | bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """Something that can't become a sample: where it stands, why, and its bytes where they can be named."""
+
+    name: str
+    split: str
+    reason: str
+    extent: Extent | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """What a listing tells without reading samples.
+
+    `classes` is None where only the samples know (labels are then 0 to the largest one seen). `notes` are
+    sentences for the user and the manifest ("no validation archive: only split train"). `objects` are the
+    input objects by name with their sizes in bytes, in order, as far as they are few.
+    """
+
+    units: list[Unit]
+    classes: list[ClassInfo] | None
+    notes: list[str] = field(default_factory=list)
+    objects: dict[str, int] = field(default_factory=dict)
+
+
+class Spool(Protocol):
+    """Takes the bytes of samples that can't be read by range from where they are (compressed archives, arrays)."""
+
+    def add(self, content: bytes) -> Extent:
+        """Where the bytes will stand; the returned extent has `object == SPOOL`."""
+        ...
+
+
+class Source(Protocol):
+    """A raw format. Instances are frozen, pickle, and hold the input's Storage and the options of the format."""
+
+    name: str
+
+    def survey(self) -> Survey:
+        """Runs once, on the launching machine. Lists, opens what is small, reads no sample.
+
+        Raises SourceError if something is missing, saying what was found, what was expected and what to do.
+        """
+        ...
+
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+        """Runs on a worker, possibly twice: the same unit gives the same samples in the same order.
+
+        Raises SourceError where the unit as a whole can't be read (a cut archive).
+        """
+        ...
