@@ -13,23 +13,27 @@ QUARANTINE = "quarantine.jsonl"
 PLAN = "plan/plan.json"
 PLAN_FOLDER = "plan/"
 
-MAX_KEY_BYTES = 80
-"""A member name is `KEY.FIELD` and must fit the 100 bytes of a USTAR header without its prefix field."""
+MAX_KEY_BYTES = 76
+MAX_FIELD_BYTES = 16
+"""A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 7 bytes: the 100 bytes of a USTAR header's name."""
 
-_KEY = re.compile(r"[A-Za-z0-9_+=@-]+(/[A-Za-z0-9_+=@-]+)*", re.ASCII)
+_KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def is_key(key: str) -> bool:
-    """Whether `key` can stand in a tar as it is: ASCII, no dot, no space, no climbing, at most 80 bytes."""
+    """Whether a raw sample's `key` can stand in a tar: ASCII letters, digits and `_+=-/`, at most 76 bytes.
+
+    No dot (a key ends at the first), no space, no climbing; `@` is kept for the copies of a sample.
+    """
     return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None
 
 
 def is_field(field: str) -> bool:
-    """Whether `field` can be a member's extension: lower-case ASCII, at most 18 bytes, inner dots allowed."""
-    return len(field) <= 18 and _FIELD.fullmatch(field) is not None
+    """Whether `field` can be a member's extension: lower-case ASCII, at most 16 bytes, inner dots allowed."""
+    return len(field) <= MAX_FIELD_BYTES and _FIELD.fullmatch(field) is not None
 
 
 def is_split(split: str) -> bool:
