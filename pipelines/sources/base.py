@@ -88,7 +88,10 @@ class Spool(Protocol):
 class Source(Protocol):
     """A raw format. Instances are frozen, pickle, and hold the input's Storage and the options of the format."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The format's name, as the user types it."""
+        ...
 
     def survey(self) -> Survey:
         """Runs once, on the launching machine. Lists, opens what is small, reads no sample.
