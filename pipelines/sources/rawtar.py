@@ -1,0 +1,157 @@
+"""A strict walk over a tar that others made: USTAR, GNU or PAX, whole or inside another tar.
+
+Python's `tarfile` ends quietly at a cut or damaged header that is not the first, so half an archive looks like a
+short one. Here the walk ends at the two zero blocks that end a tar, or raises.
+"""
+
+import tarfile
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from pipelines.sources.rangefile import RangeFile
+from shardset.errors import SourceError
+from shardset.storage import Storage
+
+BLOCK = tarfile.BLOCKSIZE
+END = bytes(2 * BLOCK)
+SCATTERED_BYTES = 4096
+"""A window for headers that stand far apart: nothing between them is worth fetching."""
+
+_LOCAL_BYTES = 32 << 10
+_REMOTE_BYTES = 8 << 20
+_MAX_HEADER_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+_BROKEN = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+
+
+def header_window(storage: Storage) -> int:
+    """The window in bytes with which to walk members of some 100 KB.
+
+    A request to a bucket takes as long as some megabytes of its answer, so there whole stretches are read; a local
+    disk jumps from header to header.
+    """
+    return _REMOTE_BYTES if storage.url.startswith("gs://") else _LOCAL_BYTES
+
+
+def open_tar(storage: Storage, name: str, window: int | None = None) -> RangeFile:
+    """The tar as it stands now, pinned to its generation; raises NotFound."""
+    stat = storage.stat(name)
+    return RangeFile(storage, name, stat.generation, stat.num_bytes, window or header_window(storage))
+
+
+def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> Iterator[tarfile.TarInfo]:
+    """The members of the tar at [start, stop) of `file`, front to back, without directories.
+
+    `offset_data` counts from the start of `file`, so that it holds for a tar inside another one too; contents are
+    not read, and the caller may seek and read in `file` between members. Ask `refusal` before using a member.
+    Names that are not UTF-8 have their odd bytes spelled `\\xNN`. Raises SourceError, with `where` and the byte
+    offset, at a damaged header, a member that is cut, or a missing end mark.
+    """
+    view = _View(file, start, file.seek(0, 2) if stop is None else stop)
+    archive = _open(view, where)
+    while (member := _next(archive, view, where)) is not None:
+        if not member.isdir():
+            yield member
+        # tarfile keeps every member it has seen; a million of them are a gigabyte.
+        archive.members = []  # type: ignore[attr-defined]
+    _check_end(view, archive.offset, where)
+
+
+def refusal(member: tarfile.TarInfo) -> str | None:
+    """Why a member can't be read as a plain file, or None if it can. Nothing is ever followed or extracted."""
+    if member.issym() or member.islnk():
+        return f"is a link to {member.linkname!r}; links are not followed"
+    if member.issparse():
+        return "is a sparse file; store it whole"
+    if not member.isreg():
+        return f"is no regular file (tar type {member.type!r})"
+    if member.name.startswith(("/", "\\")):
+        return "has an absolute name"
+    if ".." in member.name.replace("\\", "/").split("/"):
+        return "has a name that climbs out of its folder"
+    return None
+
+
+class _View:
+    """The bytes [start, stop) of a file under the file's own offsets, with a limit on what one header may read.
+
+    tarfile believes the size that an extension header states, and reads that much into memory.
+    """
+
+    mode = "rb"
+
+    def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
+        self.file, self.start, self.stop = file, start, stop
+        self.allowance = _MAX_HEADER_BYTES
+        self.tell, self.seek = file.tell, file.seek
+        file.seek(start)
+
+    def read(self, num_bytes: int) -> bytes:
+        wanted = max(0, min(num_bytes, self.stop - self.file.tell()))
+        self.allowance -= wanted
+        if self.allowance < 0:
+            raise ValueError(f"its extension headers are longer than {_MAX_HEADER_BYTES} bytes")
+        return self.file.read(wanted)
+
+
+def _open(view: _View, where: str) -> tarfile.TarFile:
+    try:
+        return tarfile.TarFile(fileobj=cast(BinaryIO, view), mode="r", encoding="utf-8", errors="backslashreplace")
+    except _BROKEN as error:
+        raise _damage(view, view.start, where, error) from error
+
+
+def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo | None:
+    at = archive.offset
+    view.allowance = _MAX_HEADER_BYTES
+    try:
+        member = archive.next()
+    except _BROKEN as error:
+        raise _damage(view, at, where, error) from error
+    if member is not None:
+        _check_member(member, view.stop, where)
+    return member
+
+
+def _check_member(member: tarfile.TarInfo, stop: int, where: str) -> None:
+    if member.size < 0 or member.offset_data <= member.offset:
+        raise SourceError(
+            f"{where}: member {member.name!r} at byte {member.offset} has the size {member.size}; "
+            "the archive is damaged, fetch it again"
+        )
+    if member.isreg() and not member.issparse() and member.offset_data + member.size > stop:
+        raise SourceError(
+            f"{where}: cut at byte {stop} inside {member.name!r}, which starts at byte {member.offset_data} and has "
+            f"{member.size} bytes; fetch it again"
+        )
+
+
+def _check_end(view: _View, at: int, where: str) -> None:
+    view.seek(at)
+    mark = view.file.read(max(0, min(len(END), view.stop - at)))
+    if mark != END:
+        raise _damage(view, at, where, "no end mark")
+    at += len(END)
+    while chunk := view.file.read(max(0, min(_CHUNK_BYTES, view.stop - at))):
+        if chunk.strip(b"\0"):
+            raise SourceError(
+                f"{where}: an end mark before byte {at}, then data; either the archive has a hole (fetch it again) or "
+                "several were joined (give them one by one)"
+            )
+        at += len(chunk)
+
+
+def _damage(view: _View, at: int, where: str, cause: object) -> SourceError:
+    """What stands at `at` instead of a header or an end mark."""
+    if at >= view.stop:
+        return SourceError(f"{where}: cut at byte {view.stop}: no end mark after the last member; fetch it again")
+    view.seek(at)
+    block = view.file.read(min(BLOCK, view.stop - at))
+    if block.startswith(b"\x1f\x8b"):
+        return SourceError(f"{where}: gzip data at byte {at}, expected a plain tar; unpack it with gunzip first")
+    if view.stop - at < len(END):
+        return SourceError(f"{where}: cut at byte {view.stop}: {cause} at byte {at}; fetch it again")
+    return SourceError(
+        f"{where}: bad tar header at byte {at} ({cause}; it starts {block[:16]!r}); the archive is damaged, "
+        "fetch it again"
+    )
