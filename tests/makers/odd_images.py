@@ -1,0 +1,158 @@
+"""Images as they turn up in the wild, small and always the same: `make(name)` gives (extension by name, bytes)."""
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+SIZE = (48, 32)
+ORIENTATION = 0x0112
+
+
+def picture(seed: int = 0, size: tuple[int, int] = SIZE) -> Image.Image:
+    """A smooth RGB picture of `size` (width, height) that depends on the seed alone."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC)
+
+
+def encoded(image: Image.Image, image_format: str, **options: object) -> bytes:
+    """The bytes of `image` in a Pillow format."""
+    buffer = io.BytesIO()
+    image.save(buffer, image_format, **options)
+    return buffer.getvalue()
+
+
+def jpeg(seed: int = 0, **options: object) -> bytes:
+    """A small JPEG."""
+    return encoded(picture(seed), "JPEG", quality=90, **options)
+
+
+def png(seed: int = 0) -> bytes:
+    """A small PNG."""
+    return encoded(picture(seed), "PNG")
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    """A PNG chunk with its length and checksum."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png_of(width: int, height: int, *chunks: bytes, bits: int = 8) -> bytes:
+    """A grey PNG of any claimed size, made of the given chunks between its header and its end."""
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + png_chunk(b"IEND", b"")
+
+
+def bomb() -> bytes:
+    """A PNG of 30000 x 30000 pixels, complete, in 110 KB."""
+    return png_of(30000, 30000, png_chunk(b"IDAT", zlib.compress(bytes(3751 * 30000), 9)), bits=1)
+
+
+def text_bomb(kind: bytes = b"zTXt") -> bytes:
+    """An 8 x 8 PNG with a text chunk that inflates to 20 MB."""
+    return png_of(
+        8,
+        8,
+        png_chunk(kind, b"a\0\0" + zlib.compress(bytes(20_000_000), 9)),
+        png_chunk(b"IDAT", zlib.compress(bytes(9 * 8))),
+    )
+
+
+def cmyk(*, marked: bool = True) -> bytes:
+    """A CMYK JPEG of the picture, inverted and marked by Adobe's segment; or neither, as the plain standard has it."""
+    inks = Image.merge("CMYK", [*(band.point(lambda v: 255 - v) for band in picture().split()), Image.new("L", SIZE)])
+    if marked:
+        return encoded(inks, "JPEG", quality=95)
+    return without_adobe(encoded(inks.point(lambda v: 255 - v), "JPEG", quality=95))
+
+
+def without_adobe(data: bytes) -> bytes:
+    """A JPEG without its APP14 segment."""
+    start = data.index(b"\xff\xee")
+    return data[:start] + data[start + 2 + int.from_bytes(data[start + 2 : start + 4], "big") :]
+
+
+def exif_rotated(orientation: int = 6) -> bytes:
+    """A JPEG that asks to be turned."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    return jpeg(exif=exif)
+
+
+def sixteen_bit() -> Image.Image:
+    """A 16-bit grey ramp over the whole range."""
+    return Image.fromarray(np.linspace(0, 65535, SIZE[0] * SIZE[1]).astype(np.uint16).reshape(SIZE[::-1]))
+
+
+def animated_gif() -> bytes:
+    """A GIF of three frames."""
+    return encoded(picture(0), "GIF", save_all=True, append_images=[picture(1), picture(2)])
+
+
+def with_alpha() -> bytes:
+    """An RGBA PNG, half of it transparent."""
+    image = picture().convert("RGBA")
+    image.putalpha(Image.linear_gradient("L").resize(SIZE))
+    return encoded(image, "PNG")
+
+
+GOOD: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "jpeg": ("jpg", jpeg),
+    "png": ("png", png),
+    "ppm": ("ppm", lambda: encoded(picture(), "PPM")),
+    "pgm": ("pgm", lambda: encoded(picture().convert("L"), "PPM")),
+    "bmp": ("bmp", lambda: encoded(picture(), "BMP")),
+    "tiff": ("tif", lambda: encoded(picture(), "TIFF")),
+    "webp": ("webp", lambda: encoded(picture(), "WEBP")),
+    "animated gif": ("gif", animated_gif),
+    "greyscale jpeg": ("jpg", lambda: encoded(picture().convert("L"), "JPEG")),
+    "progressive jpeg": ("jpg", lambda: jpeg(progressive=True)),
+    "exif rotated jpeg": ("jpg", exif_rotated),
+    "jpeg with a tail": ("jpg", lambda: jpeg() + b"appended by a camera"),
+    "16-bit png": ("png", lambda: encoded(sixteen_bit(), "PNG")),
+    "palette png": ("png", lambda: encoded(picture().quantize(16), "PNG")),
+    "png with alpha": ("png", with_alpha),
+    "1-bit png": ("png", lambda: encoded(picture().convert("1"), "PNG")),
+    "one pixel": ("png", lambda: encoded(Image.new("RGB", (1, 1), (200, 100, 50)), "PNG")),
+}
+"""Kept byte for byte, and not counted as fixed. Name -> (extension, maker)."""
+
+FIXED: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "cmyk jpeg": ("jpg", cmyk, "cmyk-to-rgb"),
+    "cmyk jpeg without a mark": ("jpg", lambda: cmyk(marked=False), "cmyk-to-rgb"),
+    "png named jpeg": ("JPEG", png, "renamed-png"),
+    "jpeg named png": ("png", jpeg, "renamed-jpg"),
+    "gif named jpg": ("jpg", animated_gif, "renamed-gif"),
+}
+"""Kept, put right and counted. Name -> (extension, maker, fix)."""
+
+BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
+    "empty": ("jpg", lambda: b"", "empty"),
+    "truncated jpeg": ("jpg", lambda: jpeg()[:-100], "truncated"),
+    "truncated progressive jpeg": ("jpg", lambda: jpeg(progressive=True)[:-60], "truncated"),
+    "jpeg without its last byte": ("jpg", lambda: jpeg()[:-1], "truncated"),
+    "jpeg with a zeroed tail": ("jpg", lambda: jpeg()[:-8] + bytes(8), "truncated"),
+    "truncated png": ("png", lambda: png()[: len(png()) // 2], "truncated"),
+    "png without its last byte": ("png", lambda: png()[:-1], "truncated"),
+    "truncated webp": ("webp", lambda: encoded(picture(), "WEBP")[:-5], "truncated"),
+    "truncated ppm": ("ppm", lambda: encoded(picture(), "PPM")[:-1], "truncated"),
+    "html": ("jpg", lambda: b"<!DOCTYPE html><title>404</title>", "HTML or XML instead of an image"),
+    "text": ("jpg", lambda: b"version https://git-lfs.github.com/spec/v1\n", "text instead of an image"),
+    "zeroed header": ("jpg", lambda: bytes(512) + jpeg()[512:], "zeroed header"),
+    "all zero": ("jpg", lambda: bytes(4096), "zeroed header"),
+    "bomb": ("png", bomb, "too many pixels"),
+    "text bomb": ("png", text_bomb, "decompression bomb"),
+    "profile bomb": ("png", lambda: text_bomb(b"iCCP"), "decompression bomb"),
+    "icon": ("jpg", lambda: b"\0\0\1\0" + bytes(range(1, 200)), "unsupported format"),
+    "broken png": ("png", lambda: png()[:60] + bytes(40) + png()[100:], "damaged"),
+}
+"""Quarantined. Name -> (extension, maker, reason)."""
+
+
+def make(name: str) -> tuple[str, bytes]:
+    """(extension by name, content) of one of the images above."""
+    extension, maker = {**GOOD, **FIXED, **BAD}[name][:2]
+    return extension, maker()
