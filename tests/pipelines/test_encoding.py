@@ -195,7 +195,7 @@ def test_every_good_image_can_be_stored_in_every_format(name, image_format):
     assert field == image_format
     if image_format != odd_images.GOOD[name][0]:
         assert image.mode in ("L", "RGB")
-        assert set(image.info) <= {"jfif", "jfif_version", "jfif_unit", "jfif_density"}
+        assert not {"exif", "xmp", "icc_profile", "comment", "dpi"} & set(image.info)
 
 
 @pytest.mark.parametrize(("name", "field"), [("animated gif", "png"), ("bmp", "png"), ("tiff", "png"), ("pgm", "pgm")])
