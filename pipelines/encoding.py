@@ -7,7 +7,8 @@ Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules
 the first frame; 16-bit samples keep their high byte; palettes are looked up; alpha is dropped, as readers do that
 ask for RGB; EXIF orientation is applied; the result is grey (L) or RGB. The shorter side becomes `resize_shorter`
 by Lanczos and the longer side keeps the aspect ratio; an image that is already that small is not enlarged, and not
-touched unless its format changes. JPEG is written with 4:2:0 subsampling, neither progressive nor optimised; PNG
+touched unless its format changes. Where images are resized, gif, bmp and tif become png and pbm becomes pgm, large or
+small, so that the field of a sample is known before its size. JPEG is written with 4:2:0 subsampling, neither progressive nor optimised; PNG
 with zlib level 6; WebP lossy, method 4. No metadata is written: no EXIF, no comment, no ICC profile.
 """
 
@@ -152,9 +153,9 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
 
 
 def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
-    """(field, content) as stored, for an image that `examine` found good; the bytes as they are if nothing is asked.
+    """(`stored_field`, content) for an image that `examine` found good; the bytes as they are if nothing is asked.
 
-    A format that can't be written in a reproducible way (gif, bmp, tif, pbm) becomes png (pbm: pgm) when resized.
+    Raises UndecodableImage for an image that `examine` would have refused with verify="decode".
     """
     field = stored_field(examined_field, options)
     if field == examined_field and fix != CMYK_TO_RGB and options.resize_shorter is None:
@@ -163,13 +164,14 @@ def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) ->
         size = _resized(image.size, options.resize_shorter)
         if field == examined_field and fix != CMYK_TO_RGB and size == image.size:
             return field, data
-        field = _REWRITTEN_AS.get(field, field)
         return field, _written(_pixels(image, size, examined_field), field, options.quality)
 
 
 def stored_field(examined_field: str, options: ImageOptions) -> str:
-    """The extension under which an image is stored that needs no resizing."""
-    return examined_field if options.image_format == "keep" else options.image_format
+    """The extension under which `encode` stores an image, whatever its size."""
+    if options.image_format != "keep":
+        return options.image_format
+    return examined_field if options.resize_shorter is None else _REWRITTEN_AS.get(examined_field, examined_field)
 
 
 def libraries() -> dict[str, str]:
