@@ -36,13 +36,18 @@ class SplitCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSummary:
-    """What the plan needs to know of a unit: counts by split, field names, fixes, a few reasons of rejects, a digest."""
+    """What the plan needs to know of a unit: counts by split, field names, fixes, a few reasons of rejects, a digest.
+
+    `max_label` is -1 where no sample has a label; `spooled` says whether the source made the bytes itself.
+    """
 
     unit: int
     splits: Mapping[str, SplitCount]
     fields: Mapping[str, Sequence[str]]
     fixes: Mapping[str, int]
     reasons: Sequence[str]
+    max_label: int
+    spooled: bool
     digest: str
 
 

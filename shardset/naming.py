@@ -10,8 +10,13 @@ from shardset.permutation import hash_text
 
 MANIFEST = "manifest.json"
 QUARANTINE = "quarantine.jsonl"
-PLAN = "plan/plan.json"
 PLAN_FOLDER = "plan/"
+BUILD = "plan/build.json"
+SURVEY = "plan/survey.jsonl"
+PLAN = "plan/plan.json"
+REJECTED = "plan/rejected.jsonl"
+UNITS = "plan/units/"
+RECORDS = "plan/done/"
 
 MAX_KEY_BYTES = 76
 MAX_FIELD_BYTES = 16
@@ -20,6 +25,7 @@ MAX_FIELD_BYTES = 16
 _KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
+_SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -59,6 +65,11 @@ def split_member(name: str) -> tuple[str, str]:
     return (name, "") if dot < 0 else (name[:dot], name[dot + 1 :])
 
 
+def is_shard_file(path: str) -> bool:
+    """Whether `path` is spelled like a shard or an index of ours."""
+    return _SHARD_FILE.fullmatch(path) is not None
+
+
 def shard_path(folder: str, split: str, number: int) -> str:
     """`train/train-000012.tar`: zero-padded, so that brace ranges such as {000000..000639} list a split."""
     return f"{folder}/{split}-{number:06d}.tar"
@@ -71,11 +82,11 @@ def index_path(shard: str) -> str:
 
 def unit_path(unit: int) -> str:
     """The durable index of one unit of raw input."""
-    return f"plan/units/{unit:07d}.arrow"
+    return f"{UNITS}{unit:07d}.arrow"
 
 
 def spool_path(unit: int) -> str:
-    """Where a unit that can't be range-read is spelled out byte by byte."""
+    """Where a unit that can't be range-read is laid out byte by byte."""
     return f"plan/spool/{unit:07d}.bin"
 
 
@@ -86,7 +97,7 @@ def references_path(split: str, number: int) -> str:
 
 def record_path(split: str, number: int) -> str:
     """The record of a finished shard, as it will stand in the manifest."""
-    return f"plan/done/{split}-{number:06d}.json"
+    return f"{RECORDS}{split}-{number:06d}.json"
 
 
 def check_relative(path: str, where: str) -> str:

@@ -67,7 +67,10 @@ def header(name: bytes, num_bytes: int) -> bytes:
 
 
 class TarBuilder:
-    """Turns samples into tar bytes as they come, and counts what the index and the manifest will say."""
+    """Turns samples into tar bytes as they come, and counts what the index and the manifest will say.
+
+    `fields` are those expected, in the order of the index's columns; others are added as they turn up.
+    """
 
     def __init__(self, fields: Sequence[str]) -> None:
         self.fields = list(fields)
@@ -90,8 +93,7 @@ class TarBuilder:
             crc = google_crc32c.extend(crc, bytes(content))
             self.num_bytes += BLOCK + size + -size % BLOCK
             self.num_content_bytes += size
-        if len(places) != len(self.fields):
-            raise ValueError(f"sample {sample.key} has fields {list(places)}, expected some of {self.fields}")
+        self.fields = list(places)
         self._rows.append((start, crc, sample.label, sample.source, sample.copy, sample.key.encode(), *places.values()))
         return self._count(b"".join(parts))
 
@@ -103,7 +105,9 @@ class TarBuilder:
     def index(self) -> np.ndarray:
         """One record a sample (see `index_dtype`)."""
         key_bytes = max((len(row[5]) for row in self._rows), default=1)
-        return np.array(self._rows, dtype=index_dtype(self.fields, key_bytes))
+        width = len(_HEAD) + 1 + len(self.fields)
+        rows = [row + ((0, 0),) * (width - len(row)) for row in self._rows]
+        return np.array(rows, dtype=index_dtype(self.fields, key_bytes))
 
     @property
     def crc32c(self) -> str:

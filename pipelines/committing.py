@@ -1,0 +1,109 @@
+"""The commit: every shard's record becomes one manifest, written last and at once."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from pipelines.encoding import ImageOptions, libraries
+from pipelines.job import Job, PlanFile, put
+from pipelines.planning import SplitPlan
+from pipelines.writing import ShardRecord
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ManifestError, NotFound, PreconditionFailed
+from shardset.manifest import Manifest, Provenance, Quarantine, Shard, Split
+from shardset.permutation import ORDER_VERSION
+from shardset.storage import ABSENT
+from shardset.version import __version__
+
+
+def commit(job: Job, plan: PlanFile, records: Iterable[ShardRecord]) -> Manifest | None:
+    """Publishes the manifest if all shards are finished; None if only some were asked for.
+
+    A set that this one replaces stays whole until the new manifest stands; then its files go.
+    """
+    found = {(record.split, record.number): record for record in records}
+    wanted = [(name, number) for name, split in plan.splits.items() for number in range(split.num_shards)]
+    if any(slot not in found for slot in wanted):
+        return None
+    manifest = make_manifest(job, plan, found)
+    put(job.output, naming.QUARANTINE, job.output.read(naming.REJECTED))
+    _publish(job, manifest)
+    if job.suffix:
+        _remove_replaced(job, manifest)
+    return manifest
+
+
+def make_manifest(job: Job, plan: PlanFile, records: dict[tuple[str, int], ShardRecord]) -> Manifest:
+    """The sealed manifest of a plan whose shards are all finished."""
+    config = job.config
+    encodes = plan.spooled or plan.fixes or config.image != ImageOptions(max_pixels=config.image.max_pixels)
+    return manifests.seal(
+        Manifest(
+            kind=manifests.KIND,
+            version=manifests.VERSION,
+            digest="",
+            plan_digest=plan.digest,
+            seed=config.seed,
+            order_version=ORDER_VERSION,
+            remainder=config.remainder,
+            classes=plan.classes,
+            splits={
+                name: _split(split, [records[name, number] for number in range(split.num_shards)])
+                for name, split in sorted(plan.splits.items())
+            },
+            quarantine=Quarantine(count=plan.num_rejected, path=naming.QUARANTINE),
+            fixes=plan.fixes,
+            provenance=Provenance(
+                tool=f"shardset {__version__}",
+                source=config.source,
+                source_digest=plan.source_digest,
+                options=config.what_decides_bytes(),
+                libraries=libraries() if encodes else {},
+                notes=plan.notes,
+            ),
+        )
+    )
+
+
+def _split(plan: SplitPlan, records: Sequence[ShardRecord]) -> Split:
+    return Split(
+        num_samples=plan.num_stored,
+        num_shards=plan.num_shards,
+        num_source_samples=plan.num_source,
+        num_dropped=plan.num_dropped,
+        num_repeats=plan.num_repeats,
+        num_content_bytes=sum(record.num_content_bytes for record in records),
+        fields=list(dict.fromkeys(field for record in records for field in record.fields)),
+        shards=_numbered([record.shard for record in records]),
+    )
+
+
+def _numbered(shards: Sequence[Shard]) -> list[Shard]:
+    first_id, numbered = 0, []
+    for shard in shards:
+        numbered.append(msgspec.structs.replace(shard, first_id=first_id))
+        first_id += shard.num_samples
+    return numbered
+
+
+def _publish(job: Job, manifest: Manifest) -> None:
+    data = manifests.to_json(manifest)
+    try:
+        condition = job.output.stat(naming.MANIFEST).generation if job.suffix else ABSENT
+    except NotFound:
+        condition = ABSENT
+    try:
+        put(job.output, naming.MANIFEST, data, if_generation=condition)
+    except PreconditionFailed as error:
+        raise ManifestError(
+            f"{job.output.url}/{naming.MANIFEST}: another manifest was written there meanwhile; two builds into one "
+            "place can't both win: choose another --output, or rerun with --overwrite"
+        ) from error
+
+
+def _remove_replaced(job: Job, manifest: Manifest) -> None:
+    keep = {path for split in manifest.splits.values() for shard in split.shards for path in (shard.path, shard.index.path)}
+    for found in list(job.output.list()):
+        if naming.is_shard_file(found.name) and found.name not in keep:
+            job.output.delete(found.name)

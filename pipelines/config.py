@@ -1,0 +1,67 @@
+"""What a build is asked to do, complete and checked before anything runs."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from pipelines.encoding import ImageOptions
+from pipelines.planning import Sizing
+from shardset.errors import ConfigError
+from shardset.manifest import Remainder
+
+Verify = Literal["decode", "header", "none"]
+Balance = Literal["none", "stratified"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildConfig:
+    """One build. `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split."""
+
+    source: str
+    input: str
+    output: str
+    num_shards: dict[str, int] = field(default_factory=dict)
+    samples_per_shard: dict[str, int] = field(default_factory=dict)
+    target_samples: dict[str, int] = field(default_factory=dict)
+    repeat: dict[str, int] = field(default_factory=dict)
+    remainder: Remainder = "spread"
+    balance: Balance = "none"
+    seed: int = 0
+    holdout: dict[str, float] = field(default_factory=dict)
+    verify: Verify = "decode"
+    on_bad: Literal["quarantine", "fail"] = "quarantine"
+    max_bad_fraction: float = 0.01
+    image: ImageOptions = field(default_factory=ImageOptions)
+    overwrite: bool = False
+    only_shards: frozenset[tuple[str, int]] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_bad_fraction <= 1:
+            raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
+        for split, share in self.holdout.items():
+            if not 0 < share < 1:
+                raise ConfigError(f"--holdout {split}={share}: expected a fraction between 0 and 1")
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")
+        self.sizing("")
+
+    def sizing(self, split: str) -> Sizing:
+        """What is asked of one split's size."""
+        return Sizing(
+            num_shards=_of(self.num_shards, split),
+            samples_per_shard=_of(self.samples_per_shard, split),
+            remainder=self.remainder,
+            repeat=_of(self.repeat, split) or 1,
+            target_samples=_of(self.target_samples, split),
+        )
+
+    def what_decides_bytes(self) -> dict[str, Any]:
+        """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""
+        options = asdict(self)
+        for name in ("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction"):
+            del options[name]
+        del options["image"]["max_pixels"]
+        return options
+
+
+def _of(numbers: dict[str, int], split: str) -> int | None:
+    return numbers.get(split, numbers.get(""))

@@ -1,0 +1,235 @@
+"""Indexes one unit: what it holds, what of it is bad, and where its bytes are."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+
+from pipelines import tables
+from pipelines.encoding import UndecodableImage, examine, stored_field
+from pipelines.job import Job, UnitLine, put, read_unit
+from pipelines.planning import SplitCount, UnitSummary
+from pipelines.reading import SPOOLED, fetch
+from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
+from shardset import naming
+from shardset.errors import NotFound, SourceError
+from shardset.permutation import hash_text
+from shardset.storage import Storage, Writer
+
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """A unit's summary and the 64-bit hashes of its wanted keys, in row order; `fresh` if it was indexed just now."""
+
+    summary: UnitSummary
+    key_hashes: np.ndarray
+    fresh: bool
+
+
+class UnitSpool:
+    """Takes bytes that can't be range-read from the input and lays them out in one object of the plan."""
+
+    def __init__(self, output: Storage, unit: int, stack: ExitStack) -> None:
+        self._open = lambda: stack.enter_context(output.writer(naming.spool_path(unit)))
+        self._writer: Writer | None = None
+        self._size = 0
+        self.recent: dict[Extent, bytes] = {}
+
+    def add(self, content: bytes) -> Extent:
+        """Where `content` will stand."""
+        if self._writer is None:
+            self._writer = self._open()
+        self._writer.write(content)
+        extent = Extent(SPOOL, "", self._size, len(content))
+        self._size += len(content)
+        self.recent[extent] = content
+        return extent
+
+
+def index_unit(job: Job, line: UnitLine) -> Indexed:
+    """Indexes a unit, or reads the index that an earlier try of the same build left."""
+    try:
+        table = tables.from_bytes(job.output.read(naming.unit_path(line.number)))
+        fresh = False
+    except NotFound:
+        table = _index(job, line)
+        put(job.output, naming.unit_path(line.number), tables.to_bytes(table))
+        fresh = True
+    hashes = np.array([hash_text(key, key=0) for key in table["key"].to_pylist()], dtype=np.uint64)
+    return Indexed(summarize(table, line.number), hashes, fresh)
+
+
+def summarize(table: pa.Table, unit: int) -> UnitSummary:
+    """The summary of a unit's table."""
+    rejected = tables.rejected_of(table)
+    bad = Counter(entry["split"] for entry in rejected)
+    splits = np.array(table["split"].to_pylist(), dtype=object)
+    labels = tables.numbers(table, "label")
+    sizes = np.array([_stored_bytes(fields) for fields in table["fields"].to_pylist()], dtype=np.int64)
+    counts, fields = {}, {}
+    for split in sorted({*splits.tolist(), *bad}):
+        mine = splits == split
+        values, numbers = np.unique(labels[mine], return_counts=True)
+        counts[split] = SplitCount(
+            num_samples=int(mine.sum()),
+            num_rejected=bad[split],
+            num_bytes=int(sizes[mine].sum()),
+            strata=dict(zip(values.tolist(), numbers.tolist(), strict=True)),
+        )
+        fields[split] = _field_names(table.filter(pa.array(mine)))
+    return UnitSummary(
+        unit=unit,
+        splits=counts,
+        fields=fields,
+        fixes=dict(sorted(Counter(fix for fix in table["fix"].to_pylist() if fix).items())),
+        reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:5]],
+        max_label=int(labels.max(initial=-1)),
+        spooled=_is_spooled(table),
+        digest=tables.digest_of(table),
+    )
+
+
+def _index(job: Job, line: UnitLine) -> pa.Table:
+    unit = read_unit(job.output, line)
+    rows: list[dict[str, Any]] = []
+    rejected: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        spool = UnitSpool(job.output, line.number, stack)
+        samples = job.source.index(unit, spool)
+        for batch in _batches(samples):
+            for found in _examine_batch(job, line.number, batch, spool.recent):
+                (rejected if "reason" in found else rows).append(found)
+            spool.recent.clear()
+    return tables.unit_table(rows, rejected)
+
+
+def _batches(samples: Iterable[Any]) -> Iterator[list[Any]]:
+    left = iter(samples)
+    while batch := list(islice(left, BATCH)):
+        yield batch
+
+
+def _examine_batch(
+    job: Job, unit: int, batch: list[RawSample | Rejected], recent: dict[Extent, bytes]
+) -> Iterator[dict[str, Any]]:
+    contents = fetch([_to_read(job, found) for found in batch], job.source.input, job.output)
+    for found, content in zip(batch, contents, strict=True):
+        if isinstance(found, Rejected):
+            yield _rejected(found, content[0] if content else b"")
+            continue
+        yield _row(job, unit, found, content[0] if content else _in_hand(found, recent))
+
+
+def _in_hand(sample: RawSample, recent: dict[Extent, bytes]) -> bytes | None:
+    content = sample.fields.get(sample.image)
+    return recent.get(content) if isinstance(content, Extent) else content
+
+
+def _to_read(job: Job, found: RawSample | Rejected) -> list[Extent]:
+    extent = found.extent if isinstance(found, Rejected) else found.fields.get(found.image)
+    if not isinstance(extent, Extent) or extent.object == SPOOL:
+        return []
+    if isinstance(found, RawSample) and job.config.verify == "none":
+        return []
+    return [extent]
+
+
+def _row(job: Job, unit: int, sample: RawSample, data: bytes | None) -> dict[str, Any]:
+    _check_sample(sample)
+    image, fix = sample.image, ""
+    if sample.image and data is not None:
+        try:
+            seen = examine(data, field=sample.image, verify=job.config.verify, options=job.config.image)
+        except UndecodableImage as error:
+            extent = sample.fields[sample.image]
+            return _rejected(
+                Rejected(
+                    name=sample.name,
+                    split=sample.split,
+                    reason=str(error),
+                    extent=extent if isinstance(extent, Extent) else None,
+                ),
+                data,
+            )
+        image, fix = seen.field, seen.fix
+    stored = stored_field(image, job.config.image) if image else ""
+    return {
+        "split": sample.split,
+        "name": sample.name,
+        "key": sample.key,
+        "label": sample.label,
+        "image": image,
+        "fix": fix,
+        "crc32c": google_crc32c.value(data) if data is not None else -1,
+        "fields": [
+            _field_row(stored if field == sample.image else field, content, unit) for field, content in _fields(sample)
+        ],
+    }
+
+
+def _fields(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
+    fields = list(sample.fields.items())
+    if sample.label >= 0 and "cls" not in sample.fields:
+        after = 1 + next((i for i, (field, _) in enumerate(fields) if field == sample.image), -1)
+        fields.insert(after, ("cls", str(sample.label).encode()))
+    return fields
+
+
+def _field_row(field: str, content: Extent | bytes, unit: int) -> dict[str, Any]:
+    if isinstance(content, Extent):
+        return {
+            "field": field,
+            "object": SPOOLED + naming.spool_path(unit) if content.object == SPOOL else content.object,
+            "generation": content.generation,
+            "offset": content.offset,
+            "num_bytes": content.num_bytes,
+            "data": None,
+        }
+    inline = dict.fromkeys(("object", "generation", "offset"))
+    return {"field": field, **inline, "num_bytes": len(content), "data": content}
+
+
+def _rejected(found: Rejected, data: bytes) -> dict[str, Any]:
+    extent = found.extent
+    return {
+        "name": found.name,
+        "split": found.split,
+        "reason": found.reason,
+        "object": extent.object if extent else None,
+        "offset": extent.offset if extent else None,
+        "num_bytes": extent.num_bytes if extent else None,
+        "sha256": hashlib.sha256(data).hexdigest() if extent else None,
+    }
+
+
+def _check_sample(sample: RawSample) -> None:
+    if not naming.is_split(sample.split):
+        raise SourceError(
+            f"{sample.name}: split {sample.split!r} can't name a folder; use letters, digits, - and _ (at most 40)"
+        )
+    for field in sample.fields:
+        if not naming.is_field(field):
+            raise SourceError(f"{sample.name}: field {field!r} can't be an extension; use lower-case letters and digits")
+
+
+def _stored_bytes(fields: list[dict[str, Any]]) -> int:
+    return sum(field["num_bytes"] for field in fields)
+
+
+def _field_names(table: pa.Table) -> list[str]:
+    fields = table["fields"].combine_chunks().flatten()
+    return list(dict.fromkeys(fields.field("field").to_pylist()))
+
+
+def _is_spooled(table: pa.Table) -> bool:
+    objects = table["fields"].combine_chunks().flatten().field("object").unique().to_pylist()
+    return any(name is not None and name.startswith(SPOOLED) for name in objects)

@@ -1,0 +1,129 @@
+"""A build as its workers see it: the configuration, the source, the output, and what the launching machine surveyed."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pipelines.config import BuildConfig
+from pipelines.planning import SplitPlan
+from pipelines.sources.base import Source, Survey, Unit
+from shardset import naming
+from shardset.errors import ConfigError, NotFound
+from shardset.manifest import ClassInfo
+from shardset.storage import Storage
+from shardset.version import __version__
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """Everything that a worker needs; pickles. `folders` maps nothing: a split's folder is its name plus `suffix`."""
+
+    config: BuildConfig
+    source: Source
+    output: Storage
+    suffix: str = ""
+
+    def folder(self, split: str) -> str:
+        """The folder of a split's shards."""
+        return split + self.suffix
+
+
+class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan/plan.json`: the arithmetic of every split and what the manifest repeats of the plan."""
+
+    digest: str
+    source_digest: str
+    classes: list[ClassInfo]
+    splits: dict[str, SplitPlan]
+    fixes: dict[str, int]
+    num_rejected: int
+    num_units: int
+    spooled: bool
+    notes: list[str]
+
+
+class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan/build.json`: what an unfinished build must agree with to be resumed."""
+
+    tool: str
+    options: dict[str, Any]
+    survey: str
+    num_units: int
+    suffix: str
+    classes: list[ClassInfo] | None
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitLine:
+    """Where the survey keeps one unit: its number and its bytes in `plan/survey.jsonl`."""
+
+    number: int
+    start: int
+    stop: int
+
+
+def survey_bytes(survey: Survey) -> tuple[bytes, list[UnitLine]]:
+    """The survey as JSON lines, and where each unit's line stands."""
+    lines = [json.dumps(unit, sort_keys=True, ensure_ascii=False).encode() + b"\n" for unit in survey.units]
+    places, start = [], 0
+    for number, line in enumerate(lines):
+        places.append(UnitLine(number, start, start + len(line)))
+        start += len(line)
+    return b"".join(lines), places
+
+
+def read_unit(output: Storage, line: UnitLine) -> Unit:
+    """One unit of the survey."""
+    return json.loads(output.read(naming.SURVEY, line.start, line.stop))
+
+
+def describe_build(config: BuildConfig, survey: Survey, data: bytes, suffix: str) -> BuildFile:
+    """What this build would write into `plan/build.json`."""
+    return BuildFile(
+        tool=f"shardset {__version__}",
+        options=json.loads(json.dumps(config.what_decides_bytes())),
+        survey=hashlib.sha256(data).hexdigest(),
+        num_units=len(survey.units),
+        suffix=suffix,
+        classes=survey.classes,
+        notes=list(survey.notes),
+    )
+
+
+def differences(old: BuildFile, new: BuildFile) -> list[str]:
+    """In which words two builds differ; the suffix is not one of them."""
+    found = [
+        f"{name} was {old.options.get(name)!r} and is {new.options.get(name)!r}"
+        for name in sorted({*old.options, *new.options})
+        if old.options.get(name) != new.options.get(name)
+    ]
+    if old.tool != new.tool:
+        found.append(f"it was begun by {old.tool}, this is {new.tool}")
+    if old.survey != new.survey:
+        found.append("the input is not the same (names, sizes or generations changed)")
+    return found
+
+
+def read_record(output: Storage, name: str, kind: type) -> Any:
+    """A JSON record of the plan as `kind`; None if it is not there; ConfigError if it is not readable."""
+    try:
+        data = output.read(name)
+    except NotFound:
+        return None
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"{output.url}/{name}: not readable ({error}); it was written by another version or damaged: "
+            "start over with --overwrite"
+        ) from error
+
+
+def put(output: Storage, name: str, data: bytes, *, if_generation: str | None = None) -> None:
+    """One whole object."""
+    with output.writer(name, if_generation=if_generation) as out:
+        out.write(data)

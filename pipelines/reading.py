@@ -1,0 +1,98 @@
+"""Raw bytes by extent, in order: coalesced, concurrent where that pays, pinned to the generation of the plan."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+
+from pipelines.sources.base import Extent
+from shardset.errors import ChangedInput, NotFound, PreconditionFailed
+from shardset.storage import Storage, open_file
+
+MAX_GAP = 4096
+MAX_READ = 8 * 2**20
+IN_FLIGHT = 32
+NUM_THREADS = 16
+
+SPOOLED = "spool:"
+"""Before the name of a plan's object, in an extent of bytes that a source gave to its spool."""
+
+
+def fetch(groups: Sequence[Sequence[Extent]], source: Storage, output: Storage) -> Iterator[list[bytes]]:
+    """For each group of extents (a sample's), their contents; neighbours in a group are read together.
+
+    Raises ChangedInput if an object is not the one that was planned any more.
+    """
+
+    def read_group(group: Sequence[Extent]) -> list[bytes]:
+        return _read_group(group, lambda extent: _place_of(extent, source, output))
+
+    if not any(storage.url.startswith("gs://") for storage in (source, output)):
+        yield from map(read_group, groups)
+        return
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        yield from _ahead(pool, read_group, groups)
+
+
+def _ahead(pool: ThreadPoolExecutor, read: Callable, groups: Sequence[Sequence[Extent]]) -> Iterator[list[bytes]]:
+    waiting: deque[Future[list[bytes]]] = deque()
+    left = iter(groups)
+    waiting.extend(pool.submit(read, group) for group in islice(left, IN_FLIGHT))
+    try:
+        while waiting:
+            yield waiting.popleft().result()
+            waiting.extend(pool.submit(read, group) for group in islice(left, 1))
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _place_of(extent: Extent, source: Storage, output: Storage) -> tuple[Storage, str, str | None]:
+    if extent.object.startswith(SPOOLED):
+        return output, extent.object.removeprefix(SPOOLED), None
+    if "://" in extent.object or extent.object.startswith("/"):
+        return (*open_file(extent.object), extent.generation)
+    return source, extent.object, extent.generation
+
+
+def _read_group(group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]) -> list[bytes]:
+    contents: dict[Extent, bytes] = {}
+    for run in _runs(sorted(set(group), key=lambda extent: (extent.object, extent.offset))):
+        storage, name, generation = place_of(run[0])
+        start, stop = run[0].offset, max(extent.offset + extent.num_bytes for extent in run)
+        try:
+            data = storage.read(name, start, stop, generation=generation) if stop > start else b""
+        except (NotFound, PreconditionFailed) as error:
+            raise ChangedInput(
+                f"{storage.url}/{name}: not the object that was planned ({error}); "
+                "restore it, or plan again with --overwrite"
+            ) from error
+        for extent in run:
+            contents[extent] = data[extent.offset - start : extent.offset - start + extent.num_bytes]
+            if len(contents[extent]) != extent.num_bytes:
+                raise ChangedInput(
+                    f"{storage.url}/{name}: {len(contents[extent])} bytes at {extent.offset}, planned were "
+                    f"{extent.num_bytes}; restore it, or plan again with --overwrite"
+                )
+    return [contents[extent] for extent in group]
+
+
+def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
+    run: list[Extent] = []
+    for extent in extents:
+        if run and not _adjoins(run, extent):
+            yield run
+            run = []
+        run.append(extent)
+    if run:
+        yield run
+
+
+def _adjoins(run: Sequence[Extent], extent: Extent) -> bool:
+    first, last = run[0], run[-1]
+    same = (extent.object, extent.generation) == (last.object, last.generation)
+    return (
+        same
+        and extent.offset - (last.offset + last.num_bytes) <= MAX_GAP
+        and extent.offset + extent.num_bytes - first.offset <= MAX_READ
+    )

@@ -1,0 +1,97 @@
+"""The durable tables of a plan, as Arrow IPC files: one row a raw sample, later one row a stored sample.
+
+A unit's table lists what the unit holds; a shard's table (its references) lists what stands at which position and
+where its bytes are.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_EXTENT = pa.struct(
+    [
+        ("field", pa.string()),
+        ("object", pa.string()),
+        ("generation", pa.string()),
+        ("offset", pa.int64()),
+        ("num_bytes", pa.int64()),
+        ("data", pa.binary()),
+    ]
+)
+UNIT = pa.schema(
+    [
+        ("split", pa.string()),
+        ("name", pa.string()),
+        ("key", pa.string()),
+        ("label", pa.int64()),
+        ("image", pa.string()),
+        ("fix", pa.string()),
+        ("crc32c", pa.int64()),
+        ("fields", pa.list_(_EXTENT)),
+    ]
+)
+"""`image` is the field whose content is examined ("" if none), `fix` what is mended in it when it is written, `crc32c`
+that of the image's raw bytes (-1 if they were not read). `data` holds small contents; otherwise the extent says where."""
+
+PLACED = [("source", pa.int64()), ("copy", pa.int32()), ("shard", pa.int32()), ("rank", pa.uint64())]
+
+_REJECTED = b"rejected"
+_DIGESTED = ["split", "name", "key", "label", "image", "fix"]
+
+
+def to_bytes(table: pa.Table) -> bytes:
+    """A table as the bytes of a compressed Arrow IPC file."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def from_bytes(data: bytes) -> pa.Table:
+    """The inverse of `to_bytes`."""
+    return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+
+
+def unit_table(rows: Sequence[dict[str, Any]], rejected: Sequence[dict[str, Any]]) -> pa.Table:
+    """The table of a unit; what was rejected travels in its metadata."""
+    table = pa.Table.from_pylist(list(rows), schema=UNIT)
+    return table.replace_schema_metadata({_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()})
+
+
+def rejected_of(table: pa.Table) -> list[dict[str, Any]]:
+    """What `unit_table` was given as rejected."""
+    return json.loads((table.schema.metadata or {})[_REJECTED])
+
+
+def digest_of(table: pa.Table) -> str:
+    """SHA-256 over what the table says of the samples, not over where their bytes happen to be."""
+    hasher = hashlib.sha256()
+    for column in _DIGESTED:
+        hasher.update(json.dumps([column, table[column].to_pylist()]).encode())
+    fields = table["fields"].combine_chunks().flatten()
+    for column in ("field", "num_bytes"):
+        hasher.update(json.dumps([column, pc.struct_field(fields, column).to_pylist()]).encode())
+    for data in pc.struct_field(fields, "data"):
+        hasher.update(data.as_py() or b"")
+    return hasher.hexdigest()
+
+
+def place_rows(
+    table: pa.Table, keys: Sequence[str], row: np.ndarray, columns: dict[str, np.ndarray]
+) -> pa.Table:
+    """The rows `row` of a unit's table with their final `keys` and the columns of PLACED."""
+    taken = table.replace_schema_metadata(None).take(pa.array(row))
+    taken = taken.set_column(taken.schema.get_field_index("key"), "key", pa.array(keys, pa.string()))
+    for name, dtype in PLACED:
+        taken = taken.append_column(name, pa.array(columns[name], dtype))
+    return taken
+
+
+def numbers(table: pa.Table, column: str) -> np.ndarray:
+    """A column without nulls as a NumPy array."""
+    return table[column].to_numpy()

@@ -1,0 +1,129 @@
+"""Thin Beam shells around indexing, assigning, writing and committing."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.metrics import Metrics
+
+from pipelines import tables
+from pipelines.assigning import assign_unit, find_twins, make_plan, plan_shards
+from pipelines.committing import commit
+from pipelines.indexing import index_unit
+from pipelines.job import BuildFile, Job, PlanFile, UnitLine
+from pipelines.planning import UnitSummary
+from pipelines.writing import ShardRecord, write_shard
+
+MAX_BUCKETS = 1024
+_UNITS_PER_BUCKET = 8
+
+
+def num_buckets(num_units: int) -> int:
+    """How many buckets the keys' hashes are grouped in to find those that are wanted twice."""
+    return max(1, min(MAX_BUCKETS, num_units // _UNITS_PER_BUCKET))
+
+
+class IndexUnit(beam.DoFn):
+    """UnitLine -> UnitSummary; tagged `keys`: (bucket, (unit, array [n, 2] of (key hash, row)))."""
+
+    def __init__(self, job: Job, buckets: int) -> None:
+        self._job, self._buckets = job, buckets
+
+    def process(self, element: UnitLine) -> Iterator[Any]:
+        indexed = index_unit(self._job, element)
+        _count_indexed(indexed.summary)
+        hashes = indexed.key_hashes
+        pairs = np.stack([hashes, np.arange(len(hashes), dtype=np.uint64)], axis=1)
+        bucket = (hashes % np.uint64(self._buckets)).astype(int)
+        for number in np.unique(bucket).tolist():
+            yield beam.pvalue.TaggedOutput("keys", (number, (element.number, pairs[bucket == number])))
+        yield indexed.summary
+
+
+class FindTwins(beam.DoFn):
+    """(bucket, parts) -> (unit, {row: how many hold its key before it})."""
+
+    def process(self, element: tuple[int, Iterable[tuple[int, np.ndarray]]]) -> Iterator[tuple[int, dict[int, int]]]:
+        yield from find_twins(element[1]).items()
+
+
+class MakePlan(beam.DoFn):
+    """All summaries -> PlanFile; tagged `starts`: (unit, where its samples start)."""
+
+    def __init__(self, job: Job, build: BuildFile) -> None:
+        self._job, self._build = job, build
+
+    def process(self, element: None, summaries: list[UnitSummary]) -> Iterator[Any]:
+        plan, starts = make_plan(self._job, self._build, summaries)
+        for unit, start in enumerate(starts):
+            yield beam.pvalue.TaggedOutput("starts", (unit, start))
+        yield plan
+
+
+class AssignUnit(beam.DoFn):
+    """(unit, its starts and twins) -> ((split, group), references as Arrow bytes)."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterator[tuple[tuple[str, int], bytes]]:
+        unit, found = element
+        (starts,) = found["starts"]
+        twins = {row: number for part in found["twins"] for row, number in part.items()}
+        for group, table in assign_unit(self._job, plan, unit, starts, twins):
+            yield group, tables.to_bytes(table)
+
+
+class PlanShards(beam.DoFn):
+    """((split, group), references) -> (split, shard) for each shard of the group, its references written."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def process(
+        self, element: tuple[tuple[str, int], Iterable[bytes]], plan: PlanFile
+    ) -> Iterator[tuple[str, int]]:
+        (split, _), parts = element
+        for number in plan_shards(self._job, plan.splits[split], map(tables.from_bytes, parts)):
+            yield split, number
+
+
+class WriteShard(beam.DoFn):
+    """(split, shard) -> ShardRecord."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[ShardRecord]:
+        split, number = element
+        record, written = write_shard(self._job, plan.digest, plan.splits[split], number, len(plan.classes))
+        _count_written(record, written)
+        yield record
+
+
+class Commit(beam.DoFn):
+    """All records -> the manifest's digest, if all shards are finished."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def process(self, element: None, records: list[ShardRecord], plan: PlanFile) -> Iterator[str]:
+        manifest = commit(self._job, plan, records)
+        if manifest:
+            yield manifest.digest
+
+
+def _count_indexed(summary: UnitSummary) -> None:
+    for count in summary.splits.values():
+        Metrics.counter("shardset", "samples_indexed").inc(count.num_samples)
+        Metrics.counter("shardset", "samples_quarantined").inc(count.num_rejected)
+    for fix, number in summary.fixes.items():
+        Metrics.counter("shardset", f"fixed_{fix}").inc(number)
+
+
+def _count_written(record: ShardRecord, written: bool) -> None:
+    Metrics.counter("shardset", "shards_written" if written else "shards_skipped").inc()
+    if written:
+        Metrics.counter("shardset", "samples_written").inc(record.shard.num_samples)
+        Metrics.counter("shardset", "bytes_written").inc(record.shard.num_bytes)

@@ -1,0 +1,144 @@
+"""Writes one shard: a pure function of the plan and the raw bytes that it names."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import google_crc32c
+import msgspec
+
+from pipelines import tables
+from pipelines.encoding import encode, stored_field
+from pipelines.job import Job, put, read_record
+from pipelines.planning import SplitPlan
+from pipelines.reading import fetch
+from pipelines.sources.base import Extent
+from shardset import naming
+from shardset.errors import ChangedInput, NotFound
+from shardset.manifest import IndexFile, Shard
+from shardset.storage import ABSENT, Storage
+from shardset.tarindex import StoredSample, TarBuilder, crc32c_text, index_to_bytes
+
+
+class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """`plan/done/...`: a finished shard. Its `first_id` is 0 here; the commit counts it."""
+
+    split: str
+    number: int
+    plan_digest: str
+    num_content_bytes: int
+    fields: list[str]
+    shard: Shard
+
+
+def write_shard(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int) -> tuple[ShardRecord, bool]:
+    """The record of a shard, and whether it was written now (False: an earlier try had finished it)."""
+    name = naming.record_path(plan.name, number)
+    old = read_record(job.output, name, ShardRecord)
+    if old and old.plan_digest == plan_digest and _stands(job.output, old.shard):
+        return old, False
+    if old:
+        # What is not what its record says is replaced; the record goes first, so that a kill here only costs a retry.
+        job.output.delete(name)
+    record = _write(job, plan_digest, plan, number, num_classes, replace=old is not None)
+    put(job.output, name, msgspec.json.encode(record))
+    return record, True
+
+
+def _write(
+    job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int, *, replace: bool
+) -> ShardRecord:
+    path = naming.shard_path(job.folder(plan.name), plan.name, number)
+    builder = TarBuilder(plan.fields)
+    counts = [0] * num_classes
+    condition = None if replace else ABSENT
+    with job.output.writer(path, if_generation=condition) as out:
+        for sample in _samples(job, plan.name, number):
+            if sample.label >= 0:
+                counts[sample.label] += 1
+            out.write(builder.add(sample))
+        out.write(builder.finish())
+    index = index_to_bytes(builder.index())
+    put(job.output, naming.index_path(path), index, if_generation=condition)
+    return ShardRecord(
+        split=plan.name,
+        number=number,
+        plan_digest=plan_digest,
+        num_content_bytes=builder.num_content_bytes,
+        fields=builder.fields,
+        shard=Shard(
+            path=path,
+            num_samples=plan.shard_size(number),
+            num_bytes=builder.num_bytes,
+            crc32c=builder.crc32c,
+            sha256=builder.sha256,
+            first_id=0,
+            index=IndexFile(
+                path=naming.index_path(path), num_bytes=len(index), crc32c=crc32c_text(google_crc32c.value(index))
+            ),
+            class_counts=counts,
+        ),
+    )
+
+
+def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
+    table = tables.from_bytes(job.output.read(naming.references_path(split, number)))
+    rows = table.to_pylist()
+    wanted = [[_extent(field) for field in row["fields"] if field["data"] is None] for row in rows]
+    contents = fetch(wanted, job.source.input, job.output)
+    for row, content in zip(rows, contents, strict=True):
+        yield _stored(job, row, content)
+
+
+def _stored(job: Job, row: dict[str, Any], content: list[bytes]) -> StoredSample:
+    left = iter(content)
+    image = stored_field(row["image"], job.config.image) if row["image"] else ""
+    fields = []
+    for field in row["fields"]:
+        data = next(left) if field["data"] is None else field["data"]
+        if field["field"] == image:
+            _check_unchanged(row, data)
+            fields.append(encode(data, row["image"], row["fix"], job.config.image))
+        else:
+            fields.append((field["field"], data))
+    return StoredSample(
+        key=row["key"], fields=fields, label=row["label"], source=row["source"], copy=row["copy"]
+    )
+
+
+def _check_unchanged(row: dict[str, Any], data: bytes) -> None:
+    if row["crc32c"] >= 0 and google_crc32c.value(data) != row["crc32c"]:
+        raise ChangedInput(
+            f"{row['name']}: its bytes changed since it was planned; restore it, or plan again with --overwrite"
+        )
+
+
+def _stands(output: Storage, shard: Shard) -> bool:
+    return all(
+        _has(output, path, num_bytes, crc32c)
+        for path, num_bytes, crc32c in (
+            (shard.path, shard.num_bytes, shard.crc32c),
+            (shard.index.path, shard.index.num_bytes, shard.index.crc32c),
+        )
+    )
+
+
+def _has(output: Storage, path: str, num_bytes: int, crc32c: str) -> bool:
+    try:
+        found = output.stat(path)
+    except NotFound:
+        return False
+    if found.num_bytes != num_bytes:
+        return False
+    known = found.crc32c or _crc32c(output, path, num_bytes)
+    return known == crc32c
+
+
+def _crc32c(storage: Storage, path: str, num_bytes: int) -> str:
+    crc, step = 0, 8 * 2**20
+    for start in range(0, num_bytes, step):
+        crc = google_crc32c.extend(crc, storage.read(path, start, min(start + step, num_bytes)))
+    return crc32c_text(crc)
+
+
+def _extent(field: dict[str, Any]) -> Extent:
+    return Extent(field["object"], field["generation"], field["offset"], field["num_bytes"])
