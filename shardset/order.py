@@ -1,0 +1,449 @@
+"""The epoch order: (epoch, step, replica) -> sample ids, weights and the reads that bring them.
+
+Pure integers, one function of (shard sizes, quarantined ids, seed, epoch, L, q, w); how many replicas, hosts or
+threads read is no part of it. `docs/order.md` explains it with a picture. The numbers are fixed by the vectors in
+`tests/shardset/test_order.py`; changing any of them raises `permutation.ORDER_VERSION`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from shardset.errors import ConfigError
+from shardset.permutation import ORDER_VERSION, hash64
+
+MAX_DEFAULT_LANES = 256
+DEFAULT_WINDOW = 256
+READ_BYTES = 4 << 20
+MAX_STATE_BYTES = 4096
+
+_PHASE, _BLOCK, _SHUFFLE = 1, 2, 3
+"""The `purpose` word of the hash. 4 belongs to the choices made per slot (crop, flip), see `slot_key`."""
+_SLOT = 4
+
+_BLOCKS_AT_ONCE = 1 << 18
+_BLOCKS_PER_BUCKET_BITS = 8
+_MAX_BUCKET_BITS = 16
+_LAST = np.uint64((1 << 64) - 1)
+_HIGH = np.uint64(32)
+
+LastBatch = Literal["pad", "drop"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Consecutive slots of a global batch, lane-major.
+
+    `ids` int64 [n]; `weights` float32 [n], 0 where the slot repeats a sample only to keep the shape; `lanes` and
+    `rows` int64 [n]: where the slot stands in the epoch, whatever the world size.
+    """
+
+    ids: np.ndarray
+    weights: np.ndarray
+    lanes: np.ndarray
+    rows: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What a range of the line reads, one ranged read per row: positions [start, stop) of a shard, int64 [n] each.
+
+    `first` is where each piece begins in the line; `num_samples` is `stop - start` without quarantined samples.
+    """
+
+    shard: np.ndarray
+    start: np.ndarray
+    stop: np.ndarray
+    first: np.ndarray
+    num_samples: np.ndarray
+
+
+def default_block_size(mean_bytes: float) -> int:
+    """q: as many samples as make a read of about 4 MiB, from 8 to 512."""
+    return int(min(512, max(8, READ_BYTES // max(1.0, mean_bytes))))
+
+
+def default_lanes(global_batch_size: int) -> int:
+    """L: the largest divisor of the global batch size that is at most 256."""
+    divisors = (lanes for lanes in range(min(global_batch_size, MAX_DEFAULT_LANES), 0, -1))
+    return next(lanes for lanes in divisors if global_batch_size % lanes == 0)
+
+
+def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int) -> int:
+    """w: 256, or what remains of `budget_bytes` when one reader holds `num_lanes * (w + q)` samples; at least 0."""
+    rows = int(budget_bytes / max(1.0, mean_bytes)) // num_lanes
+    return max(0, min(DEFAULT_WINDOW, rows - block_size))
+
+
+def held_bytes(mean_bytes: float, *, num_lanes: int, block_size: int, window: int) -> int:
+    """About how many raw bytes the readers of `num_lanes` lanes hold at a time."""
+    return int(num_lanes * (block_size + window) * mean_bytes)
+
+
+def quarantine_digest(ids: Iterable[int]) -> str:
+    """SHA-256 over the sorted ids, eight little-endian bytes each."""
+    return hashlib.sha256(np.array(sorted(set(ids)), dtype="<i8").tobytes()).hexdigest()
+
+
+def slot_key(seed: int, epoch: int, rows: np.ndarray, lanes: np.ndarray, draw: np.ndarray | int) -> np.ndarray:
+    """64 keyed random bits for draw number `draw` of each slot; uint64, of the broadcast shape."""
+    return hash64(seed, epoch, _SLOT, rows, lanes, draw)
+
+
+class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a run needs to go on at a row: the same on every replica, about 300 bytes of JSON."""
+
+    version: int
+    manifest: str
+    quarantine: str
+    seed: int | None
+    epoch: int
+    row: int
+    num_lanes: int = msgspec.field(name="L")
+    block_size: int = msgspec.field(name="q")
+    window: int = msgspec.field(name="w")
+
+    def to_json(self) -> str:
+        """One line of JSON; `state_from_json` gives the same state back."""
+        return msgspec.json.encode(self).decode("ascii")
+
+
+def state_from_json(text: str | bytes) -> OrderState:
+    """A state from `OrderState.to_json`; raises ConfigError if it is anything else."""
+    if len(text) > MAX_STATE_BYTES:
+        raise ConfigError(
+            f"the order state is {len(text)} bytes, expected at most {MAX_STATE_BYTES}; it is not a state"
+        )
+    try:
+        return msgspec.json.decode(text, type=OrderState)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise ConfigError(f"the order state can't be read ({error}); resume from another checkpoint") from error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Order:
+    """The order of every epoch over one split.
+
+    `seed=None` is the stored order, for evaluation; `window` must be 0 then, because nothing moves. Raises
+    ConfigError where the numbers can't make an order.
+    """
+
+    shard_sizes: Sequence[int]
+    seed: int | None
+    global_batch_size: int
+    num_lanes: int
+    block_size: int
+    window: int
+    quarantined: Sequence[int] = ()
+    last_batch: LastBatch = "pad"
+    _lines: dict[int, "_Line"] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_lines": {}}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+
+    @cached_property
+    def first_ids(self) -> np.ndarray:
+        """int64 [num_shards + 1]: the id of each shard's first sample, and the end."""
+        return np.concatenate([[0], np.cumsum(np.asarray(self.shard_sizes, dtype=np.int64))])
+
+    @cached_property
+    def bad_ids(self) -> np.ndarray:
+        """int64, sorted: the quarantined ids."""
+        return np.unique(np.asarray(self.quarantined, dtype=np.int64))
+
+    @property
+    def num_samples(self) -> int:
+        """N: the samples of an epoch."""
+        return int(self.first_ids[-1]) - len(self.bad_ids)
+
+    @property
+    def items(self) -> int:
+        """k: the slots of one lane in one global batch."""
+        return self.global_batch_size // self.num_lanes
+
+    @property
+    def num_rows(self) -> int:
+        """R: the rows of an epoch; the last may miss samples in some lanes."""
+        return -(-self.num_samples // self.num_lanes)
+
+    @property
+    def num_batches(self) -> int:
+        """The global batches of an epoch, all of the same size."""
+        if self.last_batch == "drop":
+            return self.num_samples // self.num_lanes // self.items
+        return -(-self.num_rows // self.items)
+
+    def lane_starts(self, lanes: np.ndarray) -> np.ndarray:
+        """Where lanes begin in the line; lane `num_lanes` begins at its end."""
+        return self.num_samples * np.asarray(lanes, dtype=np.int64) // self.num_lanes
+
+    def positions(self, epoch: int, lanes: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows [start, stop) of some lanes: positions in the line, and whether a sample is there.
+
+        int64 and bool, [len(lanes), stop - start]. Where none is there the position is the lane's last output (of an
+        empty lane a neighbour's sample). Costs O(len(lanes) * (stop - start + 2 * window)).
+        """
+        lanes = np.asarray(lanes, dtype=np.int64)[:, None]
+        begin = self.lane_starts(lanes)
+        length = self.lane_starts(lanes + 1) - begin
+        rows = np.arange(start, stop, dtype=np.int64)[None, :]
+        wanted = np.clip(rows, 0, length - 1)
+        return np.minimum(begin + self._moved(epoch, lanes, length, wanted), self.num_samples - 1), rows < length
+
+    def _moved(self, epoch: int, lanes: np.ndarray, length: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        if self.window == 0 or wanted.size == 0 or wanted.max() < 0:
+            return np.maximum(wanted, 0)
+        low = max(0, int(wanted.min()) - self.window)
+        high = min(int(length.max()), int(wanted.max()) + 1 + self.window)
+        places = np.arange(low, high, dtype=np.int64)[None, :]
+        keys = _shuffle_keys(hash64(self.seed, epoch, _SHUFFLE, lanes, places), places, self.window)
+        order = np.argsort(np.where(places < length, keys, _LAST), axis=1, kind="stable")
+        return low + np.take_along_axis(order, np.maximum(wanted, low) - low, axis=1)
+
+    def ids(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        """The ids at some positions of the line; int64, of the same shape."""
+        return self._line(epoch).ids(positions)
+
+    def pieces(self, epoch: int, start: int, stop: int) -> Pieces:
+        """The ranged reads behind the positions [start, stop) of the line, in line order."""
+        return self._line(epoch).pieces(start, stop)
+
+    def slots(self, epoch: int, step: int, start: int, stop: int) -> Slots:
+        """The slots [start, stop) of global batch number `step`."""
+        numbers = np.arange(start, stop, dtype=np.int64)
+        lanes = np.arange(start // self.items, -(-stop // self.items), dtype=np.int64)
+        first = step * self.items
+        positions, there = self.positions(epoch, lanes, first, first + self.items)
+        chosen = numbers - lanes[0] * self.items if len(lanes) else numbers
+        ids = self.ids(epoch, positions.ravel()[chosen])
+        return Slots(ids, there.ravel()[chosen].astype(np.float32), numbers // self.items, first + numbers % self.items)
+
+    def batch(self, epoch: int, step: int) -> Slots:
+        """All slots of global batch number `step`, 0 <= step < num_batches."""
+        return self.slots(epoch, step, 0, self.global_batch_size)
+
+    def rank_slots(self, epoch: int, step: int, rank: int, world_size: int) -> Slots:
+        """The slots of one replica or host; `check_world` says which world sizes there are."""
+        size = self.global_batch_size // world_size
+        return self.slots(epoch, step, rank * size, (rank + 1) * size)
+
+    def rank_lanes(self, rank: int, world_size: int) -> range:
+        """The lanes from which a replica has slots; it shares the outer ones if world_size does not divide L."""
+        size = self.global_batch_size // world_size
+        return range(rank * size // self.items, -(-(rank + 1) * size // self.items))
+
+    def state(self, epoch: int, step: int, manifest_digest: str) -> OrderState:
+        """The state before step `step` of an epoch, from the trainer's own step."""
+        return OrderState(
+            version=ORDER_VERSION,
+            manifest=manifest_digest,
+            quarantine=quarantine_digest(self.quarantined),
+            seed=self.seed,
+            epoch=epoch,
+            row=step * self.items,
+            num_lanes=self.num_lanes,
+            block_size=self.block_size,
+            window=self.window,
+        )
+
+    def resume(self, state: OrderState, manifest_digest: str) -> tuple[int, int]:
+        """(epoch, step) at which this order goes on from `state`; raises ConfigError naming what differs."""
+        _refuse_difference(self.state(state.epoch, 0, manifest_digest), state)
+        step, rest = divmod(state.row, self.items)
+        if rest:
+            raise ConfigError(
+                f"row {state.row} is inside a batch of {self.items} rows; a global batch size of {self.num_lanes} "
+                f"times a divisor of {state.row} goes on there"
+            )
+        return (state.epoch, step) if step < self.num_batches else (state.epoch + 1, 0)
+
+    def _line(self, epoch: int) -> "_Line":
+        if epoch not in self._lines:
+            self._lines[epoch] = _Line(self, epoch)
+            for other in sorted(self._lines, key=lambda known: abs(known - epoch))[2:]:
+                self._lines.pop(other, None)
+        return self._lines[epoch]
+
+
+def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
+    """Raises ConfigError unless `world_size` divides the global batch size and `rank` is in [0, world_size)."""
+    if world_size < 1 or global_batch_size % world_size:
+        fits = [size for size in range(1, global_batch_size + 1) if global_batch_size % size == 0]
+        near = sorted(sorted(fits, key=lambda size: abs(size - world_size))[:4])
+        raise ConfigError(
+            f"a global batch of {global_batch_size} does not divide over {world_size} replicas; "
+            f"use {', '.join(map(str, near))} replicas, or a global batch size that is a multiple of {world_size}"
+        )
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}; give each replica its own")
+
+
+class _Line:
+    """The blocks of one epoch in their order, found without sorting all of them.
+
+    Blocks are put into buckets by the top bits of their hash in linear time; a bucket is sorted when a position in
+    it is asked for.
+    """
+
+    def __init__(self, order: Order, epoch: int) -> None:
+        self.order = order
+        self.shuffled = order.seed is not None
+        shards = np.arange(len(order.shard_sizes), dtype=np.int64)
+        self.phases = self._phases(epoch, shards)
+        sizes = np.diff(order.first_ids)
+        self.first_blocks = np.concatenate([[0], np.cumsum(-(-(sizes + self.phases) // order.block_size))])
+        num_blocks = int(self.first_blocks[-1])
+        self.hashes = np.arange(num_blocks, dtype=np.uint64)
+        if self.shuffled:
+            self._hash_blocks(epoch)
+        bits = min(_MAX_BUCKET_BITS, max(0, num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
+        span = 64 if self.shuffled else max(1, num_blocks.bit_length())
+        self.shift = np.uint64(max(0, span - bits))
+        self._fill_buckets(1 << bits)
+
+    def _phases(self, epoch: int, shards: np.ndarray) -> np.ndarray:
+        if not self.shuffled:
+            return np.zeros(len(shards), dtype=np.int64)
+        size = np.uint64(self.order.block_size)
+        return (hash64(self.order.seed, epoch, _PHASE, shards) % size).astype(np.int64)
+
+    def _hash_blocks(self, epoch: int) -> None:
+        for start, stop in self._chunks():
+            shard, block = self._place(np.arange(start, stop, dtype=np.int64))
+            self.hashes[start:stop] = hash64(self.order.seed, epoch, _BLOCK, shard, block)
+
+    def _fill_buckets(self, num_buckets: int) -> None:
+        counts = np.zeros(num_buckets)
+        buckets = np.empty(len(self.hashes), dtype=np.uint16)
+        for start, stop in self._chunks():
+            buckets[start:stop] = self._bucket_of(self.hashes[start:stop])
+            sizes = self._sizes(np.arange(start, stop, dtype=np.int64))
+            counts += np.bincount(buckets[start:stop], weights=sizes, minlength=num_buckets)
+        self.blocks = np.argsort(buckets, kind="stable")
+        self.bucket_samples = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
+        self.bucket_blocks = np.concatenate([[0], np.cumsum(np.bincount(buckets, minlength=num_buckets))])
+
+    def _chunks(self) -> Iterable[tuple[int, int]]:
+        last = len(self.hashes)
+        return ((start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE))
+
+    def _bucket_of(self, hashes: np.ndarray) -> np.ndarray:
+        return hashes >> self.shift if self.shift < 64 else np.zeros_like(hashes)
+
+    def _place(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        shard = _owner(self.first_blocks, blocks)
+        return shard, blocks - self.first_blocks[shard]
+
+    def _ranges(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First and last + 1 id of some blocks, quarantined ones included."""
+        shard, block = self._place(blocks)
+        low, high = self.order.first_ids[shard], self.order.first_ids[shard + 1]
+        start = low + block * self.order.block_size - self.phases[shard]
+        return np.maximum(start, low), np.minimum(start + self.order.block_size, high)
+
+    def _sizes(self, blocks: np.ndarray) -> np.ndarray:
+        start, stop = self._ranges(blocks)
+        return self._line_number(stop) - self._line_number(start)
+
+    def _line_number(self, ids: np.ndarray) -> np.ndarray:
+        """How many samples that are not quarantined stand before an id."""
+        bad = self.order.bad_ids
+        return ids - np.searchsorted(bad, ids) if len(bad) else ids
+
+    def _id_of(self, numbers: np.ndarray) -> np.ndarray:
+        """The inverse of `_line_number`."""
+        bad = self.order.bad_ids
+        return numbers + np.searchsorted(bad - np.arange(len(bad)), numbers, side="right") if len(bad) else numbers
+
+    def _sorted(self, buckets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The blocks of some buckets (ascending) in line order, and where each begins in the line."""
+        counts = self.bucket_blocks[buckets + 1] - self.bucket_blocks[buckets]
+        jumps = np.repeat(self.bucket_blocks[buckets] - (np.cumsum(counts) - counts), counts)
+        blocks = self.blocks[np.arange(len(jumps)) + jumps]
+        blocks = blocks[np.argsort(self.hashes[blocks], kind="stable")]
+        sizes = self._sizes(blocks)
+        ends = np.cumsum(sizes)
+        samples = self.bucket_samples[buckets + 1] - self.bucket_samples[buckets]
+        base = np.repeat(self.bucket_samples[buckets] - (np.cumsum(samples) - samples), counts)
+        return blocks, ends - sizes + base
+
+    def ids(self, positions: np.ndarray) -> np.ndarray:
+        positions = np.asarray(positions, dtype=np.int64)
+        if positions.size == 0:
+            return positions
+        blocks, starts = self._sorted(np.unique(_owner(self.bucket_samples, positions)))
+        found = _owner(starts, positions)
+        first = self._line_number(self._ranges(blocks)[0])
+        return self._id_of(first[found] + positions - starts[found])
+
+    def pieces(self, start: int, stop: int) -> Pieces:
+        if start >= stop:
+            return Pieces(*(np.zeros(0, dtype=np.int64) for _ in range(5)))
+        ends = _owner(self.bucket_samples, np.array([start, stop - 1]))
+        blocks, starts = self._sorted(np.arange(ends[0], ends[1] + 1))
+        sizes = self._sizes(blocks)
+        chosen = (sizes > 0) & (starts < stop) & (starts + sizes > start)
+        blocks, starts, sizes = blocks[chosen], starts[chosen], sizes[chosen]
+        first = np.maximum(starts, start)
+        last = np.minimum(starts + sizes, stop) - 1
+        numbers = self._line_number(self._ranges(blocks)[0]) - starts
+        shard = self._place(blocks)[0]
+        low = self._id_of(numbers + first) - self.order.first_ids[shard]
+        high = self._id_of(numbers + last) + 1 - self.order.first_ids[shard]
+        return Pieces(shard, low, high, first, last + 1 - first)
+
+
+def _owner(starts: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The last of the ascending `starts` that is not above each value."""
+    return np.searchsorted(starts, values, side="right") - 1
+
+
+def _shuffle_keys(hashes: np.ndarray, places: np.ndarray, window: int) -> np.ndarray:
+    return (places.astype(np.uint64) << _HIGH) + (hashes >> _HIGH) * np.uint64(window)
+
+
+def _check(order: Order) -> None:
+    if not len(order.shard_sizes) or min(order.shard_sizes) < 1:
+        raise ConfigError("an order needs at least one shard, and no empty ones; check the manifest's split")
+    if order.num_lanes < 1 or order.global_batch_size < 1 or order.global_batch_size % order.num_lanes:
+        raise ConfigError(
+            f"a global batch of {order.global_batch_size} is not a multiple of {order.num_lanes} lanes; "
+            f"use {order.num_lanes * max(1, round(order.global_batch_size / max(1, order.num_lanes)))}, "
+            f"or {default_lanes(max(1, order.global_batch_size))} lanes"
+        )
+    if order.block_size < 1 or order.window < 0:
+        raise ConfigError(f"q is {order.block_size} and w is {order.window}, expected q >= 1 and w >= 0")
+    if order.seed is None and order.window:
+        raise ConfigError(f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0")
+    _check_samples(order)
+
+
+def _check_samples(order: Order) -> None:
+    bad = order.bad_ids
+    if len(bad) and (bad[0] < 0 or bad[-1] >= order.first_ids[-1]):
+        raise ConfigError(f"quarantined ids reach {bad[0]} to {bad[-1]}, expected 0 to {order.first_ids[-1] - 1}")
+    if order.num_samples < 1:
+        raise ConfigError("every sample is quarantined; nothing is left to read")
+    if order.num_rows + order.window >= 1 << 32:
+        raise ConfigError(f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes")
+
+
+def _refuse_difference(expected: OrderState, found: OrderState) -> None:
+    for name in ("version", "manifest", "quarantine", "seed", "num_lanes", "block_size", "window"):
+        here, there = getattr(expected, name), getattr(found, name)
+        if here != there:
+            raise ConfigError(
+                f"this run can't go on from that state: {name} is {here!r} here and was {there!r} there; "
+                f"use the same, or start a new run"
+            )
