@@ -1,0 +1,138 @@
+"""ImageNet's classes and validation labels: the ILSVRC2012 development kit, and the tables that Kaggle ships."""
+
+import csv
+import io
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import numpy as np
+
+from pipelines.sources.targz import read_members
+from shardset.errors import SourceError
+
+WNID = re.compile(r"n\d{8}", re.ASCII)
+VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})", re.ASCII)
+MAX_VALIDATION = 1_000_000
+MAX_MAT_BYTES = 256 << 20
+
+_META = "meta.mat"
+_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+_MAT_HEADER_BYTES = 128
+_MAT_COMPRESSED = 15
+_BROKEN = (
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    NotImplementedError,
+    OverflowError,
+    MemoryError,
+    OSError,
+    struct.error,
+    zlib.error,
+)
+"""What loadmat raises for a file that is no table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synsets:
+    """The class names by wnid (first word of the synset), and the wnid of each validation image by its number."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    truth: Mapping[int, str] = field(default_factory=dict)
+
+
+def read_devkit(file: IO[bytes], where: str) -> Synsets:
+    """What `ILSVRC2012_devkit_t12.tar.gz` says; raises SourceError if it is anything else.
+
+    A validation label there is an ILSVRC2012_ID. Those are numbered by another order than the wnids.
+    """
+    wanted = (_META, _TRUTH)
+    _, contents = read_members(file, where, sizes_of=wanted, contents_of=wanted)
+    if missing := [name for name in wanted if not contents.get(name)]:
+        raise SourceError(f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2")
+    wnids, names = _classes(contents[_META], f"{where}: {_META}")
+    truth: dict[int, str] = {}
+    for number, line in enumerate(contents[_TRUTH].decode("ascii", "replace").split(), start=1):
+        if not line.isdecimal() or int(line) not in wnids:
+            raise SourceError(
+                f"{where}: {_TRUTH}: line {number} is {line[:40]!r}, expected an ILSVRC2012_ID of {_META}; "
+                "fetch it again"
+            )
+        truth[number] = wnids[int(line)]
+    return Synsets(names=names, truth=truth)
+
+
+def read_mapping(text: bytes, where: str) -> dict[str, str]:
+    """Names by wnid from `LOC_synset_mapping.txt`: lines `n01440764 tench, Tinca tinca`."""
+    names: dict[str, str] = {}
+    for number, line in enumerate(text.decode("utf-8", "replace").splitlines(), start=1):
+        wnid, _, words = line.strip().partition(" ")
+        if not WNID.fullmatch(wnid) or not words:
+            raise SourceError(f"{where}: line {number} is {line!r}, expected `nNNNNNNNN name, other name`")
+        names[wnid] = _first(words)
+    return names
+
+
+def read_solution(text: bytes, where: str) -> dict[int, str]:
+    """The wnid of each validation image from `LOC_val_solution.csv`: rows `ILSVRC2012_val_00000001,n01440764 x y w h`.
+
+    An image may have several boxes; all of them are of one class.
+    """
+    rows = csv.reader(io.StringIO(text.decode("utf-8", "replace")))
+    if (head := next(rows, [])) != ["ImageId", "PredictionString"]:
+        raise SourceError(f"{where}: its head is {head}, expected ImageId,PredictionString; fetch it again")
+    truth = dict(_solved(row, f"{where}: line {line}") for line, row in enumerate(rows, start=2))
+    if not truth:
+        raise SourceError(f"{where}: holds no row after its head; fetch it again")
+    return truth
+
+
+def _solved(row: list[str], where: str) -> tuple[int, str]:
+    image = VALIDATION_NAME.fullmatch(row[0]) if len(row) == 2 else None
+    wnid = row[1].split(" ", 1)[0] if image else ""
+    if not image or not WNID.fullmatch(wnid) or not 1 <= int(image[1]) <= MAX_VALIDATION:
+        raise SourceError(f"{where} is {row}, expected ILSVRC2012_val_NNNNNNNN,nNNNNNNNN x y w h; fetch it again")
+    return int(image[1]), wnid
+
+
+def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:
+    """The wnids by ILSVRC2012_ID and the names by wnid of the classes that have no children."""
+    from scipy.io import loadmat  # not on the workers, which never read the devkit
+
+    try:
+        table: Any = loadmat(io.BytesIO(_plain(mat)), squeeze_me=True, variable_names=["synsets"])["synsets"]
+        leaves = [row for row in np.atleast_1d(table) if int(row["num_children"]) == 0]
+        rows = [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in leaves]
+    except _BROKEN as error:
+        raise SourceError(f"{where}: no table of synsets ({type(error).__name__}: {error}); fetch it again") from error
+    if not rows or not all(WNID.fullmatch(wnid) for _, wnid, _ in rows):
+        raise SourceError(f"{where}: its {len(rows)} classes are not all nNNNNNNNN; fetch it again")
+    return {number: wnid for number, wnid, _ in rows}, {wnid: _first(words) for _, wnid, words in rows}
+
+
+def _plain(mat: bytes) -> bytes:
+    """A MATLAB 5 file with its compressed elements unpacked, because loadmat would unpack them without a limit."""
+    plain, at = bytearray(mat[:_MAT_HEADER_BYTES]), _MAT_HEADER_BYTES
+    while at < len(mat):
+        kind, num_bytes = struct.unpack_from("<II", mat, at)
+        element = mat[at : at + 8 + num_bytes]
+        plain += _inflate(element[8:], MAX_MAT_BYTES - len(plain)) if kind == _MAT_COMPRESSED else element
+        at += len(element)
+    return bytes(plain)
+
+
+def _inflate(packed: bytes, max_bytes: int) -> bytes:
+    inflater = zlib.decompressobj()
+    data = inflater.decompress(packed, max(1, max_bytes))  # to zlib, 0 means no limit
+    if not inflater.eof:
+        raise ValueError(f"an element of {len(packed)} bytes is cut or unpacks to more than {max_bytes}")
+    return data
+
+
+def _first(words: str) -> str:
+    return words.split(",", 1)[0].strip()

@@ -1,0 +1,319 @@
+"""Existing WebDataset tars, PAX, GNU or USTAR, with all their fields."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from tarfile import TarInfo
+from typing import Any, BinaryIO
+
+from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.rangefile import RangeFile
+from pipelines.sources.rawtar import header_window, refusal, walk
+from shardset import manifest as manifests
+from shardset.errors import ConfigError, SourceError
+from shardset.manifest import Manifest
+from shardset.naming import MANIFEST, is_field, is_split, split_member
+from shardset.storage import Stat, Storage, open_storage
+
+IMAGE_FIELDS = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "gif", "webp", "tif", "tiff"])
+INLINE_FIELDS = frozenset(("cls", "json", "txt"))
+MAX_INLINE_BYTES = 4096
+MAX_JSON_BYTES = 1 << 20
+MAX_LABEL = 9_999_999
+MAX_EXPANDED = 100_000
+DEFAULT_SPLIT = "train"
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
+_NUMBER = re.compile(r"[-_.]?\d*(-of-\d+)?\.tar$", re.ASCII)
+_LABEL = re.compile(rb"\s*(-1|\d{1,18})\s*")
+
+
+def find(url: str) -> tuple[Storage, tuple[str, ...]]:
+    """The folder behind an --input value and the tars that it names there; none if it names the folder itself.
+
+    `gs://b/set` is a folder (so is the manifest in it), `x.tar` one tar, `x-{000..009}.tar`, `{a,b}.tar` and
+    `x.tar::y.tar` are several.
+    Raises ConfigError if they have no folder in common, SourceError if they are compressed.
+    """
+    urls = list(dict.fromkeys(one for part in url.split("::") for one in _expand(part)))
+    for one in urls:
+        _refuse_compressed(one)
+    if len(urls) == 1 and not urls[0].endswith(".tar"):
+        return open_storage(urls[0].removesuffix(f"/{MANIFEST}")), ()
+    if odd := [one for one in urls if not one.endswith(".tar")]:
+        raise ConfigError(f"{odd[0]}: expected a name that ends in .tar; list tars, or give one folder")
+    folder = _common_folder(urls)
+    return open_storage(folder or "."), tuple(one[len(folder) :].lstrip("/") for one in urls)
+
+
+@dataclass(frozen=True, slots=True)
+class WebDataset:
+    """Tars of samples: neighbouring members with the same key. One unit a tar.
+
+    `tars` are names in the input folder, all `*.tar` below it if there are none. `split` puts everything into one
+    split; otherwise the first folder of a tar's path, or its name without the number, is its split. A manifest of
+    a shard set in the folder decides both, and names the classes.
+    """
+
+    input: Storage
+    tars: tuple[str, ...] = ()
+    split: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What --source calls it."""
+        return "webdataset"
+
+    def survey(self) -> Survey:
+        """The tars with their splits; raises SourceError naming those that are missing."""
+        known = None if self.tars else self._manifest()
+        tars = self._listed(known)
+        notes: list[str] = []
+        units = [_unit(tar, self._split_of(tar.name, known, notes)) for tar in tars]
+        return Survey(
+            units=units,
+            classes=known.classes or None if known else None,
+            notes=list(dict.fromkeys(notes)),
+            objects={tar.name: tar.num_bytes for tar in tars},
+        )
+
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+        """The samples of one tar in its order; raises SourceError where the tar is damaged."""
+        window = header_window(self.input)
+        with RangeFile(self.input, unit["tar"], unit["generation"], unit["num_bytes"], window) as file:
+            members = walk(file, f"{self.input.url}/{unit['tar']}")
+            seen: set[str] = set()
+            for key, group in _neighbours(members):
+                yield _sample(_Group(unit, key, group, key in seen), file)
+                seen.add(key)
+
+    def _listed(self, known: Manifest | None) -> list[Stat]:
+        if known:
+            sizes = {shard.path: shard.num_bytes for split in known.splits.values() for shard in split.shards}
+            return _check_sizes(_named(self.input, list(sizes)), sizes, self.input.url)
+        if self.tars:
+            return _named(self.input, self.tars)
+        return _below(self.input)
+
+    def _manifest(self) -> Manifest | None:
+        if not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
+            return None
+        data = self.input.read(MANIFEST)
+        return manifests.parse(data, f"{self.input.url}/{MANIFEST}") if _is_ours(data) else None
+
+    def _split_of(self, tar: str, known: Manifest | None, notes: list[str]) -> str:
+        if self.split:
+            return self.split
+        if known:
+            return next(
+                name for name, split in known.splits.items() if any(tar == shard.path for shard in split.shards)
+            )
+        split = _split_in(tar)
+        if not split:
+            notes.append(f"the names of the tars say no split: all samples go to {DEFAULT_SPLIT}")
+        return split or DEFAULT_SPLIT
+
+
+def _unit(tar: Stat, split: str) -> Unit:
+    if not is_split(split):
+        raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _); choose with --split")
+    return {"tar": tar.name, "generation": tar.generation, "num_bytes": tar.num_bytes, "split": split}
+
+
+def _split_in(tar: str) -> str:
+    folder, _, rest = tar.partition("/")
+    return folder if rest else _NUMBER.sub("", tar)
+
+
+def _is_ours(data: bytes) -> bool:
+    try:
+        head = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(head, dict) and head.get("kind") == manifests.KIND
+
+
+def _below(storage: Storage) -> list[Stat]:
+    found = list(storage.list())
+    tars = [stat for stat in found if stat.name.endswith(".tar")]
+    if not tars:
+        for stat in found:
+            _refuse_compressed(f"{storage.url}/{stat.name}")
+        raise SourceError(
+            f"{storage.url}: no *.tar below it ({len(found)} other files); give the folder, a tar or a brace pattern"
+        )
+    return tars
+
+
+def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
+    wanted = list(names)
+    found = {stat.name: stat for stat in storage.list(_common_start(wanted))}
+    if missing := [name for name in wanted if name not in found]:
+        first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise SourceError(
+            f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them or correct --input"
+        )
+    return [found[name] for name in wanted]
+
+
+def _check_sizes(tars: list[Stat], sizes: dict[str, int], where: str) -> list[Stat]:
+    for tar in tars:
+        if tar.num_bytes != sizes[tar.name]:
+            raise SourceError(
+                f"{where}/{tar.name}: {tar.num_bytes} bytes, its manifest says {sizes[tar.name]}; fetch the set again"
+            )
+    return tars
+
+
+def _refuse_compressed(url: str) -> None:
+    if url.endswith((".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")):
+        raise SourceError(f"{url}: a compressed tar can't be read by range; unpack it first, e.g. `gunzip {url}`")
+
+
+def _expand(pattern: str) -> list[str]:
+    """`a{1..2}{x,y}` as a1x, a1y, a2x, a2y; raises ConfigError for braces that say neither."""
+    found = _BRACES.search(pattern)
+    if not found:
+        return [pattern]
+    before, after = pattern[: found.start()], pattern[found.end() :]
+    expanded = [before + choice + rest for choice in _choices(found[1], pattern) for rest in _expand(after)]
+    if len(expanded) > MAX_EXPANDED:
+        raise ConfigError(f"{pattern}: more than {MAX_EXPANDED} names; give the folder instead")
+    return expanded
+
+
+def _choices(body: str, pattern: str) -> list[str]:
+    if found := _RANGE.fullmatch(body):
+        start, stop = int(found[1]), int(found[2]) + 1
+        if not 0 < stop - start <= MAX_EXPANDED:
+            raise ConfigError(f"{pattern}: {{{body}}} is {max(0, stop - start)} numbers, expected 1 to {MAX_EXPANDED}")
+        width = len(found[1]) if found[1].startswith("0") else 0
+        return [f"{number:0{width}d}" for number in range(start, stop)]
+    if "," in body:
+        return body.split(",")
+    raise ConfigError(f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}")
+
+
+def _common_start(names: list[str]) -> str:
+    first, last = min(names), max(names)
+    return next((first[:at] for at in range(len(first)) if first[at] != last[at : at + 1]), first)
+
+
+def _common_folder(urls: list[str]) -> str:
+    folder, slash, _ = _common_start(urls).rpartition("/")
+    remote = any("://" in url for url in urls)
+    if (remote and "://" not in folder) or (not slash and any(url.startswith("/") for url in urls)):
+        raise ConfigError(f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one")
+    return folder or slash
+
+
+def _neighbours(members: Iterable[TarInfo]) -> Iterator[tuple[str, list[TarInfo]]]:
+    group: list[TarInfo] = []
+    key = ""
+    for member in members:
+        its_key = split_member(member.name)[0]
+        if group and its_key != key:
+            yield key, group
+            group = []
+        key = its_key
+        group.append(member)
+    if group:
+        yield key, group
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Neighbouring members of a tar with one key."""
+
+    unit: Unit
+    key: str
+    members: list[TarInfo]
+    repeated: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.unit['tar']}/{self.key}"
+
+    def extent(self, member: TarInfo) -> Extent:
+        return Extent(self.unit["tar"], self.unit["generation"], member.offset_data, member.size)
+
+    def reason(self) -> str | None:
+        """Why this can't be a sample, or None."""
+        for member in self.members:
+            if why := refusal(member):
+                return f"member {member.name!r} {why}"
+        if not self.key.rpartition("/")[2]:
+            return "has no key before its first dot"
+        if self.repeated:
+            return "its key came before in this tar, and not right before"
+        return _why_no_fields([split_member(member.name)[1].lower() for member in self.members])
+
+    def rejected(self, reason: str) -> Rejected:
+        first = self.members[0]
+        extent = None if refusal(first) else self.extent(first)
+        return Rejected(name=f"{self.unit['tar']}/{first.name}", split=self.unit["split"], reason=reason, extent=extent)
+
+
+def _why_no_fields(fields: list[str]) -> str | None:
+    if "" in fields:
+        return "has no dot in its name, so no field"
+    if odd := [field for field in fields if not is_field(field)]:
+        return f"{odd[0]!r} can't be a field name (lower-case ASCII, at most 18 bytes)"
+    if len(set(fields)) != len(fields):
+        return f"has the field {max(fields, key=fields.count)!r} twice"
+    return None
+
+
+def _sample(group: _Group, file: BinaryIO) -> RawSample | Rejected:
+    if reason := group.reason():
+        return group.rejected(reason)
+    members = {split_member(member.name)[1].lower(): member for member in group.members}
+    try:
+        label = _label(members, file)
+    except ValueError as error:
+        return group.rejected(str(error))
+    return RawSample(
+        name=group.name,
+        key=group.key,
+        split=group.unit["split"],
+        label=label,
+        image=next((field for field in members if field in IMAGE_FIELDS), ""),
+        fields={field: _content(field, member, group, file) for field, member in members.items()},
+    )
+
+
+def _content(field: str, member: TarInfo, group: _Group, file: BinaryIO) -> Extent | bytes:
+    if field in INLINE_FIELDS and member.size <= MAX_INLINE_BYTES:
+        return _read(file, member)
+    return group.extent(member)
+
+
+def _label(members: dict[str, TarInfo], file: BinaryIO) -> int:
+    if cls := members.get("cls"):
+        return _label_in_cls(_read(file, cls) if cls.size <= MAX_INLINE_BYTES else b"...")
+    if (found := members.get("json")) and found.size <= MAX_JSON_BYTES:
+        return _label_in_json(_read(file, found))
+    return -1
+
+
+def _label_in_cls(content: bytes) -> int:
+    found = _LABEL.fullmatch(content)
+    if not found or int(found[1]) > MAX_LABEL:
+        raise ValueError(f"cls is {content[:40]!r}, expected a label from 0 to {MAX_LABEL} in ASCII digits")
+    return int(found[1])
+
+
+def _label_in_json(content: bytes) -> int:
+    try:
+        value: Any = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"json can't be parsed ({error})") from error
+    label = value.get("label") if isinstance(value, dict) else None
+    return label if type(label) is int and 0 <= label <= MAX_LABEL else -1
+
+
+def _read(file: BinaryIO, member: TarInfo) -> bytes:
+    file.seek(member.offset_data)
+    return file.read(member.size)
