@@ -402,7 +402,7 @@ class _LocalWriter:
         self._crc = 0
         self._file: BinaryIO | None = None
 
-    def __enter__(self) -> "_LocalWriter":
+    def __enter__(self) -> Writer:
         with explained(self._path):
             _make_folders(self._folder)
             self._file = open(self._temporary, "xb", buffering=_PIECE)
@@ -416,10 +416,10 @@ class _LocalWriter:
         with explained(self._path):
             self._file.write(data)
 
-    def __exit__(self, kind: object, *_: object) -> None:
+    def __exit__(self, *exc: object) -> None:
         assert self._file is not None
         try:
-            if kind is None:
+            if exc[0] is None:
                 with explained(self._path):
                     self._commit(self._file)
         finally:
@@ -585,7 +585,7 @@ class _MemoryWriter:
         self._if_generation = if_generation
         self._parts: list[bytes] = []
 
-    def __enter__(self) -> "_MemoryWriter":
+    def __enter__(self) -> Writer:
         self._parts = []
         return self
 
@@ -593,6 +593,6 @@ class _MemoryWriter:
         """Takes the next bytes."""
         self._parts.append(bytes(data))
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, *exc: object) -> None:
+        if exc[0] is None:
             self._storage._publish(self._full, b"".join(self._parts), self._if_generation)

@@ -1,0 +1,79 @@
+"""Storage to test with: the GCS emulator over HTTP, fresh `gs://` folders, and every implementation in turn."""
+
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardset.storage import Storage, open_storage
+
+REPOSITORY = Path(__file__).parent.parent
+BUCKET = "bucket"
+
+_folders = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def gcs_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a fake-gcs-server with one empty bucket; it runs as long as the tests."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    log = tmp_path_factory.mktemp("emulator") / "log"
+    command = [emulator_binary(), "-backend=memory", "-scheme=http", "-host=127.0.0.1", "-log-level=warn"]
+    command += [f"-port={address.rpartition(':')[2]}", f"-public-host={address}", f"-external-url=http://{address}"]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+        try:
+            create_bucket(f"http://{address}", BUCKET)
+            yield f"http://{address}"
+        finally:
+            server.terminate()
+
+
+@pytest.fixture
+def gcs_root(gcs_emulator: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh `gs://` folder, and STORAGE_EMULATOR_HOST so that everything finds it."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_emulator)
+    return f"gs://{BUCKET}/folder-{next(_folders)}-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture(params=["memory", "local", pytest.param("gs", marks=pytest.mark.gcs)])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    """An empty storage of each kind in turn."""
+    if request.param == "gs":
+        return open_storage(request.getfixturevalue("gcs_root"))
+    return open_storage(f"memory://{uuid.uuid4().hex}/in/side" if request.param == "memory" else str(tmp_path / "root"))
+
+
+def emulator_binary() -> str:
+    """The emulator that the environment names, else the repository's, else the one on the PATH."""
+    named = os.environ.get("SHARDSET_FAKE_GCS")
+    candidates = [named] if named else [str(REPOSITORY / ".tools/bin/fake-gcs-server"), shutil.which("fake-gcs-server")]
+    found = next((path for path in candidates if path and os.access(path, os.X_OK)), None)
+    if found is None:
+        pytest.fail(f"no GCS emulator at {candidates}; run `make emulator`, or set SHARDSET_FAKE_GCS", pytrace=False)
+    return found
+
+
+def create_bucket(url: str, name: str) -> None:
+    """Creates a bucket, waiting up to 20 s for the server to come up."""
+    body = f'{{"name": "{name}"}}'.encode()
+    request = urllib.request.Request(f"{url}/storage/v1/b", body, {"Content-Type": "application/json"})
+    for _ in range(400):
+        try:
+            urllib.request.urlopen(request, timeout=20).close()
+            return
+        except urllib.error.URLError as error:
+            if isinstance(error, urllib.error.HTTPError):
+                raise
+            time.sleep(0.05)
+    pytest.fail(f"the GCS emulator at {url} did not come up", pytrace=False)
