@@ -1,0 +1,60 @@
+# The developer's verbs; CI runs check, test and slow.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+DATA ?= digits
+EMULATOR := .tools/bin/fake-gcs-server
+EMULATOR_VERSION ?= v1.56.1
+STAMP := $(VENV)/.stamp
+
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator bench clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
+
+env: $(STAMP)  ## create the environment in .venv (about 8 GB: the torch wheel brings CUDA)
+$(STAMP): setup.py shardset/version.py
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	$(PY) -m pip install --quiet -e '.[pipelines,trainer,dev]'
+	@touch $@
+
+demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads the real archive
+	$(PY) -m examples.demo --data $(DATA)
+
+test: env  ## all tests but the slow ones; gs:// tests run where Go can build the emulator
+	@if command -v go >/dev/null; then $(MAKE) --no-print-directory emulator; fi
+	$(PY) -m pytest -q -n auto -m "not slow$$(test -x $(EMULATOR) || echo ' and not gcs')"
+
+check: fmt-check lint types unit  ## format, lint, types, fast tests
+
+fmt: env  ## format the code
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+fmt-check: env
+	$(PY) -m ruff format --check .
+
+lint: env
+	$(PY) -m ruff check .
+
+types: env
+	$(PY) -m mypy
+
+unit: env
+	$(PY) -m pytest -q -n auto -m "not slow and not gcs" tests/shardset tests/test_boundaries.py
+
+slow: env emulator  ## the slow suites: emulator, kills, damage, README commands
+	$(PY) -m pytest -q -m slow
+
+emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
+$(EMULATOR):
+	mkdir -p .tools/bin
+	GOBIN=$(CURDIR)/.tools/bin go install github.com/fsouza/fake-gcs-server@$(EMULATOR_VERSION)
+
+bench: env  ## the benchmarks (long)
+	$(PY) -m benchmarks
+
+clean:  ## remove what make made, but not the environment
+	rm -rf demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

@@ -1,0 +1,71 @@
+"""The whole way in one go: raw images, shards, a check of them, a trained network. `make demo` runs it."""
+
+import argparse
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from examples.download import download
+from shardset.errors import ShardsetError
+
+CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
+CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
+
+
+def write_digits(folder: Path) -> Path:
+    """The 1,797 handwritten digits that scikit-learn ships, as 8x8 PNG files in class folders."""
+    import numpy as np
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        path = folder / f"digit-{label}" / f"{number:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.rint(pixels * (255 / 16)).astype(np.uint8)).save(path)
+    return folder
+
+
+def fetch_cifar10(folder: Path) -> Path:
+    """The published archive of CIFAR-10 (170 MB), downloaded once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return download(CIFAR10_URL, folder / "cifar-10-python.tar.gz", CIFAR10_MD5)
+
+
+def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:
+    """What a user would type, one list of words a command."""
+    shards, run = str(folder / "shards"), str(folder / "run")
+    source = ["folder", "--holdout", "test=0.2"] if data == "digits" else ["cifar10"]
+    recipe = "digits_smoke" if data == "digits" else "cifar10_resnet18"
+    return [
+        ["pipelines", "build", "--source", source[0], "--input", str(raw), *source[1:], "--output", shards],
+        ["pipelines", "verify", shards, "--deep"],
+        ["pipelines", "inspect", shards],
+        ["trainer", "train", "--recipe", recipe, "--manifest", shards, "--run-dir", run],
+    ]
+
+
+def main() -> int:
+    """Prepares the raw data, then runs each command and stops at the first that fails."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--data", choices=["digits", "cifar10"], default="digits")
+    parser.add_argument("--folder", type=Path, default=Path("demo"))
+    args = parser.parse_args()
+    folder = args.folder / args.data
+    try:
+        raw = write_digits(folder / "raw") if args.data == "digits" else fetch_cifar10(folder / "raw")
+    except ShardsetError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    for command in commands(args.data, raw, folder):
+        words = ["python", "-m", *command]
+        print(f"\n$ {shlex.join(words)}", flush=True)
+        code = subprocess.run([sys.executable, *words[1:]]).returncode
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,265 @@
+"""`python -m pipelines VERB`: arguments to a configuration to one call."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from shardset.errors import ConfigError, ShardsetError
+from shardset.version import __version__
+
+EXIT_CODES = "exit codes: 0 done; 1 it failed or something is wrong with the data; 2 the command line is wrong"
+
+BUILD_EPILOG = f"""\
+sources and what --input is for each:
+  cifar10, cifar100   the published .tar.gz (python or binary version), or the folder it is in or was extracted to
+  imagenet            a folder with ILSVRC2012_img_train.tar, _img_val.tar and _devkit_t12.tar.gz; the Kaggle tree;
+                      or class folders train/WNID/, validation/WNID/
+  folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1
+  listing             a CSV or JSONL file with the columns path, label and optionally split, key, anything else
+  webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
+
+examples:
+  python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards
+  python -m pipelines build --source imagenet --input /data/ilsvrc --output gs://bucket/imagenet \\
+      --samples-per-shard train=1252,validation=1000 --remainder pad
+  python -m pipelines build --source cifar10 --input cifar-10-python.tar.gz --output shards --target-samples train=1280000
+
+Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...) pass through;
+without --runner the build runs here, on all cores. A build that was stopped goes on where it was when the same
+command is given again.
+
+{EXIT_CODES}
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its exit code."""
+    parser, verbs = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.verb == "build":
+        _refuse_unknown_flags(verbs["build"], rest)
+    elif rest:
+        verbs[args.verb].error(f"unknown arguments: {' '.join(rest)}")
+    logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
+    try:
+        return args.run(args, rest)
+    except ShardsetError as error:
+        if args.debug:
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines", description="Raw image files to exact, reproducible WebDataset shards.",
+        epilog=EXIT_CODES, allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--version", action="version", version=f"shardset {__version__}")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show tracebacks and Beam's log")
+    common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    return parser, {
+        "build": _add_build(verbs, common),
+        "verify": _add_verify(verbs, common),
+        "inspect": _add_inspect(verbs, common),
+    }
+
+
+def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    build = verbs.add_parser(
+        "build", help="turn raw files into a shard set", parents=[common], epilog=BUILD_EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Plan, write, then commit: the manifest appears last, or not at all.",
+    )  # fmt: skip
+    build.set_defaults(run=_build)
+    where = build.add_argument_group("what and where")
+    where.add_argument("--source", required=True, help="the raw format, see below")
+    where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
+    where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
+    where.add_argument("--holdout", type=_shares, default={}, metavar="SPLIT=FRACTION",
+                       help="put this share of the samples into a split of its own, chosen by their names")  # fmt: skip
+    where.add_argument("--overwrite", action="store_true", help="replace what stands at the output")
+    where.add_argument("--only-shards", type=_slots, default=frozenset(), metavar="SPLIT:0,4-7",
+                       help="write only these; rebuilds those of a finished set that are missing or damaged")  # fmt: skip
+    where.add_argument("--dry-run", action="store_true", help="print the arithmetic and write nothing")
+    size = build.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
+    size.add_argument("--num-shards", type=_numbers, default={}, metavar="N")
+    size.add_argument("--samples-per-shard", type=_numbers, default={}, metavar="N",
+                      help="default: about 128 MiB a shard, and at least 4 shards")  # fmt: skip
+    size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
+                      help="what does not divide: sizes one apart (default), dropped, or padded with repeats")  # fmt: skip
+    size.add_argument("--balance", choices=["none", "stratified"], default="none",
+                      help="stratified: the same class mix in every shard, to within one sample")  # fmt: skip
+    size.add_argument("--repeat", type=_numbers, default={}, metavar="K", help="store every sample K times")
+    size.add_argument("--target-samples", type=_numbers, default={}, metavar="N", help="store N samples, repeating")
+    size.add_argument("--seed", type=int, default=0, help="of the order in which samples are stored (default 0)")
+    check = build.add_argument_group("bad input")
+    check.add_argument("--verify", choices=["decode", "header", "none"], default="decode",
+                       help="how each image is checked first; only decode (the default) finds cut ones")  # fmt: skip
+    check.add_argument("--on-bad", choices=["quarantine", "fail"], default="quarantine")
+    check.add_argument("--max-bad-fraction", type=float, default=0.01, metavar="F",
+                       help="more than this of a split bad: fail before a shard is written (default 0.01)")  # fmt: skip
+    image = build.add_argument_group("images (default: stored byte for byte)")
+    image.add_argument("--resize", type=_shorter, metavar="shorter=N", help="shrink so that the shorter side is N")
+    image.add_argument("--quality", type=int, default=95, help="of re-encoded JPEG and WebP (default 95)")
+    image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep")
+    return build
+
+
+def _add_verify(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    verify = verbs.add_parser(
+        "verify", help="compare a shard set with its manifest", parents=[common], epilog=EXIT_CODES, allow_abbrev=False,
+        description="Sizes and checksums of every file; with --deep every sample too.",
+    )  # fmt: skip
+    verify.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    verify.add_argument("--deep", action="store_true", help="also decode every image and compare every label and key")
+    verify.set_defaults(run=_verify)
+    return verify
+
+
+def _add_inspect(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    inspect = verbs.add_parser(
+        "inspect", help="show what is in a shard set", parents=[common], epilog=EXIT_CODES, allow_abbrev=False,
+        description="Tables of splits, shards and classes; finds a sample by its key or its original name.",
+    )  # fmt: skip
+    inspect.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    inspect.add_argument("--split", help="only this split")
+    inspect.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
+    inspect.add_argument("--key", help="where the sample with this key is, and what it was called")
+    inspect.add_argument("--name", help="the samples made from the input of this original name")
+    inspect.add_argument("--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid")
+    inspect.set_defaults(run=_inspect)
+    return inspect
+
+
+def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    # Beam takes a second to import, so only the verb that needs it does.
+    from pipelines import build as builds
+    from pipelines import progress, summary
+    from pipelines.config import BuildConfig
+    from pipelines.encoding import ImageOptions
+
+    names = ("source", "input", "output", "num_shards", "samples_per_shard", "target_samples", "repeat", "remainder",
+             "balance", "seed", "holdout", "verify", "on_bad", "max_bad_fraction", "overwrite", "only_shards")  # fmt: skip
+    config = BuildConfig(
+        **{name: getattr(args, name) for name in names},
+        image=ImageOptions(resize_shorter=args.resize, quality=args.quality, image_format=args.image_format),
+    )
+    console = Console(stderr=True)
+    run = builds.dry_run if args.dry_run else builds.build
+    result = run(config, beam_flags, progress.for_console(console))
+    if args.json:
+        print(json.dumps(summary.to_json(config, result)))
+    else:
+        summary.show(config, result, Console())
+    return 0
+
+
+def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import verify
+
+    report = verify.verify(args.manifest, deep=args.deep)
+    print(verify.to_json(report) if args.json else verify.render(report))
+    return 1 if report.problems else 0
+
+
+def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import inspect
+
+    return inspect.run(args)
+
+
+def _refuse_unknown_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
+    """Everything that neither we nor Beam know is an error: a misspelled flag must not be silently ignored."""
+    if not flags:
+        return
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for kind in [PipelineOptions, *_subclasses(PipelineOptions)]:
+        add: Callable | None = vars(kind).get("_add_argparse_args")
+        if add:
+            _add_beam_arguments(known, kind)
+    _, unknown = known.parse_known_args(list(flags))
+    if unknown:
+        parser.error(f"unknown arguments: {' '.join(unknown)} (neither a flag of build nor of Apache Beam)")
+
+
+def _add_beam_arguments(known: argparse.ArgumentParser, kind: type) -> None:
+    from apache_beam.options.pipeline_options import _BeamArgumentParser
+
+    own = _BeamArgumentParser(add_help=False, allow_abbrev=False)
+    kind._add_argparse_args(own)  # type: ignore[attr-defined]
+    for action in own._actions:
+        if not {*action.option_strings} & {*known._option_string_actions}:
+            known._add_action(action)
+
+
+def _subclasses(kind: type) -> list[type]:
+    return [found for child in kind.__subclasses__() for found in (child, *_subclasses(child))]
+
+
+def _numbers(text: str) -> dict[str, int]:
+    return {split: _positive(number) for split, number in _pairs(text)}
+
+
+def _shares(text: str) -> dict[str, float]:
+    try:
+        return {split: float(number) for split, number in _pairs(text) if split or _fail(text, "SPLIT=FRACTION")}
+    except ValueError:
+        return _fail(text, "SPLIT=FRACTION, for example test=0.1")
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    parts = [part.rpartition("=") for part in text.split(",")]
+    return [(split, number) for split, _, number in parts]
+
+
+def _positive(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        _fail(text, "a whole number from 1, or SPLIT=NUMBER,SPLIT=NUMBER")
+    return int(text)
+
+
+def _shorter(text: str) -> int:
+    name, _, number = text.partition("=")
+    if name != "shorter":
+        _fail(text, "shorter=N, for example shorter=256")
+    return _positive(number)
+
+
+def _slots(text: str) -> frozenset[tuple[str, int]]:
+    found: set[tuple[str, int]] = set()
+    for part in text.split(";"):
+        split, _, numbers = part.partition(":")
+        for span in numbers.split(","):
+            first, _, last = span.partition("-")
+            if not (split and first.isdigit() and (last or first).isdigit()):
+                _fail(text, "SPLIT:NUMBERS, for example train:0,4-7 (several splits separated by ;)")
+            found |= {(split, number) for number in range(int(first), int(last or first) + 1)}
+    return frozenset(found)
+
+
+def _fail(text: str, expected: str) -> dict:
+    raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+
+if __name__ == "__main__":
+    # A closed pipe (`| head`) ends the program as it ends any other.
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)

@@ -1,0 +1,223 @@
+"""The build, top to bottom: survey, index, plan, write, and the manifest last."""
+
+import hashlib
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import apache_beam as beam
+import msgspec
+from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions
+from apache_beam.runners.runner import PipelineState
+
+from pipelines import errors_from_beam, sources
+from pipelines.config import BuildConfig
+from pipelines.job import BuildFile, Job, PlanFile, UnitLine, describe_build, differences, put, read_record, survey_bytes
+from pipelines.progress import Progress, Watch
+from pipelines.transforms import (
+    AssignUnit,
+    Commit,
+    FindTwins,
+    IndexUnit,
+    MakePlan,
+    PlanShards,
+    WriteShard,
+    num_buckets,
+)
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ConfigError, ManifestError, NotFound, ShardsetError
+from shardset.manifest import Manifest
+from shardset.storage import Storage, open_storage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a build did: its plan, its manifest (None after a dry run or a part), and the counters of the run."""
+
+    plan: PlanFile
+    manifest: Manifest | None
+    counters: dict[str, int]
+    seconds: float
+
+
+def build(config: BuildConfig, beam_flags: Sequence[str] = (), progress: Progress | None = None) -> Result:
+    """Builds the shard set that `config` describes and returns what was done.
+
+    An unfinished build of the same input and options is taken up where it stopped; a finished one is checked and,
+    where a shard is missing or damaged, mended. Raises ShardsetError, with nothing published.
+    """
+    return _run(config, open_storage(config.output), beam_flags, progress, dry_run=False)
+
+
+def dry_run(config: BuildConfig, beam_flags: Sequence[str] = (), progress: Progress | None = None) -> Result:
+    """The plan of a build, made in a temporary folder; nothing is written to the output."""
+    with tempfile.TemporaryDirectory(prefix="shardset-plan-") as folder:
+        return _run(config, open_storage(folder), beam_flags, progress, dry_run=True)
+
+
+def _run(
+    config: BuildConfig, output: Storage, beam_flags: Sequence[str], progress: Progress | None, *, dry_run: bool
+) -> Result:
+    started = time.monotonic()
+    options = beam_options(beam_flags, output)
+    job, file, lines = prepare(config, output)
+    with Watch(output, len(lines), progress):
+        counters = _run_pipeline(options, lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run))
+    plan = read_record(output, naming.PLAN, PlanFile)
+    manifest = None if dry_run else _published(output, plan)
+    return Result(plan=plan, manifest=manifest, counters=counters, seconds=time.monotonic() - started)
+
+
+def construct(
+    pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequence[UnitLine], *, dry_run: bool
+) -> None:
+    """The pipeline, with the element type between the steps."""
+    indexed = (
+        pipeline
+        | "List units" >> beam.Create(lines)  # UnitLine
+        | "Spread units" >> beam.Reshuffle()
+        | "Index" >> beam.ParDo(IndexUnit(job, num_buckets(len(lines)))).with_outputs("keys", main="summaries")
+    )
+    planned = (
+        pipeline
+        | "Once all is indexed" >> beam.Create([None])
+        | "Plan"
+        >> beam.ParDo(MakePlan(job, file), beam.pvalue.AsList(indexed.summaries)).with_outputs("starts", main="plan")
+    )
+    if dry_run:
+        return
+    plan = beam.pvalue.AsSingleton(planned.plan)  # PlanFile
+    twins = (
+        indexed["keys"]
+        | "Gather keys" >> beam.GroupByKey()  # (bucket, parts)
+        | "Find twins" >> beam.ParDo(FindTwins())  # (unit, {row: number})
+    )
+    shards = (
+        {"starts": planned.starts, "twins": twins}
+        | "Join" >> beam.CoGroupByKey()  # (unit, {starts, twins})
+        | "Assign places" >> beam.ParDo(AssignUnit(job), plan)  # ((split, group), references)
+        | "Gather references" >> beam.GroupByKey()
+        | "Plan shards" >> beam.ParDo(PlanShards(job), plan)  # (split, shard)
+        | "Choose shards" >> beam.Filter(_is_wanted, job.config.only_shards)
+        | "Spread shards" >> beam.Reshuffle()
+    )
+    records = shards | "Write shards" >> beam.ParDo(WriteShard(job), plan)  # ShardRecord
+    (
+        pipeline
+        | "Once all is written" >> beam.Create([None])
+        | "Commit" >> beam.ParDo(Commit(job), beam.pvalue.AsList(records), plan)  # str
+    )
+
+
+def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitLine]]:
+    """Surveys the input and lays down (or finds again) what the workers start from."""
+    source = sources.open_source(config)
+    survey = source.survey()
+    data, lines = survey_bytes(survey)
+    old = read_record(output, naming.BUILD, BuildFile)
+    file = describe_build(config, survey, data, suffix="")
+    changed = differences(old, file) if old else []
+    stands = _exists(output, naming.MANIFEST)
+    if old and not changed:
+        file = msgspec.structs.replace(file, suffix=old.suffix)
+    else:
+        _refuse_what_stands(config, output, stands, changed)
+        suffix = "-" + hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:8] if stands else ""
+        file = msgspec.structs.replace(file, suffix=suffix)
+        _clear(output, keep_shards=stands)
+        put(output, naming.SURVEY, data)
+        put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+    return Job(config=config, source=source, output=output, suffix=file.suffix), file, lines
+
+
+def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
+    """Beam's options: by default FnApiRunner on all cores; the mode that loses elements is refused."""
+    options = PipelineOptions(list(flags))
+    given = {flag.split("=")[0] for flag in flags}
+    if options.get_all_options().get("direct_running_mode") == "multi_threading":
+        raise ConfigError(
+            "--direct_running_mode=multi_threading loses elements after a GroupByKey (Beam 2.77): "
+            "use multi_processing or in_memory"
+        )
+    if "--runner" not in given:
+        options.view_as(StandardOptions).runner = "FnApiRunner"
+        if not {"--direct_running_mode", "--direct_num_workers"} & given:
+            options = _all_cores(options, output)
+    options.view_as(SetupOptions).pickle_library = "cloudpickle"
+    return options
+
+
+def _all_cores(options: PipelineOptions, output: Storage) -> PipelineOptions:
+    from apache_beam.options.pipeline_options import DirectOptions
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores > 1 and not output.url.startswith("memory://"):
+        options.view_as(DirectOptions).direct_running_mode = "multi_processing"
+        options.view_as(DirectOptions).direct_num_workers = cores
+    return options
+
+
+def _run_pipeline(options: PipelineOptions, fill: Callable[[beam.Pipeline], None]) -> dict[str, int]:
+    pipeline = beam.Pipeline(options=options)
+    fill(pipeline)
+    with errors_from_beam.translated():
+        result = pipeline.run()
+        state = result.wait_until_finish()
+    if state not in (PipelineState.DONE, None):
+        raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun goes on where it stopped")
+    return {counter.key.metric.name: counter.committed for counter in result.metrics().query()["counters"]}
+
+
+def _published(output: Storage, plan: PlanFile) -> Manifest | None:
+    try:
+        manifest = manifests.parse(output.read(naming.MANIFEST), f"{output.url}/{naming.MANIFEST}")
+    except NotFound:
+        return None
+    return manifest if manifest.plan_digest == plan.digest else None
+
+
+def _is_wanted(slot: tuple[str, int], wanted: frozenset[tuple[str, int]]) -> bool:
+    return not wanted or tuple(slot) in wanted
+
+
+def _refuse_what_stands(config: BuildConfig, output: Storage, stands: bool, changed: Sequence[str]) -> None:
+    if config.overwrite:
+        return
+    why = f" ({'; '.join(changed)})" if changed else ""
+    if stands:
+        raise ConfigError(
+            f"{output.url}: another shard set stands there{why}; give another --output, or --overwrite to replace it"
+        )
+    if changed:
+        raise ConfigError(
+            f"{output.url}: an unfinished build stands there{why}; finish it with its own options, "
+            "give another --output, or --overwrite to start over"
+        )
+    foreign = next((found.name for found in output.list() if naming.is_shard_file(found.name)), None)
+    if foreign:
+        raise ConfigError(
+            f"{output.url}: {foreign} stands there without a manifest or plan; move it away, give another --output, "
+            "or --overwrite to delete such files"
+        )
+
+
+def _clear(output: Storage, *, keep_shards: bool) -> None:
+    for found in list(output.list(naming.PLAN_FOLDER)):
+        output.delete(found.name)
+    if not keep_shards:
+        for found in list(output.list()):
+            if naming.is_shard_file(found.name):
+                output.delete(found.name)
+
+
+def _exists(output: Storage, name: str) -> bool:
+    try:
+        output.stat(name)
+    except NotFound:
+        return False
+    return True
