@@ -37,16 +37,21 @@ LastBatch = Literal["pad", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Consecutive slots of a global batch, lane-major.
+    """Consecutive slots of a global batch, lane-major; of several batches, one after the other, in 2-D arrays.
 
     `ids` int64 [n]; `weights` float32 [n], 0 where the slot repeats a sample only to keep the shape; `lanes` and
-    `rows` int64 [n]: where the slot stands in the epoch, whatever the world size.
+    `rows` int64 [n]: where the slot stands in the epoch, whatever the world size; `positions` int64 [n] in the line.
     """
 
     ids: np.ndarray
     weights: np.ndarray
     lanes: np.ndarray
     rows: np.ndarray
+    positions: np.ndarray
+
+    def __getitem__(self, batch: int) -> "Slots":
+        """The slots of one batch of several."""
+        return Slots(self.ids[batch], self.weights[batch], self.lanes, self.rows[batch], self.positions[batch])
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,24 +224,39 @@ class Order:
         """The ranged reads behind the positions [start, stop) of the line, in line order."""
         return self._line(epoch).pieces(start, stop)
 
-    def slots(self, epoch: int, step: int, start: int, stop: int) -> Slots:
-        """The slots [start, stop) of global batch number `step`."""
+    def reads(self, epoch: int, lanes: np.ndarray, positions: np.ndarray) -> Pieces:
+        """For each position the piece of its own lane that brings it; equal `first` means the same read."""
+        begin, end = self.lane_starts(lanes), self.lane_starts(np.asarray(lanes) + 1)
+        return self._line(epoch).reads(positions, begin, end)
+
+    def slots(self, epoch: int, steps: range, start: int, stop: int) -> Slots:
+        """The slots [start, stop) of several consecutive global batches, all arrays but `lanes` [len(steps), n]."""
         numbers = np.arange(start, stop, dtype=np.int64)
         lanes = np.arange(start // self.items, -(-stop // self.items), dtype=np.int64)
-        first = step * self.items
-        positions, there = self.positions(epoch, lanes, first, first + self.items)
-        chosen = numbers - lanes[0] * self.items if len(lanes) else numbers
-        ids = self.ids(epoch, positions.ravel()[chosen])
-        return Slots(ids, there.ravel()[chosen].astype(np.float32), numbers // self.items, first + numbers % self.items)
+        rows = range(steps.start * self.items, steps.stop * self.items)
+        positions, there = self.positions(epoch, lanes, rows.start, rows.stop)
+
+        def by_batch(values: np.ndarray) -> np.ndarray:
+            cut = values.reshape(len(lanes), len(steps), self.items).transpose(1, 0, 2).reshape(len(steps), -1)
+            return cut[:, numbers - start // self.items * self.items]
+
+        chosen = by_batch(positions)
+        row_of = np.arange(steps.start, steps.stop)[:, None] * self.items + numbers % self.items
+        weights = by_batch(there).astype(np.float32)
+        return Slots(self.ids(epoch, chosen), weights, numbers // self.items, row_of, chosen)
 
     def batch(self, epoch: int, step: int) -> Slots:
         """All slots of global batch number `step`, 0 <= step < num_batches."""
-        return self.slots(epoch, step, 0, self.global_batch_size)
+        return self.slots(epoch, range(step, step + 1), 0, self.global_batch_size)[0]
 
     def rank_slots(self, epoch: int, step: int, rank: int, world_size: int) -> Slots:
         """The slots of one replica or host; `check_world` says which world sizes there are."""
+        return self.rank_steps(epoch, range(step, step + 1), rank, world_size)[0]
+
+    def rank_steps(self, epoch: int, steps: range, rank: int, world_size: int) -> Slots:
+        """The slots of one replica or host in several consecutive batches."""
         size = self.global_batch_size // world_size
-        return self.slots(epoch, step, rank * size, (rank + 1) * size)
+        return self.slots(epoch, steps, rank * size, (rank + 1) * size)
 
     def rank_lanes(self, rank: int, world_size: int) -> range:
         """The lanes from which a replica has slots; it shares the outer ones if world_size does not divide L."""
@@ -388,20 +408,28 @@ class _Line:
         return self._id_of(first[found] + positions - starts[found])
 
     def pieces(self, start: int, stop: int) -> Pieces:
-        if start >= stop:
+        """Each read of a range once, in line order."""
+        reads = self.reads(np.arange(start, stop), np.array([start]), np.array([stop]))
+        once = np.unique(reads.first, return_index=True)[1]
+        return Pieces(
+            reads.shard[once], reads.start[once], reads.stop[once], reads.first[once], reads.num_samples[once]
+        )
+
+    def reads(self, positions: np.ndarray, begin: np.ndarray, end: np.ndarray) -> Pieces:
+        """For each position its block's part inside [begin, end)."""
+        if positions.size == 0:
             return Pieces(*(np.zeros(0, dtype=np.int64) for _ in range(5)))
-        ends = _owner(self.bucket_samples, np.array([start, stop - 1]))
-        blocks, starts = self._sorted(np.arange(ends[0], ends[1] + 1))
-        sizes = self._sizes(blocks)
-        chosen = (sizes > 0) & (starts < stop) & (starts + sizes > start)
-        blocks, starts, sizes = blocks[chosen], starts[chosen], sizes[chosen]
-        first = np.maximum(starts, start)
-        last = np.minimum(starts + sizes, stop) - 1
+        blocks, starts = self._sorted(np.unique(_owner(self.bucket_samples, positions)))
+        found = _owner(starts, positions)
+        blocks, starts = blocks[found], starts[found]
+        first = np.maximum(starts, begin)
+        last = np.minimum(starts + self._sizes(blocks), end) - 1
         numbers = self._line_number(self._ranges(blocks)[0]) - starts
         shard = self._place(blocks)[0]
-        low = self._id_of(numbers + first) - self.order.first_ids[shard]
-        high = self._id_of(numbers + last) + 1 - self.order.first_ids[shard]
-        return Pieces(shard, low, high, first, last + 1 - first)
+        low = self.order.first_ids[shard]
+        return Pieces(
+            shard, self._id_of(numbers + first) - low, self._id_of(numbers + last) + 1 - low, first, last + 1 - first
+        )
 
 
 def _owner(starts: np.ndarray, values: np.ndarray) -> np.ndarray:
