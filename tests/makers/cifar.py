@@ -1,0 +1,166 @@
+"""Makes tiny CIFAR files as they are published: the pickles of Python 2, the binary records, the archives.
+
+write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(rows=4)), folder="cifar-10-batches-py")
+"""
+
+import gzip
+import io
+import struct
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+CIFAR10_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+COARSE_CLASSES = [f"superclass_{number:02d}" for number in range(20)]
+FINE_CLASSES = [f"fine_{number:02d}" for number in range(100)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch file: `data` is uint8 [rows, 3072], planes in the order red, green, blue."""
+
+    file: str
+    data: np.ndarray
+    labels: list[int]
+    coarse: list[int] | None
+    filenames: list[str]
+
+    def pixels(self, row: int) -> np.ndarray:
+        """The picture of one row: uint8 [32, 32, 3]."""
+        return self.data[row].reshape(3, 32, 32).transpose(1, 2, 0)
+
+
+def batch(file: str, rows: int, num_classes: int, num_coarse: int = 0) -> Batch:
+    """Random pictures, the same for the same arguments. Two rows have the same file name, as it happens in CIFAR."""
+    random = np.random.default_rng([rows, *file.encode()])
+    data = random.integers(0, 256, (rows, 3072), dtype=np.uint8)
+    labels = [int(label) for label in random.integers(0, num_classes, rows)]
+    coarse = [label % num_coarse for label in labels] if num_coarse else None
+    filenames = [f"picture_s_{max(1, row):06d}.png" for row in range(rows)]
+    return Batch(file, data, labels, coarse, filenames)
+
+
+def cifar10(rows: int = 4) -> list[Batch]:
+    """Five training batches and a test batch of `rows` pictures each."""
+    names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+    return [batch(name, rows, 10) for name in names]
+
+
+def cifar100(rows: int = 4) -> list[Batch]:
+    """A training batch of twice `rows` pictures and a test batch of `rows`."""
+    return [batch("train", 2 * rows, 100, 20), batch("test", rows, 100, 20)]
+
+
+def python_files(batches: list[Batch]) -> dict[str, bytes]:
+    """The files of a python version, by name."""
+    files = {one.file: pickle_of(_batch_value(one)) for one in batches}
+    if batches[0].coarse is None:
+        meta: dict[str, Any] = {"num_cases_per_batch": 10000, "label_names": CIFAR10_CLASSES, "num_vis": 3072}
+        return {**files, "batches.meta": pickle_of(meta), "readme.html": b"<html></html>"}
+    return {**files, "meta": pickle_of({"fine_label_names": FINE_CLASSES, "coarse_label_names": COARSE_CLASSES})}
+
+
+def binary_files(batches: list[Batch]) -> dict[str, bytes]:
+    """The files of a binary version, by name."""
+    files = {f"{one.file}.bin": _records(one) for one in batches}
+    if batches[0].coarse is None:
+        return {**files, "batches.meta.txt": _lines(CIFAR10_CLASSES) + b"\n"}
+    return {
+        **files,
+        "fine_label_names.txt": _lines(FINE_CLASSES),
+        "coarse_label_names.txt": _lines(COARSE_CLASSES),
+    }
+
+
+def write_folder(folder: Path, files: dict[str, bytes]) -> Path:
+    """The files in a folder, which is made."""
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_archive(path: Path, files: dict[str, bytes], folder: str) -> Path:
+    """The files under `folder/` in a gzipped tar, with the folder's own entry first."""
+    path.write_bytes(gzip.compress(tar_of(files, folder), mtime=0))
+    return path
+
+
+def tar_of(files: dict[str, bytes], folder: str) -> bytes:
+    """The files under `folder/` as an uncompressed tar."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        top = tarfile.TarInfo(folder)
+        top.type = tarfile.DIRTYPE
+        tar.addfile(top)
+        for name, content in files.items():
+            info = tarfile.TarInfo(f"{folder}/{name}")
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def pickle_of(value: Any) -> bytes:
+    """What Python 2's cPickle wrote with protocol 2: texts are byte strings, arrays go by numpy.core.multiarray."""
+    return b"\x80\x02" + _Python2Pickler().write(value) + b"."
+
+
+class _Python2Pickler:
+    """Values as opcodes, each container and string put in the memo as cPickle does."""
+
+    def __init__(self) -> None:
+        self._num_memo = 0
+
+    def write(self, value: Any) -> bytes:
+        if isinstance(value, bool) or value is None:
+            return {True: b"\x88", False: b"\x89", None: b"N"}[value]
+        writers = {int: self._int, str: self._string, bytes: self._string, list: self._list, dict: self._dict}
+        return {**writers, np.ndarray: self._array}[type(value)](value)
+
+    def _put(self) -> bytes:
+        number, self._num_memo = self._num_memo, self._num_memo + 1
+        return b"q" + bytes([number]) if number < 256 else b"r" + struct.pack("<i", number)
+
+    def _int(self, value: int) -> bytes:
+        if 0 <= value < 1 << 16:
+            return b"K" + bytes([value]) if value < 256 else b"M" + struct.pack("<H", value)
+        return b"J" + struct.pack("<i", value)
+
+    def _string(self, value: str | bytes) -> bytes:
+        raw = value.encode("latin1") if isinstance(value, str) else value
+        head = b"U" + bytes([len(raw)]) if len(raw) < 256 else b"T" + struct.pack("<i", len(raw))
+        return head + raw + self._put()
+
+    def _list(self, value: list[Any]) -> bytes:
+        return b"]" + self._put() + b"(" + b"".join(map(self.write, value)) + b"e"
+
+    def _dict(self, value: dict[str, Any]) -> bytes:
+        start = b"}" + self._put() + b"("
+        return start + b"".join(self.write(key) + self.write(item) for key, item in value.items()) + b"u"
+
+    def _array(self, value: np.ndarray) -> bytes:
+        made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R" + self._put()
+        shape = b"".join(map(self._int, value.shape)) + {1: b"\x85", 2: b"\x86"}[value.ndim]
+        dtype = b"cnumpy\ndtype\n" + self._string(value.dtype.str.lstrip("|<>")) + b"K\x00K\x01\x87R"
+        dtype += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+        return made + b"(K\x01" + shape + dtype + b"\x89" + self._string(value.tobytes()) + b"tb"
+
+
+def _batch_value(one: Batch) -> dict[str, Any]:
+    if one.coarse is None:
+        labels: dict[str, Any] = {"labels": one.labels}
+    else:
+        labels = {"fine_labels": one.labels, "coarse_labels": one.coarse}
+    return {"batch_label": f"batch {one.file}", **labels, "data": one.data, "filenames": one.filenames}
+
+
+def _records(one: Batch) -> bytes:
+    heads = zip(one.coarse, one.labels, strict=True) if one.coarse else ([label] for label in one.labels)
+    return b"".join(bytes(head) + row.tobytes() for head, row in zip(heads, one.data, strict=True))
+
+
+def _lines(names: list[str]) -> bytes:
+    return "".join(f"{name}\n" for name in names).encode()

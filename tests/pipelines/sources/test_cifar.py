@@ -1,0 +1,399 @@
+import gzip
+import io
+import json
+import os
+import pickle
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.sources import targz
+from pipelines.sources.base import Source
+from pipelines.sources.cifar import Cifar10, Cifar100
+from shardset import naming
+from shardset.errors import ChangedInput, SourceError
+from tests.makers.cifar import (
+    CIFAR10_CLASSES,
+    COARSE_CLASSES,
+    FINE_CLASSES,
+    Batch,
+    binary_files,
+    cifar10,
+    cifar100,
+    pickle_of,
+    python_files,
+    tar_of,
+    write_archive,
+    write_folder,
+)
+from tests.makers.spools import MemorySpool
+
+PYTHON10, BINARY10 = "cifar-10-batches-py", "cifar-10-batches-bin"
+FORMS10 = [("cifar-10-python.tar.gz", PYTHON10, python_files), ("cifar-10-binary.tar.gz", BINARY10, binary_files)]
+FORMS100 = [
+    ("cifar-100-python.tar.gz", "cifar-100-python", python_files),
+    ("cifar-100-binary.tar.gz", "cifar-100-binary", binary_files),
+]
+
+
+def opened(kind, path, **options) -> Source:
+    return kind(*kind.find(str(path)), **options)
+
+
+def read(source):
+    """All samples of a source, and its spool."""
+    spool = MemorySpool()
+    return [sample for unit in source.survey().units for sample in source.index(unit, spool)], spool
+
+
+def expect_same_pictures(source, batches: list[Batch]):
+    samples, spool = read(source)
+    wanted = [(batch.pixels(row), batch.labels[row]) for batch in batches for row in range(len(batch.data))]
+    assert [sample.label for sample in samples] == [label for _, label in wanted]
+    for sample, (pixels, _) in zip(samples, wanted, strict=True):
+        image = Image.open(io.BytesIO(spool.content(sample.fields[sample.image])))
+        assert np.array_equal(np.asarray(image), pixels)
+    return samples
+
+
+@pytest.mark.parametrize(("archive", "folder", "files"), FORMS10)
+def test_every_picture_of_a_cifar10_archive_comes_back_with_its_label(tmp_path, archive, folder, files):
+    path = write_archive(tmp_path / archive, files(cifar10(3)), folder)
+    samples = expect_same_pictures(opened(Cifar10, path), cifar10(3))
+    assert [sample.split for sample in samples] == ["train"] * 15 + ["test"] * 3
+
+
+@pytest.mark.parametrize(("archive", "folder", "files"), FORMS100)
+def test_every_picture_of_a_cifar100_archive_comes_back_with_its_fine_label(tmp_path, archive, folder, files):
+    path = write_archive(tmp_path / archive, files(cifar100(3)), folder)
+    samples = expect_same_pictures(opened(Cifar100, path), cifar100(3))
+    assert [sample.split for sample in samples] == ["train"] * 6 + ["test"] * 3
+
+
+@pytest.mark.parametrize(("archive", "folder", "files"), FORMS100)
+def test_the_coarse_label_of_cifar100_goes_into_json(tmp_path, archive, folder, files):
+    path = write_archive(tmp_path / archive, files(cifar100(3)), folder)
+    samples, _ = read(opened(Cifar100, path))
+    coarse = [label for batch in cifar100(3) for label in batch.coarse]
+    expected = [{"coarse_label": label, "coarse_name": COARSE_CLASSES[label]} for label in coarse]
+    assert [json.loads(sample.fields["json"]) for sample in samples] == expected
+    assert samples[0].fields["json"] == json.dumps(expected[0], sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_cifar10_has_no_json_field(tmp_path):
+    samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(1)))))
+    assert [list(sample.fields) for sample in samples] == [["png"]] * 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "batches", "forms"), [(Cifar10, cifar10(2), FORMS10), (Cifar100, cifar100(2), FORMS100)]
+)
+def test_archive_and_folder_python_and_binary_agree_in_everything_but_names(tmp_path, kind, batches, forms):
+    seen = []
+    for archive, folder, files in forms:
+        sources = [
+            opened(kind, write_archive(tmp_path / archive, files(batches), folder)),
+            opened(kind, write_folder(tmp_path / folder, files(batches))),
+        ]
+        for source in sources:
+            samples, spool = read(source)
+            seen.append([(s.key, s.split, s.label, s.fields, bytes(spool.data)) for s in samples])
+    assert all(one == seen[0] for one in seen)
+
+
+def test_keys_tell_batch_and_row_and_can_stand_in_a_tar(tmp_path):
+    samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(2)))))
+    keys = [sample.key for sample in samples]
+    assert keys[:3] == ["train-1-00000", "train-1-00001", "train-2-00000"]
+    assert keys[-1] == "test-00001"
+    assert all(map(naming.is_key, keys))
+    assert len(set(keys)) == len(keys)
+
+
+def test_names_hold_the_original_file_name_and_are_unique(tmp_path):
+    samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(3)))))
+    names = [sample.name for sample in samples]
+    # The maker gives rows 0 and 1 the same file name.
+    assert names[:2] == ["data_batch_1/picture_s_000001.png#0", "data_batch_1/picture_s_000001.png#1"]
+    assert len(set(names)) == len(names)
+
+
+def test_a_sample_of_the_binary_version_is_called_by_its_key(tmp_path):
+    samples, _ = read(opened(Cifar10, write_folder(tmp_path / BINARY10, binary_files(cifar10(1)))))
+    assert [sample.name for sample in samples] == [sample.key for sample in samples]
+
+
+@pytest.mark.parametrize("form", range(2))
+def test_classes_stand_in_label_order(tmp_path, form):
+    for kind, batches, (_, folder, files), names in [
+        (Cifar10, cifar10(1), FORMS10[form], CIFAR10_CLASSES),
+        (Cifar100, cifar100(1), FORMS100[form], FINE_CLASSES),
+    ]:
+        classes = opened(kind, write_folder(tmp_path / folder, files(batches))).survey().classes
+        assert [(info.label, info.name) for info in classes] == list(enumerate(names))
+
+
+def test_pictures_can_be_stored_as_ppm(tmp_path):
+    path = write_folder(tmp_path / PYTHON10, python_files(cifar10(1)))
+    samples, spool = read(opened(Cifar10, path, image_format="ppm"))
+    content = spool.content(samples[0].fields["ppm"])
+    assert samples[0].image == "ppm"
+    assert content == b"P6\n32 32\n255\n" + cifar10(1)[0].pixels(0).tobytes()
+
+
+def test_a_unit_is_json_and_gives_the_same_samples_twice_also_after_pickling(tmp_path):
+    source = opened(Cifar100, write_archive(tmp_path / "a.tgz", python_files(cifar100(2)), "x"))
+    unit = source.survey().units[0]
+    first = list(source.index(json.loads(json.dumps(unit)), MemorySpool()))
+    assert list(pickle.loads(pickle.dumps(source)).index(unit, MemorySpool())) == first
+
+
+# --- where the files are
+
+
+@pytest.mark.parametrize("folder", [PYTHON10, BINARY10])
+def test_the_extracted_folder_and_its_parent_are_found(tmp_path, folder):
+    files = python_files(cifar10(1)) if folder == PYTHON10 else binary_files(cifar10(1))
+    write_folder(tmp_path / folder, files)
+    for url in (tmp_path, tmp_path / folder, f"{tmp_path}/{folder}/"):
+        storage, archive = Cifar10.find(str(url))
+        assert (storage.url, archive) == (str(tmp_path / folder), None)
+
+
+def test_a_folder_that_holds_a_published_archive_is_found(tmp_path):
+    write_archive(tmp_path / "cifar-100-binary.tar.gz", binary_files(cifar100(1)), "x")
+    storage, archive = Cifar100.find(str(tmp_path))
+    assert (storage.url, archive) == (str(tmp_path), "cifar-100-binary.tar.gz")
+
+
+def test_an_archive_goes_before_extracted_files(tmp_path):
+    write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(1)), PYTHON10)
+    write_folder(tmp_path / PYTHON10, python_files(cifar10(1)))
+    assert Cifar10.find(str(tmp_path))[1] == "cifar-10-python.tar.gz"
+
+
+def test_class_folders_called_train_and_test_are_not_taken_for_cifar100(tmp_path):
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "test" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "1.png").write_bytes(b"x")
+    with pytest.raises(
+        SourceError, match=r"no cifar100 here: found train/cat/1\.png; expected cifar-100-python\.tar\.gz"
+    ):
+        Cifar100.find(str(tmp_path))
+
+
+def test_an_empty_folder_is_an_error_that_names_what_is_expected(tmp_path):
+    with pytest.raises(SourceError, match=r"found nothing; expected cifar-10-python\.tar\.gz, cifar-10-binary"):
+        Cifar10.find(str(tmp_path))
+
+
+def test_an_archive_that_is_not_there_is_an_error_that_lists_the_folder(tmp_path):
+    (tmp_path / "other.txt").write_text("x")
+    with pytest.raises(SourceError, match=r"cifar\.tgz: not there; found other\.txt"):
+        opened(Cifar10, tmp_path / "cifar.tgz").survey()
+
+
+# --- damaged input
+
+
+def test_a_missing_batch_is_an_error_that_lists_found_and_expected(tmp_path):
+    files = python_files(cifar10(1))
+    del files["data_batch_3"], files["batches.meta"]
+    for path in (write_archive(tmp_path / "a.tar.gz", files, PYTHON10), write_folder(tmp_path / "b", files)):
+        with pytest.raises(
+            SourceError, match=r"found data_batch_1, .*test_batch of .*expected data_batch_3, batches\.meta"
+        ):
+            opened(Cifar10, path).survey()
+
+
+def test_the_other_data_set_is_an_error(tmp_path):
+    path = write_archive(tmp_path / "a.tar.gz", python_files(cifar100(1)), "x")
+    with pytest.raises(SourceError, match="found none of the files of cifar10"):
+        opened(Cifar10, path).survey()
+
+
+@pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+def test_an_archive_that_is_cut_anywhere_is_an_error_that_says_so(tmp_path, part):
+    path = write_archive(tmp_path / "a.tar.gz", python_files(cifar10(2)), PYTHON10)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    with pytest.raises(SourceError, match="download"):
+        opened(Cifar10, path).survey()
+
+
+@pytest.mark.parametrize("from_end", [1, 4, 8])
+def test_an_archive_without_its_last_bytes_is_an_error(tmp_path, from_end):
+    path = write_archive(tmp_path / "a.tar.gz", python_files(cifar10(2)), PYTHON10)
+    path.write_bytes(path.read_bytes()[:-from_end])
+    with pytest.raises(SourceError, match=r"a\.tar\.gz: cut or damaged"):
+        opened(Cifar10, path).survey()
+
+
+def test_a_flipped_bit_in_a_picture_is_found_by_the_survey_and_by_a_unit(tmp_path):
+    # Stored without compression, so that only the checksum can tell.
+    tar = tar_of(binary_files(cifar10(2)), BINARY10)
+    path = tmp_path / "a.tar.gz"
+    path.write_bytes(gzip.compress(tar, compresslevel=0, mtime=0))
+    source = opened(Cifar10, path)
+    unit = source.survey().units[0]
+    data = bytearray(path.read_bytes())
+    data[data.index(cifar10(2)[0].data[1].tobytes()) + 5] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(SourceError, match="CRC"):
+        source.survey()
+    damaged = opened(Cifar10, path)
+    pinned = damaged.input.stat("a.tar.gz").generation
+    with pytest.raises(SourceError, match="CRC"):
+        list(damaged.index({**unit, "generation": pinned}, MemorySpool()))
+
+
+def test_a_tar_that_was_cut_before_it_was_compressed_is_an_error(tmp_path):
+    tar = tar_of(python_files(cifar10(2)), PYTHON10)
+    for size in (len(tar) // 2, 512 * 20):
+        (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar[:size]))
+        with pytest.raises(SourceError, match="download"):
+            opened(Cifar10, tmp_path / "a.tar.gz").survey()
+
+
+def test_a_web_page_in_place_of_an_archive_is_an_error(tmp_path):
+    (tmp_path / "cifar-10-python.tar.gz").write_text("<html>404</html>")
+    with pytest.raises(SourceError, match=r"cut or damaged, expected a whole \.tar\.gz"):
+        opened(Cifar10, tmp_path).survey()
+
+
+def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(targz, "MAX_ARCHIVE_BYTES", 1_000_000)
+    files = {**python_files(cifar10(1)), "zeros": bytes(3_000_000)}
+    path = write_archive(tmp_path / "a.tar.gz", files, PYTHON10)
+    with pytest.raises(SourceError, match="unpacks to more than 1000000 bytes"):
+        opened(Cifar10, path).survey()
+
+
+def test_a_file_that_is_far_too_large_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(targz, "MAX_MEMBER_BYTES", 1000)
+    files = {**python_files(cifar10(1)), "batches.meta": bytes(2000)}
+    for path in (write_archive(tmp_path / "a.tar.gz", files, PYTHON10), write_folder(tmp_path / "b", files)):
+        with pytest.raises(SourceError, match="2000 bytes, expected at most 1000"):
+            opened(Cifar10, path).survey()
+
+
+def test_paths_in_an_archive_are_never_used_as_paths(tmp_path):
+    files = python_files(cifar10(1))
+    path = write_archive(tmp_path / "a.tar.gz", files, "/../../outside")
+    expect_same_pictures(opened(Cifar10, path), cifar10(1))
+    assert sorted(os.listdir(tmp_path)) == ["a.tar.gz"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.GNUTYPE_SPARSE])
+def test_links_and_special_files_in_an_archive_are_no_batches(tmp_path, kind):
+    files = python_files(cifar10(1))
+    del files["test_batch"]
+    buffer = io.BytesIO(tar_of(files, PYTHON10))
+    with tarfile.open(fileobj=buffer, mode="a") as tar:
+        info = tarfile.TarInfo(f"{PYTHON10}/test_batch")
+        info.type, info.linkname = kind, "/etc/passwd"
+        tar.addfile(info)
+    (tmp_path / "a.tar.gz").write_bytes(gzip.compress(buffer.getvalue()))
+    with pytest.raises(SourceError, match="also expected test_batch"):
+        opened(Cifar10, tmp_path / "a.tar.gz").survey()
+
+
+def test_a_batch_that_is_there_twice_is_an_error(tmp_path):
+    files = python_files(cifar10(1))
+    write_archive(tmp_path / "a.tar.gz", {**files, "x/test_batch": b"other"}, "a")
+    with pytest.raises(SourceError, match="holds test_batch twice"):
+        opened(Cifar10, tmp_path / "a.tar.gz").survey()
+
+
+class Touch:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.path}",))
+
+
+@pytest.mark.parametrize("victim", ["data_batch_2", "batches.meta"])
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_a_malicious_pickle_is_refused_by_name_and_does_not_run(tmp_path, victim, protocol):
+    evil = pickle.dumps({"data": Touch(tmp_path / "ran")}, protocol)
+    path = write_folder(tmp_path / "in", {**python_files(cifar10(1)), victim: evil})
+    with pytest.raises(SourceError, match=rf"{victim}: the pickle holds the name posix\.system"):
+        read(opened(Cifar10, path))
+    assert not (tmp_path / "ran").exists()
+
+
+def batch_value(**changes):
+    value = {"labels": [1, 2], "data": np.zeros((2, 3072), np.uint8), "filenames": ["a.png", "b.png"]}
+    return {name: item for name, item in {**value, **changes}.items() if item != "absent"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (batch_value(labels=[1, 10]), "row 1: label '10', expected 0 to 9"),
+        (batch_value(labels=[-1, 1]), "row 0: label '-1', expected 0 to 9"),
+        (batch_value(labels=["1", 1]), "row 0: label"),
+        (batch_value(labels=[1]), "1 labels for 2 pictures"),
+        (batch_value(labels=3), "no list 'labels'"),
+        (batch_value(filenames=["a.png"]), "1 file names for 2 pictures"),
+        (batch_value(filenames=[1, 2]), "a int where a text is expected"),
+        (batch_value(data=np.zeros((2, 3073), np.uint8)), r"shape \(2, 3073\), expected \[rows, 3072\]"),
+        (batch_value(data=np.zeros(3072, np.uint8)), r"shape \(3072,\)"),
+        (batch_value(data=[1, 2]), "array 'data': none"),
+        ([1, 2], "a pickled list, expected a dict"),
+    ],
+)
+def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, message):
+    path = write_folder(tmp_path / "in", {**python_files(cifar10(1)), "test_batch": pickle_of(value)})
+    with pytest.raises(SourceError, match=rf"test_batch: .*{message}"):
+        read(opened(Cifar10, path))
+
+
+def test_a_coarse_label_out_of_range_is_an_error(tmp_path):
+    files = binary_files(cifar100(1))
+    files["test.bin"] = bytes([20]) + files["test.bin"][1:]
+    with pytest.raises(SourceError, match=r"test\.bin: row 0: label '20', expected 0 to 19"):
+        read(opened(Cifar100, write_folder(tmp_path / "in", files)))
+
+
+def test_a_binary_batch_that_is_cut_in_a_row_is_an_error(tmp_path):
+    files = binary_files(cifar10(2))
+    files["test_batch.bin"] = files["test_batch.bin"][:-1]
+    with pytest.raises(SourceError, match=r"test_batch\.bin: 6145 bytes, expected a multiple of 3073"):
+        read(opened(Cifar10, write_folder(tmp_path / "in", files)))
+
+
+def test_a_binary_batch_that_is_cut_between_rows_is_noted(tmp_path):
+    survey = opened(Cifar10, write_folder(tmp_path / "in", binary_files(cifar10(2)))).survey()
+    assert survey.notes[-1] == "test_batch.bin has 6146 bytes, the published file has 30730000"
+
+
+def test_class_names_that_repeat_are_an_error(tmp_path):
+    files = {**binary_files(cifar10(1)), "batches.meta.txt": b"cat\ndog\ncat\n"}
+    with pytest.raises(SourceError, match=r"batches\.meta\.txt: 3 class names, expected some, all different"):
+        opened(Cifar10, write_folder(tmp_path / "in", files)).survey()
+
+
+@pytest.mark.parametrize("in_archive", [True, False])
+def test_an_input_that_changed_after_the_survey_is_an_error(tmp_path, in_archive):
+    if in_archive:
+        path = changed = write_archive(tmp_path / "a.tar.gz", python_files(cifar10(1)), PYTHON10)
+    else:
+        path = write_folder(tmp_path / "in", python_files(cifar10(1)))
+        changed = path / "test_batch"
+    source = opened(Cifar10, path)
+    unit = source.survey().units[-1]
+    changed.write_bytes(changed.read_bytes() + b"\0")
+    with pytest.raises(ChangedInput, match="start again"):
+        list(source.index(unit, MemorySpool()))
+
+
+def test_the_survey_lists_the_objects_that_it_read(tmp_path):
+    archive = write_archive(tmp_path / "a.tgz", python_files(cifar10(1)), PYTHON10)
+    folder = write_folder(tmp_path / "in", binary_files(cifar10(1)))
+    assert opened(Cifar10, archive).survey().objects == {"a.tgz": archive.stat().st_size}
+    assert opened(Cifar10, folder).survey().objects["test_batch.bin"] == 3073
