@@ -112,13 +112,13 @@ class WebDataset:
             )
         split = _split_in(tar)
         if not split:
-            notes.append(f"the names of the tars say no split: all samples go to {DEFAULT_SPLIT}")
+            notes.append(f"the names of the tars say no split: all samples go to split {DEFAULT_SPLIT}")
         return split or DEFAULT_SPLIT
 
 
 def _unit(tar: Stat, split: str) -> Unit:
     if not is_split(split):
-        raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _); choose with --split")
+        raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _); rename it")
     return {"tar": tar.name, "generation": tar.generation, "num_bytes": tar.num_bytes, "split": split}
 
 

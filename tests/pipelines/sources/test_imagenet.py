@@ -1,0 +1,294 @@
+import json
+import pickle
+import struct
+import tarfile
+import zlib
+
+import pytest
+
+from pipelines.sources import imagenet
+from pipelines.sources.base import RawSample, Rejected, Survey
+from pipelines.sources.imagenet import ImageNet
+from pipelines.sources.synsets import read_mapping, read_solution
+from shardset.errors import ChangedInput, SourceError
+from shardset.storage import Storage, open_storage
+from tests.makers import imagenet as maker
+from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
+
+LAYOUTS = {"archives": maker.archives, "kaggle": maker.kaggle, "class folders": maker.class_folders}
+TRAIN_TAR, VALIDATION_TAR, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12.tar.gz"
+
+
+def everything(source: ImageNet) -> tuple[Survey, list[RawSample], list[Rejected]]:
+    survey = source.survey()
+    found = [entry for unit in survey.units for entry in source.index(unit, spool=None)]
+    samples = [entry for entry in found if isinstance(entry, RawSample)]
+    return survey, samples, [entry for entry in found if isinstance(entry, Rejected)]
+
+
+def content(storage: Storage, sample: RawSample) -> bytes:
+    extent = sample.fields[sample.image]
+    return storage.read(extent.object, extent.offset, extent.offset + extent.num_bytes, generation=extent.generation)
+
+
+def source_of(tmp_path, files) -> ImageNet:
+    return ImageNet(open_storage(str(maker.put(tmp_path / "in", files))))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, monkeypatch, layout, chunk):
+    monkeypatch.setattr(imagenet, "VALIDATION_CHUNK", chunk)
+    images = maker.images()
+    source = source_of(tmp_path, LAYOUTS[layout](images))
+    survey, samples, rejected = everything(source)
+    assert rejected == []
+    assert {(s.split, s.key, maker.WNIDS[s.label], content(source.input, s)) for s in samples} == {
+        (image.split, image.key, image.wnid, image.content) for image in images
+    }
+    assert len(samples) == len(images)
+    assert [(info.label, info.wnid) for info in survey.classes] == list(enumerate(maker.WNIDS))
+
+
+@pytest.mark.parametrize("layout", ["archives", "kaggle"])
+def test_classes_are_called_by_the_first_word_of_their_synset(tmp_path, layout):
+    survey = source_of(tmp_path, LAYOUTS[layout](maker.images())).survey()
+    assert [info.name for info in survey.classes] == ["tench", "goldfish", "kit fox", "projectile"]
+    assert survey.notes == []
+
+
+def test_class_folders_without_tables_are_named_by_wnid_and_that_is_stated(tmp_path):
+    survey = source_of(tmp_path, maker.class_folders(maker.images())).survey()
+    assert [info.name for info in survey.classes] == maker.WNIDS
+    assert survey.notes == [
+        "no ILSVRC2012_devkit_t12.tar.gz and no LOC_synset_mapping.txt: classes are named by their wnids"
+    ]
+
+
+def test_a_sample_of_the_archives_is_a_range_of_the_outer_tar(tmp_path):
+    files = maker.archives(maker.images())
+    source = source_of(tmp_path, files)
+    survey, samples, _ = everything(source)
+    first = samples[0]
+    extent = first.fields["jpg"]
+    assert first.name == "ILSVRC2012_img_train.tar/n01440764.tar/n01440764_7.JPEG"
+    assert (extent.object, extent.generation) == (TRAIN_TAR, source.input.stat(TRAIN_TAR).generation)
+    assert files[TRAIN_TAR][extent.offset : extent.offset + extent.num_bytes].startswith(b"\xff\xd8")
+    assert survey.objects == {name: len(data) for name, data in files.items()}
+
+
+def test_a_source_pickles_and_its_units_are_json(tmp_path):
+    source = source_of(tmp_path, maker.archives(maker.images()))
+    again = pickle.loads(pickle.dumps(source))
+    units = json.loads(json.dumps(source.survey().units))
+    assert [list(again.index(unit, None)) for unit in units] == [list(source.index(unit, None)) for unit in units]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_subset_of_classes_works_and_what_is_left_out_is_counted(tmp_path, layout):
+    some = [maker.WNIDS[0], maker.WNIDS[2]]
+    source = source_of(tmp_path, LAYOUTS[layout](maker.images(some)))
+    survey, samples, _ = everything(source)
+    assert [info.wnid for info in survey.classes] == some
+    assert {(s.key, s.label) for s in samples if s.split == "validation"} == {
+        (f"ILSVRC2012_val_{number:08d}", some.index(wnid))
+        for number, wnid in enumerate(maker.TRUTH, start=1)
+        if wnid in some
+    }
+    assert "3 of 7 validation samples are of classes without training data: left out" in survey.notes
+
+
+@pytest.mark.parametrize(
+    ("layout", "gone", "note"),
+    [
+        ("archives", "ILSVRC2012_img_val", "no ILSVRC2012_img_val.tar: only split train"),
+        ("kaggle", "CLS-LOC/val/", "no ILSVRC/Data/CLS-LOC/val/: only split train"),
+        ("class folders", "val/", "no val/: only split train"),
+    ],
+)
+def test_missing_validation_is_stated(tmp_path, layout, gone, note):
+    files = {name: data for name, data in LAYOUTS[layout](maker.images()).items() if gone not in name}
+    survey, samples, _ = everything(source_of(tmp_path, files))
+    assert note in survey.notes
+    assert {sample.split for sample in samples} == {"train"}
+
+
+def test_training_alone_needs_no_devkit(tmp_path):
+    files = {TRAIN_TAR: maker.archives(maker.images())[TRAIN_TAR]}
+    survey, samples, _ = everything(source_of(tmp_path, files))
+    assert [info.name for info in survey.classes] == maker.WNIDS
+    assert len(samples) == 12
+    assert len(survey.notes) == 2
+
+
+@pytest.mark.parametrize(("layout", "gone"), [("archives", DEVKIT), ("kaggle", "LOC_val_solution.csv")])
+def test_validation_without_its_labels_is_an_error(tmp_path, layout, gone):
+    files = LAYOUTS[layout](maker.images())
+    del files[gone]
+    with pytest.raises(SourceError, match=gone):
+        source_of(tmp_path, files).survey()
+
+
+def test_a_folder_that_is_no_imagenet_says_what_was_looked_for(tmp_path):
+    with pytest.raises(SourceError, match=r"(?s)ILSVRC2012_img_train.tar.*CLS-LOC.*train/nNNNNNNNN/.*found cat.jpg"):
+        source_of(tmp_path, {"cat.jpg": b"1"}).survey()
+
+
+def test_other_class_names_are_sent_to_the_folder_source(tmp_path):
+    with pytest.raises(SourceError, match="`folder`"):
+        source_of(tmp_path, {"train/cats/1.jpg": b"1"}).survey()
+
+
+@pytest.mark.parametrize("folder", ["val", "validation"])
+def test_validation_folders_may_have_either_name(tmp_path, folder):
+    _, samples, _ = everything(source_of(tmp_path, maker.class_folders(maker.images(), folder)))
+    assert sum(sample.split == "validation" for sample in samples) == len(maker.TRUTH)
+
+
+def test_kaggle_validation_may_be_sorted_into_class_folders(tmp_path):
+    sorted_by_hand = {f"ILSVRC/Data/CLS-LOC/{name}": data for name, data in maker.class_folders(maker.images()).items()}
+    tables = {name: data for name, data in maker.kaggle(maker.images()).items() if name.startswith("LOC_syn")}
+    survey, samples, _ = everything(source_of(tmp_path, sorted_by_hand | tables))
+    assert len(samples) == len(maker.images())
+    assert survey.notes == []
+
+
+def test_a_class_that_the_devkit_does_not_know_is_an_error(tmp_path):
+    files = maker.archives(maker.images())
+    files[TRAIN_TAR] = tar_bytes({"n99999999.tar": tar_bytes({"n99999999_1.JPEG": b"1"})})
+    with pytest.raises(SourceError, match=r"1 classes that the table of synsets does not know: n99999999"):
+        source_of(tmp_path, files).survey()
+
+
+def test_an_inner_tar_that_is_cut_is_named_with_its_offset(tmp_path):
+    images = maker.images()
+    inner = tar_bytes({f"{image.key}.JPEG": image.content for image in images if image.wnid == maker.WNIDS[1]})
+    files = {TRAIN_TAR: tar_bytes({f"{maker.WNIDS[1]}.tar": inner[:2048], f"{maker.WNIDS[2]}.tar": tar_bytes({})})}
+    source = source_of(tmp_path, files)
+    units = source.survey().units
+    start = content_offset(files[TRAIN_TAR], f"{maker.WNIDS[1]}.tar")
+    with pytest.raises(SourceError, match=rf"n01443537.tar \(from byte {start}\): cut at byte {start + 2048}"):
+        list(source.index(units[0], None))
+    assert list(source.index(units[1], None)) == []
+
+
+def test_an_outer_tar_that_is_cut_is_an_error_of_the_survey(tmp_path):
+    files = maker.archives(maker.images())
+    files[TRAIN_TAR] = files[TRAIN_TAR][:40_000]
+    with pytest.raises(SourceError, match=r"img_train.tar: cut at byte 40000 inside 'n0"):
+        source_of(tmp_path, files).survey()
+
+
+def test_a_validation_archive_that_is_cut_is_an_error_of_every_unit(tmp_path):
+    files = maker.archives(maker.images())
+    files[VALIDATION_TAR] = files[VALIDATION_TAR][:3000]
+    source = source_of(tmp_path, files)
+    with pytest.raises(SourceError, match=r"img_val.tar: cut at byte 3000"):
+        list(source.index(source.survey().units[-1], None))
+
+
+def test_what_is_no_class_archive_or_no_file_is_rejected_by_name(tmp_path):
+    inner = tar_of(
+        [(special("n01440764_1.JPEG", tarfile.SYMTYPE, "/etc/passwd"), b""), (plain("../b.JPEG", b"1"), b"1")]
+    )
+    members = [(plain("n01440764.tar", inner), inner), (plain("readme.txt", b"1"), b"1")]
+    _, samples, rejected = everything(source_of(tmp_path, {TRAIN_TAR: tar_of(members)}))
+    assert samples == []
+    assert [(entry.name.removeprefix(TRAIN_TAR + "/"), entry.reason.split(";")[0]) for entry in rejected] == [
+        ("n01440764.tar/n01440764_1.JPEG", "is a link to '/etc/passwd'"),
+        ("n01440764.tar/../b.JPEG", "has a name that climbs out of its folder"),
+        ("readme.txt", "is no nNNNNNNNN.tar"),
+    ]
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_validation_images_without_a_label_are_rejected_once(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(imagenet, "VALIDATION_CHUNK", chunk)
+    files = maker.archives(maker.images())
+    images = {f"{image.key}.JPEG": image.content for image in maker.images() if image.split == "validation"}
+    files[VALIDATION_TAR] = tar_bytes(images | {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"})
+    _, samples, rejected = everything(source_of(tmp_path, files))
+    assert sum(sample.split == "validation" for sample in samples) == len(maker.TRUTH)
+    assert [entry.name.rpartition("/")[2] for entry in rejected] == ["ILSVRC2012_val_00000008.JPEG", "cat.JPEG"]
+    assert all("with a number from 1 to 7: no label" in entry.reason for entry in rejected)
+
+
+def test_a_gap_in_kaggles_solutions_rejects_that_image(tmp_path):
+    files = maker.kaggle(maker.images())
+    lines = files["LOC_val_solution.csv"].splitlines(keepends=True)
+    files["LOC_val_solution.csv"] = b"".join(line for line in lines if b"val_00000003" not in line)
+    _, _, rejected = everything(source_of(tmp_path, files))
+    assert [entry.reason for entry in rejected] == ["has no label in LOC_val_solution.csv"]
+
+
+def test_strays_in_class_folders_are_rejected(tmp_path):
+    files = maker.class_folders(maker.images())
+    files |= {"train/.DS_Store": b"1", "train/n01440764/Thumbs.db": b"2"}
+    _, samples, rejected = everything(source_of(tmp_path, files))
+    assert len(samples) == len(maker.images())
+    assert {entry.name: entry.reason for entry in rejected} == {
+        "train/.DS_Store": "is in no folder nNNNNNNNN",
+        "train/n01440764/Thumbs.db": "is not named .JPEG, .jpg or .png",
+    }
+
+
+def test_a_class_folder_that_grows_after_the_survey_is_noticed(tmp_path):
+    source = source_of(tmp_path, maker.class_folders(maker.images()))
+    unit = source.survey().units[0]
+    (tmp_path / "in" / unit["prefix"] / "new.JPEG").write_bytes(b"1")
+    with pytest.raises(ChangedInput, match="4 files, 3 when it was surveyed"):
+        list(source.index(unit, None))
+
+
+@pytest.mark.parametrize(
+    ("packed", "says"),
+    [
+        (maker.devkit()[:200], "cut or damaged"),
+        (b"<html>not found</html>", "cut or damaged"),
+        (maker.pack_devkit(b"", b"1\n"), "holds no meta.mat"),
+        (maker.pack_devkit(b"MATLAB" * 100, b"1\n"), "no table of synsets"),
+        (maker.pack_devkit(maker.meta()[:300], b"1\n"), "no table of synsets"),
+        (maker.pack_devkit(maker.meta(), b"1\n77\n"), "line 2 is '77', expected an ILSVRC2012_ID"),
+        (maker.pack_devkit(maker.meta(), b"5\n"), "line 1 is '5', expected an ILSVRC2012_ID"),
+    ],
+)
+def test_a_broken_devkit_is_an_error_that_says_where(tmp_path, packed, says):
+    files = maker.archives(maker.images()) | {DEVKIT: packed}
+    with pytest.raises(SourceError, match=says):
+        source_of(tmp_path, files).survey()
+
+
+def test_a_devkit_without_compression_inside_reads_the_same(tmp_path):
+    files = maker.archives(maker.images()) | {DEVKIT: maker.devkit(do_compression=False)}
+    assert source_of(tmp_path, files).survey().classes[0].name == "tench"
+
+
+def test_a_table_of_synsets_cannot_unpack_without_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipelines.sources.synsets.MAX_MAT_BYTES", 100_000)
+    packed = zlib.compress(bytes(200_000))
+    bomb = maker.meta()[:128] + struct.pack("<II", 15, len(packed)) + packed
+    files = maker.archives(maker.images()) | {DEVKIT: maker.pack_devkit(bomb, b"1\n")}
+    with pytest.raises(SourceError, match="unpacks to more than"):
+        source_of(tmp_path, files).survey()
+
+
+@pytest.mark.parametrize("text", [b"tench\n", b"n01440764\n", b"n1 tench\n"])
+def test_a_mapping_of_another_shape_is_refused(text):
+    with pytest.raises(SourceError, match=r"map.txt: line 1"):
+        read_mapping(text, "map.txt")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "its head is"),
+        (b"a,b\n", "its head is"),
+        (b"ImageId,PredictionString\n", "no row"),
+        (b"ImageId,PredictionString\nILSVRC2012_val_00000001\n", "line 2"),
+        (b"ImageId,PredictionString\nILSVRC2012_val_00000001,cat 1 2 3 4\n", "line 2"),
+        (b"ImageId,PredictionString\nILSVRC2012_val_99999999,n01440764 1 2 3 4\n", "line 2"),
+    ],
+)
+def test_solutions_of_another_shape_are_refused(text, says):
+    with pytest.raises(SourceError, match=says):
+        read_solution(text, "solution.csv")
