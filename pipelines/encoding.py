@@ -52,6 +52,9 @@ _READERS = {
     "pgm": "PPM",
     "pbm": "PPM",
 }
+IMAGE_FIELDS = frozenset(_READERS)
+"""The extensions under which images are stored."""
+
 _ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "bmp"}
 _REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "pbm": "pgm"}
 _TO_GREY = {"1", "L", "LA", "La"}

@@ -23,7 +23,7 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pass
 
 
-class ClassInfo(_Record):
+class ClassInfo(_Record, frozen=True, kw_only=True):
     """One class: its 0-based label, its name, and its WordNet id if it has one."""
 
     label: int
@@ -31,7 +31,7 @@ class ClassInfo(_Record):
     wnid: str | None = None
 
 
-class IndexFile(_Record):
+class IndexFile(_Record, frozen=True, kw_only=True):
     """The index of a shard: path relative to the manifest, size, CRC32C (base64, as GCS reports it)."""
 
     path: str
@@ -39,7 +39,7 @@ class IndexFile(_Record):
     crc32c: str
 
 
-class Shard(_Record):
+class Shard(_Record, frozen=True, kw_only=True):
     """One tar. `first_id` is the id of its first sample in the split; `class_counts[label]` counts its samples."""
 
     path: str
@@ -52,7 +52,7 @@ class Shard(_Record):
     class_counts: list[int]
 
 
-class Split(_Record):
+class Split(_Record, frozen=True, kw_only=True):
     """All shards of one split, in id order. `fields` in the order in which a sample's members stand."""
 
     num_samples: int
@@ -70,14 +70,14 @@ class Split(_Record):
         return self.num_content_bytes / max(1, self.num_samples)
 
 
-class Quarantine(_Record):
+class Quarantine(_Record, frozen=True, kw_only=True):
     """How many raw samples were rejected, and the file that lists them with their reasons."""
 
     count: int
     path: str
 
 
-class Provenance(_Record):
+class Provenance(_Record, frozen=True, kw_only=True):
     """Where the set comes from. Nothing here depends on when, where or on how many machines it was built."""
 
     tool: str
@@ -88,7 +88,7 @@ class Provenance(_Record):
     notes: list[str]
 
 
-class Manifest(_Record):
+class Manifest(_Record, frozen=True, kw_only=True):
     """A shard set. Present means complete: it is written after everything it lists."""
 
     kind: str
@@ -114,7 +114,8 @@ class Manifest(_Record):
 def seal(manifest: Manifest) -> Manifest:
     """The manifest with its digest filled in: the sha256 of its canonical JSON with an empty digest."""
     blank = msgspec.structs.replace(manifest, digest="")
-    return msgspec.structs.replace(manifest, digest=hashlib.sha256(msgspec.json.encode(blank, order="sorted")).hexdigest())
+    digest = hashlib.sha256(msgspec.json.encode(blank, order="sorted")).hexdigest()
+    return msgspec.structs.replace(manifest, digest=digest)
 
 
 def to_json(manifest: Manifest) -> bytes:
@@ -126,7 +127,7 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     """A checked Manifest from JSON; raises ManifestError, one sentence for each way to be wrong."""
     try:
         head = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
     if not isinstance(head, dict) or head.get("kind") != KIND:
         raise ManifestError(f"{where}: not a shardset manifest: expected an object with \"kind\": \"{KIND}\"")
@@ -172,7 +173,7 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
         _check_split(split, len(manifest.classes), f"{where}: split {name!r}")
     _refuse_twins((shard.path for split in manifest.splits.values() for shard in split.shards), where)
     if seal(manifest).digest != manifest.digest:
-        raise ManifestError(f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore or rebuild it")
+        raise ManifestError(f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore it")
 
 
 def _check_split(split: Split, num_classes: int, where: str) -> None:
@@ -198,7 +199,7 @@ def _check_shard(shard: Shard, first_id: int, num_classes: int, where: str) -> N
     if shard.first_id != first_id:
         raise ManifestError(f"{where}: first_id is {shard.first_id}, expected {first_id} from the shards before it")
     if len(shard.class_counts) != num_classes:
-        raise ManifestError(f"{where}: {len(shard.class_counts)} class counts for {num_classes} classes; rebuild the set")
+        raise ManifestError(f"{where}: {len(shard.class_counts)} class counts for {num_classes} classes; rebuild it")
     if num_classes and sum(shard.class_counts) != shard.num_samples:
         raise ManifestError(
             f"{where}: class counts add up to {sum(shard.class_counts)}, expected {shard.num_samples}; rebuild the set"
