@@ -24,6 +24,8 @@ MAX_LABEL = 9_999_999
 MAX_EXPANDED = 100_000
 DEFAULT_SPLIT = "train"
 
+_NO_SPLIT = f"the names of some tars say no split: their samples go to split {DEFAULT_SPLIT}"
+
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _NUMBER = re.compile(r"[-_.]?\d*(-of-\d+)?\.tar$", re.ASCII)
@@ -69,13 +71,16 @@ class WebDataset:
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
         known = None if self.tars else self._manifest()
-        tars = self._listed(known)
-        notes: list[str] = []
-        units = [_unit(tar, self._split_of(tar.name, known, notes)) for tar in tars]
+        tars = (
+            _known(self.input, known) if known else _named(self.input, self.tars) if self.tars else _below(self.input)
+        )
+        splits = {tar.name: self.split or _split_in(tar.name) for tar in tars}
+        if known and not self.split:
+            splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
         return Survey(
-            units=units,
-            classes=known.classes or None if known else None,
-            notes=list(dict.fromkeys(notes)),
+            units=[_unit(tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
+            classes=(known.classes or None) if known else None,
+            notes=[] if all(splits.values()) else [_NO_SPLIT],
             objects={tar.name: tar.num_bytes for tar in tars},
         )
 
@@ -89,31 +94,11 @@ class WebDataset:
                 yield _sample(_Group(unit, key, group, key in seen), file)
                 seen.add(key)
 
-    def _listed(self, known: Manifest | None) -> list[Stat]:
-        if known:
-            sizes = {shard.path: shard.num_bytes for split in known.splits.values() for shard in split.shards}
-            return _check_sizes(_named(self.input, list(sizes)), sizes, self.input.url)
-        if self.tars:
-            return _named(self.input, self.tars)
-        return _below(self.input)
-
     def _manifest(self) -> Manifest | None:
         if not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
             return None
         data = self.input.read(MANIFEST)
         return manifests.parse(data, f"{self.input.url}/{MANIFEST}") if _is_ours(data) else None
-
-    def _split_of(self, tar: str, known: Manifest | None, notes: list[str]) -> str:
-        if self.split:
-            return self.split
-        if known:
-            return next(
-                name for name, split in known.splits.items() if any(tar == shard.path for shard in split.shards)
-            )
-        split = _split_in(tar)
-        if not split:
-            notes.append(f"the names of the tars say no split: all samples go to split {DEFAULT_SPLIT}")
-        return split or DEFAULT_SPLIT
 
 
 def _unit(tar: Stat, split: str) -> Unit:
@@ -158,11 +143,14 @@ def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     return [found[name] for name in wanted]
 
 
-def _check_sizes(tars: list[Stat], sizes: dict[str, int], where: str) -> list[Stat]:
+def _known(storage: Storage, manifest: Manifest) -> list[Stat]:
+    sizes = {shard.path: shard.num_bytes for split in manifest.splits.values() for shard in split.shards}
+    tars = _named(storage, sizes)
     for tar in tars:
         if tar.num_bytes != sizes[tar.name]:
             raise SourceError(
-                f"{where}/{tar.name}: {tar.num_bytes} bytes, its manifest says {sizes[tar.name]}; fetch the set again"
+                f"{storage.url}/{tar.name}: {tar.num_bytes} bytes, its manifest says {sizes[tar.name]}; "
+                "fetch the shard set again"
             )
     return tars
 
@@ -178,10 +166,10 @@ def _expand(pattern: str) -> list[str]:
     if not found:
         return [pattern]
     before, after = pattern[: found.start()], pattern[found.end() :]
-    expanded = [before + choice + rest for choice in _choices(found[1], pattern) for rest in _expand(after)]
-    if len(expanded) > MAX_EXPANDED:
+    choices, rests = _choices(found[1], pattern), _expand(after)
+    if len(choices) * len(rests) > MAX_EXPANDED:
         raise ConfigError(f"{pattern}: more than {MAX_EXPANDED} names; give the folder instead")
-    return expanded
+    return [before + choice + rest for choice in choices for rest in rests]
 
 
 def _choices(body: str, pattern: str) -> list[str]:

@@ -1,0 +1,273 @@
+import gzip
+import json
+import pickle
+import tarfile
+
+import pytest
+
+from pipelines.sources.base import Extent, RawSample, Rejected, Survey
+from pipelines.sources.webdataset import WebDataset, find
+from shardset.errors import ConfigError, ManifestError, SourceError
+from shardset.manifest import load
+from shardset.storage import open_storage
+from tests.makers.imagenet import put
+from tests.makers.odd_images import jpeg
+from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.tars import plain, special, tar_bytes, tar_of
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+
+
+def members(first: int, stop: int) -> dict[str, bytes]:
+    return {
+        name: content
+        for number in range(first, stop)
+        for name, content in [(f"{number:04d}.jpg", jpeg(number)), (f"{number:04d}.cls", b"%d" % (number % 3))]
+    }
+
+
+def everything(source: WebDataset) -> tuple[Survey, list[RawSample], list[Rejected]]:
+    survey = source.survey()
+    found = [entry for unit in json.loads(json.dumps(survey.units)) for entry in source.index(unit, None)]
+    samples = [entry for entry in found if isinstance(entry, RawSample)]
+    return survey, samples, [entry for entry in found if isinstance(entry, Rejected)]
+
+
+def one_tar(tmp_path, data: bytes) -> WebDataset:
+    put(tmp_path, {"train-000000.tar": data})
+    return WebDataset(*find(str(tmp_path / "train-000000.tar")))
+
+
+def fields(source: WebDataset, sample: RawSample) -> dict[str, bytes]:
+    def read(content: Extent | bytes) -> bytes:
+        if isinstance(content, bytes):
+            return content
+        return source.input.read(content.object, content.offset, content.offset + content.num_bytes)
+
+    return {field: read(content) for field, content in sample.fields.items()}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
+    put(
+        tmp_path, {f"train/train-{shard}.tar": tar_bytes(members(4 * shard, 4 * shard + 4), format) for shard in (0, 1)}
+    )
+    source = WebDataset(*find(str(tmp_path)))
+    survey, samples, rejected = everything(source)
+    assert rejected == []
+    assert survey.classes is None
+    assert [(s.key, s.split, s.label, s.image) for s in samples] == [
+        (f"{number:04d}", "train", number % 3, "jpg") for number in range(8)
+    ]
+    assert [fields(source, s) for s in samples] == [{"jpg": jpeg(n), "cls": b"%d" % (n % 3)} for n in range(8)]
+    assert samples[0].name == "train/train-0.tar/0000"
+
+
+def test_all_fields_are_kept_in_member_order_under_lower_case_names(tmp_path):
+    files = {"a/x.TXT": b"hi", "a/x.seg.png": b"s", "a/x.JPEG": b"j", "a/x.npy": b"n" * 9000, "a/x.cls": b" 7\n"}
+    source = one_tar(tmp_path, tar_bytes(files))
+    _, [sample], _ = everything(source)
+    assert fields(source, sample) == {"txt": b"hi", "seg.png": b"s", "jpeg": b"j", "npy": b"n" * 9000, "cls": b" 7\n"}
+    assert list(sample.fields) == ["txt", "seg.png", "jpeg", "npy", "cls"]
+    assert (sample.key, sample.image, sample.label) == ("a/x", "jpeg", 7)
+    assert {field for field, content in sample.fields.items() if isinstance(content, bytes)} == {"txt", "cls"}
+
+
+def test_text_longer_than_4_kib_stays_where_it_is(tmp_path):
+    source = one_tar(
+        tmp_path, tar_bytes({"x.jpg": b"j", "x.txt": b"t" * 4097, "x.json": b'{"label": 3}' + b" " * 9000})
+    )
+    _, [sample], _ = everything(source)
+    assert all(isinstance(sample.fields[field], Extent) for field in ("txt", "json"))
+    assert sample.label == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "label"),
+    [
+        ({"x.jpg": b"j"}, -1),
+        ({"x.jpg": b"j", "x.json": b'{"label": 4}'}, 4),
+        ({"x.jpg": b"j", "x.json": b'{"label": "cat"}'}, -1),
+        ({"x.jpg": b"j", "x.json": b'{"label": true}'}, -1),
+        ({"x.jpg": b"j", "x.json": b"[4]"}, -1),
+        ({"x.json": b'{"label": 4}', "x.cls": b"5"}, 5),
+        ({"x.cls": b"-1"}, -1),
+    ],
+)
+def test_a_label_comes_from_cls_then_from_json(tmp_path, files, label):
+    _, [sample], _ = everything(one_tar(tmp_path, tar_bytes(files)))
+    assert sample.label == label
+
+
+@pytest.mark.parametrize(
+    ("group", "reason"),
+    [
+        ([("README", b"1")], "no dot in its name"),
+        ([("a/.hidden", b"1")], "no key before its first dot"),
+        ([("x.jp g", b"1")], "'jp g' can't be a field name"),
+        ([("x." + "f" * 19, b"1")], "can't be a field name"),
+        ([("x.jpg", b"1"), ("x.JPG", b"2")], "has the field 'jpg' twice"),
+        ([("0000.jpg", b"1")], "its key came before in this tar"),
+        ([("x.cls", b"cat")], "cls is b'cat'"),
+        ([("x.cls", b"99999999999999999999")], "expected a label from 0"),
+        ([("x.cls", b"-2")], "expected a label from 0"),
+        ([("x.json", b"{")], "json can't be parsed"),
+        ([("x.json", b"[" * 100_000)], "json can't be parsed"),
+        ([("../x.jpg", b"1")], "climbs"),
+        ([("/x.jpg", b"1")], "absolute"),
+    ],
+)
+def test_what_is_no_sample_is_rejected_with_its_reason_and_the_rest_is_kept(tmp_path, group, reason):
+    data = tar_bytes([*members(0, 2).items(), *group, *members(2, 3).items()])
+    _, samples, rejected = everything(one_tar(tmp_path, data))
+    assert [sample.key for sample in samples] == ["0000", "0001", "0002"]
+    assert len(rejected) == 1
+    assert reason in rejected[0].reason
+    assert rejected[0].name == f"train-000000.tar/{group[0][0]}"
+
+
+def test_a_sample_with_a_link_is_rejected(tmp_path):
+    link = (special("x.jpg", tarfile.SYMTYPE, "/etc/passwd"), b"")
+    _, samples, rejected = everything(one_tar(tmp_path, tar_of([link, (plain("x.cls", b"1"), b"1")])))
+    assert samples == []
+    assert "member 'x.jpg' is a link" in rejected[0].reason
+
+
+def test_a_cut_tar_is_an_error_with_its_name(tmp_path):
+    source = one_tar(tmp_path, tar_bytes(members(0, 2))[:1500])
+    with pytest.raises(SourceError, match=r"train-000000\.tar: cut at byte 1500"):
+        everything(source)
+
+
+@pytest.mark.parametrize(
+    ("tar", "split"),
+    [
+        ("val/anything-0.tar", "val"),
+        ("train-000012.tar", "train"),
+        ("imagenet-train-000012.tar", "imagenet-train"),
+        ("cifar10_test_3.tar", "cifar10_test"),
+        ("test-00001-of-00010.tar", "test"),
+        ("test.tar", "test"),
+        ("00012.tar", "train"),
+    ],
+)
+def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, split):
+    put(tmp_path, {tar: tar_bytes(members(0, 1))})
+    survey, [sample], _ = everything(WebDataset(*find(str(tmp_path))))
+    assert sample.split == split
+    assert survey.notes == (
+        ["the names of some tars say no split: their samples go to split train"] if tar == "00012.tar" else []
+    )
+
+
+def test_a_given_split_wins_over_names(tmp_path):
+    put(tmp_path, {"a/x-0.tar": tar_bytes(members(0, 1)), "b/x-0.tar": tar_bytes(members(1, 2))})
+    _, samples, _ = everything(WebDataset(open_storage(str(tmp_path)), split="test"))
+    assert [sample.split for sample in samples] == ["test", "test"]
+
+
+def test_a_name_that_cannot_be_a_split_is_an_error(tmp_path):
+    put(tmp_path, {"my data/x-0.tar": tar_bytes({})})
+    with pytest.raises(SourceError, match="'my data' can't name a split"):
+        WebDataset(*find(str(tmp_path))).survey()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "url", "names"),
+    [
+        ("/d/train-{000009..000011}.tar", "/d", ["train-000009.tar", "train-000010.tar", "train-000011.tar"]),
+        ("/d/x{8..10}.tar", "/d", ["x8.tar", "x9.tar", "x10.tar"]),
+        ("memory://b/{train,val}/{a,b}.tar", "memory://b", ["train/a.tar", "train/b.tar", "val/a.tar", "val/b.tar"]),
+        ("/d/a.tar::/d/e/b.tar::/d/a.tar", "/d", ["a.tar", "e/b.tar"]),
+        ("/d/one.tar", "/d", ["one.tar"]),
+        ("/a.tar::/b.tar", "/", ["a.tar", "b.tar"]),
+        ("/d/sub", "/d/sub", []),
+        ("/d/sub/manifest.json", "/d/sub", []),
+    ],
+)
+def test_an_input_may_be_a_folder_a_tar_a_brace_pattern_or_a_list(pattern, url, names):
+    storage, found = find(pattern)
+    assert (storage.url, list(found)) == (url, names)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "/d/{x}.tar",
+        "/d/{5..3}.tar",
+        "/d/{0..999999999}.tar",
+        "/d/{0..99999}{0..99999}{0..99999}.tar",
+        "/d/a.tar::/d/sub",
+        "memory://a/x.tar::memory://b/y.tar",
+        "/d/a.tar::b.tar",
+    ],
+)
+def test_a_pattern_that_names_no_tars_is_refused(pattern):
+    with pytest.raises(ConfigError):
+        find(pattern)
+
+
+def test_a_missing_tar_of_a_range_is_named(tmp_path):
+    put(tmp_path, {f"train-{shard}.tar": tar_bytes({}) for shard in (0, 2)})
+    with pytest.raises(SourceError, match=r"2 of 4 tars are missing: train-1.tar, train-3.tar"):
+        WebDataset(*find(str(tmp_path / "train-{0..3}.tar"))).survey()
+
+
+def test_a_folder_without_tars_is_an_error(tmp_path):
+    put(tmp_path, {"cat.jpg": b"1"})
+    with pytest.raises(SourceError, match=r"no \*\.tar below it \(1 other files\)"):
+        WebDataset(*find(str(tmp_path))).survey()
+
+
+def test_compressed_tars_are_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(SourceError, match="gunzip"):
+        find("/d/train-{0..3}.tar.gz")
+    put(tmp_path, {"train-0.tar.gz": gzip.compress(tar_bytes({}))})
+    with pytest.raises(SourceError, match="gunzip"):
+        WebDataset(*find(str(tmp_path))).survey()
+    with pytest.raises(SourceError, match="gunzip"):
+        everything(one_tar(tmp_path, gzip.compress(tar_bytes(members(0, 9)), mtime=0)))
+
+
+def shard_set(tmp_path) -> WebDataset:
+    samples = {split: png_samples(split, 5, size=8, num_classes=3) for split in ("train", "holdout")}
+    write_shard_set(open_storage(str(tmp_path)), samples, num_classes=3)
+    return WebDataset(*find(str(tmp_path)))
+
+
+def test_a_shard_set_keeps_its_splits_classes_and_samples(tmp_path):
+    source = shard_set(tmp_path)
+    survey, samples, rejected = everything(source)
+    manifest, _ = load(str(tmp_path))
+    assert survey.classes == manifest.classes
+    assert rejected == []
+    assert {(s.split, s.key, s.label) for s in samples} == {
+        (split, f"{split}-{serial:06d}", serial % 3) for split in ("train", "holdout") for serial in range(5)
+    }
+    assert survey.objects == {shard.path: shard.num_bytes for s in manifest.splits.values() for shard in s.shards}
+
+
+def test_a_shard_set_that_misses_or_exchanged_a_shard_is_an_error(tmp_path):
+    source = shard_set(tmp_path)
+    first = source.survey().units[0]["tar"]
+    with (tmp_path / first).open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(SourceError, match=rf"{first}: \d+ bytes, its manifest says"):
+        source.survey()
+    (tmp_path / first).unlink()
+    with pytest.raises(SourceError, match=rf"1 of 4 tars are missing: {first}"):
+        source.survey()
+
+
+def test_a_broken_manifest_is_an_error_and_one_of_another_kind_is_ignored(tmp_path):
+    put(tmp_path, {"train-0.tar": tar_bytes(members(0, 1)), "manifest.json": b'{"kind": "shardset"}'})
+    with pytest.raises(ManifestError):
+        WebDataset(*find(str(tmp_path))).survey()
+    for other in (b"not json", b"[]", b'{"kind": "chrome extension"}'):
+        put(tmp_path, {"manifest.json": other})
+        assert len(everything(WebDataset(*find(str(tmp_path))))[1]) == 1
+
+
+def test_a_source_pickles(tmp_path):
+    source = one_tar(tmp_path, tar_bytes(members(0, 2)))
+    assert everything(pickle.loads(pickle.dumps(source)))[1] == everything(source)[1]
