@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 from rich.console import Console
 
@@ -27,7 +28,8 @@ examples:
   python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards
   python -m pipelines build --source imagenet --input /data/ilsvrc --output gs://bucket/imagenet \\
       --samples-per-shard train=1252,validation=1000 --remainder pad
-  python -m pipelines build --source cifar10 --input cifar-10-python.tar.gz --output shards --target-samples train=1280000
+  python -m pipelines build --source cifar10 --input cifar-10-python.tar.gz --output shards \\
+      --target-samples train=1280000 --samples-per-shard train=2000
 
 Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...) pass through;
 without --runner the build runs here, on all cores. A build that was stopped goes on where it was when the same
@@ -45,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse_unknown_flags(verbs["build"], rest)
     elif rest:
         verbs[args.verb].error(f"unknown arguments: {' '.join(rest)}")
+    # A runner logs the traceback of a failing worker many times over; the one sentence that counts is printed below.
     logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
+    logging.getLogger("apache_beam").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     try:
         return args.run(args, rest)
     except ShardsetError as error:
@@ -90,14 +94,14 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
                        help="put this share of the samples into a split of its own, chosen by their names")  # fmt: skip
     where.add_argument("--overwrite", action="store_true", help="replace what stands at the output")
     where.add_argument("--only-shards", type=_slots, default=frozenset(), metavar="SPLIT:0,4-7",
-                       help="write only these; rebuilds those of a finished set that are missing or damaged")  # fmt: skip
+                       help="write only these; mends those of a finished set that are missing or damaged")  # fmt: skip
     where.add_argument("--dry-run", action="store_true", help="print the arithmetic and write nothing")
     size = build.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
     size.add_argument("--num-shards", type=_numbers, default={}, metavar="N")
     size.add_argument("--samples-per-shard", type=_numbers, default={}, metavar="N",
                       help="default: about 128 MiB a shard, and at least 4 shards")  # fmt: skip
     size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
-                      help="what does not divide: sizes one apart (default), dropped, or padded with repeats")  # fmt: skip
+                      help="what does not divide: sizes one apart (default), dropped, padded with repeats")  # fmt: skip
     size.add_argument("--balance", choices=["none", "stratified"], default="none",
                       help="stratified: the same class mix in every shard, to within one sample")  # fmt: skip
     size.add_argument("--repeat", type=_numbers, default={}, metavar="K", help="store every sample K times")
@@ -149,10 +153,9 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     from pipelines.config import BuildConfig
     from pipelines.encoding import ImageOptions
 
-    names = ("source", "input", "output", "num_shards", "samples_per_shard", "target_samples", "repeat", "remainder",
-             "balance", "seed", "holdout", "verify", "on_bad", "max_bad_fraction", "overwrite", "only_shards")  # fmt: skip
+    direct = {field.name for field in fields(BuildConfig)} - {"image"}
     config = BuildConfig(
-        **{name: getattr(args, name) for name in names},
+        **{name: getattr(args, name) for name in direct},
         image=ImageOptions(resize_shorter=args.resize, quality=args.quality, image_format=args.image_format),
     )
     console = Console(stderr=True)
@@ -206,7 +209,8 @@ def _add_beam_arguments(known: argparse.ArgumentParser, kind: type) -> None:
 
 
 def _subclasses(kind: type) -> list[type]:
-    return [found for child in kind.__subclasses__() for found in (child, *_subclasses(child))]
+    children: list[type] = kind.__subclasses__()
+    return [found for child in children for found in (child, *_subclasses(child))]
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -2,12 +2,11 @@
 
 import hashlib
 import os
-import re
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TypeVar
 
 import apache_beam as beam
 import msgspec
@@ -16,7 +15,17 @@ from apache_beam.runners.runner import PipelineState
 
 from pipelines import errors_from_beam, sources
 from pipelines.config import BuildConfig
-from pipelines.job import BuildFile, Job, PlanFile, UnitLine, describe_build, differences, put, read_record, survey_bytes
+from pipelines.job import (
+    BuildFile,
+    Job,
+    PlanFile,
+    UnitLine,
+    describe_build,
+    differences,
+    put,
+    read_record,
+    survey_bytes,
+)
 from pipelines.progress import Progress, Watch
 from pipelines.transforms import (
     AssignUnit,
@@ -30,9 +39,11 @@ from pipelines.transforms import (
 )
 from shardset import manifest as manifests
 from shardset import naming
-from shardset.errors import ConfigError, ManifestError, NotFound, ShardsetError
+from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.manifest import Manifest
 from shardset.storage import Storage, open_storage
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +84,7 @@ def _run(
     return Result(plan=plan, manifest=manifest, counters=counters, seconds=time.monotonic() - started)
 
 
-def construct(
-    pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequence[UnitLine], *, dry_run: bool
-) -> None:
+def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequence[UnitLine], *, dry_run: bool) -> None:
     """The pipeline, with the element type between the steps."""
     indexed = (
         pipeline
@@ -83,15 +92,16 @@ def construct(
         | "Spread units" >> beam.Reshuffle()
         | "Index" >> beam.ParDo(IndexUnit(job, num_buckets(len(lines)))).with_outputs("keys", main="summaries")
     )
+    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of its own for each.
+    summaries = indexed.summaries | "Summaries" >> beam.Map(_same)
     planned = (
         pipeline
         | "Once all is indexed" >> beam.Create([None])
-        | "Plan"
-        >> beam.ParDo(MakePlan(job, file), beam.pvalue.AsList(indexed.summaries)).with_outputs("starts", main="plan")
+        | "Plan" >> beam.ParDo(MakePlan(job, file), beam.pvalue.AsList(summaries)).with_outputs("starts", main="plan")
     )
     if dry_run:
         return
-    plan = beam.pvalue.AsSingleton(planned.plan)  # PlanFile
+    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(_same))  # PlanFile
     twins = (
         indexed["keys"]
         | "Gather keys" >> beam.GroupByKey()  # (bucket, parts)
@@ -179,6 +189,10 @@ def _published(output: Storage, plan: PlanFile) -> Manifest | None:
     except NotFound:
         return None
     return manifest if manifest.plan_digest == plan.digest else None
+
+
+def _same(element: T) -> T:
+    return element
 
 
 def _is_wanted(slot: tuple[str, int], wanted: frozenset[tuple[str, int]]) -> bool:

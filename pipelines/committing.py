@@ -103,7 +103,9 @@ def _publish(job: Job, manifest: Manifest) -> None:
 
 
 def _remove_replaced(job: Job, manifest: Manifest) -> None:
-    keep = {path for split in manifest.splits.values() for shard in split.shards for path in (shard.path, shard.index.path)}
+    keep = {
+        path for split in manifest.splits.values() for shard in split.shards for path in (shard.path, shard.index.path)
+    }
     for found in list(job.output.list()):
         if naming.is_shard_file(found.name) and found.name not in keep:
             job.output.delete(found.name)

@@ -17,7 +17,9 @@ _NAMES = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, errors.ShardsetError)
 }
-_LINE = re.compile(r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(" + "|".join(sorted(_NAMES)) + r"): (.*?)(?: \[while running |\\n|\n|$)")
+_LINE = re.compile(
+    r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(" + "|".join(sorted(_NAMES)) + r"): (.*?)(?: \[while running |\\n|\n|$)"
+)
 
 
 @contextmanager

@@ -218,7 +218,9 @@ def _check_sample(sample: RawSample) -> None:
         )
     for field in sample.fields:
         if not naming.is_field(field):
-            raise SourceError(f"{sample.name}: field {field!r} can't be an extension; use lower-case letters and digits")
+            raise SourceError(
+                f"{sample.name}: field {field!r} can't be an extension; use lower-case letters and digits"
+            )
 
 
 def _stored_bytes(fields: list[dict[str, Any]]) -> int:

@@ -118,7 +118,7 @@ class UnitStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where samples go: `row` in the unit, `copy` number, `shard`, and `rank`, whose order is the order in the shard."""
+    """Where samples go: `row` in the unit, `copy` number, `shard`; `rank` gives the order in the shard."""
 
     row: np.ndarray = field(repr=False)
     copy: np.ndarray = field(repr=False)
@@ -211,7 +211,9 @@ def place(labels: np.ndarray, start: UnitStart, plan: SplitPlan, *, seed: int, s
         _place_stratum(rows, label, start.strata[label], plan, derive_key(seed, "place", plan.name, label))
         for label, rows in _rows_by_stratum(strata)
     ]
-    row, copy, line = (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else ([np.zeros(0, int)] * 3)
+    row, copy, line = (
+        (np.concatenate(column) for column in zip(*parts, strict=True)) if parts else ([np.zeros(0, int)] * 3)
+    )
     rank = hash64(derive_key(seed, "rank", plan.name), line)
     return Places(row=row, copy=copy, shard=line % plan.num_shards, rank=rank)
 

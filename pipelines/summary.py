@@ -39,7 +39,7 @@ def sentences(config: BuildConfig, result: Result) -> list[str]:
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
         lines.append(
             f"wrote {counters['shards_written']:,} shards, {written:,} samples, {size / 1e6:,.1f} MB in "
-            f"{result.seconds:.1f} s ({written / result.seconds:,.0f} images/s, {size / 1e6 / result.seconds:,.1f} MB/s)"
+            f"{result.seconds:.1f} s ({written / result.seconds:,.0f} images/s)"
         )
     if counters.get("shards_skipped"):
         lines.append(f"{counters['shards_skipped']:,} shards were finished before and stand as they should")

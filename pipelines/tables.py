@@ -36,7 +36,7 @@ UNIT = pa.schema(
     ]
 )
 """`image` is the field whose content is examined ("" if none), `fix` what is mended in it when it is written, `crc32c`
-that of the image's raw bytes (-1 if they were not read). `data` holds small contents; otherwise the extent says where."""
+that of the image's raw bytes (-1 if they were not read). `data` holds small contents; else the extent says where."""
 
 PLACED = [("source", pa.int64()), ("copy", pa.int32()), ("shard", pa.int32()), ("rank", pa.uint64())]
 
@@ -81,9 +81,7 @@ def digest_of(table: pa.Table) -> str:
     return hasher.hexdigest()
 
 
-def place_rows(
-    table: pa.Table, keys: Sequence[str], row: np.ndarray, columns: dict[str, np.ndarray]
-) -> pa.Table:
+def place_rows(table: pa.Table, keys: Sequence[str], row: np.ndarray, columns: dict[str, np.ndarray]) -> pa.Table:
     """The rows `row` of a unit's table with their final `keys` and the columns of PLACED."""
     taken = table.replace_schema_metadata(None).take(pa.array(row))
     taken = taken.set_column(taken.schema.get_field_index("key"), "key", pa.array(keys, pa.string()))

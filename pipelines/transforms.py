@@ -81,9 +81,7 @@ class PlanShards(beam.DoFn):
     def __init__(self, job: Job) -> None:
         self._job = job
 
-    def process(
-        self, element: tuple[tuple[str, int], Iterable[bytes]], plan: PlanFile
-    ) -> Iterator[tuple[str, int]]:
+    def process(self, element: tuple[tuple[str, int], Iterable[bytes]], plan: PlanFile) -> Iterator[tuple[str, int]]:
         (split, _), parts = element
         for number in plan_shards(self._job, plan.splits[split], map(tables.from_bytes, parts)):
             yield split, number

@@ -44,9 +44,7 @@ def write_shard(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_cl
     return record, True
 
 
-def _write(
-    job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int, *, replace: bool
-) -> ShardRecord:
+def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int, *, replace: bool) -> ShardRecord:
     path = naming.shard_path(job.folder(plan.name), plan.name, number)
     builder = TarBuilder(plan.fields)
     counts = [0] * num_classes
@@ -100,9 +98,7 @@ def _stored(job: Job, row: dict[str, Any], content: list[bytes]) -> StoredSample
             fields.append(encode(data, row["image"], row["fix"], job.config.image))
         else:
             fields.append((field["field"], data))
-    return StoredSample(
-        key=row["key"], fields=fields, label=row["label"], source=row["source"], copy=row["copy"]
-    )
+    return StoredSample(key=row["key"], fields=fields, label=row["label"], source=row["source"], copy=row["copy"])
 
 
 def _check_unchanged(row: dict[str, Any], data: bytes) -> None:

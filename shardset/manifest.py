@@ -130,7 +130,7 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
     if not isinstance(head, dict) or head.get("kind") != KIND:
-        raise ManifestError(f"{where}: not a shardset manifest: expected an object with \"kind\": \"{KIND}\"")
+        raise ManifestError(f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"')
     version = head.get("version")
     if not isinstance(version, int) or version < 1:
         raise ManifestError(f"{where}: version is {version!r}, expected a whole number from 1 to {VERSION}")

@@ -103,7 +103,7 @@ def record_path(split: str, number: int) -> str:
 def check_relative(path: str, where: str) -> str:
     """`path` itself if it stays inside its folder; raises ManifestError if it is absolute or climbs."""
     if path.startswith("/") or "://" in path or "\\" in path:
-        raise ManifestError(f"{where}: path {path!r} is absolute, expected one relative to the manifest; rebuild the set")
+        raise ManifestError(f"{where}: path {path!r} is absolute, expected one beside the manifest; rebuild the set")
     if not path or any(part in ("", ".", "..") for part in path.split("/")):
         raise ManifestError(f"{where}: path {path!r} leaves the manifest's folder; do not use this shard set")
     return path

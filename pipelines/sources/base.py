@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shardset.manifest import ClassInfo
+from shardset.storage import Storage
 
 Unit = dict[str, Any]
 """One piece of raw input that a worker indexes alone: JSON-able, understood by its source only.
@@ -91,6 +92,11 @@ class Source(Protocol):
     @property
     def name(self) -> str:
         """The format's name, as the user types it."""
+        ...
+
+    @property
+    def input(self) -> Storage:
+        """The folder that the extents' objects are in."""
         ...
 
     def survey(self) -> Survey:
