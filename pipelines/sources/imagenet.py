@@ -9,6 +9,15 @@ from dataclasses import dataclass
 from itertools import islice
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.paths import (
+    IMAGE_FIELDS,
+    UNKNOWN_FIELD,
+    extension,
+    is_hidden,
+    is_text,
+    printable,
+    without_extension,
+)
 from pipelines.sources.rangefile import RangeFile
 from pipelines.sources.rawtar import SCATTERED_BYTES, header_window, refusal, walk
 from pipelines.sources.synsets import (
@@ -30,7 +39,6 @@ KAGGLE_ROOT = "ILSVRC/Data/CLS-LOC/"
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 TRAIN, VALIDATION = "train", "validation"
-IMAGE = "jpg"
 VALIDATION_CHUNK = 12_500
 MAX_STRAYS = 1000
 
@@ -166,13 +174,12 @@ def _index_validation_tar(storage: Storage, unit: Unit) -> Iterator[RawSample | 
 
 def _survey_tree(storage: Storage, root: str) -> Survey:
     synsets = _tables(storage)
-    train, strays = _class_folders(storage, f"{root}{TRAIN}/")
-    if not train:
+    train = _class_folders(storage, f"{root}{TRAIN}/")
+    if not train.counts:
         raise SourceError(f"{storage.url}/{root}{TRAIN}: no folder nNNNNNNNN in it; for other class names use `folder`")
-    labels = _labels(set(train), synsets, f"{storage.url}/{root}{TRAIN}")
-    notes = _notes_on_classes(labels, synsets)
-    units = _folder_units(f"{root}{TRAIN}/", TRAIN, train, labels) + _stray_units(TRAIN, strays)
-    units += _tree_validation(storage, root, labels, synsets, notes)
+    labels = _labels(set(train.counts), synsets, f"{storage.url}/{root}{TRAIN}")
+    notes = _notes_on_classes(labels, synsets) + train.notes()
+    units = train.units(TRAIN, labels) + _tree_validation(storage, root, labels, synsets, notes)
     return Survey(units=units, classes=_classes(labels, synsets), notes=notes)
 
 
@@ -188,17 +195,48 @@ def _tables(storage: Storage) -> Synsets:
     )
 
 
-def _class_folders(storage: Storage, prefix: str) -> tuple[Counter[str], list[list[str]]]:
-    """How many files each class folder below `prefix` holds, and what stands outside of them."""
+@dataclass(frozen=True, slots=True)
+class _Folders:
+    """What stands below `prefix`: images by class folder, images elsewhere, and how many files are no images."""
+
+    prefix: str
+    counts: Counter[str]
+    strays: list[list[str]]
+    num_others: int
+
+    def units(self, split: str, labels: dict[str, int]) -> list[Unit]:
+        """A unit for each class folder that has a label, and one for the strays."""
+        folders = [
+            (f"{self.prefix}{wnid}/", labels[wnid], count) for wnid, count in self.counts.items() if wnid in labels
+        ]
+        return [
+            {"kind": "class folder", "split": split, "prefix": prefix, "label": label, "num_files": count}
+            for prefix, label, count in sorted(folders)
+        ] + _stray_units(split, self.strays)
+
+    def notes(self) -> list[str]:
+        return (
+            [f"{self.prefix}: left out {self.num_others} files that are no images by name"] if self.num_others else []
+        )
+
+
+def _class_folders(storage: Storage, prefix: str) -> _Folders:
     counts: Counter[str] = Counter()
     strays: list[list[str]] = []
-    for stat in storage.list(prefix):
+    num_others = 0
+    for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
-        if slash and WNID.fullmatch(wnid):
+        if extension(stat.name) not in IMAGE_FIELDS:
+            num_others += 1
+        elif slash and WNID.fullmatch(wnid):
             counts[wnid] += 1
         else:
-            _add_stray(strays, stat.name, "is in no folder nNNNNNNNN")
-    return counts, strays
+            _add_stray(strays, printable(stat.name), "is in no folder nNNNNNNNN")
+    return _Folders(prefix, counts, strays, num_others)
+
+
+def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
+    return (stat for stat in storage.list(prefix) if not is_hidden(stat.name))
 
 
 def _tree_validation(
@@ -208,55 +246,47 @@ def _tree_validation(
     if prefix is None:
         notes.append(f"no {root}val/: only split {TRAIN}")
         return []
-    if _is_flat(storage, prefix):
-        if not synsets.truth:
-            raise SourceError(
-                f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
-                f"into {storage.url}, or sort them into folders nNNNNNNNN"
-            )
-        return _validation_units({"kind": "validation folder", "prefix": prefix}, labels, synsets, notes)
-    counts, strays = _class_folders(storage, prefix)
-    if others := [wnid for wnid in counts if wnid not in labels]:
-        num_left_out = sum(counts.pop(wnid) for wnid in others)
-        notes.append(_left_out(num_left_out, num_left_out + counts.total()))
-    return _folder_units(prefix, VALIDATION, counts, labels) + _stray_units(VALIDATION, strays)
+    if _holds(storage, f"{prefix}ILSVRC2012_val_"):
+        return _flat_validation(storage, prefix, labels, synsets, notes)
+    found = _class_folders(storage, prefix)
+    if num_left_out := sum(count for wnid, count in found.counts.items() if wnid not in labels):
+        notes.append(_left_out(num_left_out, found.counts.total()))
+    notes += found.notes()
+    return found.units(VALIDATION, labels)
 
 
-def _is_flat(storage: Storage, prefix: str) -> bool:
-    return _holds(storage, f"{prefix}ILSVRC2012_val_")
-
-
-def _folder_units(prefix: str, split: str, counts: Counter[str], labels: dict[str, int]) -> list[Unit]:
-    return [
-        {
-            "kind": "class folder",
-            "split": split,
-            "prefix": f"{prefix}{wnid}/",
-            "label": labels[wnid],
-            "num_files": count,
-        }
-        for wnid, count in sorted(counts.items())
-    ]
+def _flat_validation(
+    storage: Storage, prefix: str, labels: dict[str, int], synsets: Synsets, notes: list[str]
+) -> list[Unit]:
+    if not synsets.truth:
+        raise SourceError(
+            f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
+            f"into {storage.url}, or sort them into folders nNNNNNNNN"
+        )
+    return _validation_units({"kind": "validation folder", "prefix": prefix}, labels, synsets, notes)
 
 
 def _index_class_folder(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    num_files = 0
-    for stat in storage.list(unit["prefix"]):
-        num_files += 1
-        if reason := _why_no_image(stat.name):
-            yield Rejected(name=stat.name, split=unit["split"], reason=reason, extent=_whole(stat))
-        else:
-            yield _sample(stat.name, unit["split"], unit["label"], _whole(stat))
-    if num_files != unit["num_files"]:
+    images = [stat for stat in _visible(storage, unit["prefix"]) if extension(stat.name) in IMAGE_FIELDS]
+    if len(images) != unit["num_files"]:
         raise ChangedInput(
-            f"{storage.url}/{unit['prefix']}: {num_files} files, {unit['num_files']} when it was surveyed; "
+            f"{storage.url}/{unit['prefix']}: {len(images)} images, {unit['num_files']} when it was surveyed; "
             "start again when nothing writes there any more"
         )
+    for stat in images:
+        if not is_text(stat.name):
+            yield Rejected(name=printable(stat.name), split=unit["split"], reason="the name is not valid UTF-8")
+        else:
+            yield _sample(stat.name, unit["split"], unit["label"], _whole(stat))
 
 
 def _index_validation_folder(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    for stat in storage.list(unit["prefix"]):
-        yield from _validation_sample(stat.name, _whole(stat), unit)
+    for stat in _visible(storage, unit["prefix"]):
+        if is_text(stat.name):
+            yield from _validation_sample(stat.name, _whole(stat), unit)
+        else:
+            rejected = Rejected(name=printable(stat.name), split=VALIDATION, reason="the name is not valid UTF-8")
+            yield from _reported_once(rejected, unit)
 
 
 # What both have in common.
@@ -329,17 +359,12 @@ def _reported_once(rejected: Rejected, unit: Unit) -> Iterator[Rejected]:
 
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
-    return RawSample(name=name, key=_stem(name), split=split, label=label, image=IMAGE, fields={IMAGE: extent})
+    image = IMAGE_FIELDS.get(extension(name), UNKNOWN_FIELD)
+    return RawSample(name=name, key=_stem(name), split=split, label=label, image=image, fields={image: extent})
 
 
 def _stem(name: str) -> str:
-    base = name.rpartition("/")[2]
-    return base.rpartition(".")[0] or base
-
-
-def _why_no_image(name: str) -> str | None:
-    suffix = name.rpartition(".")[2].lower()
-    return None if suffix in ("jpeg", "jpg", "png") else "is not named .JPEG, .jpg or .png"
+    return without_extension(name.rpartition("/")[2])
 
 
 def _whole(stat: Stat) -> Extent:

@@ -8,6 +8,7 @@ from tarfile import TarInfo
 from typing import Any, BinaryIO
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.paths import IMAGE_FIELDS, is_hidden, is_text, printable
 from pipelines.sources.rangefile import RangeFile
 from pipelines.sources.rawtar import header_window, refusal, walk
 from shardset import manifest as manifests
@@ -16,7 +17,7 @@ from shardset.manifest import Manifest
 from shardset.naming import MANIFEST, is_field, is_split, split_member
 from shardset.storage import Stat, Storage, open_storage
 
-IMAGE_FIELDS = frozenset(["jpg", "jpeg", "png", "ppm", "pgm", "pbm", "bmp", "gif", "webp", "tif", "tiff"])
+IMAGES = frozenset(IMAGE_FIELDS) | {"pbm"}
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))
 MAX_INLINE_BYTES = 4096
 MAX_JSON_BYTES = 1 << 20
@@ -102,6 +103,8 @@ class WebDataset:
 
 
 def _unit(tar: Stat, split: str) -> Unit:
+    if not is_text(tar.name):
+        raise SourceError(f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it")
     if not is_split(split):
         raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _); rename it")
     return {"tar": tar.name, "generation": tar.generation, "num_bytes": tar.num_bytes, "split": split}
@@ -121,7 +124,7 @@ def _is_ours(data: bytes) -> bool:
 
 
 def _below(storage: Storage) -> list[Stat]:
-    found = list(storage.list())
+    found = [stat for stat in storage.list() if not is_hidden(stat.name)]
     tars = [stat for stat in found if stat.name.endswith(".tar")]
     if not tars:
         for stat in found:
@@ -267,7 +270,7 @@ def _sample(group: _Group, file: BinaryIO) -> RawSample | Rejected:
         key=group.key,
         split=group.unit["split"],
         label=label,
-        image=next((field for field in members if field in IMAGE_FIELDS), ""),
+        image=next((field for field in members if field in IMAGES), ""),
         fields={field: _content(field, member, group, file) for field, member in members.items()},
     )
 

@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 import struct
 import tarfile
@@ -221,22 +222,34 @@ def test_a_gap_in_kaggles_solutions_rejects_that_image(tmp_path):
     assert [entry.reason for entry in rejected] == ["has no label in LOC_val_solution.csv"]
 
 
-def test_strays_in_class_folders_are_rejected(tmp_path):
+def test_strays_are_rejected_what_is_no_image_is_counted_and_hidden_files_are_ignored(tmp_path):
     files = maker.class_folders(maker.images())
-    files |= {"train/.DS_Store": b"1", "train/n01440764/Thumbs.db": b"2"}
-    _, samples, rejected = everything(source_of(tmp_path, files))
+    files |= {"train/.DS_Store": b"1", "train/n01440764/Thumbs.db": b"2", "train/cat.jpg": b"3", "val/x/dog.png": b"4"}
+    survey, samples, rejected = everything(source_of(tmp_path, files))
     assert len(samples) == len(maker.images())
-    assert {entry.name: entry.reason for entry in rejected} == {
-        "train/.DS_Store": "is in no folder nNNNNNNNN",
-        "train/n01440764/Thumbs.db": "is not named .JPEG, .jpg or .png",
-    }
+    assert [(entry.name, entry.split, entry.reason) for entry in rejected] == [
+        ("train/cat.jpg", "train", "is in no folder nNNNNNNNN"),
+        ("val/x/dog.png", "validation", "is in no folder nNNNNNNNN"),
+    ]
+    assert survey.notes[1:] == ["train/: left out 1 files that are no images by name"]
+
+
+@pytest.mark.parametrize("layout", ["kaggle", "class folders"])
+def test_a_file_name_that_is_not_utf8_is_rejected_printably(tmp_path, layout):
+    images = maker.images()
+    source = source_of(tmp_path, LAYOUTS[layout](images))
+    folder = next((tmp_path / "in").rglob("ILSVRC2012_val_00000001.JPEG")).parent
+    (folder / os.fsdecode(b"k\xe4se.JPEG")).write_bytes(b"1")
+    _, samples, rejected = everything(source)
+    assert len(samples) == len(images)
+    assert [entry.name.rpartition("/")[2] for entry in rejected] == ["k\\xe4se.JPEG"]
 
 
 def test_a_class_folder_that_grows_after_the_survey_is_noticed(tmp_path):
     source = source_of(tmp_path, maker.class_folders(maker.images()))
     unit = source.survey().units[0]
     (tmp_path / "in" / unit["prefix"] / "new.JPEG").write_bytes(b"1")
-    with pytest.raises(ChangedInput, match="4 files, 3 when it was surveyed"):
+    with pytest.raises(ChangedInput, match="4 images, 3 when it was surveyed"):
         list(source.index(unit, None))
 
 

@@ -219,6 +219,11 @@ def test_a_folder_without_tars_is_an_error(tmp_path):
         WebDataset(*find(str(tmp_path))).survey()
 
 
+def test_hidden_tars_are_ignored(tmp_path):
+    put(tmp_path, {"train-0.tar": tar_bytes(members(0, 1)), "._train-0.tar": b"resource fork"})
+    assert [unit["tar"] for unit in WebDataset(*find(str(tmp_path))).survey().units] == ["train-0.tar"]
+
+
 def test_compressed_tars_are_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(SourceError, match="gunzip"):
         find("/d/train-{0..3}.tar.gz")
