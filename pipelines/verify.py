@@ -23,8 +23,6 @@ from shardset.storage import Storage
 from shardset.tarindex import (
     Member,
     crc32c_text,
-    index_dtype,
-    index_fields,
     index_from_bytes,
     members,
     sample_members,
@@ -284,9 +282,6 @@ def _index(shard: Shard, data: bytes, found: Checked) -> np.ndarray | None:
         index = index_from_bytes(data, path)
     except DamagedShard as error:
         found.problems.append(Problem(path, _without(path, error)))
-        return None
-    if index.dtype != index_dtype(index_fields(index), index.dtype["key"].itemsize):
-        found.problems.append(Problem(path, f"its columns are {index.dtype}, not those of an index; {_REBUILD}"))
         return None
     if len(index) != shard.num_samples:
         found.problems.append(

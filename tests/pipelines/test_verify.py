@@ -1,8 +1,10 @@
 """Verification: a sound set passes, and every kind of damage is named."""
 
+import gc
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import google_crc32c
@@ -20,7 +22,7 @@ from shardset.errors import ManifestError
 from shardset.manifest import IndexFile, Manifest, Quarantine, Shard
 from shardset.permutation import hash64
 from shardset.storage import Storage, open_storage
-from shardset.tarindex import crc32c_text, index_from_bytes, index_to_bytes
+from shardset.tarindex import crc32c_text, index_dtype, index_from_bytes, index_to_bytes
 from tests.makers.odd_images import BAD
 from tests.makers.shardset import image_sample, png_samples, put, write_shard_set
 
@@ -328,7 +330,31 @@ def test_an_index_with_columns_of_other_types_is_a_problem_not_a_crash():
     )
     report = verify(storage.url, deep=True)
     assert wheres(report) == {naming.index_path(FIRST)}
-    assert "not those of an index" in sentences(report)
+    assert "not those of a shard index" in sentences(report)
+
+
+@pytest.fixture
+def busy_collector() -> Iterator[None]:
+    """A garbage collector that runs often, and Python code each time that it does."""
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(_work)
+    gc.set_threshold(50)
+    yield
+    gc.set_threshold(*thresholds)
+    gc.callbacks.remove(_work)
+
+
+def _work(*_: object) -> None:
+    sum(number for number in range(2000))
+
+
+@pytest.mark.usefixtures("busy_collector")
+def test_indexes_are_read_by_many_threads_at_once():
+    # CPython 3.11 fails to build a syntax tree where the collector lets another thread build one meanwhile.
+    index = index_to_bytes(np.zeros(3, dtype=index_dtype(["jpg", "cls", "json"], 20)))
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda _: len(index_from_bytes(index, "an index")), range(2000)))
+    assert found == [3] * 2000
 
 
 def test_a_wrong_sha256_is_a_problem():
