@@ -1,0 +1,173 @@
+"""Class folders: `SPLIT/CLASS/file` or `CLASS/file`. A unit is a piece of the sorted listing, generations and all."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.holdout import REST, check_holdout, split_of
+from pipelines.sources.paths import IMAGE_FIELDS, extension, is_hidden, is_text, printable, without_extension
+from shardset.errors import ConfigError, SourceError
+from shardset.manifest import ClassInfo
+from shardset.naming import is_split
+from shardset.storage import Stat, Storage
+
+ENTRIES_PER_UNIT = 10_000
+
+_LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file"
+_SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Images in class folders below `input`; classes get labels in the order of their sorted names.
+
+    `holdout` names splits and their fractions of `CLASS/file` images; which ones is decided by `seed` and each key,
+    the path without its extension. Raises ConfigError if it makes no sense.
+    """
+
+    input: Storage
+    holdout: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    name: ClassVar[str] = "folder"
+
+    def __post_init__(self) -> None:
+        check_holdout(self.holdout)
+
+    def survey(self) -> Survey:
+        """Lists everything once; hidden files are ignored and files that are no images are counted in a note.
+
+        Raises SourceError if there are no images, or images at different depths; ConfigError for a holdout where
+        the folders already are splits.
+        """
+        listed = _listed(self.input)
+        has_splits = self._has_splits(listed)
+        names = sorted({_class_of(stat.name) for stat in listed.images})
+        labels = {name: label for label, name in enumerate(names)}
+        entries = [self._entry(stat, labels, has_splits) for stat in listed.images]
+        self._check_splits({entry[4] for entry in entries}, names)
+        return Survey(
+            units=_units(entries, [self._rejected(name, has_splits) for name in listed.unreadable]),
+            classes=[ClassInfo(label=label, name=name) for name, label in labels.items()],
+            notes=[*_note_others(listed.others), *_note_missing(entries, names)],
+        )
+
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+        """One sample for each image of the unit, pinned to the generation that the survey saw."""
+        for name, split, reason in unit["rejected"]:
+            yield Rejected(name=name, split=split, reason=reason)
+        for name, num_bytes, generation, label, split in unit["entries"]:
+            image = IMAGE_FIELDS[extension(name)]
+            yield RawSample(
+                name=name,
+                key=without_extension(name),
+                split=split,
+                label=label,
+                image=image,
+                fields={image: Extent(name, generation, 0, num_bytes)},
+            )
+
+    def _has_splits(self, listed: "_Listed") -> bool:
+        where, examples = self.input.url, list(listed.depths.values())
+        if not examples:
+            found = f"only {_counts(listed.others)}" if listed.others else "no files"
+            raise SourceError(f"{where}: {found} there; {_LAYOUTS} ({', '.join(IMAGE_FIELDS)})")
+        if len(examples) > 1:
+            raise SourceError(
+                f"{where}: images at different depths, such as {examples[0]} and {examples[1]}; {_LAYOUTS}, one of the "
+                "two for all; move the others away or list the images in a CSV file (--source listing)"
+            )
+        [(depth, example)] = listed.depths.items()
+        if depth not in (1, 2):
+            raise SourceError(f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes")
+        if depth == 2 and self.holdout:
+            raise ConfigError(
+                f"{where}: --holdout with folders that are splits already, such as {example}; leave --holdout out, or "
+                "name one of the split folders as input"
+            )
+        return depth == 2
+
+    def _split_of(self, name: str, has_splits: bool) -> str:
+        return name.partition("/")[0] if has_splits else split_of(without_extension(name), self.holdout, self.seed)
+
+    def _entry(self, stat: Stat, labels: dict[str, int], has_splits: bool) -> list[Any]:
+        label = labels[_class_of(stat.name)]
+        return [stat.name, stat.num_bytes, stat.generation, label, self._split_of(stat.name, has_splits)]
+
+    def _rejected(self, name: str, has_splits: bool) -> list[str]:
+        split = self._split_of(name, has_splits)
+        return [printable(name), split if is_split(split) else REST, "the name is not valid UTF-8"]
+
+    def _check_splits(self, splits: set[str], class_names: list[str]) -> None:
+        for split in sorted(splits):
+            if not is_split(split):
+                raise SourceError(
+                    f"{self.input.url}/{split}: this folder stands where a split is expected; rename it "
+                    "to letters, digits, - and _ (at most 40)"
+                )
+        if class_names and _SPLIT_NAMES.issuperset(map(str.lower, class_names)):
+            raise SourceError(
+                f"{self.input.url}: the class folders are {', '.join(class_names)}, which look like splits; "
+                f"{_LAYOUTS}; put the images into class folders or list them in a CSV file (--source listing)"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """What stands in a folder: images by name, other files by extension, an image of each depth."""
+
+    images: list[Stat] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    others: Counter[str] = field(default_factory=Counter)
+    depths: dict[int, str] = field(default_factory=dict)
+
+
+def _listed(storage: Storage) -> _Listed:
+    listed = _Listed()
+    for stat in storage.list():
+        if is_hidden(stat.name):
+            continue
+        if extension(stat.name) not in IMAGE_FIELDS:
+            listed.others[printable(extension(stat.name))] += 1
+            continue
+        listed.depths.setdefault(stat.name.count("/"), printable(stat.name))
+        if is_text(stat.name):
+            listed.images.append(stat)
+        else:
+            listed.unreadable.append(stat.name)
+    return listed
+
+
+def _class_of(name: str) -> str:
+    return name.split("/")[-2]
+
+
+def _units(entries: list[list[Any]], rejected: list[list[str]]) -> list[Unit]:
+    chunks = [entries[start : start + ENTRIES_PER_UNIT] for start in range(0, len(entries), ENTRIES_PER_UNIT)]
+    return [
+        {"entries": chunk, "rejected": rejected if number == 0 else []} for number, chunk in enumerate(chunks or [[]])
+    ]
+
+
+def _counts(others: Counter[str]) -> str:
+    each = ", ".join(f"{count} {'.' + name if name else 'without extension'}" for name, count in sorted(others.items()))
+    return f"{others.total()} other files ({each})"
+
+
+def _note_others(others: Counter[str]) -> Iterable[str]:
+    if others:
+        yield f"left out {_counts(others)}, which are no images by name"
+
+
+def _note_missing(entries: list[list[Any]], class_names: list[str]) -> Iterable[str]:
+    """A sentence for each split that lacks classes which other splits have; a holdout may miss some by chance."""
+    present: dict[str, set[int]] = {}
+    for entry in entries:
+        present.setdefault(entry[4], set()).add(entry[3])
+    for split, labels in sorted(present.items()):
+        missing = [name for label, name in enumerate(class_names) if label not in labels]
+        if missing:
+            more = ", ..." if len(missing) > 5 else ""
+            yield f"split {split} has no images of {len(missing)} classes: {', '.join(missing[:5])}{more}"

@@ -1,0 +1,45 @@
+"""What a path says of an image: its key and the field that its bytes go into."""
+
+import posixpath
+
+IMAGE_FIELDS = {
+    "jpg": "jpg",
+    "jpeg": "jpg",
+    "png": "png",
+    "ppm": "ppm",
+    "pgm": "pgm",
+    "bmp": "bmp",
+    "gif": "gif",
+    "webp": "webp",
+    "tif": "tif",
+    "tiff": "tif",
+}
+"""The extensions of images, without the dot and in lower case, and the field that each goes into."""
+
+UNKNOWN_FIELD = "img"
+"""The field of an image whose path does not tell; the build corrects it by content."""
+
+
+def extension(path: str) -> str:
+    """The last extension in lower case, without its dot; empty if there is none."""
+    return posixpath.splitext(path)[1][1:].lower()
+
+
+def without_extension(path: str) -> str:
+    """The path without its last extension."""
+    return posixpath.splitext(path)[0]
+
+
+def is_hidden(path: str) -> bool:
+    """Whether the file or a folder above it starts with a dot."""
+    return path.startswith(".") or "/." in path
+
+
+def is_text(path: str) -> bool:
+    """Whether the path is valid Unicode; a local file may have a name that is not."""
+    return printable(path) == path
+
+
+def printable(path: str) -> str:
+    """The path with every byte that is no UTF-8 written as `\\xNN`."""
+    return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

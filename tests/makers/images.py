@@ -1,0 +1,22 @@
+"""Makes small pictures in any format, the same for the same arguments."""
+
+from tests.makers.shardset import encode, pixels
+
+FORMATS = {
+    "jpg": "JPEG",
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "ppm": "PPM",
+    "pgm": "PPM",
+    "bmp": "BMP",
+    "gif": "GIF",
+    "webp": "WEBP",
+    "tif": "TIFF",
+    "tiff": "TIFF",
+}
+
+
+def image_bytes(seed: int, extension: str = "png", *, height: int = 8, width: int = 8) -> bytes:
+    """The bytes of a file of that extension; another seed gives another picture. `pgm` is grey, all else RGB."""
+    image = pixels(seed, height, width)
+    return encode(image[:, :, 0] if extension == "pgm" else image, FORMATS[extension])

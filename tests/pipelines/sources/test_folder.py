@@ -1,0 +1,172 @@
+import json
+import os
+import pickle
+
+import pytest
+
+from pipelines.sources import folder as module
+from pipelines.sources.base import Extent, Rejected
+from pipelines.sources.folder import Folder
+from shardset.errors import ConfigError, SourceError
+from shardset.storage import open_storage
+from tests.makers.folders import write_class_folders, write_images
+from tests.makers.images import image_bytes
+from tests.makers.spools import MemorySpool
+
+
+def opened(path, **options) -> Folder:
+    return Folder(open_storage(str(path)), **options)
+
+
+def read(source):
+    return [sample for unit in source.survey().units for sample in source.index(unit, MemorySpool())]
+
+
+def test_class_folders_give_labels_in_name_order_and_one_split(tmp_path):
+    source = opened(write_class_folders(tmp_path, ["dog", "Cat", "émeu"], 2))
+    assert [(info.label, info.name) for info in source.survey().classes] == [(0, "Cat"), (1, "dog"), (2, "émeu")]
+    samples = read(source)
+    assert [(sample.name, sample.label, sample.split) for sample in samples] == [
+        ("Cat/000.png", 0, "train"),
+        ("Cat/001.png", 0, "train"),
+        ("dog/000.png", 1, "train"),
+        ("dog/001.png", 1, "train"),
+        ("émeu/000.png", 2, "train"),
+        ("émeu/001.png", 2, "train"),
+    ]
+
+
+def test_splits_share_the_labels_of_the_union_of_their_classes(tmp_path):
+    write_images(tmp_path, ["train/b/1.png", "train/a/1.png", "val/c/1.png", "val/b/1.png"])
+    source = opened(tmp_path)
+    assert [(s.split, s.key, s.label) for s in read(source)] == [
+        ("train", "train/a/1", 0),
+        ("train", "train/b/1", 1),
+        ("val", "val/b/1", 1),
+        ("val", "val/c/1", 2),
+    ]
+    assert source.survey().notes == [
+        "split train has no images of 1 classes: c",
+        "split val has no images of 1 classes: a",
+    ]
+
+
+def test_the_bytes_are_pinned_to_what_the_survey_saw(tmp_path):
+    write_images(tmp_path, ["cat/1.png"])
+    source = opened(tmp_path)
+    [sample] = read(source)
+    stat = source.input.stat("cat/1.png")
+    assert sample.fields == {"png": Extent("cat/1.png", stat.generation, 0, stat.num_bytes)}
+    content = source.input.read("cat/1.png", 0, stat.num_bytes, generation=stat.generation)
+    assert content == image_bytes(0)
+
+
+def test_every_image_extension_counts_in_any_case(tmp_path):
+    names = ["a.jpg", "b.JPEG", "c.Png", "d.ppm", "e.pgm", "f.BMP", "g.gif", "h.webp", "i.tif", "j.TIFF"]
+    samples = read(opened(write_images(tmp_path, [f"cat/{name}" for name in names])))
+    assert [sample.name for sample in samples] == [f"cat/{name}" for name in names]
+    assert [sample.image for sample in samples] == "jpg jpg png ppm pgm bmp gif webp tif tif".split()
+    assert all(list(sample.fields) == [sample.image] for sample in samples)
+
+
+def test_a_key_is_the_path_without_its_extension_and_a_name_the_whole_path(tmp_path):
+    samples = read(opened(write_images(tmp_path, ["cat/n01.tar.1.png", "cat/a b.png"])))
+    assert [(sample.key, sample.name) for sample in samples] == [
+        ("cat/a b", "cat/a b.png"),
+        ("cat/n01.tar.1", "cat/n01.tar.1.png"),
+    ]
+
+
+def test_other_files_are_counted_in_a_note_and_hidden_files_ignored(tmp_path):
+    write_images(tmp_path, ["cat/1.png", ".git/2.png", "cat/.3.png", "cat/.thumbs/4.png"])
+    for name in ("readme.txt", "cat/labels.csv", "cat/deep/er/notes.txt", "cat/LICENSE", ".DS_Store"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    source = opened(tmp_path)
+    assert [sample.name for sample in read(source)] == ["cat/1.png"]
+    assert source.survey().notes == [
+        "left out 4 other files (1 without extension, 1 .csv, 2 .txt), which are no images by name"
+    ]
+
+
+def test_empty_files_are_passed_on(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.png").touch()
+    [sample] = read(opened(tmp_path))
+    assert sample.fields["png"].num_bytes == 0
+
+
+def test_units_are_pieces_of_the_listing_and_are_json(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ENTRIES_PER_UNIT", 3)
+    source = opened(write_class_folders(tmp_path, ["a", "b"], 4))
+    units = json.loads(json.dumps(source.survey().units))
+    assert [len(unit["entries"]) for unit in units] == [3, 3, 2]
+    again = pickle.loads(pickle.dumps(source))
+    samples = [sample for unit in units for sample in again.index(unit, MemorySpool())]
+    assert samples == read(source)
+    assert [sample.name for sample in samples] == [f"{name}/{n:03d}.png" for name in "ab" for n in range(4)]
+
+
+def test_a_name_that_is_no_utf8_is_rejected_with_a_printable_name(tmp_path):
+    write_images(tmp_path, ["cat/1.png"])
+    os.rename(tmp_path / "cat" / "1.png", os.fsencode(tmp_path / "cat") + b"/\xff.png")
+    write_images(tmp_path, ["cat/2.png"])
+    rejected, sample = read(opened(tmp_path))
+    assert rejected == Rejected(name="cat/\\xff.png", split="train", reason="the name is not valid UTF-8")
+    assert sample.name == "cat/2.png"
+
+
+# --- holdout
+
+
+def test_a_holdout_splits_class_folders_by_key(tmp_path):
+    source = opened(write_class_folders(tmp_path, ["a", "b"], 40), holdout={"test": 0.25}, seed=3)
+    samples = read(source)
+    assert {sample.split for sample in samples} == {"train", "test"}
+    before = {sample.key: sample.split for sample in samples}
+    write_images(tmp_path, [f"a/more{number}.png" for number in range(5)])
+    after = {sample.key: sample.split for sample in read(source)}
+    assert {key: after[key] for key in before} == before
+
+
+def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
+    write_class_folders(tmp_path, ["a"], 1, splits=["train", "test"])
+    with pytest.raises(ConfigError, match=r"splits already, such as test/a/000\.png; leave --holdout out"):
+        opened(tmp_path, holdout={"test": 0.1}).survey()
+
+
+def test_a_senseless_holdout_is_refused_when_the_source_is_made(tmp_path):
+    with pytest.raises(ConfigError, match="expected a fraction"):
+        opened(tmp_path, holdout={"test": 10})
+
+
+# --- layouts that are neither
+
+
+@pytest.mark.parametrize(
+    ("paths", "message"),
+    [
+        (["cat/1.png", "train/cat/1.png"], r"different depths, such as cat/1\.png and train/cat/1\.png"),
+        (["1.png", "cat/1.png"], r"different depths, such as 1\.png and cat/1\.png"),
+        (["1.png", "2.png"], r"found images such as 1\.png; expected images as SPLIT/CLASS/file or CLASS/file"),
+        (["x/train/cat/1.png"], r"found images such as x/train/cat/1\.png; .*name the folder above the classes"),
+        (["train/1.png", "Test/1.png"], "class folders are Test, train, which look like splits"),
+        (["my split/cat/1.png"], "my split: this folder stands where a split is expected; rename it"),
+    ],
+)
+def test_another_layout_is_an_error_with_an_example(tmp_path, paths, message):
+    with pytest.raises(SourceError, match=message):
+        opened(write_images(tmp_path, paths)).survey()
+
+
+def test_an_empty_folder_and_one_that_is_not_there_are_errors(tmp_path):
+    for path in (tmp_path, tmp_path / "absent"):
+        with pytest.raises(SourceError, match="no files there; expected images as"):
+            opened(path).survey()
+
+
+def test_a_folder_without_images_is_an_error_that_says_what_is_there(tmp_path):
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "1.heic").write_text("x")
+    with pytest.raises(SourceError, match=r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, png"):
+        opened(tmp_path).survey()
