@@ -1,0 +1,241 @@
+"""Image bytes to rows of one uint8 batch buffer.
+
+simplejpeg (libjpeg-turbo) decodes JPEG, at reduced size where the crop is much larger than the result; OpenCV decodes
+8-bit PNG and resizes; Pillow decodes everything else. Crops come from keyed draws, so the same slot gets the same crop
+whatever decodes it. `docs/decoding.md` states how far the result may be from Pillow's and torchvision's.
+"""
+
+import io
+import math
+import struct
+import zlib
+from dataclasses import dataclass, field
+
+import cv2
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from shardset.errors import ConfigError, ShardsetError
+from shardset.order import slot_key
+
+MAX_PIXELS = 1 << 26
+FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
+NUM_TRIES = 10
+
+_JPEG = b"\xff\xd8"
+_PNG = b"\x89PNG\r\n\x1a\n"
+_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error, zlib.error)
+
+
+class UndecodableImage(ShardsetError):
+    """The stored bytes are what was written, but no image comes out of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop:
+    """A crop of `scale` of the area and an aspect of `ratio`, resized: torchvision's rule on keyed draws."""
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
+            if not 0 < low <= high:
+                raise ConfigError(f"crop {name} is {(low, high)}, expected 0 < low <= high")
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop:
+    """The shorter side resized to `resize`, then the centre; `resize` equal to the image's size resizes nothing."""
+
+    resize: int
+
+
+@dataclass(frozen=True, slots=True)
+class PadCrop:
+    """A random window of the image with `padding` black pixels around it: no resizing, for small images."""
+
+    padding: int = 4
+
+
+Crop = RandomResizedCrop | CenterCrop | PadCrop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSpec:
+    """What each image becomes: uint8 [size, size, 3], RGB.
+
+    With `flip`, batches say in `flip` (bool) which images the device must mirror; the pixels come unmirrored.
+    """
+
+    size: int
+    crop: Crop = field(default_factory=RandomResizedCrop)
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(f"image size is {self.size}, expected at least 1")
+        if isinstance(self.crop, CenterCrop) and self.crop.resize < self.size:
+            raise ConfigError(f"the centre {self.size} of a side of {self.crop.resize} does not exist; raise resize")
+
+    @property
+    def is_random(self) -> bool:
+        """Whether anything is drawn."""
+        return self.flip or not isinstance(self.crop, CenterCrop)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A window of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+def draws(spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """Uniform numbers in [0, 1) for each slot: float64 [n, m]; column 0 is the flip, 1 and 2 the place, then tries."""
+    num_draws = 3 + 2 * NUM_TRIES if isinstance(spec.crop, RandomResizedCrop) else 3
+    keys = slot_key(seed, epoch, rows[:, None], lanes[:, None], np.arange(num_draws))
+    return (keys >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarray) -> Box:
+    """The crop that a slot's draws choose in an image of that size; the largest centred one if ten tries miss."""
+    log_low, log_high = math.log(crop.ratio[0]), math.log(crop.ratio[1])
+    down, right, *tries = drawn[1:].tolist()
+    for size, aspect in zip(tries[::2], tries[1::2], strict=True):
+        area = height * width * (crop.scale[0] + size * (crop.scale[1] - crop.scale[0]))
+        ratio = math.exp(log_low + aspect * (log_high - log_low))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(int(down * (height - h + 1)), int(right * (width - w + 1)), h, w)
+    return _widest_box(crop, height, width)
+
+
+def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> None:
+    """Decodes one image into `row`, uint8 [size, size, 3]; raises UndecodableImage."""
+    match spec.crop:
+        case RandomResizedCrop() as crop:
+            _resized(row, data, crop, drawn)
+        case CenterCrop(resize):
+            _centre(row, data, resize)
+        case PadCrop(padding):
+            _padded(row, decode(data), padding, drawn)
+
+
+def image_size(data: bytes) -> tuple[int, int]:
+    """(height, width) from the header; raises UndecodableImage, also above MAX_PIXELS."""
+    if data[:2] == _JPEG:
+        size = _jpeg_size(data)
+    elif data[:8] == _PNG and len(data) >= 26:
+        size = int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
+    else:
+        size = _pillow_size(data)
+    if not 0 < size[0] * size[1] <= MAX_PIXELS:
+        raise UndecodableImage(f"it says it has {size[0]} x {size[1]} pixels, expected 1 to {MAX_PIXELS}")
+    return size
+
+
+def decode(data: bytes, least: tuple[int, int] | None = None) -> np.ndarray:
+    """The image: uint8 [height, width, 3], RGB; raises UndecodableImage.
+
+    With `least`, a JPEG may come smaller, with at least that height and width. Alpha is dropped, 16 bits become the
+    upper 8.
+    """
+    image_size(data)
+    if data[:2] == _JPEG:
+        image = _decode_jpeg(data, least or (0, 0))
+    elif data[:8] == _PNG and data[24] == 8:
+        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+    else:
+        image = None
+    return _decode_pillow(data) if image is None else image
+
+
+def _resized(row: np.ndarray, data: bytes, crop: RandomResizedCrop, drawn: np.ndarray) -> None:
+    height, width = image_size(data)
+    box = random_box(crop, height, width, drawn)
+    ratio = max(row.shape[0] / box.height, row.shape[1] / box.width)
+    image = decode(data, (math.ceil(height * ratio), math.ceil(width * ratio)))
+    down, right = image.shape[0] / height, image.shape[1] / width
+    top, bottom = round(box.top * down), round((box.top + box.height) * down)
+    left, end = round(box.left * right), round((box.left + box.width) * right)
+    _resize(image[top : max(bottom, top + 1), left : max(end, left + 1)], row, cv2.INTER_LINEAR)
+
+
+def _centre(row: np.ndarray, data: bytes, resize: int) -> None:
+    height, width = _short_side(*image_size(data), resize)
+    image = decode(data, (height, width))
+    if (height, width) != image.shape[:2]:
+        image = _resize(image, np.empty((height, width, 3), np.uint8), cv2.INTER_AREA)
+    top, left = round((height - row.shape[0]) / 2), round((width - row.shape[1]) / 2)
+    row[:] = image[top : top + row.shape[0], left : left + row.shape[1]]
+
+
+def _padded(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
+    down, right = (side + 2 * padding - out for side, out in zip(image.shape[:2], row.shape[:2], strict=True))
+    if min(down, right) < 0:
+        raise UndecodableImage(
+            f"its {image.shape[0]} x {image.shape[1]} pixels with {padding} around them are fewer than the crop's "
+            f"{row.shape[0]}; use RandomResizedCrop or CenterCrop"
+        )
+    top, left = int(drawn[1] * (down + 1)) - padding, int(drawn[2] * (right + 1)) - padding
+    part = image[max(0, top) : top + row.shape[0], max(0, left) : left + row.shape[1]]
+    row[:] = 0
+    row[max(0, -top) :, max(0, -left) :][: part.shape[0], : part.shape[1]] = part
+
+
+def _resize(image: np.ndarray, out: np.ndarray, how: int) -> np.ndarray:
+    """Linear is seven times faster than area and good enough to train on; it skips pixels beyond a factor of 2."""
+    far = image.shape[0] >= 2 * out.shape[0] or image.shape[1] >= 2 * out.shape[1]
+    return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=cv2.INTER_AREA if far else how)
+
+
+def _short_side(height: int, width: int, side: int) -> tuple[int, int]:
+    """The size whose shorter side is `side`: torchvision's rounding."""
+    if height <= width:
+        return side, int(side * width / height)
+    return int(side * height / width), side
+
+
+def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
+    ratio = min(max(width / height, crop.ratio[0]), crop.ratio[1])
+    w, h = min(width, round(height * ratio)), min(height, round(width / ratio))
+    return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int]:
+    try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except ValueError as error:
+        raise UndecodableImage(f"its JPEG header can't be read ({error})") from error
+    return height, width
+
+
+def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
+    """None where libjpeg-turbo has no RGB for it (CMYK) or warns; Pillow then decides."""
+    try:
+        return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2)
+    except ValueError:
+        return None
+
+
+def _pillow_size(data: bytes) -> tuple[int, int]:
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return image.height, image.width
+    except _PILLOW_ERRORS as error:
+        raise UndecodableImage(f"no image format of {', '.join(FORMATS)} begins like it ({error})") from error
+
+
+def _decode_pillow(data: bytes) -> np.ndarray:
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            if image.mode.startswith("I;16"):
+                return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
+            return np.array(image.convert("RGB"))
+    except _PILLOW_ERRORS as error:
+        raise UndecodableImage(f"Pillow can't decode it ({error})") from error

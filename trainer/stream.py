@@ -1,0 +1,449 @@
+"""A shard set as decoded batches, in the order that shardset.order says: exact, elastic, resumable at any step.
+
+    stream = Stream("gs://bucket/imagenet", "train", global_batch_size=1024, rank=0, world_size=1, seed=7,
+                    image=ImageSpec(size=224, flip=True))
+    for batch in stream.epoch(0):
+        batch["image"], batch["label"], batch["weight"], batch["id"], batch["flip"]
+
+One thread plans and asks for bytes, one hands out work, a pool decodes; all end with the generator, and whatever
+fails in them is raised to whoever iterates, at the place of the batch that it prevented.
+"""
+
+import itertools
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import cv2
+import numpy as np
+
+from shardset import manifest as manifests
+from shardset.errors import ConfigError, DamagedShard
+from shardset.order import (
+    LastBatch,
+    Order,
+    OrderState,
+    Slots,
+    check_world,
+    default_block_size,
+    default_lanes,
+    fit_window,
+    held_bytes,
+)
+from trainer.decode import ImageSpec, UndecodableImage, decode_into, draws
+from trainer.fetch import (
+    INDEX_BUDGET_BYTES,
+    Address,
+    Reads,
+    ShardTable,
+    Ticket,
+    named,
+    open_reads,
+)
+
+BUDGET_BYTES = 2 << 30
+READ_AHEAD = 8
+SLICES_PER_THREAD = 4
+MAX_STEPS_AT_ONCE = 64
+MAX_SUBSTITUTES = 8
+IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "webp", "bmp", "gif", "tif", "tiff"})
+
+BadSamples = Literal["raise", "substitute", "mask"]
+Batch = dict[str, Any]
+
+_log = logging.getLogger(__name__)
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a stream holds at most, in bytes; `str()` is the line that it logs when it starts."""
+
+    raw: int
+    decoded: int
+    indexes: int
+    budget: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.raw + self.decoded + self.indexes
+
+    def __str__(self) -> str:
+        parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes"))
+        return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
+
+
+class Stream:
+    """One replica's (or host's) part of the batches of a split.
+
+    `seed=None` is evaluation: stored order, every sample once. `image=None` decodes nothing. `fields` pass through as
+    lists of bytes (None where a sample has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md)
+    are part of the order: give those of the state to go on with a run. `bad_samples` says what happens to a sample
+    whose bytes are damaged or no image: `raise`, take another one of its lane (`substitute`), or a black image of
+    weight 0 (`mask`); slots never shift, and it is logged.
+
+    Raises ConfigError where the numbers do not fit, ManifestError where there is no whole shard set.
+    """
+
+    def __init__(
+        self,
+        manifest_url: str,
+        split: str,
+        *,
+        global_batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int | None,
+        image: ImageSpec | None,
+        fields: Sequence[str] = (),
+        with_key: bool = False,
+        num_lanes: int | None = None,
+        block_size: int | None = None,
+        window: int | None = None,
+        quarantined: Sequence[int] = (),
+        last_batch: LastBatch = "pad",
+        bad_samples: BadSamples = "raise",
+        num_threads: int | None = None,
+        prefetch: int = 2,
+        budget_bytes: int = BUDGET_BYTES,
+    ) -> None:
+        check_world(global_batch_size, rank, world_size)
+        self.manifest, storage = manifests.load(manifest_url)
+        self.split = self.manifest.split(split)
+        _check_fields(self.split.fields, fields, image)
+        if seed is None and image is not None and image.is_random:
+            raise ConfigError(
+                "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give a seed"
+            )
+        self.rank, self.world_size, self.seed, self.image = rank, world_size, seed, image
+        self.fields, self.with_key, self.bad_samples = tuple(fields), with_key, bad_samples
+        self.num_threads = num_threads or len(os.sched_getaffinity(0))
+        self.prefetch = prefetch
+        self.table = ShardTable(storage, self.split)
+        mean_bytes = sum(shard.num_bytes for shard in self.split.shards) / self.split.num_samples
+        lanes = num_lanes or default_lanes(global_batch_size)
+        block = block_size or default_block_size(mean_bytes)
+        if window is None:
+            half = budget_bytes // 2
+            window = (
+                fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=half) if seed is not None else 0
+            )
+        self.order = Order(
+            shard_sizes=[shard.num_samples for shard in self.split.shards],
+            seed=seed,
+            global_batch_size=global_batch_size,
+            num_lanes=lanes,
+            block_size=block,
+            window=window,
+            quarantined=quarantined,
+            last_batch=last_batch,
+        )
+        self.memory = self._fit(mean_bytes, budget_bytes)
+        _log.info("%s %s: %s", manifest_url, split, self.memory)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return self.order.num_batches
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of this replica in a batch."""
+        return self.order.global_batch_size // self.world_size
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        """The batches of one epoch from a step on.
+
+        `image` uint8 [n, size, size, 3], `label` int64, `weight` float32, `id` int64, with `flip` in the spec `flip`
+        bool, when asked `key` (list of str) and fields (lists of bytes). Raises DamagedShard, StorageError or
+        UndecodableImage.
+        """
+        spans = [(epoch, range(start_step, len(self)))]
+        return (batch for _, _, batch in self.run(iter(spans)))
+
+    def epochs(self, start_epoch: int = 0, start_step: int = 0) -> Iterator[tuple[int, int, Batch]]:
+        """(epoch, step, batch) for ever; the next epoch is read and decoded while the last one ends."""
+        first = iter([(start_epoch, range(start_step, len(self)))])
+        rest = ((epoch, range(len(self))) for epoch in itertools.count(start_epoch + 1))
+        return self.run(itertools.chain(first, rest))
+
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
+        """(epoch, step, batch) over some spans (epoch, steps), one after the other."""
+        with _Pipeline(self, spans) as pipeline:
+            yield from pipeline
+
+    def state(self, epoch: int, step: int) -> OrderState:
+        """The state before a step, from the trainer's own count and not from what has been prefetched."""
+        return self.order.state(epoch, step, self.manifest.digest)
+
+    def resume(self, state: OrderState) -> tuple[int, int]:
+        """(epoch, step) at which to go on; raises ConfigError naming what differs from this stream."""
+        return self.order.resume(state, self.manifest.digest)
+
+    def addresses(self, ids: np.ndarray) -> list[Address]:
+        """Where samples are stored, by id."""
+        shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
+        positions = ids - self.order.first_ids[shards]
+        return [self.table.address(*place) for place in zip(shards.tolist(), positions.tolist(), strict=True)]
+
+    def _fit(self, mean_bytes: float, budget_bytes: int) -> Memory:
+        lanes = len(self.order.rank_lanes(self.rank, self.world_size))
+        held = held_bytes(mean_bytes, num_lanes=lanes, block_size=self.order.block_size, window=self.order.window)
+        pixels = self.batch_size * (3 * self.image.size**2 if self.image else 0)
+        memory = Memory(
+            raw=held + int(READ_AHEAD * self.batch_size * mean_bytes),
+            decoded=(self.prefetch + 2) * pixels,
+            indexes=min(INDEX_BUDGET_BYTES, 150 * self.split.num_samples),
+            budget=budget_bytes,
+        )
+        if memory.total > budget_bytes:
+            raise ConfigError(f"{memory}; raise budget_bytes, or lower window, num_lanes, prefetch or the batch size")
+        return memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One step as planned: what stands in its slots and the promises of their bytes."""
+
+    epoch: int
+    step: int
+    slots: Slots
+    addresses: list[Address]
+    tickets: list[Ticket]
+    drawn: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A step whose parts are being decoded."""
+
+    plan: _Step
+    batch: Batch
+    parts: "list[Future[None]]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+class _Pipeline:
+    """The threads of one run over a stream: plan -> hand out -> decode -> whoever iterates."""
+
+    def __init__(self, stream: Stream, spans: Iterator[tuple[int, range]]) -> None:
+        self.stream = stream
+        self.reads: Reads = open_reads(stream.order, stream.table, stream.memory.raw)
+        self._spans = spans
+        self._stopped = threading.Event()
+        self._planned: queue.Queue[_Step | _Failure | None] = queue.Queue(READ_AHEAD)
+        self._begun: queue.Queue[_Work | _Failure | None] = queue.Queue(max(1, stream.prefetch))
+        self._pool = ThreadPoolExecutor(stream.num_threads, "shardset-decode", initializer=_one_opencv_thread)
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work, out), name=f"shardset-{name}", daemon=True)
+            for name, work, out in (("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun))
+        ]
+
+    def __enter__(self) -> "_Pipeline":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stopped.set()
+        self.reads.close()
+        for thread in self._threads:
+            thread.join()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
+        while (work := self._receive(self._begun)) is not None:
+            if isinstance(work, _Failure):
+                raise work.error
+            for part in work.parts:
+                part.result()
+            yield work.plan.epoch, work.plan.step, work.batch
+
+    def _guard(self, work: Callable[[], None], out: "queue.Queue[Any]") -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that iterates
+            self._offer(out, _Failure(error))
+        else:
+            self._offer(out, None)
+
+    def _plan(self) -> None:
+        for epoch, steps in self._spans:
+            for start, stop in _growing(steps, max(1, self.stream.order.window // self.stream.order.items)):
+                slots = self.stream.order.rank_steps(
+                    epoch, range(start, stop), self.stream.rank, self.stream.world_size
+                )
+                for step in range(start, stop):
+                    self._wait_for_room()
+                    if self._stopped.is_set():
+                        return
+                    self._offer(self._planned, self._plan_step(epoch, step, slots[step - start]))
+
+    def _plan_step(self, epoch: int, step: int, slots: Slots) -> _Step:
+        stream = self.stream
+        addresses = stream.addresses(slots.ids)
+        drawn = np.zeros((len(slots.ids), 0))
+        if stream.image is not None and stream.image.is_random and stream.seed is not None:
+            drawn = draws(stream.image, stream.seed, epoch, slots.rows, slots.lanes)
+        return _Step(epoch, step, slots, addresses, self.reads.tickets(epoch, slots, addresses), drawn)
+
+    def _wait_for_room(self) -> None:
+        """Waits while the budget is full and a planned step can still empty it."""
+        while not self.reads.has_room() and not self._planned.empty() and not self._stopped.is_set():
+            self._stopped.wait(0.005)
+
+    def _hand_out(self) -> None:
+        while (plan := self._receive(self._planned)) is not None:
+            if isinstance(plan, _Failure):
+                raise plan.error
+            self._offer(self._begun, self._begin(plan))
+
+    def _begin(self, plan: _Step) -> _Work:
+        batch = _empty_batch(self.stream, plan)
+        size = len(plan.slots.ids)
+        cuts = np.linspace(0, size, min(size, SLICES_PER_THREAD * self.stream.num_threads) + 1).astype(int).tolist()
+        parts = [self._pool.submit(self._fill, batch, plan, a, b) for a, b in itertools.pairwise(cuts)]
+        return _Work(plan, batch, parts)
+
+    def _fill(self, batch: Batch, plan: _Step, start: int, stop: int) -> None:
+        for slot in range(start, stop):
+            if self._stopped.is_set():
+                return
+            try:
+                self._fill_slot(batch, plan, slot, plan.addresses[slot], plan.tickets[slot])
+            except (DamagedShard, UndecodableImage) as error:
+                self._treat(batch, plan, slot, error)
+
+    def _fill_slot(self, batch: Batch, plan: _Step, slot: int, address: Address, ticket: Ticket) -> None:
+        data = ticket.take()
+        stream = self.stream
+        for name in stream.fields:
+            batch[name][slot] = _content(data, address, {name})
+        if stream.image is None:
+            return
+        image = _content(data, address, IMAGE_FIELDS)
+        where = named(address, stream.table.where(address.shard))
+        if image is None:
+            raise UndecodableImage(f"{where}: it has no image among {[name for name, _, _ in address.fields]}")
+        try:
+            decode_into(batch["image"][slot], image, stream.image, plan.drawn[slot])
+        except UndecodableImage as error:
+            raise UndecodableImage(f"{where}: {error}") from error
+
+    def _treat(self, batch: Batch, plan: _Step, slot: int, error: DamagedShard | UndecodableImage) -> None:
+        if self.stream.bad_samples == "raise":
+            raise error
+        _log.warning("epoch %d step %d slot %d: %s: %s", plan.epoch, plan.step, slot, self.stream.bad_samples, error)
+        if self.stream.bad_samples == "mask":
+            _blank(batch, slot)
+        else:
+            self._substitute(batch, plan, slot, error)
+
+    def _substitute(self, batch: Batch, plan: _Step, slot: int, error: Exception) -> None:
+        """The next sample of the same lane (of its last row, the one before): the same for any world size."""
+        row = plan.slots.rows.item(slot)
+        for other in _neighbours(row, self.stream.order.num_rows):
+            lane = plan.slots.lanes[slot : slot + 1]
+            positions, _ = self.stream.order.positions(plan.epoch, lane, other, other + 1)
+            found = self.stream.order.ids(plan.epoch, positions.ravel())
+            address = self.stream.addresses(found)[0]
+            try:
+                self._fill_slot(batch, plan, slot, address, self.reads.alone(address))
+            except (DamagedShard, UndecodableImage) as again:
+                _log.warning("the substitute is bad too: %s", again)
+                continue
+            _put(batch, slot, found.item(), address)
+            return
+        raise error
+
+    def _offer(self, out: "queue.Queue[Any]", item: Any) -> None:
+        while not self._stopped.is_set():
+            try:
+                out.put(item, timeout=_POLL_S)
+            except queue.Full:
+                continue
+            return
+
+    def _receive(self, source: "queue.Queue[Any]") -> Any:
+        while not self._stopped.is_set():
+            try:
+                return source.get(timeout=_POLL_S)
+            except queue.Empty:
+                continue
+        return None
+
+
+def order_options(state: OrderState) -> dict[str, int]:
+    """What of a state to give to a new Stream so that it has the same order: `Stream(..., **order_options(state))`."""
+    return {"num_lanes": state.num_lanes, "block_size": state.block_size, "window": state.window}
+
+
+def _empty_batch(stream: Stream, plan: _Step) -> Batch:
+    batch: Batch = {
+        "label": np.array([address.label for address in plan.addresses], dtype=np.int64),
+        "weight": plan.slots.weights.copy(),
+        "id": plan.slots.ids.copy(),
+    }
+    if stream.image is not None:
+        batch["image"] = np.empty((len(plan.addresses), stream.image.size, stream.image.size, 3), dtype=np.uint8)
+        if stream.image.flip:
+            batch["flip"] = plan.drawn[:, 0] < 0.5
+    if stream.with_key:
+        batch["key"] = [address.key for address in plan.addresses]
+    return batch | {name: [None] * len(plan.addresses) for name in stream.fields}
+
+
+def _content(data: bytes, address: Address, names: frozenset[str] | set[str]) -> bytes | None:
+    """The content of the sample's first field among `names`."""
+    for name, offset, size in address.fields:
+        if name in names:
+            return data[offset : offset + size]
+    return None
+
+
+def _blank(batch: Batch, slot: int) -> None:
+    batch["weight"][slot] = 0
+    if "image" in batch:
+        batch["image"][slot] = 0
+
+
+def _put(batch: Batch, slot: int, id_: int, address: Address) -> None:
+    batch["id"][slot], batch["label"][slot] = id_, address.label
+    if "key" in batch:
+        batch["key"][slot] = address.key
+
+
+def _neighbours(row: int, num_rows: int) -> Iterator[int]:
+    after = range(row + 1, min(num_rows, row + 1 + MAX_SUBSTITUTES))
+    before = range(row - 1, max(-1, row - 1 - MAX_SUBSTITUTES), -1)
+    return itertools.islice(itertools.chain(after, before), MAX_SUBSTITUTES)
+
+
+def _growing(steps: range, most: int) -> Iterator[tuple[int, int]]:
+    """Cuts a range into parts of 1, 2, 4 ... steps: the first batch waits for its own plan only."""
+    start, size = steps.start, 1
+    while start < steps.stop:
+        stop = min(steps.stop, start + size)
+        yield start, stop
+        start, size = stop, min(2 * size, most, MAX_STEPS_AT_ONCE)
+
+
+def _check_fields(stored: Sequence[str], wanted: Sequence[str], image: ImageSpec | None) -> None:
+    missing = [name for name in wanted if name not in stored]
+    if missing:
+        raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
+    if image is not None and not IMAGE_FIELDS.intersection(stored):
+        raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")
+
+
+def _one_opencv_thread() -> None:
+    cv2.setNumThreads(1)
