@@ -21,7 +21,7 @@ IMAGES = frozenset(IMAGE_FIELDS) | {"pbm"}
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))
 MAX_INLINE_BYTES = 4096
 MAX_JSON_BYTES = 1 << 20
-MAX_LABEL = 9_999_999
+MAX_LABEL = 1_000_000
 MAX_EXPANDED = 100_000
 DEFAULT_SPLIT = "train"
 

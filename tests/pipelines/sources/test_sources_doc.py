@@ -1,0 +1,106 @@
+"""The worked example of docs/sources.md does what the page says."""
+
+import importlib.util
+import io
+import re
+import struct
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
+from shardset.errors import SourceError
+from shardset.storage import open_storage
+from tests.makers.imagenet import put
+
+PAGE = Path(__file__).parents[3] / "docs" / "sources.md"
+ROWS = {"train": 5, "t10k": 3}
+
+
+class ListSpool:
+    """Keeps what a source makes; the extents stand in one object, as in a build."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def add(self, content: bytes) -> Extent:
+        self.data += content
+        return Extent(SPOOL, "", len(self.data) - len(content), len(content))
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory):
+    [code] = re.findall(r"^```python\n(\"\"\"MNIST.*?)^```$", PAGE.read_text(), re.S | re.M)
+    path = tmp_path_factory.mktemp("example") / "mnist_of_the_docs.py"
+    path.write_text(code)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module.Mnist
+    del sys.modules[path.stem]
+
+
+def digits(prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(ROWS[prefix])
+    return random.integers(0, 256, (ROWS[prefix], 6, 4), np.uint8), random.integers(0, 10, ROWS[prefix], np.uint8)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def files() -> dict[str, bytes]:
+    found = {}
+    for prefix in ROWS:
+        images, labels = digits(prefix)
+        found |= {f"{prefix}-images-idx3-ubyte": idx(images), f"{prefix}-labels-idx1-ubyte": idx(labels)}
+    return found
+
+
+def everything(source) -> tuple[list[RawSample | Rejected], bytes]:
+    spool = ListSpool()
+    return [entry for unit in source.survey().units for entry in source.index(unit, spool)], bytes(spool.data)
+
+
+def test_the_example_gives_every_digit_with_its_label(mnist, tmp_path):
+    found, data = everything(mnist(open_storage(str(put(tmp_path, files())))))
+    for prefix, split in (("train", "train"), ("t10k", "test")):
+        images, labels = digits(prefix)
+        samples = [sample for sample in found if sample.split == split]
+        assert [sample.key for sample in samples] == [f"{split}-{row:05d}" for row in range(ROWS[prefix])]
+        assert [sample.label for sample in samples] == labels.tolist()
+        extents = [sample.fields[sample.image] for sample in samples]
+        contents = [data[extent.offset : extent.offset + extent.num_bytes] for extent in extents]
+        assert np.array_equal([np.asarray(Image.open(io.BytesIO(content))) for content in contents], images)
+
+
+def test_the_example_rejects_a_label_that_is_no_digit(mnist, tmp_path):
+    odd = idx(np.array([1, 77, 3], np.uint8))
+    found, _ = everything(mnist(open_storage(str(put(tmp_path, files() | {"t10k-labels-idx1-ubyte": odd})))))
+    assert [entry.reason for entry in found if isinstance(entry, Rejected)] == ["label 77, expected 0 to 9"]
+    assert sum(isinstance(entry, RawSample) for entry in found) == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda data: data[:-1], "no whole IDX file"),
+        (lambda data: b"<html>", "no whole IDX file"),
+        (lambda data: b"", "no whole IDX file"),
+        (lambda data: idx(np.zeros((5, 6, 4), np.uint8)), "no whole IDX file"),
+        (lambda data: idx(np.zeros(9, np.uint8)), "5 images, 9 labels"),
+    ],
+)
+def test_the_example_refuses_files_that_are_cut_or_do_not_fit(mnist, tmp_path, change, says):
+    name = "train-labels-idx1-ubyte"
+    source = mnist(open_storage(str(put(tmp_path, files() | {name: change(files()[name])}))))
+    with pytest.raises(SourceError, match=says):
+        everything(source)
+
+
+def test_the_example_names_a_missing_file(mnist, tmp_path):
+    with pytest.raises(SourceError, match="no train-images-idx3-ubyte; fetch it"):
+        mnist(open_storage(str(tmp_path))).survey()
