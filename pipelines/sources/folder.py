@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.holdout import REST, check_holdout, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, extension, is_hidden, is_text, printable, without_extension
 from shardset.errors import ConfigError, SourceError
-from shardset.manifest import ClassInfo
 from shardset.naming import is_split
 from shardset.storage import Stat, Storage
 
@@ -50,8 +50,8 @@ class Folder:
         self._check_splits({entry[4] for entry in entries}, names)
         return Survey(
             units=_units(entries, [self._rejected(name, has_splits) for name in listed.unreadable]),
-            classes=[ClassInfo(label=label, name=name) for name, label in labels.items()],
-            notes=[*_note_others(listed.others), *_note_missing(entries, names)],
+            classes=class_infos(names),
+            notes=[*_note_others(listed.others), *missing_notes(((entry[4], entry[3]) for entry in entries), names)],
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -159,15 +159,3 @@ def _counts(others: Counter[str]) -> str:
 def _note_others(others: Counter[str]) -> Iterable[str]:
     if others:
         yield f"left out {_counts(others)}, which are no images by name"
-
-
-def _note_missing(entries: list[list[Any]], class_names: list[str]) -> Iterable[str]:
-    """A sentence for each split that lacks classes which other splits have; a holdout may miss some by chance."""
-    present: dict[str, set[int]] = {}
-    for entry in entries:
-        present.setdefault(entry[4], set()).add(entry[3])
-    for split, labels in sorted(present.items()):
-        missing = [name for label, name in enumerate(class_names) if label not in labels]
-        if missing:
-            more = ", ..." if len(missing) > 5 else ""
-            yield f"split {split} has no images of {len(missing)} classes: {', '.join(missing[:5])}{more}"

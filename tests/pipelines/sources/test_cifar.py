@@ -14,6 +14,7 @@ from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from shardset import naming
 from shardset.errors import ChangedInput, SourceError
+from shardset.storage import open_storage
 from tests.makers.cifar import (
     CIFAR10_CLASSES,
     COARSE_CLASSES,
@@ -195,6 +196,14 @@ def test_an_archive_that_is_not_there_is_an_error_that_lists_the_folder(tmp_path
         opened(Cifar10, tmp_path / "cifar.tgz").survey()
 
 
+@pytest.mark.parametrize("url", ["memory://cifar-test", "memory://cifar-test/cifar-10-python.tar.gz"])
+def test_an_archive_need_not_be_on_a_disk(tmp_path, url):
+    archive = write_archive(tmp_path / "a.tar.gz", python_files(cifar10(2)), PYTHON10)
+    with open_storage("memory://cifar-test").writer("cifar-10-python.tar.gz") as writer:
+        writer.write(archive.read_bytes())
+    expect_same_pictures(opened(Cifar10, url), cifar10(2))
+
+
 # --- damaged input
 
 
@@ -327,8 +336,8 @@ def test_a_malicious_pickle_is_refused_by_name_and_does_not_run(tmp_path, victim
 
 
 def batch_value(**changes):
-    value = {"labels": [1, 2], "data": np.zeros((2, 3072), np.uint8), "filenames": ["a.png", "b.png"]}
-    return {name: item for name, item in {**value, **changes}.items() if item != "absent"}
+    """A batch of two black pictures, with fields changed."""
+    return {"labels": [1, 2], "data": np.zeros((2, 3072), np.uint8), "filenames": ["a.png", "b.png"], **changes}
 
 
 @pytest.mark.parametrize(

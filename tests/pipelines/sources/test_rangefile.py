@@ -27,6 +27,26 @@ def test_reading_to_the_end_gives_every_byte(storage):
     assert opened(storage).read() == CONTENT
 
 
+class Counting:
+    """A storage that notes the ranges that are read."""
+
+    def __init__(self, storage):
+        self.storage, self.url, self.ranges = storage, storage.url, []
+
+    def read(self, name, start, stop, *, generation):
+        self.ranges.append((start, stop))
+        return self.storage.read(name, start, stop, generation=generation)
+
+
+def test_the_rest_of_a_file_is_one_read_and_small_reads_share_a_window(storage):
+    stat = storage.stat("a")
+    counting = Counting(storage)
+    file = RangeFile(counting, "a", stat.generation, stat.num_bytes, window=100)
+    assert [file.read(20) for _ in range(4)] == [CONTENT[start : start + 20] for start in range(0, 80, 20)]
+    assert file.read() == CONTENT[80:]
+    assert counting.ranges == [(0, 100), (100, len(CONTENT))]
+
+
 def test_seeking_works_from_the_start_from_here_and_from_the_end(storage):
     file = opened(storage)
     assert (file.seek(100), file.read(3)) == (100, CONTENT[100:103])

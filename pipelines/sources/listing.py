@@ -1,0 +1,296 @@
+"""A CSV or JSONL file that lists images: `path`, `label`, optional `split` and `key`; all else goes into `json`."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import IO, Any, ClassVar, NoReturn
+
+from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.holdout import check_holdout, split_of
+from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
+from pipelines.sources.rangefile import RangeFile
+from shardset.errors import ConfigError, NotFound, SourceError
+from shardset.naming import is_split
+from shardset.storage import Stat, Storage, open_file
+
+ENTRIES_PER_UNIT = 10_000
+MAX_LABEL = 1_000_000
+MAX_LINE_BYTES = 1 << 20
+
+_STAT_THREADS = 32
+_COLUMNS = ("path", "label", "split", "key")
+_NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row, checked: `label` a number or a name, `extra` the other columns as JSON or empty."""
+
+    line: int
+    path: str
+    label: int | str
+    split: str
+    key: str
+    extra: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The images that `file` in the folder `input` lists, one a row; rows are numbered by the file's lines, from 1.
+
+    A path is relative to `input`, absolute, or a gs:// URL. Labels are all numbers, taken as they are, or all names,
+    numbered in sorted order; in CSV a label of digits is a number, in JSONL its type decides. `holdout` is for
+    listings without splits: fractions by name, decided by `seed` and each key, which is the path without extension
+    if there is no `key`. Raises ConfigError if the holdout makes no sense or `file` is neither .csv nor .jsonl.
+    """
+
+    input: Storage
+    file: str
+    holdout: dict[str, float] = field(default_factory=dict)
+    seed: int = 0
+
+    name: ClassVar[str] = "listing"
+
+    def __post_init__(self) -> None:
+        check_holdout(self.holdout)
+        if extension(self.file) not in _READERS:
+            raise ConfigError(
+                f"{self.file}: expected a listing that ends with {', '.join(f'.{end}' for end in _READERS)}"
+            )
+
+    def survey(self) -> Survey:
+        """Reads the listing and asks the storage for each image's size and generation, 32 at a time.
+
+        Raises SourceError, naming the line, for a row that is not what is expected. An image that is not there is no
+        error here: `index` rejects it.
+        """
+        listing = self._stat_listing()
+        rows = list(self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes)))
+        names = self._class_names(rows)
+        entries = self._entries(rows, {name: label for label, name in enumerate(names)})
+        return Survey(
+            units=[
+                {"entries": entries[start : start + ENTRIES_PER_UNIT]}
+                for start in range(0, len(entries), ENTRIES_PER_UNIT)
+            ],
+            classes=class_infos(names),
+            notes=list(missing_notes(((entry[4], entry[3]) for entry in entries), names)),
+            objects={self.file: listing.num_bytes},
+        )
+
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+        """One sample for each row, pinned to the generation that the survey saw; a missing image is rejected."""
+        for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
+            if generation is None:
+                yield Rejected(name=path, split=split, reason="not found")
+                continue
+            image = IMAGE_FIELDS.get(extension(path), UNKNOWN_FIELD)
+            fields: dict[str, Extent | bytes] = {image: Extent(path, generation, 0, num_bytes)}
+            if extra:
+                fields["json"] = extra.encode()
+            yield RawSample(name=path, key=key, split=split, label=label, image=image, fields=fields)
+
+    def _stat_listing(self) -> Stat:
+        try:
+            return self.input.stat(self.file)
+        except NotFound as error:
+            raise SourceError(f"{self._where}: no such listing; name a .csv or .jsonl file as input") from error
+
+    @property
+    def _where(self) -> str:
+        return f"{self.input.url}/{self.file}"
+
+    def _rows(self, file: IO[bytes]) -> Iterator[_Row]:
+        for line, record in _READERS[extension(self.file)](_lines(file, self._where), self._where):
+            where = f"{self._where}: line {line}"
+            row = _row(line, record, where)
+            if self.holdout and row.split:
+                raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
+            yield row
+
+    def _class_names(self, rows: list[_Row]) -> list[str]:
+        if not rows:
+            raise SourceError(f"{self._where}: no rows, expected one for each image")
+        first = {type(row.label): row for row in reversed(rows)}
+        if len(first) > 1:
+            number, name = first[int], first[str]
+            raise SourceError(
+                f"{self._where}: label {number.label} in line {number.line} is a number and {name.label!r} in line "
+                f"{name.line} a name, expected all numbers or all names"
+            )
+        labels = {row.label for row in rows}
+        if int in first:
+            return [str(label) for label in range(max(int(label) for label in labels) + 1)]
+        return sorted(str(label) for label in labels)
+
+    def _entries(self, rows: list[_Row], labels: dict[str, int]) -> list[list[Any]]:
+        empty = "{}" if any(row.extra for row in rows) else ""
+        with ThreadPoolExecutor(_STAT_THREADS) as threads:
+            stats = [
+                stat
+                for start in range(0, len(rows), ENTRIES_PER_UNIT)
+                for stat in threads.map(self._stat, [row.path for row in rows[start : start + ENTRIES_PER_UNIT]])
+            ]
+        return [
+            [
+                row.path,
+                stat.num_bytes if stat else 0,
+                stat.generation if stat else None,
+                labels[str(row.label)],
+                row.split or split_of(row.key, self.holdout, self.seed),
+                row.key,
+                row.extra or empty,
+            ]
+            for row, stat in zip(rows, stats, strict=True)
+        ]
+
+    def _stat(self, path: str) -> Stat | None:
+        storage, name = open_file(path) if _is_absolute(path) else (self.input, path)
+        try:
+            return storage.stat(name)
+        except NotFound:
+            return None
+
+
+def _lines(file: IO[bytes], where: str) -> Iterator[str]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise SourceError(f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; is this a listing?")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{where}: line {number}: not UTF-8 ({error.reason}); save the listing as UTF-8"
+            ) from error
+        yield text
+
+
+def _read_csv(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]]:
+    reader = csv.reader(lines, strict=True)
+    try:
+        header = _check_header(next(reader, []), where)
+        for cells in reader:
+            if len(cells) not in (0, len(header)):
+                raise SourceError(
+                    f"{where}: line {reader.line_num}: {len(cells)} cells, expected {len(header)} as in the header; is "
+                    "a comma in a cell without quotes?"
+                )
+            if cells:
+                yield reader.line_num, _with_number(dict(zip(header, cells, strict=True)))
+    except csv.Error as error:
+        raise SourceError(f"{where}: line {reader.line_num}: not CSV ({error}); correct the line") from error
+
+
+def _check_header(header: list[str], where: str) -> list[str]:
+    names = [name.strip() for name in header]
+    if not {"path", "label"} <= set(names) or len(set(names)) != len(names) or "" in names:
+        raise SourceError(
+            f"{where}: line 1: columns {', '.join(names) or '(none)'}; expected a header with path and label, optional "
+            "split and key, and no name twice or empty"
+        )
+    return names
+
+
+def _with_number(record: Record) -> Record:
+    label = record["label"]
+    return {**record, "label": int(label[:20])} if _NUMBER.fullmatch(label) else record
+
+
+def _read_jsonl(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, object_pairs_hook=_without_twins, parse_constant=_refuse_constant)
+            _compact(record).encode()  # a lone surrogate, which JSON can spell, raises here
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{where}: line {number}: not JSON ({error}); correct the line") from error
+        if not isinstance(record, dict):
+            raise SourceError(
+                f"{where}: line {number}: a {type(record).__name__}, expected an object with path and label"
+            )
+        yield number, record
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> Record:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return record
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+_READERS = {"csv": _read_csv, "jsonl": _read_jsonl, "ndjson": _read_jsonl}
+
+
+def _row(line: int, record: Record, where: str) -> _Row:
+    path = _check_path(_text(record, "path", where), where)
+    split, key = _text(record, "split", where), _text(record, "key", where)
+    if split and not is_split(split):
+        raise SourceError(f"{where}: split {split!r}, expected at most 40 letters, digits, - and _")
+    extra = {name: value for name, value in record.items() if name not in _COLUMNS}
+    return _Row(
+        line=line,
+        path=path,
+        label=_check_label(record.get("label"), where),
+        split=split,
+        key=key or without_extension(path.partition("://")[2] or path).lstrip("/"),
+        extra=_compact(extra) if extra else "",
+    )
+
+
+def _text(record: Record, column: str, where: str) -> str:
+    value = record.get(column)
+    if value is not None and not isinstance(value, str):
+        raise SourceError(f"{where}: {column} is {str(value)[:40]}, expected a text")
+    return value or ""
+
+
+def _check_label(label: Any, where: str) -> int | str:
+    if isinstance(label, bool) or not isinstance(label, int | str) or label == "":
+        raise SourceError(f"{where}: label {label!r:.40}, expected a number or a name")
+    if isinstance(label, int) and not 0 <= label <= MAX_LABEL:
+        raise SourceError(
+            f"{where}: label {label}, expected 0 to {MAX_LABEL}; is it a name? let it begin with a letter"
+        )
+    return label
+
+
+def _check_path(path: str, where: str) -> str:
+    if not path or "\0" in path or path.endswith("/"):
+        raise SourceError(f"{where}: path {path!r:.80}, expected that of an image")
+    if _is_absolute(path):
+        return _check_absolute(path, where)
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise SourceError(
+            f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an absolute path"
+        )
+    return "/".join(parts)
+
+
+def _check_absolute(path: str, where: str) -> str:
+    try:
+        open_file(path)
+    except ConfigError as error:
+        raise SourceError(f"{where}: {error}") from error
+    return path
+
+
+def _is_absolute(path: str) -> bool:
+    return path.startswith("/") or "://" in path
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

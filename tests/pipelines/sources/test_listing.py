@@ -1,0 +1,268 @@
+import json
+import pickle
+
+import pytest
+
+from pipelines.sources import listing as module
+from pipelines.sources.base import Extent, RawSample, Rejected
+from pipelines.sources.listing import Listing
+from shardset.errors import ConfigError, SourceError
+from shardset.storage import open_file, open_storage
+from tests.makers.folders import write_csv, write_images, write_jsonl
+from tests.makers.images import image_bytes
+from tests.makers.spools import MemorySpool
+
+
+def opened(path, **options) -> Listing:
+    return Listing(*open_file(str(path)), **options)
+
+
+def read(source):
+    return [sample for unit in source.survey().units for sample in source.index(unit, MemorySpool())]
+
+
+@pytest.fixture
+def images(tmp_path):
+    return write_images(tmp_path, ["a/1.png", "a/2.jpg", "3.ppm"])
+
+
+def csv_of(folder, *rows, columns=("path", "label")):
+    return opened(write_csv(folder / "list.csv", columns, rows))
+
+
+def jsonl_of(folder, *rows):
+    return opened(write_jsonl(folder / "list.jsonl", rows))
+
+
+# --- what a row becomes
+
+
+def test_a_csv_row_becomes_a_pinned_sample(images):
+    [sample] = read(csv_of(images, ["a/1.png", "cat"]))
+    stat = open_storage(str(images)).stat("a/1.png")
+    assert sample == RawSample(
+        name="a/1.png",
+        key="a/1",
+        split="train",
+        label=0,
+        image="png",
+        fields={"png": Extent("a/1.png", stat.generation, 0, stat.num_bytes)},
+    )
+
+
+def test_csv_and_jsonl_say_the_same(images):
+    rows = [["a/1.png", "dog", "test", "k1"], ["a/2.jpg", "cat", "", ""], ["3.ppm", "dog", "train", "k3"]]
+    columns = ["path", "label", "split", "key"]
+    samples = read(csv_of(images, *rows, columns=columns))
+    assert samples == read(jsonl_of(images, *(dict(zip(columns, row, strict=True)) for row in rows)))
+    assert [(s.split, s.key, s.label, s.image) for s in samples] == [
+        ("test", "k1", 1, "png"),
+        ("train", "a/2", 0, "jpg"),
+        ("train", "k3", 1, "ppm"),
+    ]
+
+
+def test_names_get_labels_in_sorted_order(images):
+    classes = csv_of(images, ["3.ppm", "zebra"], ["3.ppm", "Ant"], ["3.ppm", "émeu"], ["3.ppm", "ant"]).survey().classes
+    assert [(info.label, info.name) for info in classes] == [(0, "Ant"), (1, "ant"), (2, "zebra"), (3, "émeu")]
+
+
+@pytest.mark.parametrize(
+    "make", [csv_of, lambda folder, *rows: jsonl_of(folder, *({"path": p, "label": n} for p, n in rows))]
+)
+def test_numbers_are_labels_as_they_are_and_name_the_classes(images, make):
+    source = make(images, ["3.ppm", 2], ["a/1.png", 0])
+    survey = source.survey()
+    assert [sample.label for sample in read(source)] == [2, 0]
+    assert [(info.label, info.name) for info in survey.classes] == [(0, "0"), (1, "1"), (2, "2")]
+    assert survey.notes == ["split train has no images of 1 class: 1"]
+
+
+def test_other_columns_go_into_json_sorted_and_compact(images):
+    source = csv_of(images, ["é", "a/1.png", "cat", "7"], columns=["z", "path", "label", "age"])
+    assert read(source)[0].fields["json"] == '{"age":"7","z":"é"}'.encode()
+    source = jsonl_of(images, {"path": "3.ppm", "label": 0, "b": {"y": [1, None], "x": 1.5}, "a": True})
+    assert read(source)[0].fields["json"] == b'{"a":true,"b":{"x":1.5,"y":[1,null]}}'
+
+
+def test_every_sample_has_a_json_field_if_one_has(images):
+    samples = read(jsonl_of(images, {"path": "3.ppm", "label": 0, "note": 1}, {"path": "a/1.png", "label": 0}))
+    assert [sample.fields["json"] for sample in samples] == [b'{"note":1}', b"{}"]
+
+
+def test_a_path_without_a_known_extension_leaves_the_field_to_the_build(tmp_path):
+    (tmp_path / "photo").write_bytes(image_bytes(1))
+    [sample] = read(csv_of(tmp_path, ["photo", "cat"]))
+    assert (sample.image, sample.key) == ("img", "photo")
+
+
+def test_paths_are_made_plain(images):
+    assert [sample.name for sample in read(csv_of(images, ["./a//1.png", 0], ["3.ppm", 0]))] == ["a/1.png", "3.ppm"]
+
+
+def test_an_image_may_stand_elsewhere(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    path = write_csv(folder / "list.csv", ["path", "label"], [[f"{images}/a/1.png", "cat"]])
+    [sample] = read(opened(path))
+    assert sample.fields["png"].object == f"{images}/a/1.png"
+    assert sample.fields["png"].num_bytes == (images / "a/1.png").stat().st_size
+    assert sample.key == f"{images}/a/1".lstrip("/")
+
+
+def test_an_image_may_be_given_by_url(tmp_path):
+    storage = open_storage("memory://listing-test/folder")
+    with storage.writer("x.png") as writer:
+        writer.write(b"1234")
+    [sample] = read(csv_of(tmp_path, ["memory://listing-test/folder/x.png", "cat"]))
+    assert sample.fields["png"] == Extent("memory://listing-test/folder/x.png", storage.stat("x.png").generation, 0, 4)
+    assert sample.key == "listing-test/folder/x"
+
+
+def test_an_image_that_is_not_there_is_rejected_in_its_place(images):
+    first, second, third = read(csv_of(images, ["a/1.png", "cat"], ["gone.png", "dog"], ["3.ppm", "cat"]))
+    assert second == Rejected(name="gone.png", split="train", reason="not found")
+    assert [first.name, third.name] == ["a/1.png", "3.ppm"]
+
+
+def test_units_are_pieces_of_the_listing_and_are_json(images, monkeypatch):
+    monkeypatch.setattr(module, "ENTRIES_PER_UNIT", 2)
+    source = csv_of(images, ["a/1.png", "cat"], ["gone.png", "dog"], ["3.ppm", "cat"])
+    units = json.loads(json.dumps(source.survey().units))
+    assert [len(unit["entries"]) for unit in units] == [2, 1]
+    again = pickle.loads(pickle.dumps(source))
+    assert [sample for unit in units for sample in again.index(unit, MemorySpool())] == read(source)
+
+
+def test_the_survey_lists_the_listing(images):
+    source = csv_of(images, ["3.ppm", 0])
+    assert source.survey().objects == {"list.csv": (images / "list.csv").stat().st_size}
+
+
+# --- how listings are written
+
+
+def test_a_byte_order_mark_blank_lines_quotes_and_windows_line_ends_are_fine(images):
+    text = '\ufeffpath,label,note\r\n\r\n"a/1.png","a ""cat"", young","two\r\nlines"\r\n3.ppm,b,x\r\n'
+    (images / "list.csv").write_bytes(text.encode())
+    samples = read(opened(images / "list.csv"))
+    assert [sample.name for sample in samples] == ["a/1.png", "3.ppm"]
+    assert samples[0].fields["json"] == b'{"note":"two\\r\\nlines"}'
+    assert opened(images / "list.csv").survey().classes[0].name == 'a "cat", young'
+
+
+def test_blank_lines_of_jsonl_are_passed_over_and_the_extension_may_be_ndjson(images):
+    (images / "list.NDJSON").write_text('\n{"path": "3.ppm", "label": 1}\n\n')
+    assert [sample.label for sample in read(opened(images / "list.NDJSON"))] == [1]
+
+
+# --- holdout
+
+
+def test_a_holdout_splits_by_key(images):
+    rows = [{"path": "3.ppm", "label": 0, "key": f"k{number}"} for number in range(60)]
+    path = write_jsonl(images / "list.jsonl", rows)
+    splits = {s.key: s.split for s in read(opened(path, holdout={"test": 0.3}, seed=1))}
+    assert set(splits.values()) == {"train", "test"}
+    write_jsonl(path, reversed(rows))
+    assert {s.key: s.split for s in read(opened(path, holdout={"test": 0.3}, seed=1))} == splits
+
+
+def test_a_holdout_of_a_listing_with_splits_is_refused(images):
+    path = write_csv(images / "list.csv", ["path", "label", "split"], [["3.ppm", 0, ""], ["a/1.png", 0, "train"]])
+    with pytest.raises(ConfigError, match="line 3: --holdout with a listing that has splits"):
+        opened(path, holdout={"test": 0.5}).survey()
+
+
+def test_a_senseless_holdout_is_refused_when_the_source_is_made(images):
+    with pytest.raises(ConfigError, match="--holdout"):
+        opened(images / "list.csv", holdout={"train": 0.5})
+
+
+# --- malformed listings
+
+
+@pytest.mark.parametrize("path", ["../x.png", "a/../../x.png", "a/../1.png", ".."])
+def test_a_path_that_climbs_is_refused_with_its_line(images, path):
+    with pytest.raises(SourceError, match=r"list\.csv: line 3: path '.*' climbs out of the listing's folder"):
+        csv_of(images, ["3.ppm", 0], [path, 0]).survey()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"path": "", "label": 1}, "line 2: path '', expected that of an image"),
+        ({"label": 1}, "line 2: path ''"),
+        ({"path": "a\0b", "label": 1}, "line 2: path"),
+        ({"path": "a/", "label": 1}, "line 2: path 'a/'"),
+        ({"path": 3, "label": 1}, "line 2: path is 3, expected a text"),
+        ({"path": "http://x/y.png", "label": 1}, "line 2: .*http.* is not known"),
+        ({"path": "x.png"}, "line 2: label None, expected a number or a name"),
+        ({"path": "x.png", "label": ""}, "line 2: label ''"),
+        ({"path": "x.png", "label": True}, "line 2: label True"),
+        ({"path": "x.png", "label": 1.0}, r"line 2: label 1\.0"),
+        ({"path": "x.png", "label": -1}, "line 2: label -1, expected 0 to 1000000"),
+        ({"path": "x.png", "label": 10**9}, "line 2: label 1000000000, expected 0 to"),
+        ({"path": "x.png", "label": 1, "split": "a b"}, "line 2: split 'a b', expected at most 40"),
+        ({"path": "x.png", "label": 1, "key": 5}, "line 2: key is 5, expected a text"),
+        (["x.png", 1], "line 2: a list, expected an object with path and label"),
+    ],
+)
+def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
+    with pytest.raises(SourceError, match=rf"list\.jsonl: {message}"):
+        jsonl_of(images, {"path": "3.ppm", "label": 0}, row).survey()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "not JSON"),
+        (b'{"path": "a", "label": NaN}', "NaN is no JSON number"),
+        (b'{"path": "a", "path": "b", "label": 1}', "a name stands twice"),
+        (b'{"path": "\\ud800", "label": 1}', "not JSON .*surrogates not allowed"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"path": "\xff", "label": 1}', "not UTF-8"),
+        (b"x" * (module.MAX_LINE_BYTES + 1), "has more than 1048576 bytes"),
+    ],
+)
+def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message):
+    (images / "list.jsonl").write_bytes(b'{"path": "3.ppm", "label": 1}\n' + line)
+    with pytest.raises(SourceError, match=rf"list\.jsonl: line 2.*{message}"):
+        opened(images / "list.jsonl").survey()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,label\nx.png\n", "line 2: 1 cells, expected 2"),
+        ("path,label\n3.ppm,1\nx.png,a,b\n", "line 3: 3 cells, expected 2"),
+        ("path,label\n3.ppm,-1\n", "line 2: label -1, expected 0 to"),
+        (f"path,label\n3.ppm,{'9' * 5000}\n", "line 2: label 9999"),
+        ('path,label\n"a"x,1\n', "line 2: not CSV"),
+        ('path,label\n"a,1\n', "line 2: not CSV"),
+        ("path,class\n3.ppm,1\n", "line 1: columns path, class; expected a header with path and label"),
+        ("path,label,label\n3.ppm,1,1\n", "line 1: columns path, label, label"),
+        ("path,label,\n3.ppm,1,1\n", "line 1: columns"),
+        ("path;label\n3.ppm;1\n", "line 1: columns path;label"),
+        ("", r"line 1: columns \(none\)"),
+        ("path,label\n", "no rows, expected one for each image"),
+    ],
+)
+def test_a_malformed_csv_is_an_error_with_its_line(images, text, message):
+    (images / "list.csv").write_text(text)
+    with pytest.raises(SourceError, match=rf"list\.csv: {message}"):
+        opened(images / "list.csv").survey()
+
+
+def test_numbers_and_names_together_are_an_error_that_shows_one_of_each(images):
+    with pytest.raises(SourceError, match="label 1 in line 2 is a number and 'cat' in line 3 a name"):
+        csv_of(images, ["3.ppm", 1], ["3.ppm", "cat"], ["3.ppm", 2], ["3.ppm", "dog"]).survey()
+
+
+def test_a_listing_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(SourceError, match=r"list\.csv: no such listing"):
+        opened(tmp_path / "list.csv").survey()
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"list\.xlsx: expected a listing that ends with \.csv, \.jsonl"):
+        opened(tmp_path / "list.xlsx")
