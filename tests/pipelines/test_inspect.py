@@ -1,0 +1,270 @@
+"""Looking into a shard set: tables, a sample by key, by original name and back."""
+
+import argparse
+import io
+import itertools
+import json
+
+import msgspec
+import pyarrow as pa
+import pytest
+from rich.console import Console
+
+from pipelines import inspect
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
+from shardset.manifest import ClassInfo, Manifest
+from shardset.storage import Storage, open_storage
+from shardset.tarindex import StoredSample
+from tests.makers.shardset import png_samples, put, write_shard_set
+
+_counter = itertools.count()
+NAME = "raw/{}/bild {}.PNG"
+
+
+def references(samples: list[StoredSample], names: list[str]) -> bytes:
+    """The plan of a shard with the columns that are read, and one that is not."""
+    table = pa.table(
+        {
+            "where": pa.array([[{"object": "a.tar", "offset": 512}]] * len(samples)),
+            "key": [sample.key for sample in samples],
+            "name": names,
+            "label": pa.array([sample.label for sample in samples], pa.int64()),
+            "source": pa.array([sample.source for sample in samples], pa.uint64()),
+            "copy": pa.array([sample.copy for sample in samples], pa.uint32()),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:
+    """Splits train (7 samples, the last a copy of the first) and val (4), two shards each, four classes."""
+    storage = open_storage(f"memory://inspect-{next(_counter)}/set")
+    samples = {
+        "train": png_samples("train", 7, size=8, num_classes=4),
+        "val": png_samples("val", 4, size=8, num_classes=4),
+    }
+    samples["train"][6] = _copy(samples["train"][0])
+    manifest = write_shard_set(storage, samples, num_shards=2, num_classes=4)
+    classes = [ClassInfo(label=n, name=f"cat {n}", wnid=f"n0000{n}") for n in range(4)]
+    manifest = manifests.seal(msgspec.structs.replace(manifest, classes=classes, fixes={"cmyk-to-rgb": 3}))
+    put(storage, naming.MANIFEST, manifests.to_json(manifest))
+    if with_plan:
+        for split, found in samples.items():
+            _write_plan(storage, manifest, split, found)
+    return storage, manifest
+
+
+def _copy(sample: StoredSample) -> StoredSample:
+    return StoredSample(
+        key=naming.copy_key(sample.key, 1), fields=sample.fields, label=sample.label, source=sample.source, copy=1
+    )
+
+
+def _write_plan(storage: Storage, manifest: Manifest, split: str, samples: list[StoredSample]) -> None:
+    for number, shard in enumerate(manifest.splits[split].shards):
+        mine = samples[shard.first_id : shard.first_id + shard.num_samples]
+        names = [NAME.format(split, sample.source) for sample in mine]
+        put(storage, naming.references_path(split, number), references(mine, names))
+
+
+def arguments(storage: Storage, **given: object) -> argparse.Namespace:
+    asked = dict.fromkeys(("split", "shard", "key", "name", "class_name")) | {"json": False} | given
+    return argparse.Namespace(manifest=storage.url, **asked)
+
+
+def shown(renderable: object) -> str:
+    out = io.StringIO()
+    Console(width=240, file=out).print(renderable)
+    return out.getvalue()
+
+
+def test_the_overview_counts_splits_shards_and_classes():
+    storage, manifest = made()
+    found = inspect.overview(manifest, storage.url)
+    assert [(row.name, row.num_samples, row.smallest, row.largest) for row in found.splits] == [
+        ("train", 7, 3, 4),
+        ("val", 4, 2, 2),
+    ]
+    assert [row.counts for row in found.classes] == [
+        {"train": 3, "val": 1},
+        {"train": 2, "val": 1},
+        {"train": 1, "val": 1},
+        {"train": 1, "val": 1},
+    ]
+    assert [(row.split, row.number, row.first_id) for row in found.shards] == [
+        ("train", 0, 0),
+        ("train", 1, 3),
+        ("val", 0, 0),
+        ("val", 1, 2),
+    ]
+    assert found.fixes == {"cmyk-to-rgb": 3}
+
+
+def test_the_overview_of_one_split_and_one_class():
+    storage, manifest = made()
+    found = inspect.overview(manifest, storage.url, split="train", label=1)
+    assert [row.name for row in found.splits] == ["train"]
+    assert [(row.label, row.counts) for row in found.classes] == [(1, {"train": 2})]
+    assert [row.num_of_class for row in found.shards] == [1, 1]
+
+
+def test_the_samples_of_a_shard_stand_in_order_with_their_names_and_places():
+    storage, manifest = made()
+    samples = inspect.samples_of_shard(storage, manifest, "train", 1)
+    assert [(s.position, s.id, s.key) for s in samples[:2]] == [(0, 3, "train-000003"), (1, 4, "train-000004")]
+    assert [s.name for s in samples] == [NAME.format("train", n) for n in (3, 4, 5, 0)]
+    tar = storage.read(samples[2].shard)
+    offset, size = samples[2].places["cls"]
+    assert tar[offset : offset + size] == str(samples[2].label).encode()
+    assert samples[2].class_name == f"cat {samples[2].label}"
+
+
+def test_a_sample_is_found_by_key_and_from_its_name_back():
+    storage, manifest = made()
+    (by_key,) = inspect.find_key(storage, manifest, "train-000004")
+    assert by_key.name == NAME.format("train", 4)
+    assert inspect.find_name(storage, manifest, by_key.name) == [by_key]
+
+
+def test_the_last_part_of_a_name_suffices_and_part_of_a_part_does_not():
+    storage, manifest = made()
+    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG")] == ["train-000002", "val-000002"]
+    assert [s.key for s in inspect.find_name(storage, manifest, "bild 2.PNG", split="val")] == ["val-000002"]
+    with pytest.raises(ConfigError, match=r"no sample was made from '2\.PNG'"):
+        inspect.find_name(storage, manifest, "2.PNG")
+
+
+def test_copies_are_found_with_their_sample():
+    storage, manifest = made()
+    assert [(s.key, s.copy) for s in inspect.find_key(storage, manifest, "train-000000")] == [
+        ("train-000000", 0),
+        ("train-000000@1", 1),
+    ]
+    assert len(inspect.find_name(storage, manifest, NAME.format("train", 0))) == 2
+    assert [s.key for s in inspect.find_key(storage, manifest, "train-000000@1")] == ["train-000000@1"]
+
+
+def test_a_key_that_only_starts_alike_is_another_key():
+    storage, manifest = made()
+    with pytest.raises(ConfigError, match="no sample has the key 'train-00000'"):
+        inspect.find_key(storage, manifest, "train-00000")
+
+
+def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():
+    storage, manifest = made(with_plan=False)
+    (sample,) = inspect.find_key(storage, manifest, "val-000003")
+    assert sample.name is None
+    assert inspect.NO_NAMES in shown(inspect.render_samples([sample]))
+    assert inspect.NO_NAMES in shown(inspect.render_samples(inspect.samples_of_shard(storage, manifest, "val", 0)))
+    with pytest.raises(ConfigError, match="original names are not available"):
+        inspect.find_name(storage, manifest, "bild 2.PNG")
+
+
+def test_the_plan_of_another_build_names_nothing():
+    storage, manifest = made()
+    put(storage, naming.references_path("val", 0), storage.read(naming.references_path("val", 1)))
+    assert [s.name for s in inspect.samples_of_shard(storage, manifest, "val", 0)] == [None, None]
+    with pytest.raises(ConfigError, match="of another build"):
+        inspect.find_name(storage, manifest, "bild 3.PNG", split="val")
+
+
+def test_a_damaged_plan_or_index_is_an_error_that_says_where():
+    storage, manifest = made()
+    put(storage, naming.references_path("val", 0), b"no arrow file at all")
+    with pytest.raises(DamagedShard, match=r"plan/shards/val-000000\.arrow: not a plan"):
+        inspect.samples_of_shard(storage, manifest, "val", 0)
+    put(storage, "val/val-000001.idx.npy", b"no index")
+    with pytest.raises(DamagedShard, match=r"val-000001\.idx\.npy: its CRC32C"):
+        inspect.samples_of_shard(storage, manifest, "val", 1)
+    storage.delete("val/val-000001.idx.npy")
+    with pytest.raises(NotFound):
+        inspect.find_key(storage, manifest, "val-000003")
+
+
+@pytest.mark.parametrize("wanted", ["2", "cat 2", "n00002"])
+def test_a_class_is_found_by_label_name_or_wnid(wanted):
+    assert inspect.find_label(made()[1], wanted) == 2
+
+
+def test_an_unknown_or_ambiguous_class_is_refused():
+    _, manifest = made()
+    with pytest.raises(ConfigError, match="no class 'dog' among the 4"):
+        inspect.find_label(manifest, "dog")
+    twins = [msgspec.structs.replace(info, name="crane") for info in manifest.classes]
+    with pytest.raises(ConfigError, match="all called 'crane'; give the label"):
+        inspect.find_label(msgspec.structs.replace(manifest, classes=twins), "crane")
+
+
+def test_a_shard_that_is_not_there_is_refused():
+    storage, manifest = made()
+    with pytest.raises(ConfigError, match="no shard 2 in split 'val': it has 2, numbered 0 to 1"):
+        inspect.samples_of_shard(storage, manifest, "val", 2)
+    with pytest.raises(ManifestError, match="no split 'test'"):
+        inspect.samples_of_shard(storage, manifest, "test", 0)
+
+
+def test_the_verb_prints_tables(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    storage, _ = made()
+    assert inspect.run(arguments(storage)) == 0
+    text = capsys.readouterr().out
+    for expected in ("train/train-000001.tar", "cat 3", "n00003", "3 to 4", "cmyk-to-rgb 3", "quarantined: 0"):
+        assert expected in text
+    inspect.run(arguments(storage, class_name="cat 1"))
+    assert "of class 1" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "keys"),
+    [
+        ({"shard": 0, "split": "val"}, ["val-000000", "val-000001"]),
+        ({"shard": 0, "split": "val", "class_name": "1"}, ["val-000001"]),
+        ({"key": "val-000003"}, ["val-000003"]),
+        ({"name": "raw/val/bild 3.PNG"}, ["val-000003"]),
+        ({"name": "bild 3.PNG", "split": "train"}, ["train-000003"]),
+    ],
+)
+def test_the_verb_prints_json(capsys, given, keys):
+    storage, _ = made()
+    assert inspect.run(arguments(storage, json=True, **given)) == 0
+    assert [sample["key"] for sample in json.loads(capsys.readouterr().out)] == keys
+
+
+def test_the_json_of_the_overview_holds_every_class():
+    storage, manifest = made()
+    assert len(json.loads(inspect.to_json(inspect.overview(manifest, storage.url)))["classes"]) == 4
+
+
+def test_questions_that_exclude_each_other_are_refused():
+    storage, _ = made()
+    with pytest.raises(ConfigError, match="give one of them"):
+        inspect.run(arguments(storage, key="a", shard=0))
+    with pytest.raises(ConfigError, match="add --split train or --split val"):
+        inspect.run(arguments(storage, shard=0))
+
+
+def test_long_tables_are_cut_and_say_so():
+    storage, manifest = made()
+    samples = inspect.samples_of_shard(storage, manifest, "train", 1)
+    text = shown(inspect.render_samples(samples, max_rows=3))
+    assert "... and 1 more (all of them with --json)" in text
+    assert "train-000000@1" not in text
+
+
+def test_a_hostile_name_neither_styles_nor_moves_the_terminal():
+    storage, manifest = made()
+    shard = manifest.splits["val"].shards[0]
+    names = ["[bold red]\x1b[2J", "a\rb"]
+    samples = [StoredSample(key=f"val-00000{n}", fields=(), label=n, source=n) for n in range(shard.num_samples)]
+    put(storage, naming.references_path("val", 0), references(samples, names))
+    found = inspect.samples_of_shard(storage, manifest, "val", 0)
+    assert [sample.name for sample in found] == names
+    text = shown(inspect.render_samples(found))
+    assert "[bold red]\\x1b[2J" in text
+    assert "a\\rb" in text
+    assert "\x1b[2J" not in text
