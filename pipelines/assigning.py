@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from pipelines import planning, tables
 from pipelines.job import BuildFile, Job, PlanFile, put
-from pipelines.planning import SplitPlan, UnitStart, UnitSummary
+from pipelines.planning import Places, SplitPlan, UnitStart, UnitSummary
 from shardset import naming
-from shardset.errors import SourceError
+from shardset.errors import ConfigError, SourceError
 from shardset.manifest import ClassInfo
 from shardset.permutation import ORDER_VERSION
 
@@ -33,6 +33,7 @@ def make_plan(job: Job, build: BuildFile, summaries: Sequence[UnitSummary]) -> t
         raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
     _refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
     splits = {name: _plan_split(job, name, summaries) for name in names}
+    _refuse_unknown_shards(config.only_shards, splits)
     draft = PlanFile(
         digest="",
         source_digest=_digest([summary.digest for summary in summaries]),
@@ -60,10 +61,15 @@ def assign_unit(
     """
     table = tables.from_bytes(job.output.read(naming.unit_path(unit)))
     splits = np.array(table["split"].to_pylist(), dtype=object)
+    stored = np.zeros(len(splits), bool)
     for split, split_plan in sorted(plan.splits.items()):
         rows = np.flatnonzero(splits == split)
         if len(rows):
-            yield from _assign_split(job, split_plan, table, rows, starts[split], twins)
+            places = _places(job, split_plan, table, rows, starts[split])
+            stored[rows[places.row]] = True
+            yield from _cut_by_group(split_plan, table, rows, places, starts[split].serial, twins)
+    if not stored.all():
+        put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, np.flatnonzero(~stored))))
 
 
 def find_twins(parts: Iterable[tuple[int, np.ndarray]]) -> dict[int, dict[int, int]]:
@@ -111,11 +117,19 @@ def _plan_split(job: Job, name: str, summaries: Sequence[UnitSummary]) -> SplitP
     )
 
 
-def _assign_split(
-    job: Job, plan: SplitPlan, table: pa.Table, rows: np.ndarray, start: UnitStart, twins: dict[int, int]
-) -> Iterator[tuple[tuple[str, int], pa.Table]]:
+def _places(job: Job, plan: SplitPlan, table: pa.Table, rows: np.ndarray, start: UnitStart) -> Places:
     labels = tables.numbers(table, "label")[rows]
-    places = planning.place(labels, start, plan, seed=job.config.seed, stratified=job.config.balance == "stratified")
+    return planning.place(labels, start, plan, seed=job.config.seed, stratified=job.config.balance == "stratified")
+
+
+def _dropped_lines(table: pa.Table, rows: np.ndarray) -> Iterator[bytes]:
+    for row in table.select(["split", "name", "key", "label"]).take(pa.array(rows)).to_pylist():
+        yield json.dumps(row, sort_keys=True).encode() + b"\n"
+
+
+def _cut_by_group(
+    plan: SplitPlan, table: pa.Table, rows: np.ndarray, places: Places, serial: int, twins: dict[int, int]
+) -> Iterator[tuple[tuple[str, int], pa.Table]]:
     names, keys = table["name"].to_pylist(), table["key"].to_pylist()
     group = plan.group_of(places.shard)
     for number in np.unique(group).tolist():
@@ -131,7 +145,7 @@ def _assign_split(
                 ],
                 row,
                 {
-                    "source": start.serial + places.row[mine],
+                    "source": serial + places.row[mine],
                     "copy": copy,
                     "shard": places.shard[mine],
                     "rank": places.rank[mine],
@@ -160,6 +174,16 @@ def _refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
     unknown = sorted({*wanted} - {*names, ""})
     if unknown:
         raise SourceError(f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}")
+
+
+def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: dict[str, SplitPlan]) -> None:
+    for name, number in sorted(wanted):
+        if name not in splits:
+            raise ConfigError(f"--only-shards {name}:{number}: there is no such split, only {', '.join(splits)}")
+        if number >= splits[name].num_shards:
+            raise ConfigError(
+                f"--only-shards {name}:{number}: split {name!r} has shards 0 to {splits[name].num_shards - 1}"
+            )
 
 
 def _sum_fixes(summaries: Sequence[UnitSummary]) -> dict[str, int]:

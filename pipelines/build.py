@@ -78,7 +78,7 @@ def _run(
     options = beam_options(beam_flags, output)
     job, file, lines = prepare(config, output)
     with Watch(output, len(lines), progress):
-        counters = _run_pipeline(options, lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run))
+        counters = run_pipeline(options, lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run))
     plan = read_record(output, naming.PLAN, PlanFile)
     manifest = None if dry_run else _published(output, plan)
     return Result(plan=plan, manifest=manifest, counters=counters, seconds=time.monotonic() - started)
@@ -172,7 +172,8 @@ def _all_cores(options: PipelineOptions, output: Storage) -> PipelineOptions:
     return options
 
 
-def _run_pipeline(options: PipelineOptions, fill: Callable[[beam.Pipeline], None]) -> dict[str, int]:
+def run_pipeline(options: PipelineOptions, fill: Callable[[beam.Pipeline], None]) -> dict[str, int]:
+    """Runs what `fill` puts into a pipeline and returns its counters; a worker's ShardsetError is raised as itself."""
     pipeline = beam.Pipeline(options=options)
     fill(pipeline)
     with errors_from_beam.translated():

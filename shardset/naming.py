@@ -85,6 +85,11 @@ def unit_path(unit: int) -> str:
     return f"{UNITS}{unit:07d}.arrow"
 
 
+def dropped_path(unit: int) -> str:
+    """The list of a unit's samples that are stored nowhere, as JSON lines; there is none if all are stored."""
+    return f"plan/dropped/{unit:07d}.jsonl"
+
+
 def spool_path(unit: int) -> str:
     """Where a unit that can't be range-read is laid out byte by byte."""
     return f"plan/spool/{unit:07d}.bin"

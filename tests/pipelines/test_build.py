@@ -1,0 +1,451 @@
+"""The build, on real files: every runner gives the same bytes, bad input is kept apart, half-written is never whole."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipelines import build as builds
+from pipelines.build import build
+from pipelines.config import BuildConfig
+from pipelines.encoding import ImageOptions
+from pipelines.verify import verify
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError, StorageError, TooManyBad
+from shardset.manifest import Manifest
+from shardset.storage import open_storage
+from shardset.tarindex import index_from_bytes, members, sample_members
+from tests.makers import odd_images
+from tests.makers.cifar import cifar10, python_files, write_archive
+from tests.makers.folders import write_class_folders
+
+HERE = ["--direct_running_mode=in_memory"]
+RUNNERS = {
+    "one worker process": ["--direct_running_mode=multi_processing", "--direct_num_workers=1"],
+    "two worker processes": ["--direct_running_mode=multi_processing", "--direct_num_workers=2"],
+    "the runner that retries": ["--runner=BundleBasedDirectRunner"],
+    "the portable runner": ["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"],
+}
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    return write_class_folders(tmp_path / "raw", ["cat", "dog", "owl"], 20, splits=["train", "test"])
+
+
+def config_of(raw: Path, output: Path | str, **options: object) -> BuildConfig:
+    return BuildConfig(source="folder", input=str(raw), output=str(output), **{"num_shards": {"": 3}, **options})
+
+
+def files_of(folder: Path | str) -> dict[str, bytes]:
+    """Everything of a shard set but the plan."""
+    storage = open_storage(str(folder))
+    return {f.name: storage.read(f.name) for f in storage.list() if not f.name.startswith(naming.PLAN_FOLDER)}
+
+
+def samples_of(folder: Path | str, manifest: Manifest, split: str) -> dict[str, dict[str, bytes]]:
+    """key -> field -> content."""
+    storage = open_storage(str(folder))
+    found = {}
+    for shard in manifest.split(split).shards:
+        data = storage.read(shard.path)
+        for group in sample_members(members(data, shard.path)):
+            found[group[0].key] = {m.field: data[m.offset : m.offset + m.num_bytes] for m in group}
+    return found
+
+
+def test_every_file_is_stored_byte_for_byte_with_its_label(raw, tmp_path):
+    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    assert [info.name for info in manifest.classes] == ["cat", "dog", "owl"]
+    for split in ("train", "test"):
+        stored = samples_of(tmp_path / "out", manifest, split)
+        assert len(stored) == manifest.split(split).num_samples == 60
+        for key, fields in stored.items():
+            assert fields["png"] == (raw / f"{key}.png").read_bytes()
+            assert fields["cls"] == str(["cat", "dog", "owl"].index(key.split("/")[1])).encode()
+        assert [shard.num_samples for shard in manifest.split(split).shards] == [20, 20, 20]
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_the_output_has_the_files_that_the_design_names(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out", num_shards={"": 1}), HERE)
+    assert sorted(files_of(tmp_path / "out")) == [
+        "manifest.json",
+        "quarantine.jsonl",
+        "test/test-000000.idx.npy",
+        "test/test-000000.tar",
+        "train/train-000000.idx.npy",
+        "train/train-000000.tar",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_every_runner_writes_the_same_bytes(raw, tmp_path, runner):
+    build(config_of(raw, tmp_path / "expected"), HERE)
+    build(config_of(raw, tmp_path / "found"), RUNNERS[runner])
+    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
+def test_all_cores_by_default_give_the_same_bytes(raw, tmp_path):
+    build(config_of(raw, tmp_path / "expected"), HERE)
+    build(config_of(raw, tmp_path / "found"))
+    assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
+def test_memory_and_disk_hold_the_same_bytes(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out"), HERE)
+    build(config_of(raw, f"memory://{tmp_path.name}/set"), HERE)
+    assert files_of(f"memory://{tmp_path.name}/set") == files_of(tmp_path / "out")
+
+
+@pytest.mark.gcs
+def test_a_set_is_built_from_and_to_gs_and_verifies(raw, tmp_path, gcs_root):
+    source, output = open_storage(f"{gcs_root}/raw"), f"{gcs_root}/set"
+    for path in sorted(raw.rglob("*.png")):
+        with source.writer(str(path.relative_to(raw))) as out:
+            out.write(path.read_bytes())
+    build(BuildConfig(source="folder", input=source.url, output=output, num_shards={"": 3}), HERE)
+    build(config_of(raw, tmp_path / "local"), HERE)
+    assert files_of(output) == files_of(tmp_path / "local")
+    assert verify(output, deep=True).problems == ()
+
+
+def test_a_rerun_finds_everything_finished_and_changes_nothing(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out"), HERE)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.tar")}
+    again = build(config_of(raw, tmp_path / "out"), HERE)
+    assert again.counters["shards_skipped"] == 6
+    assert "shards_written" not in again.counters
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.tar")} == before
+
+
+@pytest.mark.parametrize("damage", ["missing", "flipped", "cut", "index missing"])
+def test_a_rerun_mends_a_damaged_shard_and_only_that(raw, tmp_path, damage):
+    build(config_of(raw, tmp_path / "out"), HERE)
+    expected = files_of(tmp_path / "out")
+    victim = tmp_path / "out" / "train" / ("train-000001.idx.npy" if damage == "index missing" else "train-000001.tar")
+    data = bytearray(victim.read_bytes())
+    if damage == "flipped":
+        data[700] ^= 1
+    victim.write_bytes(data[:-512] if damage == "cut" else data)
+    if "missing" in damage:
+        victim.unlink()
+    again = build(config_of(raw, tmp_path / "out"), HERE)
+    assert again.counters["shards_written"] == 1
+    assert files_of(tmp_path / "out") == expected
+
+
+def test_a_build_that_stopped_before_the_manifest_goes_on_and_redoes_only_what_is_missing(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out"), HERE)
+    expected = files_of(tmp_path / "out")
+    for name in ("manifest.json", "plan/done/train-000002.json", "train/train-000002.idx.npy"):
+        (tmp_path / "out" / name).unlink()
+    with pytest.raises(ManifestError, match="no manifest there"):
+        manifests.load(str(tmp_path / "out"))
+    again = build(config_of(raw, tmp_path / "out"), HERE)
+    assert (again.counters["shards_written"], again.counters["shards_skipped"]) == (1, 5)
+    assert files_of(tmp_path / "out") == expected
+
+
+def test_only_some_shards_can_be_written_and_then_the_rest(raw, tmp_path):
+    build(config_of(raw, tmp_path / "whole"), HERE)
+    part = build(config_of(raw, tmp_path / "out", only_shards=frozenset({("train", 1)})), HERE)
+    assert part.manifest is None
+    assert [p.name for p in (tmp_path / "out").rglob("*.tar")] == ["train-000001.tar"]
+    build(config_of(raw, tmp_path / "out"), HERE)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_a_shard_that_does_not_exist_can_not_be_asked_for(raw, tmp_path):
+    with pytest.raises(ConfigError, match=r"--only-shards train:9.*split 'train' has shards 0 to 2"):
+        build(config_of(raw, tmp_path / "out", only_shards=frozenset({("train", 9)})), HERE)
+
+
+def test_another_build_into_the_same_place_is_refused(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out"), HERE)
+    expected = files_of(tmp_path / "out")
+    with pytest.raises(ConfigError, match=r"another shard set stands there \(seed was 0 and is 1\)"):
+        build(config_of(raw, tmp_path / "out", seed=1), HERE)
+    assert files_of(tmp_path / "out") == expected
+
+
+def test_a_file_that_looks_like_a_shard_of_somebody_else_is_not_overwritten(raw, tmp_path):
+    (tmp_path / "out" / "train").mkdir(parents=True)
+    (tmp_path / "out" / "train" / "train-000000.tar").write_bytes(b"precious")
+    with pytest.raises(ConfigError, match=r"train/train-000000\.tar stands there without a manifest"):
+        build(config_of(raw, tmp_path / "out"), HERE)
+    assert (tmp_path / "out" / "train" / "train-000000.tar").read_bytes() == b"precious"
+
+
+def test_overwrite_replaces_a_set_at_once_and_leaves_nothing_of_the_old_one(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out"), HERE)
+    old = manifests.load(str(tmp_path / "out"))[0]
+    new = build(config_of(raw, tmp_path / "out", seed=1, overwrite=True), HERE).manifest
+    assert manifests.load(str(tmp_path / "out"))[0] == new != old
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+    again = build(config_of(raw, tmp_path / "out", seed=1), HERE)
+    assert again.manifest == new
+
+
+def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out"), HERE)
+    old = manifests.load(str(tmp_path / "out"))[0]
+    partly = config_of(raw, tmp_path / "out", seed=1, overwrite=True, only_shards=frozenset({("train", 0)}))
+    build(partly, HERE)
+    assert manifests.load(str(tmp_path / "out"))[0] == old
+    storage = open_storage(str(tmp_path / "out"))
+    for shard in old.split("train").shards:
+        assert len(storage.read(shard.path)) == shard.num_bytes
+    new = build(replace(partly, only_shards=frozenset()), HERE).manifest
+    assert manifests.load(str(tmp_path / "out"))[0] == new
+    assert {p.parent.name for p in (tmp_path / "out").rglob("*.tar")} == {
+        Path(s.path).parent.name for s in new.split("train").shards
+    } | {Path(s.path).parent.name for s in new.split("test").shards}
+
+
+def test_upsampling_stores_each_sample_the_same_number_of_times_with_its_source(raw, tmp_path):
+    config = config_of(raw, tmp_path / "out", samples_per_shard={"": 30}, num_shards={}, target_samples={"train": 150})
+    split = build(config, HERE).manifest.split("train")
+    assert (split.num_samples, split.num_shards, split.num_repeats) == (150, 5, 90)
+    storage = open_storage(str(tmp_path / "out"))
+    rows = [row for s in split.shards for row in index_from_bytes(storage.read(s.index.path), s.path).tolist()]
+    keys = {row[5] for row in rows}
+    assert len(keys) == 150
+    assert sorted({row[3] for row in rows}) == list(range(60))
+    assert {row[4] for row in rows} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("remainder", "sizes"), [("spread", [9, 9, 9, 9, 8, 8, 8]), ("drop", [8] * 7), ("pad", [9] * 7)]
+)
+def test_what_does_not_divide_goes_by_its_policy(raw, tmp_path, remainder, sizes):
+    split = build(config_of(raw, tmp_path / "out", num_shards={"": 7}, remainder=remainder), HERE).manifest.split(
+        "train"
+    )
+    assert [shard.num_samples for shard in split.shards] == sizes
+    assert (split.num_dropped, split.num_repeats) == {"spread": (0, 0), "drop": (4, 0), "pad": (0, 3)}[remainder]
+    if remainder == "drop":
+        lists = (tmp_path / "out" / "plan" / "dropped").iterdir()
+        dropped = [json.loads(line) for one in lists for line in one.read_text().splitlines()]
+        assert len({entry["name"] for entry in dropped if entry["split"] == "train"}) == 4
+
+
+def test_stratified_shards_have_the_same_class_mix(raw, tmp_path):
+    split = build(config_of(raw, tmp_path / "out", balance="stratified", num_shards={"": 4}), HERE).manifest.split(
+        "train"
+    )
+    assert [shard.class_counts for shard in split.shards] == [[5, 5, 5]] * 4
+
+
+def test_a_dry_run_tells_the_arithmetic_and_writes_nothing(raw, tmp_path):
+    result = builds.dry_run(config_of(raw, tmp_path / "out"), HERE)
+    assert result.plan.splits["train"].num_stored == 60
+    assert result.manifest is None
+    assert not (tmp_path / "out").exists()
+
+
+# Bad input
+
+
+def add(raw: Path, name: str, data: bytes) -> None:
+    (raw / name).parent.mkdir(parents=True, exist_ok=True)
+    (raw / name).write_bytes(data)
+
+
+@pytest.mark.parametrize("name", sorted(odd_images.BAD))
+def test_a_bad_image_is_quarantined_with_its_reason_and_the_rest_is_kept(raw, tmp_path, name):
+    extension, maker, reason = odd_images.BAD[name]
+    add(raw, f"train/cat/bad.{extension}", maker())
+    manifest = build(config_of(raw, tmp_path / "out", max_bad_fraction=0.05), HERE).manifest
+    (entry,) = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert entry["name"] == f"train/cat/bad.{extension}"
+    assert reason in entry["reason"]
+    assert len(entry["sha256"]) == 64
+    assert manifest.quarantine.count == 1
+    assert manifest.split("train").num_samples == 60
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+@pytest.mark.parametrize("name", sorted(odd_images.GOOD))
+def test_an_unusual_but_good_image_is_kept_byte_for_byte(raw, tmp_path, name):
+    extension, maker = odd_images.GOOD[name][:2]
+    add(raw, f"train/cat/odd.{extension}", maker())
+    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    assert maker() in samples_of(tmp_path / "out", manifest, "train")["train/cat/odd"].values()
+    assert manifest.quarantine.count == 0
+
+
+@pytest.mark.parametrize("name", sorted(odd_images.FIXED))
+def test_an_image_that_can_be_mended_is_mended_and_counted(raw, tmp_path, name):
+    extension, maker, fix = odd_images.FIXED[name]
+    add(raw, f"train/cat/odd.{extension}", maker())
+    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    assert manifest.fixes == {fix: 1}
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_too_many_bad_images_fail_before_a_shard_is_written(raw, tmp_path):
+    add(raw, "train/cat/bad.jpg", b"<html>404</html>")
+    with pytest.raises(TooManyBad, match=r"1 of 61 raw samples are bad, allowed are 1\.00%"):
+        build(config_of(raw, tmp_path / "out"), HERE)
+    assert list((tmp_path / "out").rglob("*.tar")) == []
+    with pytest.raises(TooManyBad):
+        build(config_of(raw, tmp_path / "out", on_bad="fail", max_bad_fraction=1.0), HERE)
+
+
+@pytest.mark.parametrize("name", ["a.b.c", "with space", "zażółć", "x" * 180, "émoji-🙂"])
+def test_a_name_that_can_not_be_a_key_gets_a_short_one_and_is_kept(raw, tmp_path, name):
+    shutil.copy(raw / "train/cat/000.png", raw / "train/cat" / f"{name}.png")
+    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    stored = samples_of(tmp_path / "out", manifest, "train")
+    (key,) = [key for key in stored if key.startswith("k")]
+    assert naming.is_key(key)
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_two_files_that_want_the_same_key_get_different_ones(raw, tmp_path):
+    for extension in ("jpg", "png"):
+        data = odd_images.jpeg() if extension == "jpg" else odd_images.png()
+        add(raw, f"train/cat/twin.{extension}", data)
+    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    assert manifest.split("train").num_samples == 62
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_an_input_that_changes_between_plan_and_write_fails_the_build(raw, tmp_path):
+    build(config_of(raw, tmp_path / "out", only_shards=frozenset({("train", 0)})), HERE)
+    job_ready = tmp_path / "out" / "plan" / "units" / "0000000.arrow"
+    assert job_ready.exists()
+    victim = raw / "test" / "cat" / "000.png"
+    victim.write_bytes(odd_images.png(99))
+    with pytest.raises(ConfigError, match="the input is not the same"):
+        build(config_of(raw, tmp_path / "out"), HERE)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path):
+    config = config_of(raw, tmp_path / "out")
+    job, file, lines = builds.prepare(config, open_storage(config.output))
+    (raw / "test" / "cat" / "000.png").write_bytes(odd_images.png(99))
+    with pytest.raises(ChangedInput, match=r"test/cat/000\.png: not the object that was planned"):
+        builds.run_pipeline(
+            builds.beam_options(HERE, job.output),
+            lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
+        )
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_missing_input_is_an_error_and_leaves_nothing(tmp_path):
+    with pytest.raises((SourceError, StorageError), match="nowhere"):
+        build(config_of(tmp_path / "nowhere", tmp_path / "out"), HERE)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_that_can_not_be_written_is_an_error(raw, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="file"):
+        build(config_of(raw, tmp_path / "file" / "out"), HERE)
+
+
+def test_the_mode_that_loses_elements_is_refused(raw, tmp_path):
+    with pytest.raises(ConfigError, match="multi_threading loses elements"):
+        build(config_of(raw, tmp_path / "out"), ["--direct_running_mode=multi_threading"])
+
+
+def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
+    raw = tmp_path / "raw"
+    for number in range(8):
+        add(raw, f"train/cat/{number}.jpg", odd_images.jpeg(number))
+    config = config_of(
+        raw, tmp_path / "out", num_shards={"": 1}, image=ImageOptions(resize_shorter=16, image_format="png")
+    )
+    manifest = build(config, HERE).manifest
+    assert manifest.split("train").fields == ["png", "cls"]
+    assert "pillow" in manifest.provenance.libraries
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_a_cifar_archive_becomes_png_shards_with_the_right_pictures(tmp_path):
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    batches = cifar10(rows=6)
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    write_archive(archive, python_files(batches), folder="cifar-10-batches-py")
+    config = BuildConfig(source="cifar10", input=str(archive), output=str(tmp_path / "out"), num_shards={"": 2})
+    manifest = build(config, HERE).manifest
+    stored = samples_of(tmp_path / "out", manifest, "test")
+    for row in range(6):
+        fields = stored[f"test-{row:05d}"]
+        assert int(fields["cls"]) == batches[-1].labels[row]
+        assert np.array_equal(np.asarray(Image.open(io.BytesIO(fields["png"]))), batches[-1].pixels(row))
+    assert manifest.split("train").num_samples == 30
+
+
+# The command line
+
+
+def pipelines(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipelines", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
+    done = pipelines(
+        "build", "--source", "folder", "--input", raw, "--output", tmp_path / "out", "--num-shards", "train=3,test=2"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "120" in done.stdout or "60" in done.stdout
+    assert "Traceback" not in done.stderr
+    assert pipelines("verify", tmp_path / "out", "--deep").returncode == 0
+    shown = pipelines("inspect", tmp_path / "out", "--name", "train/cat/000.png")
+    assert shown.returncode == 0, shown.stderr
+    assert "train/cat/000" in shown.stdout
+    (tmp_path / "out" / "train" / "train-000000.tar").unlink()
+    broken = pipelines("verify", tmp_path / "out", "--json")
+    assert broken.returncode == 1
+    assert "train/train-000000.tar" in broken.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--no-such-flag"], "unknown arguments: --no-such-flag"),
+        (["--num-shard", "3"], "unknown arguments: --num-shard 3"),
+        (["--num-shards", "0"], "'0' is not a whole number from 1"),
+        (["--holdout", "test=2"], "--holdout test=2.0: expected a fraction"),
+        (["--source", "nope"], "no source 'nope'; there are cifar10"),
+        (["--only-shards", "train"], "'train' is not SPLIT:NUMBERS"),
+        (["--resize", "256"], "'256' is not shorter=N"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(raw, tmp_path, words, sentence):
+    done = pipelines("build", "--source", "folder", "--input", raw, "--output", tmp_path / "out", *words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failure_in_a_worker_is_one_sentence_without_a_traceback(raw, tmp_path):
+    add(raw, "train/cat/bad.jpg", b"")
+    done = pipelines("build", "--source", "folder", "--input", raw, "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") <= 3
+    assert "TooManyBad: split 'train': 1 of 61 raw samples are bad" in done.stderr
+
+
+def test_beam_flags_pass_through(raw, tmp_path):
+    run: Callable = pipelines
+    done = run(
+        "build", "--source", "folder", "--input", raw, "--output", tmp_path / "out", "--json", *HERE, "--job_name=x"
+    )
+    assert json.loads(done.stdout)["splits"]["train"]["num_samples"] == 60
