@@ -345,7 +345,7 @@ def _sample_table(sample: Sample) -> RenderableType:
 
 
 def _splits_table(found: Overview) -> Table:
-    columns = ["split", "samples", "shards", "samples a shard", "bytes", "mean bytes", "fields", "dropped", "repeats"]
+    columns = ["split", "samples", "shards", "per shard", "bytes", "mean", "dropped", "repeats", "fields"]
     rows = [
         (
             row.name,
@@ -354,9 +354,9 @@ def _splits_table(found: Overview) -> Table:
             f"{row.smallest:,}" if row.smallest == row.largest else f"{row.smallest:,} to {row.largest:,}",
             row.num_bytes,
             round(row.mean_bytes),
-            " ".join(row.fields),
             row.num_dropped,
             row.num_repeats,
+            " ".join(row.fields),
         )
         for row in found.splits
     ]
@@ -379,10 +379,10 @@ def _shards_table(found: Overview) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Iterable[Any]], max_rows: int) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left")
+    table = Table(title=title, title_justify="left", caption_justify="left", show_header=any(columns))
     for number, name in enumerate(columns):
         numeric = bool(rows) and isinstance(list(rows[0])[number], int)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for row in rows[:max_rows]:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else _plain(cell) for cell in row))
     if len(rows) > max_rows:
