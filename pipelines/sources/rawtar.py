@@ -8,16 +8,14 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
-from pipelines.sources.rangefile import RangeFile
 from shardset.errors import SourceError
 from shardset.storage import Storage
 
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
 SCATTERED_BYTES = 4096
-"""A window for headers that stand far apart: nothing between them is worth fetching."""
+"""A window for headers with more between them than is worth fetching."""
 
-_LOCAL_BYTES = 32 << 10
 _REMOTE_BYTES = 8 << 20
 _MAX_HEADER_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
@@ -27,16 +25,10 @@ _BROKEN = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 def header_window(storage: Storage) -> int:
     """The window in bytes with which to walk members of some 100 KB.
 
-    A request to a bucket takes as long as some megabytes of its answer, so there whole stretches are read; a local
-    disk jumps from header to header.
+    A request to a bucket takes as long as some megabytes of its answer, so there whole stretches are read; on a local
+    disk, jumping from header to header is three times as fast as reading 32 KiB at each.
     """
-    return _REMOTE_BYTES if storage.url.startswith("gs://") else _LOCAL_BYTES
-
-
-def open_tar(storage: Storage, name: str, window: int | None = None) -> RangeFile:
-    """The tar as it stands now, pinned to its generation; raises NotFound."""
-    stat = storage.stat(name)
-    return RangeFile(storage, name, stat.generation, stat.num_bytes, window or header_window(storage))
+    return _REMOTE_BYTES if storage.url.startswith("gs://") else SCATTERED_BYTES
 
 
 def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> Iterator[tarfile.TarInfo]:

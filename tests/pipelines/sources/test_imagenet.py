@@ -51,6 +51,17 @@ def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, monkeypa
     assert [(info.label, info.wnid) for info in survey.classes] == list(enumerate(maker.WNIDS))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_is_read_from_a_storage_that_is_no_disk(layout):
+    storage = open_storage(f"memory://imagenet/{layout}")
+    images = maker.images()
+    for name, data in LAYOUTS[layout](images).items():
+        with storage.writer(name) as writer:
+            writer.write(data)
+    _, samples, _ = everything(ImageNet(storage))
+    assert {(s.key, content(storage, s)) for s in samples} == {(image.key, image.content) for image in images}
+
+
 @pytest.mark.parametrize("layout", ["archives", "kaggle"])
 def test_classes_are_called_by_the_first_word_of_their_synset(tmp_path, layout):
     survey = source_of(tmp_path, LAYOUTS[layout](maker.images())).survey()
