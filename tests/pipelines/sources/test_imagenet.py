@@ -14,6 +14,7 @@ from pipelines.sources.synsets import read_mapping, read_solution
 from shardset.errors import ChangedInput, SourceError
 from shardset.storage import Storage, open_storage
 from tests.makers import imagenet as maker
+from tests.makers.shardset import put
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
 LAYOUTS = {"archives": maker.archives, "kaggle": maker.kaggle, "class folders": maker.class_folders}
@@ -52,12 +53,10 @@ def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_read_from_a_storage_that_is_no_disk(layout):
-    storage = open_storage(f"memory://imagenet/{layout}")
+def test_every_layout_is_read_from_every_storage(storage, layout):
     images = maker.images()
     for name, data in LAYOUTS[layout](images).items():
-        with storage.writer(name) as writer:
-            writer.write(data)
+        put(storage, name, data)
     _, samples, _ = everything(ImageNet(storage))
     assert {(s.key, content(storage, s)) for s in samples} == {(image.key, image.content) for image in images}
 

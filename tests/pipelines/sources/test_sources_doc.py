@@ -11,24 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
+from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import SourceError
 from shardset.storage import open_storage
 from tests.makers.imagenet import put
+from tests.makers.spools import MemorySpool
 
 PAGE = Path(__file__).parents[3] / "docs" / "sources.md"
 ROWS = {"train": 5, "t10k": 3}
-
-
-class ListSpool:
-    """Keeps what a source makes; the extents stand in one object, as in a build."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def add(self, content: bytes) -> Extent:
-        self.data += content
-        return Extent(SPOOL, "", len(self.data) - len(content), len(content))
 
 
 @pytest.fixture(scope="module")
@@ -60,20 +50,19 @@ def files() -> dict[str, bytes]:
     return found
 
 
-def everything(source) -> tuple[list[RawSample | Rejected], bytes]:
-    spool = ListSpool()
-    return [entry for unit in source.survey().units for entry in source.index(unit, spool)], bytes(spool.data)
+def everything(source) -> tuple[list[RawSample | Rejected], MemorySpool]:
+    spool = MemorySpool()
+    return [entry for unit in source.survey().units for entry in source.index(unit, spool)], spool
 
 
 def test_the_example_gives_every_digit_with_its_label(mnist, tmp_path):
-    found, data = everything(mnist(open_storage(str(put(tmp_path, files())))))
+    found, spool = everything(mnist(open_storage(str(put(tmp_path, files())))))
     for prefix, split in (("train", "train"), ("t10k", "test")):
         images, labels = digits(prefix)
         samples = [sample for sample in found if sample.split == split]
         assert [sample.key for sample in samples] == [f"{split}-{row:05d}" for row in range(ROWS[prefix])]
         assert [sample.label for sample in samples] == labels.tolist()
-        extents = [sample.fields[sample.image] for sample in samples]
-        contents = [data[extent.offset : extent.offset + extent.num_bytes] for extent in extents]
+        contents = [spool.content(sample.fields[sample.image]) for sample in samples]
         assert np.array_equal([np.asarray(Image.open(io.BytesIO(content))) for content in contents], images)
 
 
