@@ -79,6 +79,13 @@ def default_lanes(global_batch_size: int) -> int:
     return next(lanes for lanes in divisors if global_batch_size % lanes == 0)
 
 
+def fit_lanes(mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int) -> int:
+    """L: the default, or the largest smaller divisor whose blocks alone fit the budget; at least 1."""
+    most = max(1, int(budget_bytes / (block_size * max(1.0, mean_bytes))))
+    divisors = (lanes for lanes in range(min(most, default_lanes(global_batch_size)), 0, -1))
+    return next(lanes for lanes in divisors if global_batch_size % lanes == 0)
+
+
 def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int) -> int:
     """w: 256, or what remains of `budget_bytes` when one reader holds `num_lanes * (w + q)` samples; at least 0."""
     rows = int(budget_bytes / max(1.0, mean_bytes)) // num_lanes

@@ -16,7 +16,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import cv2
@@ -31,7 +31,7 @@ from shardset.order import (
     Slots,
     check_world,
     default_block_size,
-    default_lanes,
+    fit_lanes,
     fit_window,
     held_bytes,
 )
@@ -47,6 +47,7 @@ from trainer.fetch import (
 )
 
 BUDGET_BYTES = 2 << 30
+INDEX_BYTES = 150
 READ_AHEAD = 8
 SLICES_PER_THREAD = 4
 MAX_STEPS_AT_ONCE = 64
@@ -126,11 +127,14 @@ class Stream:
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self.prefetch = prefetch
         self.table = ShardTable(storage, self.split)
-        mean_bytes = sum(shard.num_bytes for shard in self.split.shards) / self.split.num_samples
-        lanes = num_lanes or default_lanes(global_batch_size)
+        self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
+        mean_bytes = self.stored_bytes / self.split.num_samples
+        half = budget_bytes // 2
         block = block_size or default_block_size(mean_bytes)
+        lanes = num_lanes or fit_lanes(
+            mean_bytes, global_batch_size=global_batch_size, block_size=block, budget_bytes=half
+        )
         if window is None:
-            half = budget_bytes // 2
             window = (
                 fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=half) if seed is not None else 0
             )
@@ -196,14 +200,15 @@ class Stream:
         held = held_bytes(mean_bytes, num_lanes=lanes, block_size=self.order.block_size, window=self.order.window)
         pixels = self.batch_size * (3 * self.image.size**2 if self.image else 0)
         memory = Memory(
-            raw=held + int(READ_AHEAD * self.batch_size * mean_bytes),
+            raw=min(held, self.stored_bytes) + int(self.batch_size * mean_bytes),
             decoded=(self.prefetch + 2) * pixels,
-            indexes=min(INDEX_BUDGET_BYTES, 150 * self.split.num_samples),
+            indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * self.split.num_samples),
             budget=budget_bytes,
         )
         if memory.total > budget_bytes:
             raise ConfigError(f"{memory}; raise budget_bytes, or lower window, num_lanes, prefetch or the batch size")
-        return memory
+        ahead = int(READ_AHEAD * self.batch_size * mean_bytes)
+        return replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
 
 
 @dataclass(frozen=True, slots=True)

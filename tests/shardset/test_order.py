@@ -13,6 +13,7 @@ from shardset.order import (
     check_world,
     default_block_size,
     default_lanes,
+    fit_lanes,
     fit_window,
     quarantine_digest,
     slot_key,
@@ -106,7 +107,7 @@ def test_stored_order_gives_each_lane_its_part_of_the_split():
 
 
 @given(orders(), st.integers(0, 3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_every_slot_is_what_the_rules_say(order, epoch):
     lanes = [plain_lane(order, epoch, lane) for lane in range(order.num_lanes)]
     for step in range(order.num_batches):
@@ -119,7 +120,7 @@ def test_every_slot_is_what_the_rules_say(order, epoch):
 
 
 @given(orders(), st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
     ids, weights = epoch_of(order, epoch)
     good = set(range(sum(order.shard_sizes))) - set(order.quarantined)
@@ -129,7 +130,7 @@ def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
 
 
 @given(orders(), st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_pads_repeat_the_last_sample_of_their_lane(order, epoch):
     ids, weights = epoch_of(order, epoch)
     for lane in range(order.num_lanes):
@@ -139,7 +140,7 @@ def test_pads_repeat_the_last_sample_of_their_lane(order, epoch):
 
 
 @given(orders(), st.integers(1, 512))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_parts_of_any_world_are_the_same_global_batch(order, wish):
     size = order.global_batch_size
     world = next(w for w in range(min(wish, size), 0, -1) if size % w == 0)
@@ -161,7 +162,7 @@ def test_worlds_up_to_512_read_each_sample_once(world):
 
 
 @given(orders(), st.integers(0, 3), st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_random_access_equals_sequential(order, epoch, data):
     start = data.draw(st.integers(0, order.num_rows - 1))
     stop = data.draw(st.integers(start + 1, order.num_rows))
@@ -173,7 +174,7 @@ def test_random_access_equals_sequential(order, epoch, data):
 
 
 @given(orders(), st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_sample_moves_fewer_than_w_places(order, epoch):
     lanes = np.arange(order.num_lanes)
     positions, there = order.positions(epoch, lanes, 0, order.num_rows)
@@ -182,7 +183,7 @@ def test_a_sample_moves_fewer_than_w_places(order, epoch):
 
 
 @given(orders(), st.integers(0, 3), st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_pieces_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_line(order, epoch, data):
     start = data.draw(st.integers(0, order.num_samples - 1))
     stop = data.draw(st.integers(start + 1, order.num_samples))
@@ -248,6 +249,12 @@ def test_a_memory_budget_lowers_the_window():
     assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1 << 30) == 256
     assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1_000_000) == 92
     assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=10) == 0
+
+
+def test_a_memory_budget_lowers_the_lanes_after_the_window():
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1 << 30) == 64
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=300_000) == 32
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1) == 1
 
 
 def test_drop_leaves_out_the_last_rows_instead_of_padding():
