@@ -152,15 +152,16 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     from pipelines import progress, summary
     from pipelines.config import BuildConfig
     from pipelines.encoding import ImageOptions
+    from pipelines.terminal import quiet_workers
 
     direct = {field.name for field in fields(BuildConfig)} - {"image"}
     config = BuildConfig(
         **{name: getattr(args, name) for name in direct},
         image=ImageOptions(resize_shorter=args.resize, quality=args.quality, image_format=args.image_format),
     )
-    console = Console(stderr=True)
     run = builds.dry_run if args.dry_run else builds.build
-    result = run(config, beam_flags, progress.for_console(console))
+    with quiet_workers(show=args.debug) as console:
+        result = run(config, beam_flags, progress.for_console(console))
     if args.json:
         print(json.dumps(summary.to_json(config, result)))
     else:
