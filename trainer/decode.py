@@ -58,6 +58,10 @@ class PadCrop:
 
     padding: int = 4
 
+    def __post_init__(self) -> None:
+        if self.padding < 0:
+            raise ConfigError(f"padding is {self.padding}, expected 0 or more pixels")
+
 
 Crop = RandomResizedCrop | CenterCrop | PadCrop
 
@@ -148,7 +152,7 @@ def decode(data: bytes, least: tuple[int, int] | None = None) -> np.ndarray:
     image_size(data)
     if data[:2] == _JPEG:
         image = _decode_jpeg(data, least or (0, 0))
-    elif data[:8] == _PNG and data[24] == 8:
+    elif data[:8] == _PNG and data[24] == 8 and _is_plain_png(data):
         image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
     else:
         image = None
@@ -207,17 +211,30 @@ def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
+def _is_plain_png(data: bytes) -> bool:
+    """Whether its chunks fit together and are those of one still image; OpenCV allocates whatever a chunk claims."""
+    at, kind = 8, b""
+    while kind != b"IEND" and at + 12 <= len(data):
+        kind = data[at + 4 : at + 8]
+        at += 12 + int.from_bytes(data[at : at + 4], "big")
+        if kind == b"acTL":
+            return False
+    return kind == b"IEND" and at == len(data)
+
+
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except ValueError as error:
+    except (ValueError, KeyError) as error:  # KeyError: it has no colour space
         raise UndecodableImage(f"its JPEG header can't be read ({error})") from error
     return height, width
 
 
 def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
-    """None where libjpeg-turbo has no RGB for it (CMYK) or warns; Pillow then decides."""
+    """None where libjpeg-turbo has no true RGB for it (CMYK) or warns; Pillow then decides."""
     try:
+        if simplejpeg.decode_jpeg_header(data, strict=False)[2] in ("CMYK", "YCCK"):
+            return None
         return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2)
     except ValueError:
         return None

@@ -1,0 +1,220 @@
+import io
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardset.errors import ConfigError
+from tests.makers.shardset import encode, pixels
+from trainer.decode import (
+    CenterCrop,
+    ImageSpec,
+    PadCrop,
+    RandomResizedCrop,
+    UndecodableImage,
+    decode,
+    decode_into,
+    draws,
+    image_size,
+    random_box,
+)
+
+RANDOM = ImageSpec(size=24, crop=RandomResizedCrop(), flip=True)
+FROZEN_DRAWS = [
+    [0.3353072297651809, 0.2617807417765774, 0.3468532729782682],
+    [0.9370000161807378, 0.9724123039911712, 0.14155932461799225],
+]
+FROZEN_BOX = (74, 28, 299, 298)
+
+
+def one(data, spec, *, row=3, lane=2):
+    out = np.full((spec.size, spec.size, 3), 7, np.uint8)
+    decode_into(out, data, spec, draws(spec, 5, 1, np.array([row]), np.array([lane]))[0])
+    return out
+
+
+def busy(height, width):
+    """A picture with edges, where crops and filters show."""
+    down, right = np.mgrid[0:height, 0:width]
+    stripes = 60 * ((down // 13 + right // 17) % 2)
+    return np.clip(pixels(3, height, width) * 0.7 + stripes[:, :, None], 0, 255).astype(np.uint8)
+
+
+def pillow(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def off(found, expected):
+    return np.abs(found.astype(int) - np.asarray(expected).astype(int)).mean()
+
+
+def test_the_draws_of_a_slot_are_frozen():
+    # The crops of every existing run. To change these numbers, raise ORDER_VERSION.
+    found = draws(RANDOM, 5, 1, np.array([0, 3]), np.array([0, 2]))
+    assert found.shape == (2, 23)
+    assert found[:, :3].tolist() == FROZEN_DRAWS
+
+
+def test_a_crop_is_frozen():
+    drawn = draws(RANDOM, 5, 1, np.array([3]), np.array([2]))[0]
+    box = random_box(RandomResizedCrop(), 375, 500, drawn)
+    assert (box.top, box.left, box.height, box.width) == FROZEN_BOX
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000), st.integers(0, 2**32), st.integers(0, 300))
+def test_a_random_crop_lies_inside_and_keeps_its_promises(height, width, row, lane):
+    crop = RandomResizedCrop()
+    box = random_box(crop, height, width, draws(RANDOM, 9, 0, np.array([row]), np.array([lane]))[0])
+    assert 0 <= box.top <= box.top + box.height <= height
+    assert 0 <= box.left <= box.left + box.width <= width
+    assert box.height > 0
+    assert box.width > 0
+
+
+def test_random_crops_cover_the_range_of_areas_evenly():
+    rows = np.arange(4000)
+    boxes = [random_box(RandomResizedCrop(), 400, 400, drawn) for drawn in draws(RANDOM, 1, 0, rows, rows * 0)]
+    areas = np.array([box.height * box.width for box in boxes]) / 400**2
+    assert areas.min() > 0.07
+    assert 0.45 < np.quantile(areas, 0.5) < 0.52  # below 0.54: large crops of a wide or tall shape do not fit a square
+    assert abs(np.mean([box.width > box.height for box in boxes]) - 0.5) < 0.05
+
+
+def test_half_of_the_images_are_flipped():
+    rows = np.arange(4000)
+    assert abs((draws(RANDOM, 1, 0, rows, rows * 0)[:, 0] < 0.5).mean() - 0.5) < 0.04
+
+
+def test_a_jpeg_decodes_as_pillow_does():
+    data = encode(busy(90, 130), "jpeg", quality=90)
+    assert off(decode(data), pillow(data)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "file_format"),
+    [
+        *((mode, "png") for mode in ("RGB", "L", "P", "RGBA", "1", "LA")),
+        *((mode, "jpeg") for mode in ("RGB", "L", "CMYK")),
+        *(("RGB", file_format) for file_format in ("ppm", "bmp", "gif", "tiff")),
+    ],
+)
+def test_every_kind_of_file_decodes_to_pillows_pixels(mode, file_format):
+    buffer = io.BytesIO()
+    Image.fromarray(busy(33, 21)).convert(mode).save(buffer, file_format)
+    assert off(decode(buffer.getvalue()), pillow(buffer.getvalue())) < 0.5
+
+
+def test_webp_decodes():
+    data = encode(busy(33, 21), "webp", lossless=True)
+    assert np.array_equal(decode(data), busy(33, 21))
+
+
+def test_sixteen_bits_become_the_upper_eight():
+    deep = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 60
+    assert np.array_equal(decode(encode(deep, "png"))[:, :, 1], deep >> 8)
+
+
+def test_an_interlaced_png_is_read():
+    assert image_size(encode(busy(20, 30), "png")) == (20, 30)
+
+
+@pytest.mark.parametrize("row", range(6))
+def test_a_random_crop_is_near_pillows_filtered_one(row):
+    # Linear without a low-pass: docs/decoding.md says what that means on photographs.
+    data, spec = encode(busy(600, 800), "jpeg", quality=95), ImageSpec(size=224)
+    box = random_box(spec.crop, 600, 800, draws(spec, 5, 1, np.array([row]), np.array([2]))[0])
+    crop = (box.left, box.top, box.left + box.width, box.top + box.height)
+    expected = Image.open(io.BytesIO(data)).resize((224, 224), Image.Resampling.BILINEAR, crop)
+    assert off(one(data, spec, row=row), expected) < 5
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (300, 400), (400, 301), (257, 256), (20, 90)])
+def test_a_centre_crop_is_near_torchvisions(height, width):
+    data = encode(pixels(9, height, width), "png")
+    short = min(height, width)
+    size = (int(64 * width / short), int(64 * height / short)) if height != width else (64, 64)
+    resized = Image.fromarray(pixels(9, height, width)).resize(size, Image.Resampling.BILINEAR)
+    left, top = round((size[0] - 56) / 2), round((size[1] - 56) / 2)
+    found = one(data, ImageSpec(size=56, crop=CenterCrop(64)))
+    assert off(found, resized.crop((left, top, left + 56, top + 56))) < 1.5
+
+
+def test_a_centre_crop_of_the_images_own_size_changes_nothing():
+    assert np.array_equal(one(encode(busy(32, 32), "png"), ImageSpec(size=32, crop=CenterCrop(32))), busy(32, 32))
+
+
+def test_a_reduced_jpeg_gives_almost_the_same_crop():
+    image = pixels(4, 600, 800)
+    whole = one(encode(image, "png"), RANDOM)
+    assert off(one(encode(image, "jpeg", quality=97), RANDOM), whole) < 3
+
+
+@given(st.integers(0, 2**20))
+def test_a_pad_crop_is_a_window_of_the_padded_image(row):
+    image, spec = busy(32, 32), ImageSpec(size=32, crop=PadCrop(4))
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    found = one(encode(image, "png"), spec, row=row)
+    windows = [(top, left) for top in range(9) for left in range(9)]
+    assert any(np.array_equal(found, padded[top : top + 32, left : left + 32]) for top, left in windows)
+
+
+def test_pad_crops_reach_every_window():
+    spec = ImageSpec(size=4, crop=PadCrop(1))
+    data = encode(busy(4, 4), "png")
+    assert len({one(data, spec, row=row).tobytes() for row in range(200)}) == 9
+
+
+def test_an_image_too_small_for_its_pad_crop_says_so():
+    with pytest.raises(UndecodableImage, match=r"20 x 30 pixels with 4 .* fewer than the crop's 32"):
+        one(encode(busy(20, 30), "png"), ImageSpec(size=32, crop=PadCrop(4)))
+
+
+@pytest.mark.parametrize("file_format", ["png", "jpeg", "ppm", "gif"])
+@pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.9])
+def test_a_cut_image_is_undecodable_or_whole(file_format, share):
+    data = encode(busy(64, 64), file_format)
+    with pytest.raises(UndecodableImage):
+        decode(data[: int(len(data) * share)])
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(data):
+    with pytest.raises(UndecodableImage):
+        decode(data)
+
+
+@given(st.data())
+def test_a_damaged_image_decodes_or_is_refused(data):
+    image = bytearray(encode(busy(16, 16), data.draw(st.sampled_from(["png", "jpeg", "bmp", "tiff", "webp", "gif"]))))
+    for _ in range(3):
+        image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = decode(bytes(image))
+    except UndecodableImage:
+        return
+    assert found.dtype == np.uint8
+    assert found.shape[2] == 3
+
+
+def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
+    data = bytearray(encode(busy(8, 8), "png"))
+    data[16:24] = (50_000).to_bytes(4, "big") * 2
+    with pytest.raises(UndecodableImage, match="50000 x 50000 pixels"):
+        decode(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ImageSpec(size=0),
+        lambda: ImageSpec(size=64, crop=CenterCrop(63)),
+        lambda: RandomResizedCrop(scale=(0.5, 0.1)),
+        lambda: RandomResizedCrop(ratio=(0, 1)),
+        lambda: PadCrop(-1),
+    ],
+)
+def test_impossible_specs_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
