@@ -1,0 +1,1 @@
+"""Reads a shard set and trains on it, with plain PyTorch or PyTorch/XLA. `python -m trainer --help`."""

@@ -1,0 +1,171 @@
+"""`python -m trainer train|evaluate|bench-input|merge-logs`: arguments -> config -> one call."""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardset.errors import ConfigError, ShardsetError
+from shardset.storage import open_storage
+from shardset.version import __version__
+from trainer import config as configs
+from trainer.config import TrainConfig
+from trainer.errors import Preempted
+
+OK, FAILED, USAGE, PREEMPTED = 0, 1, 2, 3
+
+EXIT_CODES = """exit codes:
+  0  done
+  1  failed; the last line on stderr says why
+  2  wrong usage
+  3  asked to stop (SIGTERM), everything saved: the same command goes on from there
+"""
+
+# Flag, key of the config, help. Every other setting is changed by --set KEY=VALUE.
+_FLAGS: tuple[tuple[str, str, str], ...] = (
+    ("--manifest", "manifest", "the shard set: its folder or manifest.json, local or gs://"),
+    ("--run-dir", "run_dir", "where checkpoints and logs go, local or gs://"),
+    ("--model", "model.name", "a timm model, or module:function called with num_classes"),
+    ("--epochs", "epochs", "passes over the training split"),
+    ("--global-batch-size", "global_batch_size", "samples per step over all replicas"),
+    ("--strategy", "strategy", "auto, spmd, replica, ddp (start it with torchrun) or single"),
+    ("--precision", "precision", "bf16 or fp32"),
+    ("--resume", "resume", "auto, never, or the URL of a checkpoint or run folder"),
+    ("--max-steps", "max_steps", "stop after so many steps, without changing the schedule"),
+    ("--target-accuracy", "target_accuracy", "stop when the evaluation reaches this share, such as 0.76"),
+    ("--seed", "seed", "of weights, order and augmentation"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        options.command(options)
+    except Preempted as error:
+        print(error, file=sys.stderr)
+        return PREEMPTED
+    except (ShardsetError, OSError) as error:
+        if options.debug:
+            raise
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return USAGE if isinstance(error, ConfigError) else FAILED
+    return OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    top = argparse.ArgumentParser(
+        prog="python -m trainer",
+        description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+    _verb(verbs, "train", train, "train from a manifest to a model, or go on where the run folder stands")
+    _verb(verbs, "evaluate", evaluate, "print the accuracy of the best checkpoint of a run folder, or of --resume URL")
+    _verb(verbs, "bench-input", bench_input, "read and decode as training would, without a model, and print the rate")
+    merge = verbs.add_parser("merge-logs", help="print the logs of all hosts by time", allow_abbrev=False)
+    merge.add_argument("--run-dir", required=True, help="the run folder, local or gs://")
+    merge.add_argument("--debug", action="store_true", help="show tracebacks")
+    merge.set_defaults(command=merge_logs)
+    return top
+
+
+def _verb(verbs: Any, name: str, command: Callable[[argparse.Namespace], None], help_text: str) -> None:
+    verb = verbs.add_parser(
+        name,
+        help=help_text,
+        description=help_text,
+        epilog=_settings() + "\n" + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    verb.add_argument("--recipe", default="default", help=f"where to start from: {', '.join(configs.RECIPES)}")
+    for flag, key, text in _FLAGS:
+        verb.add_argument(flag, dest=key, metavar=flag.rsplit("-", 1)[-1].upper(), help=text)
+    verb.add_argument("--fake-data", action="store_true", help="the same path without data: the ceiling")
+    verb.add_argument("--profile-steps", metavar="A:B", help="trace steps A to B into RUN_DIR/profile")
+    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change any setting, see below")
+    verb.add_argument("--debug", action="store_true", help="show tracebacks")
+    verb.set_defaults(command=command)
+
+
+def _settings() -> str:
+    values = [f"  {key} = {_value(configs.default(), key)}" for key in configs.keys(configs.default())]
+    return "settings and their values in the recipe `default`:\n" + "\n".join(values) + "\n"
+
+
+def _value(config: Any, key: str) -> Any:
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
+def config_of(options: argparse.Namespace) -> TrainConfig:
+    """The recipe, then the flags, then `--set`; raises ConfigError."""
+    config = configs.recipe(options.recipe)
+    for _, key, _ in _FLAGS:
+        value = getattr(options, key)
+        if value is not None:
+            config = configs.with_value(config, key, value)
+    if options.fake_data:
+        config = configs.with_value(config, "fake_data", True)
+    if options.profile_steps is not None:
+        config = configs.with_value(config, "profile_steps", _span(options.profile_steps))
+    return configs.changed(config, options.set)
+
+
+def _span(text: str) -> list[int]:
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isdecimal() and stop.isdecimal()):
+        raise ConfigError(f"--profile-steps {text!r} is not START:STOP, for example 10:15")
+    return [int(start), int(stop)]
+
+
+def train(options: argparse.Namespace) -> None:
+    """`train`."""
+    config = config_of(options)
+    from trainer import loop, runtime
+
+    runtime.launch(config, loop.train)
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """`evaluate`."""
+    config = config_of(options)
+    from trainer import loop, runtime
+
+    runtime.launch(config, loop.evaluate_checkpoint)
+
+
+def bench_input(options: argparse.Namespace) -> None:
+    """`bench-input`: the training stream of one host that feeds all replicas."""
+    config = config_of(options)
+    from trainer.data import open_data
+
+    stream = open_data(config, 0, 1).train
+    limit = min(len(stream), config.max_steps or len(stream))
+    start, samples = time.perf_counter(), 0
+    for _, _, batch in stream.run(iter([(0, range(limit))])):
+        samples += int((batch["weight"] > 0).sum())
+    seconds = time.perf_counter() - start
+    print(f"{samples} samples in {limit} steps and {seconds:.2f} s: {samples / seconds:.0f} samples/s on this host")
+
+
+def merge_logs(options: argparse.Namespace) -> None:
+    """`merge-logs`."""
+    from trainer.metrics import merged_logs
+
+    if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
+        raise ConfigError(f"{options.run_dir}: no such run folder")
+    for line in merged_logs(open_storage(options.run_dir)):
+        print(line)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Checkpoints: device-free, whole or not there, written in the background by one writer.
+
+A checkpoint is the folder `checkpoints/step-000000123/` with `state.pt` (dicts, lists, tensors and numbers, which
+`torch.load(weights_only=True)` reads anywhere) and `commit.json`, written after the state has been checked. A folder
+without its commit does not count.
+"""
+
+import io
+import pickle
+import queue
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import google_crc32c
+import msgspec
+import torch
+
+from shardset.errors import NotFound, ShardsetError
+from shardset.storage import Storage
+from shardset.tarindex import crc32c_text
+from trainer.errors import CheckpointError
+
+FOLDER = "checkpoints/"
+STATE = "state.pt"
+COMMIT = "commit.json"
+FORMAT = 1
+
+State = dict[str, Any]
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """The mark of a whole checkpoint: what it holds, and what its state file must look like.
+
+    `identity` says which run it belongs to. `top1` is the evaluation made with these weights, if there was one.
+    """
+
+    format: int
+    step: int
+    epoch: int
+    num_bytes: int
+    crc32c: str
+    top1: float | None
+    identity: dict[str, Any]
+
+
+def folder_of(step: int) -> str:
+    """`checkpoints/step-000000123/`."""
+    return f"{FOLDER}step-{step:09d}/"
+
+
+def encode(state: State) -> bytes:
+    """The bytes of a state file."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def decode(data: bytes, where: str) -> State:
+    """The state in those bytes, on the CPU; raises CheckpointError unless they are plain tensors and numbers."""
+    try:
+        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
+        raise CheckpointError(f"{where}: not a checkpoint ({error}); resume from another one") from error
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def commits(storage: Storage, folder: str = FOLDER) -> list[Commit]:
+    """The finished checkpoints of a run folder, oldest first."""
+    names = [stat.name for stat in storage.list(folder) if stat.name.endswith("/" + COMMIT)]
+    return sorted((_read_commit(storage, name) for name in names), key=lambda commit: commit.step)
+
+
+def read(storage: Storage, commit: Commit, folder: str | None = None) -> State:
+    """The state of a finished checkpoint; raises CheckpointError if its bytes are not those that were committed."""
+    name = (folder_of(commit.step) if folder is None else folder) + STATE
+    where = f"{storage.url}/{name}"
+    try:
+        data = storage.read(name)
+    except NotFound as error:
+        raise CheckpointError(f"{where}: the checkpoint is committed but its state is gone") from error
+    found = (len(data), crc_of(data))
+    if found != (commit.num_bytes, commit.crc32c):
+        raise CheckpointError(
+            f"{where}: {found[0]} bytes with CRC32C {found[1]}, expected {commit.num_bytes} with {commit.crc32c}: "
+            "it was cut or changed after it was written"
+        )
+    return decode(data, where)
+
+
+def newest(storage: Storage, warn: Any) -> tuple[Commit, State] | None:
+    """The newest whole checkpoint of a run folder, None if there never was one.
+
+    Damaged ones are passed over with a warning. Raises CheckpointError if there are checkpoints and none is whole.
+    """
+    found = commits(storage)
+    for commit in reversed(found):
+        try:
+            return commit, read(storage, commit)
+        except CheckpointError as error:
+            warn(f"{error}; trying the one before it")
+    if found:
+        raise CheckpointError(
+            f"{storage.url}/{FOLDER}: none of {len(found)} checkpoints is whole; start with --resume never"
+        )
+    return None
+
+
+def at(storage: Storage, warn: Any) -> tuple[Commit, State]:
+    """The checkpoint that a URL means: that folder itself, or the newest whole one of a run folder."""
+    try:
+        commit = _read_commit(storage, COMMIT)
+    except NotFound:
+        found = newest(storage, warn)
+        if found is None:
+            raise CheckpointError(f"{storage.url}: neither a checkpoint nor a run folder with checkpoints") from None
+        return found
+    return commit, read(storage, commit, folder="")
+
+
+def best(found: Iterable[Commit]) -> Commit | None:
+    """The evaluated checkpoint with the highest top-1, the earliest of equals."""
+    return max((commit for commit in found if commit.top1 is not None), key=lambda c: (c.top1, -c.step), default=None)
+
+
+def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
+    """Raises CheckpointError, naming each difference, unless a checkpoint belongs to the run that wants it."""
+    names = [name for name in wanted if saved.get(name) != wanted[name]]
+    if names:
+        differences = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted[name]!r} here" for name in names)
+        raise CheckpointError(
+            f"{where}: belongs to another run: {differences}; give the same or take another --run-dir"
+        )
+
+
+def _read_commit(storage: Storage, name: str) -> Commit:
+    data = storage.read(name)
+    try:
+        return msgspec.json.decode(data, type=Commit)
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error}); delete that checkpoint") from error
+
+
+def crc_of(data: bytes) -> str:
+    """CRC32C of the bytes as GCS spells it."""
+    return crc32c_text(google_crc32c.value(data))
+
+
+# --- writing ---------------------------------------------------------------------------------------------------------
+
+
+class Writer:
+    """Writes checkpoints to a run folder in the background, one at a time, and keeps the newest `keep` and the best.
+
+    A failure is raised by the next `save` or by `close`.
+    """
+
+    def __init__(self, storage: Storage, keep: int) -> None:
+        self._storage = storage
+        self._keep = keep
+        self._error: ShardsetError | OSError | None = None
+        self._queue: queue.Queue[tuple[Commit, State] | None] = queue.Queue(1)
+        self._thread = threading.Thread(target=self._run, name="checkpoint")
+        self._thread.start()
+
+    def save(self, state: State, *, top1: float | None) -> None:
+        """Takes over a state (`step`, `epoch`, `identity`, and more); waits while an earlier one is being written."""
+        self._raise_error()
+        blank = Commit(
+            format=FORMAT,
+            step=state["step"],
+            epoch=state["epoch"],
+            num_bytes=0,
+            crc32c="",
+            top1=top1,
+            identity=state["identity"],
+        )
+        self._queue.put((blank, state))
+
+    def close(self) -> None:
+        """Returns when everything is written; raises what went wrong."""
+        self._queue.put(None)
+        self._thread.join()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise CheckpointError(f"the last checkpoint could not be written: {error}") from error
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                write(self._storage, *item)
+                retain(self._storage, self._keep)
+            except (ShardsetError, OSError) as error:
+                self._error = error
+
+
+def write(storage: Storage, blank: Commit, state: State) -> Commit:
+    """Writes and checks a state, then commits it; returns the commit."""
+    folder = folder_of(blank.step)
+    data = encode(state)
+    commit = msgspec.structs.replace(blank, num_bytes=len(data), crc32c=crc_of(data))
+    storage.delete(folder + COMMIT)
+    _put(storage, folder + STATE, data)
+    _check(storage, folder + STATE, commit)
+    _put(storage, folder + COMMIT, msgspec.json.encode(commit))
+    return commit
+
+
+def retain(storage: Storage, keep: int) -> None:
+    """Deletes all but the newest `keep` checkpoints and the best, and what never was committed."""
+    found = commits(storage)
+    kept = {commit.step for commit in [*found[-keep:], *filter(None, [best(found)])]}
+    folders = {folder_of(step) for step in kept}
+    doomed = [stat.name for stat in storage.list(FOLDER) if not stat.name.startswith(tuple(folders))]
+    # Commits first: a kill in between leaves a state without a commit, never the reverse.
+    for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
+        storage.delete(name)
+
+
+def _put(storage: Storage, name: str, data: bytes) -> None:
+    with storage.writer(name) as writer:
+        writer.write(data)
+
+
+def _check(storage: Storage, name: str, commit: Commit) -> None:
+    """Raises CheckpointError unless the storage holds what was sent, by size and by CRC32C where it keeps one."""
+    stat = storage.stat(name)
+    if stat.num_bytes != commit.num_bytes or stat.crc32c not in (None, commit.crc32c):
+        raise CheckpointError(
+            f"{storage.url}/{name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
+            f"expected {commit.num_bytes} with {commit.crc32c}"
+        )

@@ -1,0 +1,31 @@
+"""What can go wrong in a run, below shardset.errors.ShardsetError.
+
+ShardsetError
+└── TrainingError
+    ├── CheckpointError   missing, cut, or of another run
+    ├── NotFinite         the loss became NaN or infinite
+    ├── PlanMismatch      what was trained on is not what the plan says
+    └── Preempted         asked to stop; everything is saved
+"""
+
+from shardset.errors import ShardsetError
+
+
+class TrainingError(ShardsetError):
+    """A run could not go on."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint is missing, cut in the middle, or belongs to another run."""
+
+
+class NotFinite(TrainingError):
+    """The loss became NaN or infinite."""
+
+
+class PlanMismatch(TrainingError):
+    """The samples of an epoch are not those that the plan says."""
+
+
+class Preempted(TrainingError):
+    """The machine asked the run to stop; its state is saved and the same command goes on from there."""

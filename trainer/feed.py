@@ -1,0 +1,98 @@
+"""Batches on their way to the device, a few ahead of the step, and no failure lost on the way."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+DEPTH = 2
+"""Batches on the device that wait for their step."""
+
+ON_DEVICE = ("image", "label", "weight", "flip", "mix")
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A batch at its place: tensors on the device, and the ids and weights of this host's samples."""
+
+    epoch: int
+    step: int
+    tensors: dict[str, torch.Tensor]
+    ids: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+class Feed:
+    """Iterates over `Fed` batches that a thread prepares; `wait_s` is the time the consumer has waited for them.
+
+    An exception of the source is raised here, at the place of the batch that it prevented. torch_xla's own loader ends
+    normally instead, and a broken shard becomes a short epoch.
+    """
+
+    def __init__(self, batches: Iterator[tuple[int, int, dict[str, np.ndarray]]], put: Callable[[Any], Any]) -> None:
+        self.wait_s = 0.0
+        self._put = put
+        self._queue: queue.Queue[Fed | _Failure | None] = queue.Queue(DEPTH)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(batches,), name="feed", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Fed]:
+        while (item := self._next()) is not None:
+            if isinstance(item, _Failure):
+                raise item.error
+            yield item
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the thread; batches that nobody took are dropped."""
+        self._stopped.set()
+        while self._thread.is_alive():
+            self._drain()
+            self._thread.join(timeout=0.05)
+
+    def _next(self) -> Fed | _Failure | None:
+        start = time.perf_counter()
+        item = self._queue.get()
+        self.wait_s += time.perf_counter() - start
+        return item
+
+    def _drain(self) -> None:
+        while not self._queue.empty():
+            self._queue.get_nowait()
+
+    def _run(self, batches: Iterator[tuple[int, int, dict[str, np.ndarray]]]) -> None:
+        try:
+            for epoch, step, batch in batches:
+                self._offer(Fed(epoch, step, self._placed(batch), batch["id"], batch["weight"]))
+                if self._stopped.is_set():
+                    return
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that consumes
+            self._offer(_Failure(error))
+        self._offer(None)
+
+    def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        return self._put({name: torch.from_numpy(np.asarray(batch[name])) for name in ON_DEVICE if name in batch})
+
+    def _offer(self, item: Fed | _Failure | None) -> None:
+        while not self._stopped.is_set():
+            try:
+                self._queue.put(item, timeout=0.2)
+            except queue.Full:
+                continue
+            return

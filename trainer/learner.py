@@ -1,0 +1,173 @@
+"""The arithmetic of a step: model, loss, optimizer and moving average, on whatever a runtime offers."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from shardset.errors import ConfigError
+from shardset.permutation import derive_key
+from trainer import augment, metrics, model
+from trainer.config import TrainConfig
+from trainer.runtime import STATIC_OPTIMIZERS, Runtime
+
+Batch = dict[str, torch.Tensor]
+
+
+class Learner:
+    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
+
+    def __init__(self, runtime: Runtime, config: TrainConfig, num_classes: int, state: dict[str, Any] | None) -> None:
+        self._runtime = runtime
+        self._config = config
+        net = model.build(config.model, num_classes, config.seed)
+        decay = config.regularize.ema_decay
+        ema = copy.deepcopy(net) if decay is not None else None
+        if state is not None:
+            _load(net, ema, state)
+        moments = state["optimizer"] if state is not None else _fresh_moments(runtime, config, net)
+        self.net = runtime.place(net)
+        self._average = None if ema is None else runtime.place(ema)
+        self._normalize = augment.Normalize()
+        runtime.place(self._normalize)
+        self._optimizer = model.optimizer(config.optimizer, self.net)
+        _load_moments(self._optimizer, moments)
+        self._parallel = runtime.parallel(self.net)
+        self._train = runtime.compiled(self._train_step, "train step")
+        self._eval = runtime.compiled(self._eval_step, "evaluation step")
+
+    def train_step(self, batch: Batch, learning_rate: float, key: int) -> torch.Tensor:
+        """One update; returns the step's sums over this replica's samples (see metrics.stats_row), on the device.
+
+        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`.
+        """
+        self._parallel.train()
+        self._runtime.seed(key)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._runtime.rate(learning_rate * group.get("lr_scale", 1.0))
+        return self._train(batch)
+
+    def eval_step(self, batch: Batch) -> torch.Tensor:
+        """The sums over this replica's samples, with the averaged weights if the run keeps them."""
+        self._eval_net.eval()
+        return self._eval(batch)
+
+    def share_buffers(self) -> None:
+        """Gives all replicas the BatchNorm statistics of replica 0; before an evaluation and a checkpoint."""
+        self._runtime.share(self.net)
+        if self._average is not None:
+            self._runtime.share(self._average)
+
+    def state(self) -> dict[str, Any]:
+        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load."""
+        tensors = {
+            "model": self.net.state_dict(),
+            "ema": None if self._average is None else self._average.state_dict(),
+            "optimizer": self._optimizer.state_dict()["state"],
+        }
+        return self._runtime.to_host(
+            {name: dict(value) if value is not None else None for name, value in tensors.items()}
+        )
+
+    @property
+    def _eval_net(self) -> nn.Module:
+        return self.net if self._average is None else self._average
+
+    def _train_step(self, batch: Batch) -> torch.Tensor:
+        total = self._runtime.total(batch["weight"].sum()).clamp(min=1)
+        rows = [self._pass(part, total) for part in _parts(batch, self._config.accumulate)]
+        self._runtime.reduce_gradients(self._optimizer)
+        if self._config.regularize.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        if self._average is not None and self._config.regularize.ema_decay is not None:
+            _average_in(self._average, self.net, self._config.regularize.ema_decay)
+        return torch.stack(rows).sum(0)
+
+    def _pass(self, batch: Batch, total: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
+        images, own_share = self._images(batch)
+        with self._runtime.autocast():
+            logits = self._parallel(images).float()
+        losses = self._losses(logits, batch["label"], own_share)
+        # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
+        ((losses * batch["weight"]).sum() * self._runtime.num_replicas / total).backward()
+        return metrics.stats_row(losses.detach(), logits.detach(), batch["label"], batch["weight"])
+
+    def _images(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        images = self._normalize(batch["image"], batch.get("flip"))
+        return augment.mixed(images, batch["mix"]) if "mix" in batch else (images, None)
+
+    def _losses(self, logits: torch.Tensor, labels: torch.Tensor, own_share: torch.Tensor | None) -> torch.Tensor:
+        smoothing = self._config.regularize.label_smoothing
+        own = cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        if own_share is None:
+            return own
+        partner = cross_entropy(logits, labels.flip(0), reduction="none", label_smoothing=smoothing)
+        return own_share * own + (1 - own_share) * partner
+
+    @torch.no_grad()
+    def _eval_step(self, batch: Batch) -> torch.Tensor:
+        with self._runtime.autocast():
+            logits = self._eval_net(self._normalize(batch["image"])).float()
+        losses = cross_entropy(logits, batch["label"], reduction="none")
+        return metrics.stats_row(losses, logits, batch["label"], batch["weight"])
+
+
+def step_key(seed: int, epoch: int, step: int) -> int:
+    """What the randomness inside the model depends on in a step."""
+    return derive_key(seed, "inside the model", epoch, step)
+
+
+def _parts(batch: Batch, count: int) -> list[Batch]:
+    """The batch in `count` equal parts. Every count-th sample, so that a part has as many of each device's samples."""
+    if count == 1:
+        return [batch]
+    return [{name: tensor[start::count] for name, tensor in batch.items()} for start in range(count)]
+
+
+@torch.no_grad()
+def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
+    """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
+    for old, new in zip(average.state_dict().values(), net.state_dict().values(), strict=True):
+        old.lerp_(new, 1 - decay) if old.is_floating_point() else old.copy_(new)
+
+
+def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any]) -> None:
+    net.load_state_dict(state["model"])
+    if average is not None:
+        # A checkpoint without averages: they start from its weights.
+        average.load_state_dict(state["ema"] or state["model"])
+
+
+def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]] | None) -> None:
+    if moments is not None:
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def _fresh_moments(runtime: Runtime, config: TrainConfig, net: nn.Module) -> dict[int, dict[str, Any]] | None:
+    """The optimizer's state before the first step, where that step must compile like all others."""
+    if not runtime.compiles:
+        return None
+    name = config.optimizer.name
+    if name not in STATIC_OPTIMIZERS:
+        known = ", ".join(STATIC_OPTIMIZERS)
+        raise ConfigError(
+            f"optimizer {name!r} does not compile to one graph on XLA; use one of {known}, or strategy ddp or single"
+        )
+    moments = _moments_of_a_step_to_nowhere(model.optimizer(config.optimizer, net))
+    return {place: {key: torch.zeros_like(value) for key, value in found.items()} for place, found in moments.items()}
+
+
+def _moments_of_a_step_to_nowhere(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, torch.Tensor]]:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return optimizer.state_dict()["state"]

@@ -1,0 +1,459 @@
+"""One process' part of a run: where it stands, what it has seen, and what it writes."""
+
+import faulthandler
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardset.errors import ConfigError
+from shardset.order import state_from_json
+from shardset.storage import open_storage
+from shardset.version import __version__
+from trainer import augment, checkpoint, schedule
+from trainer import config as configs
+from trainer.config import TrainConfig
+from trainer.data import Batches, Counted, Data, check_epoch, open_data, steps_of
+from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted
+from trainer.feed import Fed, Feed
+from trainer.learner import Learner, step_key
+from trainer.metrics import (
+    METRICS,
+    EpochRecord,
+    EvalRecord,
+    FinalRecord,
+    Rates,
+    RunLog,
+    StepRecord,
+    Totals,
+    advice,
+    log_name,
+)
+from trainer.preemption import Notice
+from trainer.runfolder import RunFolder
+from trainer.runtime import Runtime
+from trainer.stream import Stream
+
+CONFIG = "config.json"
+PROFILE = "profile"
+
+
+def check_batch(config: TrainConfig, runtime: Runtime) -> None:
+    """Raises ConfigError unless every device gets the same whole number of samples in every pass."""
+    each = runtime.batch_divisor * config.accumulate
+    if config.global_batch_size % each:
+        lower = config.global_batch_size // each * each
+        raise ConfigError(
+            f"global_batch_size {config.global_batch_size} does not divide over {runtime.num_devices} devices"
+            + (f" in {config.accumulate} passes" if config.accumulate > 1 else "")
+            + f"; use {' or '.join(str(size) for size in (lower, lower + each) if size)}"
+        )
+
+
+class Run:
+    """One process' part of a run: its position, what it saw since the last report, and where things are written."""
+
+    def __init__(self, runtime: Runtime, config: TrainConfig) -> None:
+        check_batch(config, runtime)
+        self.runtime, self.config = runtime, config
+        self.data = open_data(config, runtime.host, runtime.num_hosts)
+        self.seen = Counted()
+        self.epoch_totals = Totals()
+        self.rates = Rates()
+        self.run_rates = Rates()
+        self.replica_samples = 0
+        self._pending: list[tuple[Fed, torch.Tensor]] = []
+        self._reported = False
+        self._feed: Feed | None = None
+        self._exits = ExitStack()
+        try:
+            self._open()
+        except BaseException:
+            self._exits.close()
+            raise
+
+    def _open(self) -> None:
+        own_log = log_name(self.runtime.host)
+        self.folder = RunFolder(self.config.run_dir, (own_log, METRICS) if self.runtime.is_master else (own_log,))
+        self._exits.callback(self.folder.close)
+        self.log = RunLog(self.folder.local, self.runtime.host, master=self.runtime.is_master)
+        self._exits.callback(self.log.close)
+        self._write_config()
+        self.steps_per_epoch = len(self.data.train)
+        self.rate_at = schedule.of(self.config, self.steps_per_epoch)
+        self.identity = identity_of(self.config, self.data)
+        saved = self._resumed()
+        self.learner = Learner(self.runtime, self.config, self.data.num_classes, saved)
+        self._restore(saved)
+        self._mix = augment.mix_of(self.config)
+        self.writer = self._open_writer()
+        self.notice = self._exits.enter_context(Notice())
+        self._exits.callback(faulthandler.cancel_dump_traceback_later)
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._exits.__exit__(*exc)
+
+    # --- where the run stands ----------------------------------------------------------------------------------------
+
+    def batches(self) -> Iterator[Fed]:
+        """The batches from here to the end, across epochs; none if the run is done."""
+        if self.is_done():
+            return iter(())
+        feed = self._exits.enter_context(Feed(self._positions(), self.runtime.put))
+        self._feed = feed
+        return iter(feed)
+
+    def epoch_is_done(self) -> bool:
+        """Whether the last step of an epoch has been taken and the epoch not been closed."""
+        return self.done // self.steps_per_epoch > self.closed
+
+    def report_is_due(self) -> bool:
+        """Once in an interval, and after the first step, so that compiling is in no rate."""
+        return self.done % self.config.log_every_steps == 0 or not self._reported
+
+    def save_is_due(self) -> bool:
+        """At every so many steps, if the run says so."""
+        every = self.config.checkpoint_every_steps
+        return every is not None and self.done % every == 0
+
+    def must_stop(self) -> bool:
+        """Whether any host has been asked to stop; all hosts give the same answer at the same step."""
+        return (self.runtime.num_hosts == 1 or self.done % self.config.log_every_steps == 0) and self.was_asked()
+
+    def was_asked(self) -> bool:
+        """Whether any host has been asked to stop; every host must call."""
+        return self.runtime.any_host(bool(self.notice))
+
+    def is_done(self) -> bool:
+        """Whether all epochs are closed, `max_steps` is reached or the target accuracy is."""
+        limit = self.config.max_steps
+        return self.closed == self.config.epochs or self.done == limit or self.seconds_to_target is not None
+
+    # --- what happens ------------------------------------------------------------------------------------------------
+
+    def learn(self, fed: Fed) -> None:
+        """One update."""
+        if (fed.epoch, fed.step) != divmod(self.done, self.steps_per_epoch):
+            raise PlanMismatch(f"got epoch {fed.epoch} step {fed.step} where step {self.done} of the run was due")
+        self._profile()
+        row = self.learner.train_step(
+            fed.tensors, self.rate_at(self.done), step_key(self.config.seed, fed.epoch, fed.step)
+        )
+        self._pending.append((fed, row))
+        self.done += 1
+        self.seen = self.seen.plus(fed.ids[fed.weights > 0])
+
+    def report(self) -> None:
+        """Looks at the losses since the last report; raises NotFinite with the step and its samples."""
+        rows = self.runtime.fetch([row for _, row in self._pending])
+        self._check_finite(rows)
+        self._watch()
+        samples = sum(int((fed.weights > 0).sum()) for fed, _ in self._pending)
+        self.rates.add(samples)
+        self.run_rates.add(samples)
+        self.replica_samples += samples
+        interval = Totals().plus(rows)
+        self.epoch_totals = self.epoch_totals.plus(rows)
+        self._pending.clear()
+        self._reported = True
+        self._log_step(interval)
+
+    def check_epoch(self) -> None:
+        """Compares the samples of the finished epoch with the plan, and logs it; raises PlanMismatch."""
+        if self._pending:
+            self.report()
+        seen = self._seen_by_all()
+        check_epoch(self.closed, self.data.plan, seen)
+        self._log_epoch(seen)
+        self.learner.share_buffers()
+        self._evaluating_since = time.perf_counter()
+
+    def close_epoch(self, totals: Totals | None) -> None:
+        """Takes the epoch's evaluation and saves; None means that it was interrupted, and the run stops here."""
+        if totals is None:
+            self.stop()
+            return
+        self._log_evaluation(totals)
+        self._remember(totals.mean("top1"))
+        self.closed += 1
+        self._start_counting()
+        self.save(totals.mean("top1"))
+
+    def save(self, top1: float | None = None) -> None:
+        """Hands a checkpoint of this position to the writer; every host must call."""
+        if self._pending:
+            self.report()
+        self.learner.share_buffers()
+        seen = self._seen_by_all()
+        state = self._state(seen)
+        if self.writer is not None:
+            self.writer.save(state, top1=top1)
+        self.rates.mark()
+        self.run_rates.mark()
+
+    def stop(self) -> None:
+        """Saves, and raises Preempted."""
+        self.save()
+        if self.writer is not None:
+            self.writer.close()
+        text = f"asked to stop: saved at step {self.done}; the same command goes on from there"
+        self.log.note(text)
+        raise Preempted(text)
+
+    def finish(self) -> None:
+        """The last report, checkpoint and line."""
+        if self._pending:
+            self.report()
+        if self.done % self.steps_per_epoch:
+            self.save()
+        self.log.record(self._final())
+        self.log.note(self._last_words())
+
+    # --- inside ------------------------------------------------------------------------------------------------------
+
+    def _positions(self) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        """The steps to take, with their batches; none past the end of the run."""
+        stop = min(self.config.max_steps or self._num_steps, self._num_steps)
+        for epoch, step, batch in steps_of(self.data.train, self.done, stop):
+            yield epoch, step, self._mix(batch, epoch, step)
+
+    @property
+    def _num_steps(self) -> int:
+        return self.config.epochs * self.steps_per_epoch
+
+    def _resumed(self) -> dict[str, Any] | None:
+        found = self._found()
+        step = found[0].step if found else 0
+        if self.runtime.sum_hosts([step]) != [step * self.runtime.num_hosts]:
+            raise CheckpointError(
+                f"{self.config.run_dir}: this host found step {step}, others found another; "
+                "use a run folder that all hosts see, such as gs://bucket/run"
+            )
+        if found is None:
+            return None
+        checkpoint.check_identity(found[1]["identity"], self.identity, f"{self.config.run_dir}: step {step}")
+        check_stream(self.data.train, found[1]["stream"])
+        self.log.note(f"resumed at step {step} (epoch {found[0].epoch})")
+        return found[1]
+
+    def _found(self) -> tuple[checkpoint.Commit, dict[str, Any]] | None:
+        if self.config.resume == "auto":
+            return checkpoint.newest(self.folder.storage, self.log.note)
+        if self.config.resume != "never":
+            return checkpoint.at(open_storage(self.config.resume), self.log.note)
+        there = checkpoint.commits(self.folder.storage)
+        if there:
+            raise ConfigError(
+                f"{self.config.run_dir} holds a run up to step {there[-1].step}; --resume never would mix "
+                "two runs; take another --run-dir, or --resume auto"
+            )
+        return None
+
+    def _restore(self, saved: dict[str, Any] | None) -> None:
+        position = saved or {}
+        self.done: int = position.get("step", 0)
+        self.closed: int = position.get("closed_epochs", 0)
+        self.best: float | None = position.get("best_top1")
+        self.best_epoch: int | None = position.get("best_epoch")
+        self.last_top1: float | None = position.get("last_top1")
+        self.seconds_to_target: float | None = position.get("seconds_to_target")
+        self._seconds_before: float = position.get("seconds", 0.0)
+        self._started = time.perf_counter()
+        self._start_counting()
+        # What all hosts saw of this epoch before is counted once, by the first.
+        if saved and self.runtime.is_master:
+            self.seen = Counted(*saved["seen"])
+
+    def _start_counting(self) -> None:
+        self.seen = Counted()
+        self.epoch_totals = Totals()
+        self.rates = Rates()
+        self.replica_samples = 0
+        self._epoch_started = time.perf_counter()
+        self._waited_before = self._feed.wait_s if self._feed else 0.0
+        self._busy_before = self.runtime.busy_s
+
+    def _seen_by_all(self) -> Counted:
+        samples, digest = self.runtime.sum_hosts([self.seen.samples, self.seen.digest])
+        return Counted().joined(Counted(samples, digest))
+
+    def _state(self, seen: Counted) -> dict[str, Any]:
+        epoch, step = divmod(self.done, self.steps_per_epoch)
+        return {
+            "format": checkpoint.FORMAT,
+            "version": __version__,
+            "identity": self.identity,
+            "config": configs.to_dict(self.config),
+            "step": self.done,
+            "epoch": epoch,
+            "step_in_epoch": step,
+            "closed_epochs": self.closed,
+            "seen": [seen.samples, seen.digest],
+            "best_top1": self.best,
+            "best_epoch": self.best_epoch,
+            "last_top1": self.last_top1,
+            "seconds": self._seconds(),
+            "seconds_to_target": self.seconds_to_target,
+            "stream": stream_state(self.data.train, epoch, step),
+            **self.learner.state(),
+        }
+
+    def _log_evaluation(self, totals: Totals) -> None:
+        check_evaluation(totals, self.data.num_eval_samples)
+        record = EvalRecord(
+            epoch=self.closed,
+            global_step=self.done,
+            samples=int(totals.weight),
+            loss=totals.mean("loss"),
+            top1=totals.mean("top1"),
+            top5=totals.mean("top5"),
+            seconds=time.perf_counter() - self._evaluating_since,
+        )
+        self.log.record(record)
+
+    def _remember(self, top1: float) -> None:
+        self.last_top1 = top1
+        if self.best is None or top1 > self.best:
+            self.best, self.best_epoch = top1, self.closed
+        target = self.config.target_accuracy
+        if target is not None and top1 >= target:
+            self.seconds_to_target = self._seconds()
+
+    def _check_finite(self, rows: torch.Tensor) -> None:
+        bad = np.flatnonzero(~np.isfinite(rows[:, 0].numpy()))
+        if bad.size:
+            fed = self._pending[int(bad[0])][0]
+            raise NotFinite(
+                f"the loss is {rows[int(bad[0]), 0].item()} in epoch {fed.epoch} step {fed.step}; "
+                f"this host's samples were {fed.ids.tolist()}; "
+                "nothing was saved since: lower the learning rate, or look at these samples"
+            )
+
+    def _watch(self) -> None:
+        # A peer that died can leave this process in a collective for ever: no step in this time ends it with a trace.
+        faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True)
+
+    def _profile(self) -> None:
+        if self.config.profile_steps is None:
+            return
+        start, stop = self.config.profile_steps
+        folder = self.folder.local / PROFILE
+        if self.done == start:
+            self.runtime.start_trace(folder)
+        if self.done == stop:
+            self.runtime.stop_trace(folder)
+
+    def _log_step(self, interval: Totals) -> None:
+        epoch, step = divmod(self.done - 1, self.steps_per_epoch)
+        record = StepRecord(
+            device=str(self.runtime.device),
+            epoch=epoch,
+            step=step,
+            global_step=self.done - 1,
+            loss=interval.mean("loss"),
+            top1=interval.mean("top1"),
+            rate=self.rates.rate,
+            global_rate=self.rates.global_rate,
+            learning_rate=self.rate_at(self.done - 1),
+        )
+        self.log.record(record)
+        self.log.progress(
+            f"epoch {epoch + 1}/{self.config.epochs} step {step + 1}/{self.steps_per_epoch} "
+            f"loss {record.loss:.4f} {record.rate:.0f} samples/s"
+        )
+
+    def _log_epoch(self, seen: Counted) -> None:
+        seconds = max(1e-9, time.perf_counter() - self._epoch_started)
+        waited = 100 * ((self._feed.wait_s if self._feed else 0.0) - self._waited_before) / seconds
+        self.log.record(
+            EpochRecord(
+                device=str(self.runtime.device),
+                epoch=self.closed,
+                global_step=self.done,
+                samples=seen.samples,
+                replica_samples=self.replica_samples,
+                key_digest=seen.text,
+                loss=self.epoch_totals.mean("loss"),
+                top1=self.epoch_totals.mean("top1"),
+                reduced_global_rate=self._reduced(self.rates),
+                input_wait_percent=waited,
+                busy_percent=min(100.0, 100 * (self.runtime.busy_s - self._busy_before) / seconds),
+                compilations=self.runtime.compilations,
+            )
+        )
+        if (text := advice(waited)) is not None:
+            self.log.note(text)
+
+    def _reduced(self, rates: Rates) -> float:
+        return self.runtime.sum_hosts([round(1000 * rates.global_rate)])[0] / 1000
+
+    def _final(self) -> FinalRecord:
+        return FinalRecord(
+            accuracy=self.last_top1,
+            best_accuracy=self.best,
+            best_epoch=self.best_epoch,
+            epochs=self.closed,
+            global_step=self.done,
+            reduced_global_rate=self._reduced(self.run_rates),
+            seconds=self._seconds(),
+            seconds_to_target=self.seconds_to_target,
+        )
+
+    def _last_words(self) -> str:
+        trained = f"after {self.done} steps ({self.closed} epochs) in {self._seconds():.0f} s"
+        if self.last_top1 is None:
+            return f"done {trained}; no epoch was completed, so nothing was evaluated"
+        return f"test accuracy {self.last_top1:.4f} (best {self.best:.4f} in epoch {self.best_epoch}) {trained}"
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._started
+
+    def _open_writer(self) -> checkpoint.Writer | None:
+        if not self.runtime.is_master:
+            return None
+        writer = checkpoint.Writer(self.folder.storage, self.config.keep_checkpoints)
+        self._exits.callback(writer.close)
+        return writer
+
+    def _write_config(self) -> None:
+        text = json.dumps(configs.to_dict(self.config), indent=1)
+        if self.runtime.is_master:
+            (self.folder.local / CONFIG).write_text(text + "\n")
+        self.log.note(
+            f"trainer {__version__}, strategy {self.runtime.strategy}, {self.runtime.num_devices} devices: {text}"
+        )
+
+
+def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
+    """What a checkpoint must have in common with the run that goes on from it."""
+    return {
+        "manifest digest": data.manifest_digest,
+        "train_split": config.train_split,
+        "seed": config.seed,
+        "global_batch_size": config.global_batch_size,
+        "model": f"{config.model.name} stem={config.model.stem} norm={config.model.norm} classes={data.num_classes}",
+        "optimizer": config.optimizer.name,
+    }
+
+
+def stream_state(stream: Batches, epoch: int, step: int) -> str | None:
+    """The stream's own state at a position, as text; None for fake data."""
+    return stream.state(epoch, step).to_json() if isinstance(stream, Stream) else None
+
+
+def check_stream(stream: Batches, state: str | None) -> None:
+    """Raises ConfigError, naming what differs, unless the stream goes on in the order that a state says."""
+    if isinstance(stream, Stream) and state is not None:
+        stream.resume(state_from_json(state))
+
+
+def check_evaluation(totals: Totals, expected: int) -> None:
+    if int(totals.weight) != expected:
+        raise PlanMismatch(f"evaluated {int(totals.weight)} samples, the split has {expected}")

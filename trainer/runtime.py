@@ -1,0 +1,522 @@
+"""One interface over devices and strategies: `single`, `ddp`, `spmd`, `replica`. The only import of torch_xla.
+
+A runtime knows where tensors live, which part of the data this process reads, and how processes agree. The training
+loop knows none of that. `Single` and `Ddp` are plain PyTorch; `Spmd` and `Replica` need torch_xla, which is imported
+when one of them starts and never before. Another back end is one more class here.
+"""
+
+import datetime
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardset.errors import ConfigError
+from trainer.config import Precision, Strategy, TrainConfig
+
+DDP_TIMEOUT_S = 60
+"""How long a process of `ddp` waits for the others before it fails."""
+
+STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
+"""What compiles to one graph: their state is there from the start and holds no number that changes on the host."""
+
+_SMALLEST_RATE = 1e-9
+_WORDS = 4
+
+Batch = dict[str, torch.Tensor]
+Worker = Callable[["Runtime", TrainConfig], None]
+
+
+class Single:
+    """One process, one device: a CUDA device if there is one, else the CPU. Also what the other runtimes build on.
+
+    `host` of `num_hosts` is the part of the data this process reads; gradients are averaged over `num_replicas`;
+    `num_devices` counts the devices of the whole run. Compiled runtimes set `compiles`.
+    """
+
+    strategy: str = "single"
+    compiles: bool = False
+    host: int = 0
+    num_hosts: int = 1
+    num_replicas: int = 1
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self.device = self._find_device()
+        self.graphs: dict[str, int] = {}
+        self._busy_s = 0.0
+        self._spans: list[tuple[Any, Any]] = []
+        self._profiler: Any = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole run."""
+        return self.num_hosts
+
+    @property
+    def is_master(self) -> bool:
+        """Whether this process writes what a run writes once."""
+        return self.host == 0
+
+    @property
+    def batch_divisor(self) -> int:
+        """What a global batch must be divisible by."""
+        return self.num_devices
+
+    def close(self) -> None:
+        """Leaves the group of processes, if there is one."""
+
+    # --- placing -----------------------------------------------------------------------------------------------------
+
+    def place(self, module: nn.Module) -> nn.Module:
+        """The module on the device (the same object where the back end allows)."""
+        module = module.to(self.device)
+        # torch's stubs do not know the argument.
+        return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        """What the training step calls instead of the model, so that gradients are averaged."""
+        return model
+
+    def put(self, batch: Batch) -> Batch:
+        """The batch on the device, each tensor cut along its first dimension over the local devices."""
+        if self.device.type != "cuda":
+            return batch
+        with torch.cuda.stream(self._copies()):
+            placed = {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()}
+        self._copies().synchronize()
+        for tensor in placed.values():
+            tensor.record_stream(torch.cuda.default_stream(self.device))
+        return placed
+
+    def to_host(self, tree: Any) -> Any:
+        """A copy of nested dicts, lists and tensors with every tensor on the CPU and nothing shared with the device."""
+        return _mapped(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+    # --- stepping ----------------------------------------------------------------------------------------------------
+
+    def compiled(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """The step, compiled where the back end compiles, and timed."""
+        return self._timed(step)
+
+    def autocast(self) -> AbstractContextManager:
+        """bfloat16 where it is safe, if the run asked for it; weights and loss stay float32."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+
+    def rate(self, value: float) -> float:
+        """The learning rate to give to the optimizer."""
+        return value
+
+    def seed(self, key: int) -> None:
+        """Makes the randomness inside the model (dropout and the like) depend on the key alone."""
+        torch.manual_seed((key + self.host) >> 1)
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Averages gradients over replicas, where backward has not done it."""
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A small tensor summed over replicas, on the device; part of a step."""
+        return tensor
+
+    # --- agreeing ----------------------------------------------------------------------------------------------------
+
+    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Equal device vectors as float64 [rows, columns] on the CPU, summed over replicas; waits for the device."""
+        fetched = self.total(torch.stack(list(rows)).double()).cpu()
+        self._settle()
+        return fetched
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        """Whole numbers from 0 to 2**63 summed over processes; every process must call."""
+        return list(values)
+
+    def any_host(self, flag: bool) -> bool:
+        """Whether any process says so; every process must call."""
+        return self.sum_hosts([int(flag)])[0] > 0
+
+    def share(self, module: nn.Module) -> None:
+        """Gives every replica the buffers (BatchNorm statistics) of replica 0."""
+
+    # --- watching ----------------------------------------------------------------------------------------------------
+
+    @property
+    def compilations(self) -> int:
+        """Graphs compiled by this process so far."""
+        return 0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which the device worked on steps, up to the last fetch."""
+        return self._busy_s
+
+    def start_trace(self, folder: Path) -> None:
+        """Begins a profile."""
+        self._profiler = torch.profiler.profile()
+        self._profiler.start()
+
+    def stop_trace(self, folder: Path) -> None:
+        """Ends a profile and writes it into the folder."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._profiler.stop()
+        self._profiler.export_chrome_trace(str(folder / f"host-{self.host:03d}.json"))
+
+    def _find_device(self) -> torch.device:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def _copies(self) -> Any:
+        if not hasattr(self, "_copy_stream"):
+            self._copy_stream = torch.cuda.Stream(self.device)
+        return self._copy_stream
+
+    def _timed(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        return self._timed_by_events(step) if self.device.type == "cuda" else self._timed_by_clock(step)
+
+    def _timed_by_clock(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            start = time.perf_counter()
+            result = step(*args)
+            self._busy_s += time.perf_counter() - start
+            return result
+
+        return timed
+
+    def _timed_by_events(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any) -> Any:
+            span = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            span[0].record()
+            result = step(*args)
+            span[1].record()
+            self._spans.append(span)
+            return result
+
+        return timed
+
+    def _settle(self) -> None:
+        self._busy_s += sum(start.elapsed_time(stop) for start, stop in self._spans) / 1000
+        self._spans.clear()
+
+
+Runtime = Single
+"""The interface; `Single` is its plainest form."""
+
+
+class Ddp(Single):
+    """One process for each device, started by torchrun: nccl on GPUs, gloo on CPUs."""
+
+    strategy = "ddp"
+
+    def __init__(self, precision: Precision) -> None:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            if name not in os.environ:
+                raise ConfigError(
+                    f"strategy ddp: {name} is not set; start it with `torchrun --nproc-per-node N -m trainer ...`"
+                )
+        super().__init__(precision)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=DDP_TIMEOUT_S))
+        self.host, self.num_hosts = dist.get_rank(), dist.get_world_size()
+        self.num_replicas = self.num_hosts
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+    def parallel(self, model: nn.Module) -> nn.Module:
+        # Buffers are shared before an evaluation and a checkpoint only: training does not read them.
+        return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        summed = tensor.detach().clone()
+        dist.all_reduce(summed)
+        return summed
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        return self.total(torch.tensor(list(values), dtype=torch.int64, device=self.device)).tolist()
+
+    def share(self, module: nn.Module) -> None:
+        for buffer in module.buffers():
+            dist.broadcast(buffer, src=0)
+
+    def _find_device(self) -> torch.device:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return torch.device("cuda", torch.cuda.current_device())
+
+
+class Xla(Single):
+    """What both torch_xla strategies share: lazy tensors, one graph for each phase, counters of the back end."""
+
+    compiles = True
+
+    def __init__(self, precision: Precision) -> None:
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+        import torch_xla.debug.metrics as met
+        import torch_xla.debug.profiler as xp
+        import torch_xla.runtime as xr
+
+        self._torch_xla, self._xm, self._xr, self._met, self._xp = torch_xla, xm, xr, met, xp
+        super().__init__(precision)
+
+    def place(self, module: nn.Module) -> nn.Module:
+        module = module.to(self.device)
+        self._torch_xla.sync()
+        return module
+
+    def compiled(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """The step as one graph; raises ConfigError when a second one would be compiled."""
+        run = self._one_graph(step, name)
+        self.graphs.setdefault(name, 0)
+
+        def counted(*args: Any) -> Any:
+            before = self.compilations
+            result = run(*args)
+            self.graphs[name] += self.compilations - before
+            if self.graphs[name] > 1:
+                raise ConfigError(
+                    f"{name} compiled {self.graphs[name]} graphs, expected one: a shape or a Python number in "
+                    "the model or optimizer changes from step to step; keep it in a tensor"
+                )
+            return result
+
+        return counted
+
+    def rate(self, value: float) -> float:
+        """The learning rate, never exactly 0 or 1: torch_xla makes constants of these, and so a second graph."""
+        value = max(value, _SMALLEST_RATE)
+        return float(np.nextafter(value, 2.0)) if value == 1 else value
+
+    def seed(self, key: int) -> None:
+        self._xm.set_rng_state((key + self.host) >> 1, str(self.device))
+
+    def to_host(self, tree: Any) -> Any:
+        self._torch_xla.sync()
+        return _mapped(tree, lambda tensor: tensor.detach().cpu())
+
+    @property
+    def compilations(self) -> int:
+        return self._met.counter_value("UncachedCompile") or 0
+
+    @property
+    def busy_s(self) -> float:
+        found = [self._met.metric_data(name) for name in ("ExecuteTime", "ExecuteReplicatedTime")]
+        return sum(data[1] for data in found if data) / 1e9
+
+    def start_trace(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._xp.start_trace(str(folder))
+
+    def stop_trace(self, folder: Path) -> None:
+        self._xm.wait_device_ops()
+        self._xp.stop_trace()
+
+    def _one_graph(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        return self._torch_xla.compile(step, full_graph=True, name=name)
+
+    def _find_device(self) -> torch.device:
+        return self._torch_xla.device()
+
+
+class Spmd(Xla):
+    """One process for each host, all devices of all hosts in one mesh; the compiler cuts the program.
+
+    The numbers are those of one device with the whole global batch, BatchNorm statistics included.
+    """
+
+    strategy = "spmd"
+
+    def __init__(self, precision: Precision) -> None:
+        import torch_xla.distributed.spmd as xs
+        import torch_xla.runtime as xr
+
+        xr.use_spmd()
+        super().__init__(precision)
+        # Not xr.global_ordinal() and xr.world_size(): they are 0 and 1 on every host here.
+        self.host, self.num_hosts = xr.process_index(), xr.process_count()
+        self._local_devices = xr.addressable_runtime_device_count()
+        self._sharding = xs.ShardingSpec
+        count = xr.global_runtime_device_count()
+        self._mesh = xs.Mesh(np.arange(count), (count,), ("data",))
+
+    @property
+    def num_devices(self) -> int:
+        return self._mesh.size()
+
+    def put(self, batch: Batch) -> Batch:
+        return {name: self._cut(tensor) for name, tensor in batch.items()}
+
+    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([row.cpu() for row in rows]).double()
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        if self.num_hosts == 1:
+            return list(values)
+        # One row for each local device, of which one carries this host's numbers; the mesh adds them up.
+        rows = torch.zeros(self._local_devices, _WORDS * len(values), dtype=torch.int32)
+        rows[0] = torch.tensor(_words(values), dtype=torch.int32)
+        return _from_words(self._cut(rows).sum(0).cpu().tolist())
+
+    def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
+        # A spec of its own rank for each tensor: one that does not fit leaves a tensor whole without a word.
+        dimensions = ("data",) + (None,) * (tensor.dim() - 1)
+        spec = self._sharding(self._mesh, dimensions, minibatch=True)
+        return self._xm.send_cpu_data_to_device([tensor], self.device, input_sharding=spec)[0]
+
+
+class Replica(Xla):
+    """One model for each device, started by `torch_xla.launch`; BatchNorm sees its own part of the batch."""
+
+    strategy = "replica"
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__(precision)
+        self.host, self.num_hosts = self._xr.global_ordinal(), self._xr.world_size()
+        self.num_replicas = self.num_hosts
+
+    def place(self, module: nn.Module) -> nn.Module:
+        # Every replica built the same weights from the same seed; sending them round would need a step of its own.
+        return super().place(module)
+
+    def put(self, batch: Batch) -> Batch:
+        names = list(batch)
+        placed = self._xm.send_cpu_data_to_device([batch[name] for name in names], self.device)
+        return dict(zip(names, placed, strict=True))
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        self._xm.reduce_gradients(optimizer)
+
+    def total(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._xm.all_reduce(self._xm.REDUCE_SUM, tensor)
+
+    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        summed = self.total(torch.stack(list(rows)))
+        self._torch_xla.sync()
+        return summed.cpu().double()
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        if self.num_hosts == 1:
+            return list(values)
+        summed = self.total(torch.tensor(_words(values), dtype=torch.int32, device=self.device))
+        self._torch_xla.sync()
+        return _from_words(summed.cpu().tolist())
+
+    def share(self, module: nn.Module) -> None:
+        for buffer in module.buffers():
+            own = buffer if self.is_master else torch.zeros_like(buffer)
+            buffer.copy_(self.total(own))
+        self._torch_xla.sync()
+
+    def _one_graph(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            result = step(*args)
+            self._torch_xla.sync()
+            return result
+
+        return run
+
+
+# --- choosing and starting -------------------------------------------------------------------------------------------
+
+
+def launch(config: TrainConfig, worker: Worker) -> None:
+    """Runs `worker(runtime, config)` in every process of the strategy, in this process where one is enough.
+
+    Raises ConfigError where the strategy can't run here.
+    """
+    _refuse_old_switches()
+    strategy = choose(config.strategy)
+    if strategy == "replica":
+        _launch_replicas(config, worker)
+    else:
+        with running(strategy, config.precision) as runtime:
+            worker(runtime, config)
+
+
+@contextmanager
+def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
+    """A runtime of this process, closed at the end."""
+    if strategy in ("spmd", "replica"):
+        _prepare_xla()
+    kinds: dict[str, type[Runtime]] = {"single": Single, "ddp": Ddp, "spmd": Spmd, "replica": Replica}
+    runtime = kinds[strategy](precision)
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+
+
+def choose(strategy: Strategy) -> str:
+    """What "auto" means here: ddp under torchrun, spmd on a TPU, single on a CUDA device, else spmd on XLA:CPU."""
+    if strategy != "auto":
+        return strategy
+    if dist.is_torchelastic_launched():
+        return "ddp"
+    has_xla = importlib.util.find_spec("torch_xla") is not None
+    if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") is None:
+        return "single"
+    return "spmd" if has_xla else "single"
+
+
+def _refuse_old_switches() -> None:
+    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+        if name in os.environ:
+            raise ConfigError(f"{name} is set, but torch_xla no longer reads it; unset it and use --precision bf16")
+
+
+def _prepare_xla() -> None:
+    """Names the device before torch_xla starts: a TPU if this machine has one, else the CPU."""
+    if importlib.util.find_spec("torch_xla") is None:
+        raise ConfigError("torch_xla is not installed; install torch_xla 2.9 or use --strategy ddp or single")
+    if "PJRT_DEVICE" not in os.environ:
+        from torch_xla._internal import tpu
+
+        os.environ["PJRT_DEVICE"] = "TPU" if tpu.num_available_chips() > 0 else "CPU"
+
+
+def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
+    _prepare_xla()
+    if os.environ["PJRT_DEVICE"] == "CPU" and int(os.environ.get("CPU_NUM_DEVICES", "1")) > 1:
+        raise ConfigError(
+            f"strategy replica: CPU_NUM_DEVICES is {os.environ['CPU_NUM_DEVICES']}, but several replicas on the CPU "
+            "wait for each other for ever; use --strategy spmd, or unset CPU_NUM_DEVICES"
+        )
+    import torch_xla
+
+    torch_xla.launch(_run_replica, args=(worker, config))
+
+
+def _run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
+    with running("replica", config.precision) as runtime:
+        worker(runtime, config)
+
+
+# --- small parts -----------------------------------------------------------------------------------------------------
+
+
+def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {name: _mapped(value, function) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_mapped(value, function) for value in tree]
+    return tree
+
+
+def _words(values: Sequence[int]) -> list[int]:
+    """Each number as four 16-bit words, lowest first, so that sums over hosts stay inside 32 bits."""
+    return [(value >> (16 * word)) & 0xFFFF for value in values for word in range(_WORDS)]
+
+
+def _from_words(words: Sequence[int]) -> list[int]:
+    groups = [words[start : start + _WORDS] for start in range(0, len(words), _WORDS)]
+    return [sum(word << (16 * place) for place, word in enumerate(group)) for group in groups]

@@ -1,0 +1,43 @@
+"""Step to learning rate, and nothing else: the same on every host, and right after a resume by construction."""
+
+import math
+from dataclasses import dataclass
+
+from trainer.config import TrainConfig
+
+STEP_MARKS = (1 / 3, 2 / 3, 8 / 9)
+"""Where `decay="step"` divides by ten, as shares of the run: epochs 30, 60 and 80 of 90."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """`peak` after `warmup_steps` of linear warm-up, then `decay` until `num_steps`, where cosine reaches 0."""
+
+    peak: float
+    decay: str
+    warmup_steps: int
+    num_steps: int
+
+    def __call__(self, step: int) -> float:
+        """The learning rate of optimizer update number `step` (from 0)."""
+        if step < self.warmup_steps:
+            return self.peak * (step + 1) / self.warmup_steps
+        return self.peak * _decayed(self.decay, step, self.warmup_steps, self.num_steps)
+
+
+def of(config: TrainConfig, steps_per_epoch: int) -> Schedule:
+    """The schedule of a run; `max_steps` does not change it, so a run in pieces has the rates of a run in one piece."""
+    return Schedule(
+        peak=config.optimizer.learning_rate,
+        decay=config.schedule.decay,
+        warmup_steps=round(config.schedule.warmup_epochs * steps_per_epoch),
+        num_steps=config.epochs * steps_per_epoch,
+    )
+
+
+def _decayed(decay: str, step: int, start: int, stop: int) -> float:
+    if decay == "step":
+        return 0.1 ** sum(step >= round(mark * stop) for mark in STEP_MARKS)
+    if decay == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - start) / max(1, stop - start))))
+    return 1.0
