@@ -20,7 +20,7 @@ from shardset.permutation import derive_key, hash64, permute
 
 TARGET_SHARD_BYTES = 128 * 2**20
 MIN_SHARDS = 4
-GROUP_SAMPLES = 2**18
+GROUP_SAMPLES = 2**17
 """References are gathered in groups of whole shards with about this many samples: bounds a worker's memory."""
 
 

@@ -18,12 +18,12 @@ from pipelines.verify import verify
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError, StorageError, TooManyBad
-from shardset.manifest import Manifest
 from shardset.storage import open_storage
-from shardset.tarindex import index_from_bytes, members, sample_members
+from shardset.tarindex import index_from_bytes
 from tests.makers import odd_images
 from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders
+from tests.makers.stored import files_of, samples_of
 
 HERE = ["--direct_running_mode=in_memory"]
 RUNNERS = {
@@ -41,23 +41,6 @@ def raw(tmp_path: Path) -> Path:
 
 def config_of(raw: Path, output: Path | str, **options: object) -> BuildConfig:
     return BuildConfig(source="folder", input=str(raw), output=str(output), **{"num_shards": {"": 3}, **options})
-
-
-def files_of(folder: Path | str) -> dict[str, bytes]:
-    """Everything of a shard set but the plan."""
-    storage = open_storage(str(folder))
-    return {f.name: storage.read(f.name) for f in storage.list() if not f.name.startswith(naming.PLAN_FOLDER)}
-
-
-def samples_of(folder: Path | str, manifest: Manifest, split: str) -> dict[str, dict[str, bytes]]:
-    """key -> field -> content."""
-    storage = open_storage(str(folder))
-    found = {}
-    for shard in manifest.split(split).shards:
-        data = storage.read(shard.path)
-        for group in sample_members(members(data, shard.path)):
-            found[group[0].key] = {m.field: data[m.offset : m.offset + m.num_bytes] for m in group}
-    return found
 
 
 def test_every_file_is_stored_byte_for_byte_with_its_label(raw, tmp_path):

@@ -1,0 +1,25 @@
+"""Reads back what a build stored, through the tar alone."""
+
+from pathlib import Path
+
+from shardset import naming
+from shardset.manifest import Manifest
+from shardset.storage import open_storage
+from shardset.tarindex import members, sample_members
+
+
+def files_of(folder: Path | str) -> dict[str, bytes]:
+    """Everything of a shard set but the plan."""
+    storage = open_storage(str(folder))
+    return {f.name: storage.read(f.name) for f in storage.list() if not f.name.startswith(naming.PLAN_FOLDER)}
+
+
+def samples_of(folder: Path | str, manifest: Manifest, split: str) -> dict[str, dict[str, bytes]]:
+    """key -> field -> content."""
+    storage = open_storage(str(folder))
+    found = {}
+    for shard in manifest.split(split).shards:
+        data = storage.read(shard.path)
+        for group in sample_members(members(data, shard.path)):
+            found[group[0].key] = {m.field: data[m.offset : m.offset + m.num_bytes] for m in group}
+    return found
