@@ -20,12 +20,24 @@ from shardset.errors import ConfigError, ShardsetError
 from shardset.order import slot_key
 
 MAX_PIXELS = 1 << 26
-FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF")
 NUM_TRIES = 10
 
 _JPEG = b"\xff\xd8"
 _PNG = b"\x89PNG\r\n\x1a\n"
-_PILLOW_ERRORS = (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error, zlib.error)
+_PILLOW_ERRORS = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 
 
 class UndecodableImage(ShardsetError):

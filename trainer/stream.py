@@ -52,7 +52,7 @@ READ_AHEAD = 8
 SLICES_PER_THREAD = 4
 MAX_STEPS_AT_ONCE = 64
 MAX_SUBSTITUTES = 8
-IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "webp", "bmp", "gif", "tif", "tiff"})
+IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "webp", "bmp", "gif"})
 
 BadSamples = Literal["raise", "substitute", "mask"]
 Batch = dict[str, Any]
