@@ -170,9 +170,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 
 def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import verify
+    from pipelines import progress, verify
 
-    report = verify.verify(args.manifest, deep=args.deep)
+    with progress.verifying(Console(stderr=True)) as show:
+        report = verify.verify(args.manifest, deep=args.deep, progress=show)
     print(verify.to_json(report) if args.json else verify.render(report))
     return 1 if report.problems else 0
 

@@ -3,14 +3,17 @@
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
 from pipelines.job import PlanFile, read_record
+from pipelines.verify import Progress as Verified
 from shardset import naming
 from shardset.errors import StorageError
 from shardset.storage import Storage
@@ -97,14 +100,7 @@ class TerminalProgress:
     """Two bars: units indexed, samples written."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = Bars(
-            TextColumn("{task.description:<14}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._bars = Bars(*_columns(), console=console)
         self._units: TaskID = self._bars.add_task("index units", total=None, rate="")
         self._samples: TaskID = self._bars.add_task("write samples", total=None, rate="")
         self._bars.start()
@@ -139,6 +135,26 @@ class PlainProgress:
 
     def close(self) -> None:
         pass
+
+
+@contextmanager
+def verifying(console: Console) -> Iterator[Callable[[Verified], None]]:
+    """A bar of shards while a set is verified; nothing where there is no terminal."""
+    with Bars(*_columns(), console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task("verify shards", total=None, rate="")
+        yield lambda done: bars.update(
+            task, completed=done.shards_done, total=done.num_shards, rate=f"{done.bytes_done / 1e6:,.0f} MB"
+        )
+
+
+def _columns() -> list[ProgressColumn]:
+    return [
+        TextColumn("{task.description:<14}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    ]
 
 
 def rates(standing: Standing) -> str:
