@@ -21,7 +21,7 @@ import google.auth
 import requests
 import urllib3
 from google.auth.credentials import AnonymousCredentials, Credentials
-from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, InvalidOperation, TransportError
 from google.auth.transport.requests import Request
 from google.cloud import storage as google_storage
 from requests.adapters import HTTPAdapter
@@ -47,6 +47,7 @@ _POOL = 64
 _PIECE = 8 << 20  # one allocation for a usual range: two halves and their sum take three times as long
 _SPOOL_IN_MEMORY = 16 << 20
 _SENT_AT_ONCE = 1 << 20
+_LISTED_AT_ONCE = 1000
 _PROBE_TIMEOUT_S = 1.0
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 _BROKEN = (
@@ -122,7 +123,7 @@ class GcsStorage:
         if start == stop:
             return self._read_nothing(name, start, generation)
         download = _Download(self, self._object(name), f"{self.url}/{name}", start, stop, generation)
-        return _persist(self.retry, download.attempt, lambda: download.num_received)
+        return _persist(self.retry, download.attempt, lambda: download.farthest)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Storage.list. Objects whose names end with `/`, by which consoles draw folders, are left out."""
@@ -153,7 +154,11 @@ class GcsStorage:
         return b""
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
-        params = {"prefix": wanted, "fields": f"items({_STAT_FIELDS}),nextPageToken", "maxResults": "1000"}
+        params = {
+            "prefix": wanted,
+            "fields": f"items({_STAT_FIELDS}),nextPageToken",
+            "maxResults": str(_LISTED_AT_ONCE),
+        }
         while True:
             page = self._json("GET", _objects_path(self.bucket), f"gs://{self.bucket}/{wanted}", params=params)
             for item in page.get("items", ()):
@@ -207,6 +212,8 @@ def send(policy: RetryPolicy, method: str, path: str, where: str, **options: Any
             raise _refusal(response.status_code, response.text[:500], where, connection)
     except _BROKEN as error:
         raise TransientError(f"{where}: {_short(error)}") from error
+    except InvalidOperation as error:  # what anonymous credentials raise when a 401 asks them for a fresh token
+        raise _refusal(401, "", where, connection) from error
     except GoogleAuthError as error:
         kind = TransientError if error.retryable else StorageError
         raise kind(f"{where}: {connection.who} could not authenticate ({_short(error)}); {_LOGIN}") from error
@@ -268,7 +275,10 @@ def _persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[
 
 
 class _Download:
-    """The bytes [start, stop) of one generation of an object, over as many requests as it takes."""
+    """The bytes [start, stop) of one generation of an object, over as many requests as it takes.
+
+    `farthest` is the byte reached by any try; reading again what was lost or damaged does not move it.
+    """
 
     def __init__(
         self, storage: GcsStorage, path: str, where: str, start: int, stop: int | None, wanted: str | None
@@ -279,7 +289,7 @@ class _Download:
         self._start = start
         self._stop = stop
         self._wanted = wanted
-        self.num_received = 0
+        self.farthest = start
         self._restart()
 
     def attempt(self) -> bytes:
@@ -342,7 +352,7 @@ class _Download:
                 return
             self._parts.append(piece)
             self._position += len(piece)
-            self.num_received += len(piece)
+            self.farthest = max(self.farthest, self._position)
             self._check_deadline(began)
 
     def _check_deadline(self, began: float) -> None:

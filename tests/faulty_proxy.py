@@ -94,6 +94,7 @@ class FaultyProxy:
         self.seen: list[Seen] = []
         self.delay_s = 0.0
         self.bytes_per_s = 0.0
+        self.num_connections = 0
         self.closing = threading.Event()
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -126,6 +127,10 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 256
     proxy: FaultyProxy
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], address: object) -> None:
+        self.proxy.num_connections += 1
+        super().process_request(request, address)  # type: ignore[arg-type]
 
     def shutdown_request(self, request: socket.socket | tuple[bytes, socket.socket]) -> None:
         self.close_request(request)  # without the polite end that would come before a reset
