@@ -231,7 +231,7 @@ def _is_plain_png(data: bytes) -> bool:
         at += 12 + int.from_bytes(data[at : at + 4], "big")
         if kind == b"acTL":
             return False
-    return kind == b"IEND" and at == len(data)
+    return data[12:16] == b"IHDR" and kind == b"IEND" and at == len(data)
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:

@@ -1,0 +1,252 @@
+import itertools
+import logging
+import threading
+import uuid
+
+import numpy as np
+import pytest
+
+from shardset.errors import ConfigError, ManifestError
+from shardset.order import state_from_json
+from shardset.storage import open_storage
+from shardset.tarindex import StoredSample
+from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from trainer.decode import CenterCrop, ImageSpec, PadCrop, UndecodableImage
+from trainer.stream import Stream, order_options
+
+WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
+PADDED = ImageSpec(size=16, crop=PadCrop(2), flip=True)
+NUM_TRAIN, NUM_VAL = 101, 37
+
+
+@pytest.fixture(scope="module", params=["disk", "memory"])
+def shards(request, tmp_path_factory):
+    """The URL of a shard set: one is read by sample, the other by block."""
+    url = str(tmp_path_factory.mktemp("set")) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/set"
+    samples = {"train": png_samples("train", NUM_TRAIN, size=16), "val": jpeg_samples("val", NUM_VAL)}
+    write_shard_set(open_storage(url), samples, num_shards=4)
+    return url
+
+
+def make(url, **options):
+    choices = {"global_batch_size": 12, "rank": 0, "world_size": 1, "seed": 7, "image": PADDED, "num_threads": 2}
+    split = options.pop("split", "train")
+    return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def together(batches):
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def test_an_epoch_holds_every_sample_once_with_its_own_label_and_pixels(shards):
+    stream = make(shards, image=WHOLE, with_key=True)
+    batches = list(stream.epoch(0))
+    assert len(batches) == len(stream) == 9
+    found = together(batches)
+    real = found["weight"] == 1
+    assert sorted(found["id"][real]) == list(range(NUM_TRAIN))
+    assert np.array_equal(found["label"], found["id"] % 10)
+    assert found["key"].tolist() == [f"train-{id_:06d}" for id_ in found["id"]]
+    assert all(
+        np.array_equal(image, pixels(id_, 16, 16)) for id_, image in zip(found["id"], found["image"], strict=True)
+    )
+
+
+def test_a_batch_has_the_documented_arrays(shards):
+    batch = next(make(shards, world_size=3, rank=1).epoch(0))
+    shapes = {name: (value.shape, value.dtype.name) for name, value in batch.items()}
+    assert shapes == {
+        "image": ((4, 16, 16, 3), "uint8"),
+        "label": ((4,), "int64"),
+        "weight": ((4,), "float32"),
+        "id": ((4,), "int64"),
+        "flip": ((4,), "bool"),
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
+def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
+    whole = list(make(shards).epoch(1))
+    parts = [list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1)) for rank in range(world)]
+    for step, expected in enumerate(whole):
+        assert same(together([part[step] for part in parts]), expected)
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 6, 12])
+def test_shared_lanes_are_read_right(shards, lanes):
+    parts = [list(make(shards, num_lanes=lanes, rank=rank, world_size=6).epoch(0)) for rank in range(6)]
+    ids = np.concatenate([batch["id"][batch["weight"] == 1] for part in parts for batch in part])
+    assert sorted(ids) == list(range(NUM_TRAIN))
+
+
+def test_threads_change_nothing(shards):
+    once = list(make(shards, num_threads=1, prefetch=1).epoch(2))
+    again = list(make(shards, num_threads=5, prefetch=4).epoch(2))
+    assert all(same(one, other) for one, other in zip(once, again, strict=True))
+
+
+@pytest.mark.parametrize("step", [1, 4, 8])
+def test_resuming_gives_the_same_batches_crops_and_flips(shards, step):
+    stream = make(shards)
+    rest = list(itertools.islice(stream.epoch(1), step, None))
+    state = state_from_json(stream.state(1, step).to_json())
+    again = Stream(
+        shards, "train", global_batch_size=12, rank=0, world_size=1, seed=7, image=PADDED, **order_options(state)
+    )
+    epoch, start = again.resume(state)
+    assert all(same(one, other) for one, other in zip(again.epoch(epoch, start), rest, strict=True))
+
+
+def test_epochs_go_on_across_the_border_with_the_same_batches(shards):
+    stream = make(shards)
+    found = list(itertools.islice(stream.epochs(0, 7), 4))
+    assert [(epoch, step) for epoch, step, _ in found] == [(0, 7), (0, 8), (1, 0), (1, 1)]
+    expected = [*stream.epoch(0, 7), *itertools.islice(stream.epoch(1), 2)]
+    assert all(same(batch, other) for (_, _, batch), other in zip(found, expected, strict=True))
+
+
+def test_epochs_differ_in_order_and_in_crops(shards):
+    stream = make(shards)
+    first, second = (together(list(stream.epoch(epoch))) for epoch in (0, 1))
+    assert not np.array_equal(first["id"], second["id"])
+    at = {id_: number for number, id_ in enumerate(second["id"])}
+    moved = [at[id_] for id_ in first["id"]]
+    assert (first["image"] != second["image"][moved]).any(axis=(1, 2, 3)).mean() > 0.5
+
+
+def test_evaluation_is_in_stored_order_and_weighs_every_sample_once(shards):
+    stream = make(shards, split="val", seed=None, window=0, image=ImageSpec(size=16, crop=CenterCrop(20)))
+    batches = list(stream.epoch(0))
+    assert {batch["image"].shape for batch in batches} == {(12, 16, 16, 3)}
+    assert sum(batch["weight"].sum() for batch in batches) == NUM_VAL
+    assert same(together(batches), together(list(stream.epoch(5))))
+
+
+def test_quarantined_samples_are_left_out(shards):
+    found = together(list(make(shards, quarantined=(3, 50)).epoch(0)))
+    assert sorted(found["id"][found["weight"] == 1]) == [id_ for id_ in range(NUM_TRAIN) if id_ not in (3, 50)]
+
+
+def test_nothing_is_decoded_when_no_image_is_asked_for(shards):
+    batch = next(make(shards, image=None, fields=("png", "cls")).epoch(0))
+    assert [int(text) for text in batch["cls"]] == batch["label"].tolist()
+    assert batch["png"] == [encode(pixels(id_, 16, 16), "png") for id_ in batch["id"]]
+    assert "image" not in batch
+
+
+def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_path):
+    with_json = StoredSample(key="a", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0)
+    without = StoredSample(key="b", fields=(("json", b"[]"),), label=-1, source=1)
+    write_shard_set(open_storage(str(tmp_path)), {"all": [with_json, without]}, num_shards=1, num_classes=0)
+    options = {"global_batch_size": 2, "split": "all", "seed": None, "window": 0}
+    batch = next(make(str(tmp_path), image=None, fields=("png", "json"), **options).epoch(0))
+    assert batch["png"] == [b"x", None]
+    assert batch["label"].tolist() == [-1, -1]
+    with pytest.raises(UndecodableImage, match=r"all-000000.tar: sample 'b' at byte \d+: it has no image"):
+        list(make(str(tmp_path), image=WHOLE, bad_samples="raise", quarantined=(0,), **options).epoch(0))
+
+
+@pytest.fixture
+def poisoned(tmp_path):
+    """Number 5 is stored as it was written, and is no image."""
+    samples = png_samples("train", 40, size=16)
+    samples[5] = image_sample("train", 5, b"\x89PNG\r\n\x1a\n nothing like one", "png", 10)
+    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=2)
+    return str(tmp_path)
+
+
+def test_a_sample_that_is_no_image_stops_the_run_with_its_name(poisoned):
+    with pytest.raises(UndecodableImage, match=r"train/train-000000.tar: sample 'train-000005' at byte \d+"):
+        list(make(poisoned).epoch(0))
+
+
+def test_a_masked_sample_keeps_its_slot_black_with_weight_zero(poisoned, caplog):
+    batches = list(make(poisoned, bad_samples="mask").epoch(0))
+    found = together(batches)
+    assert len(found["id"]) == 48
+    assert (found["weight"][found["id"] == 5] == 0).all()
+    assert (found["image"][found["id"] == 5] == 0).all()
+    assert found["weight"].sum() == 39
+    assert "train-000005" in caplog.text
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_a_substitute_comes_from_the_same_lane_whatever_the_world(poisoned, world):
+    plan = make(poisoned).order.batch
+    parts = [list(make(poisoned, bad_samples="substitute", rank=r, world_size=world).epoch(0)) for r in range(world)]
+    for step in range(len(parts[0])):
+        found, planned = together([part[step] for part in parts]), plan(0, step)
+        bad = planned.ids == 5
+        assert np.array_equal(found["id"][~bad], planned.ids[~bad])
+        assert (found["label"] == found["id"] % 10).all()
+        assert found["weight"][bad].tolist() == planned.weights[bad].tolist()
+    every = np.concatenate([batch["id"] for part in parts for batch in part])
+    assert 5 not in every
+    assert len(every) == 48
+
+
+def test_closing_a_stream_ends_its_threads(shards):
+    before = set(threading.enumerate())
+    batches = make(shards).epochs()
+    next(batches)
+    assert any(thread.name.startswith("shardset-") for thread in threading.enumerate())
+    batches.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_failure_in_a_thread_is_raised_where_its_batch_would_have_come(poisoned):
+    stream = make(poisoned)
+    bad_step = next(step for step in range(len(stream)) if 5 in stream.order.batch(0, step).ids)
+    batches = stream.epoch(0)
+    assert len(list(itertools.islice(batches, bad_step))) == bad_step
+    with pytest.raises(UndecodableImage):
+        next(batches)
+
+
+def test_the_memory_of_a_stream_is_logged_and_kept(shards, caplog):
+    caplog.set_level(logging.INFO)
+    stream = make(shards, budget_bytes=2 << 20)
+    assert "memory: " in caplog.text
+    assert stream.memory.total <= 2 << 20
+
+
+def test_a_budget_too_small_for_one_batch_is_refused(shards):
+    with pytest.raises(ConfigError, match="raise budget_bytes"):
+        make(shards, budget_bytes=1000)
+
+
+def test_a_lower_budget_lowers_the_window(shards):
+    wide, narrow = (make(shards, window=None, budget_bytes=budget).order for budget in (1 << 30, 1 << 18))
+    assert wide.window == 256
+    assert 0 <= narrow.window < 256
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"world_size": 5}, "use 2, 3, 4, 6 replicas"),
+        ({"rank": 1}, "rank is 1, expected 0 to 0"),
+        ({"num_lanes": 5}, "not a multiple of 5 lanes"),
+        ({"fields": ("json",)}, "no field 'json'"),
+        ({"seed": None, "window": 0}, "takes no random crop"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(shards, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(shards, **options)
+
+
+def test_a_split_that_is_not_there_is_named(shards):
+    with pytest.raises(ManifestError, match="no split 'test' in this shard set; it has train, val"):
+        make(shards, split="test")
+
+
+def test_a_state_of_another_shard_set_is_refused(shards, poisoned):
+    with pytest.raises(ConfigError, match="manifest"):
+        make(shards).resume(make(poisoned).state(0, 1))
