@@ -13,7 +13,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.naming import is_split
 from shardset.storage import Stat, Storage
 
-ENTRIES_PER_UNIT = 10_000
+ENTRIES_PER_UNIT = 1_000
 
 _LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file"
 _SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}

@@ -45,6 +45,8 @@ def _walk(
     contents: dict[str, bytes] = {}
     with tarfile.open(fileobj=stream, mode="r|") as tar:
         for member in tar:
+            if member.size > MAX_ARCHIVE_BYTES:  # tarfile would skip that far, 10 KiB at a time, past the end
+                raise tarfile.ReadError(f"a member of {member.size} bytes")
             name = member.name.rpartition("/")[2]
             if name not in sizes_of or not _is_plain(member):
                 continue

@@ -1,0 +1,77 @@
+import contextlib
+import gzip
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.sources import targz
+from shardset.errors import SourceError
+from tests.makers.cifar import tar_of
+
+FILES = {"a": b"alpha" * 50, "b": bytes(range(256)) * 3, "c": b""}
+TAR = tar_of(FILES, "folder")
+WHOLE = ({name: len(content) for name, content in FILES.items()}, {"b": FILES["b"]})
+
+
+def read(data: bytes):
+    return targz.read_members(io.BytesIO(data), "x.tgz", sizes_of=FILES, contents_of={"b"})
+
+
+def test_sizes_and_contents_are_those_of_the_named_members():
+    assert read(gzip.compress(TAR)) == WHOLE
+
+
+def test_members_with_other_names_are_left_out():
+    assert targz.read_members(io.BytesIO(gzip.compress(TAR)), "x", sizes_of={"c", "d"}, contents_of={"c"}) == (
+        {"c": 0},
+        {"c": b""},
+    )
+
+
+@pytest.mark.parametrize("format_", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_paths_of_any_tar_format_are_read(format_):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format_) as tar:
+        info = tarfile.TarInfo("é" * 300 + "/b")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"123"))
+    assert read(gzip.compress(buffer.getvalue())) == ({"b": 3}, {"b": b"123"})
+
+
+@given(st.integers(0, len(gzip.compress(TAR)) - 1), st.integers(1, 255))
+def test_one_changed_byte_of_an_archive_is_an_error_or_changes_nothing(position, change):
+    data = bytearray(gzip.compress(TAR, mtime=0))
+    data[position % len(data)] ^= change
+    with contextlib.suppress(SourceError):
+        assert read(bytes(data)) == WHOLE
+
+
+def test_a_member_that_claims_to_be_endless_is_an_error_at_once():
+    data = bytearray(TAR)
+    data[512 + 124] = 0x80  # the size becomes a number of 11 bytes, about 2**86
+    total = sum(data[512 : 512 + 148]) + 8 * 32 + sum(data[512 + 156 : 1024])
+    data[512 + 148 : 512 + 156] = b"%06o\0 " % total
+    with pytest.raises(SourceError, match=r"a member of \d{20,} bytes"):
+        read(gzip.compress(bytes(data)))
+
+
+@given(st.lists(st.tuples(st.integers(0, len(TAR) - 1), st.integers(0, 255)), min_size=1, max_size=5))
+def test_a_tar_made_to_confuse_gives_members_or_a_source_error(changes):
+    data = bytearray(TAR)
+    for position, byte in changes:
+        data[position] = byte
+        block = data[position - position % 512 : position - position % 512 + 512]
+        if block[257:262] == b"ustar":  # a valid checksum, so that the reader goes on
+            total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+            data[position - position % 512 + 148 : position - position % 512 + 156] = b"%06o\0 " % total
+    with contextlib.suppress(SourceError):
+        read(gzip.compress(bytes(data), compresslevel=0))
+
+
+@given(st.integers(0, len(gzip.compress(TAR)) - 1))
+def test_every_cut_of_an_archive_is_an_error(size):
+    with pytest.raises(SourceError, match=r"x\.tgz: cut or damaged"):
+        read(gzip.compress(TAR)[:size])
