@@ -54,7 +54,7 @@ def test_a_member_that_claims_to_be_endless_is_an_error_at_once():
     data[512 + 124] = 0x80  # the size becomes a number of 11 bytes, about 2**86
     total = sum(data[512 : 512 + 148]) + 8 * 32 + sum(data[512 + 156 : 1024])
     data[512 + 148 : 512 + 156] = b"%06o\0 " % total
-    with pytest.raises(SourceError, match=r"a member of \d{20,} bytes"):
+    with pytest.raises(SourceError, match="a member claims more bytes than there are"):
         read(gzip.compress(bytes(data)))
 
 
