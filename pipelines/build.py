@@ -48,9 +48,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a build did: its plan, its manifest (None after a dry run or a part), and the counters of the run."""
+    """What a build did: its plan and the bytes that takes, its manifest (None after a dry run or a part), counters."""
 
     plan: PlanFile
+    plan_bytes: int
     manifest: Manifest | None
     counters: dict[str, int]
     seconds: float
@@ -81,7 +82,10 @@ def _run(
         counters = run_pipeline(options, lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run))
     plan = read_record(output, naming.PLAN, PlanFile)
     manifest = None if dry_run else _published(output, plan)
-    return Result(plan=plan, manifest=manifest, counters=counters, seconds=time.monotonic() - started)
+    plan_bytes = sum(found.num_bytes for found in output.list(naming.PLAN_FOLDER))
+    return Result(
+        plan=plan, plan_bytes=plan_bytes, manifest=manifest, counters=counters, seconds=time.monotonic() - started
+    )
 
 
 def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequence[UnitLine], *, dry_run: bool) -> None:

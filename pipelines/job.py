@@ -19,7 +19,7 @@ from shardset.version import __version__
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that a worker needs; pickles. `folders` maps nothing: a split's folder is its name plus `suffix`."""
+    """Everything that a worker needs; pickles. `suffix` keeps a set that replaces another out of its folders."""
 
     config: BuildConfig
     source: Source

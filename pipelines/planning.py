@@ -83,7 +83,7 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """The arithmetic of one split."""
+    """The arithmetic of one split; `num_bytes` is about what its shards will hold, by the sizes of the raw images."""
 
     name: str
     num_source: int
@@ -91,6 +91,7 @@ class SplitPlan:
     num_shards: int
     num_dropped: int
     num_repeats: int
+    num_bytes: int
     fields: Sequence[str]
     strata: Mapping[int, Stratum]
 
@@ -193,6 +194,7 @@ def plan_split(
         num_shards=num_shards,
         num_dropped=sum(max(0, strata[label] - kept) for label, kept in zip(labels, stored, strict=True)),
         num_repeats=sum(max(0, kept - strata[label]) for label, kept in zip(labels, stored, strict=True)),
+        num_bytes=round(num_bytes * num_stored / num_source),
         fields=list(fields),
         strata={
             label: Stratum(num_samples=strata[label], num_stored=kept, start=start)

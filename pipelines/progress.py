@@ -67,8 +67,12 @@ class Watch:
             self._progress.close()
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        pause = self._interval_s
+        while not self._stop.wait(pause):
+            started = time.monotonic()
             self._look()
+            # Listing a very large output takes long: never spend more than a tenth of the time on it.
+            pause = max(self._interval_s, 9 * (time.monotonic() - started))
         self._look()
 
     def _look(self) -> None:
@@ -127,7 +131,7 @@ class PlainProgress:
         line = (
             f"indexed {standing.units_done}/{standing.num_units} units"
             if not standing.num_samples
-            else f"written {standing.shards_done}/{standing.num_shards} shards, {rates(standing)}"
+            else f"written {standing.shards_done}/{standing.num_shards} shards, {rates(standing)}, {left(standing)}"
         )
         if line != self._shown and standing.seconds - self._last >= self._interval_s:
             self._console.print(line, highlight=False)
@@ -161,6 +165,14 @@ def rates(standing: Standing) -> str:
     """Images a second and megabytes so far, over the whole run."""
     seconds = max(standing.seconds, 1e-3)
     return f"{standing.samples_done / seconds:,.0f} images/s, {standing.bytes_done / 1e6:,.0f} MB"
+
+
+def left(standing: Standing) -> str:
+    """About how long it will still take, at the rate of the whole run."""
+    if not standing.samples_done:
+        return "time left unknown"
+    seconds = standing.seconds * (standing.num_samples - standing.samples_done) / standing.samples_done
+    return f"about {seconds:,.0f} s left"
 
 
 def for_console(console: Console) -> Progress:

@@ -13,13 +13,14 @@ def show(config: BuildConfig, result: Result, console: Console) -> None:
     """A table of the splits and a few sentences."""
     plan = result.plan
     table = Table(title=f"{config.source}: {config.input} → {config.output}", title_justify="left")
-    for column in ("split", "raw samples", "stored", "shards", "samples a shard", "dropped", "repeats"):
+    for column in ("split", "raw samples", "stored", "shards", "samples a shard", "MB a shard", "dropped", "repeats"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for name, split in sorted(plan.splits.items()):
         small, left = divmod(split.num_stored, split.num_shards)
         each = f"{small:,}" if not left else f"{small:,} or {small + 1:,}"
         table.add_row(
             name, f"{split.num_source:,}", f"{split.num_stored:,}", f"{split.num_shards:,}", each,
+            f"{split.num_bytes / split.num_shards / 1e6:,.1f}",
             f"{split.num_dropped:,}", f"{split.num_repeats:,}",
         )  # fmt: skip
     console.print(table)
@@ -43,6 +44,7 @@ def sentences(config: BuildConfig, result: Result) -> list[str]:
         )
     if counters.get("shards_skipped"):
         lines.append(f"{counters['shards_skipped']:,} shards were finished before and stand as they should")
+    lines.append(f"plan: {plan.num_units:,} units of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
     if result.manifest:
         lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.manifest.digest[:16]}…")
     return lines
