@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, StorageError, TransientError
-from shardset.gcs import RetryPolicy
+from shardset.gcs_session import RetryPolicy
 from shardset.storage import ABSENT, LocalStorage, MemoryStorage, open_file, open_storage
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 
@@ -74,7 +74,7 @@ def test_a_range_is_read_exactly(storage, start, stop):
     assert storage.read("train/a.tar", start, stop) == HELLO[start:stop]
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 12), (5, 100), (12, None), (12, 12), (20, 30)])
+@pytest.mark.parametrize(("start", "stop"), [(0, 12), (5, 100), (12, None), (12, 12), (20, 30), (5, 3)])
 def test_a_range_past_the_end_is_an_error_that_says_so(storage, start, stop):
     put(storage, "a")
     with pytest.raises(StorageError, match=r"a.*bytes \d+ to \d+ were asked for but it holds 11") as caught:
@@ -712,33 +712,56 @@ def test_a_whole_object_that_never_fits_its_checksum_is_an_error(behind_proxy, p
         behind_proxy.read("a")
 
 
+def replacing(storage, name, data):
+    """The same storage, except that it replaces an object whenever it pauses."""
+    return replace(storage, retry=replace(storage.retry, sleep=lambda _: put(storage, name, data)))
+
+
 @pytest.mark.gcs
 def test_an_object_replaced_in_the_middle_of_a_read_is_read_from_the_start(behind_proxy, proxy):
     put(behind_proxy, "a", b"1" * 1000)
-
-    def script(seen):
-        if not is_media(seen) or seen.number > first:
-            return None
-        return Fault("truncate", at=300)
-
-    first = len(proxy.seen)
-    proxy.script = script
-    reader = ThreadPoolExecutor(1).submit(
-        replace(behind_proxy, retry=replace(behind_proxy.retry, sleep=lambda _: put(direct, "a", b"2" * 1000))).read,
-        "a",
-    )
-    direct = behind_proxy
-    assert reader.result() == b"2" * 1000
+    proxy.script = in_turn(Fault("truncate", at=300), when=is_media)
+    assert replacing(behind_proxy, "a", b"2" * 1000).read("a") == b"2" * 1000
 
 
 @pytest.mark.gcs
 def test_a_pinned_read_never_mixes_generations(behind_proxy, proxy):
     put(behind_proxy, "a", b"1" * 1000)
     generation = behind_proxy.stat("a").generation
-    replacing = replace(behind_proxy.retry, sleep=lambda _: put(behind_proxy, "a", b"2" * 1000))
     proxy.script = in_turn(Fault("truncate", at=300), when=is_media)
     with pytest.raises(PreconditionFailed, match="was replaced"):
-        replace(behind_proxy, retry=replacing).read("a", generation=generation)
+        replacing(behind_proxy, "a", b"2" * 1000).read("a", generation=generation)
+
+
+class SlowClock:
+    """Time of which 10 ms pass whenever somebody looks."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        self.now += 0.01
+        return self.now
+
+
+@pytest.mark.gcs
+def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_proxy, proxy, monkeypatch):
+    monkeypatch.setattr("shardset.gcs._PIECE", 10_000)
+    put(behind_proxy, "a", BIG)
+    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=0.5)
+    assert replace(behind_proxy, retry=policy).read("a") == BIG
+    firsts = [
+        seen.headers.get("range", "bytes=0-").split("=")[1].split("-")[0] for seen in proxy.seen if is_media(seen)
+    ]
+    assert firsts == ["0", "500000", "1000000"]
+
+
+@pytest.mark.gcs
+def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
+    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=-1.0, give_up_after_s=1.0)
+    with pytest.raises(TransientError, match="slower than 1 MiB/s"):
+        put(replace(behind_proxy, retry=policy), "a", BIG)
+    assert names(behind_proxy) == []
 
 
 @pytest.mark.gcs

@@ -1,0 +1,234 @@
+"""One request to Google Cloud Storage: credentials, connections, retries, refusals in plain words.
+
+The only import of google-cloud-storage.
+"""
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import google.auth
+import requests
+import urllib3
+from google.auth.credentials import AnonymousCredentials, Credentials
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, InvalidOperation, TransportError
+from google.auth.transport.requests import Request
+from google.cloud import storage as google_storage
+from requests.adapters import HTTPAdapter
+
+from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
+
+T = TypeVar("T")
+
+_POOL = 64
+_PROBE_TIMEOUT_S = 1.0
+_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+BROKEN = (
+    requests.ConnectionError,
+    requests.Timeout,
+    requests.exceptions.ChunkedEncodingError,
+    urllib3.exceptions.HTTPError,
+    TransportError,
+    ConnectionError,
+    TimeoutError,
+)
+"""What a broken connection raises while a request is sent or its answer is read."""
+
+_SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+
+
+def _jitter() -> float:
+    return random.random()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When a request counts as lost, how long to wait before the next, and when to give up.
+
+    A request is lost when it can't connect, hears nothing for `stall_timeout_s`, or isn't done after
+    `request_deadline_s` (looked at every 8 MiB). Pauses double from `first_pause_s` to `max_pause_s`, each cut by
+    up to half at random. An operation gives up `give_up_after_s` after its first failure since the last new byte.
+    """
+
+    connect_timeout_s: float = 10.0
+    stall_timeout_s: float = 20.0
+    request_deadline_s: float = 120.0
+    give_up_after_s: float = 180.0
+    first_pause_s: float = 0.25
+    max_pause_s: float = 16.0
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    jitter: Callable[[], float] = _jitter
+
+    def pause_s(self, failures: int) -> float:
+        """How long to wait after that many failures in a row."""
+        return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30)) * (1 - self.jitter() / 2)
+
+
+def send(policy: RetryPolicy, method: str, path: str, where: str, **options: Any) -> requests.Response:
+    """One request, its body not read yet. Raises TransientError if another try may help, other StorageErrors if not."""
+    connection = _connection()
+    try:
+        response = connection.session.request(
+            method,
+            connection.base_url + path,
+            timeout=(policy.connect_timeout_s, policy.stall_timeout_s),
+            stream=True,
+            allow_redirects=False,
+            **options,
+        )
+        if response.status_code < 300 or response.status_code == 416:
+            return response
+        with closing(response):
+            raise _refusal(response.status_code, response.text[:500], where, connection)
+    except BROKEN as error:
+        raise TransientError(f"{where}: {explain(error)}") from error
+    except InvalidOperation as error:  # what anonymous credentials raise when a 401 asks them for a fresh token
+        raise _refusal(401, "", where, connection) from error
+    except GoogleAuthError as error:
+        kind = TransientError if error.retryable else StorageError
+        raise kind(f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}") from error
+
+
+_LOGIN = "run `gcloud auth application-default login`, or use a service account that may"
+_NEEDED = "it needs storage.objects.get and .list to read (roles/storage.objectViewer), .create and .delete to write"
+
+
+def _refusal(status: int, text: str, where: str, connection: "_Connection") -> StorageError:
+    if status in _AGAIN or (status == 400 and "crc32c" in text.lower()):
+        return TransientError(f"{where}: the server answered {status} ({_one_line(text)})")
+    if status == 404:
+        return NotFound(f"{where}: nothing is stored there, or there is no such bucket; check the name")
+    if status == 412:
+        return PreconditionFailed(f"{where}: something else stands there than was expected")
+    if status in (401, 403):
+        return StorageError(f"{where}: {status}: {connection.who} may not do this; {_NEEDED}; {_LOGIN}")
+    return StorageError(f"{where}: the server answered {status} ({_one_line(text)}); check name and settings")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+def explain(error: Exception) -> str:
+    """An exception in one line: its kind and what it says."""
+    return f"{type(error).__name__}: {_one_line(str(error))}"
+
+
+def body_json(response: requests.Response, where: str) -> dict[str, Any]:
+    """The JSON object in an answer, {} for an empty one; TransientError if it did not arrive whole."""
+    try:
+        body = response.content
+        return (json.loads(body) if body else None) or {}
+    except BROKEN as error:
+        raise TransientError(f"{where}: {explain(error)}") from error
+    except ValueError as error:
+        raise TransientError(f"{where}: the answer is not JSON ({error})") from error
+
+
+def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
+    """What `attempt` returns, tried again after TransientErrors until the policy gives up."""
+    failures, since, reached = 0, 0.0, progress()
+    while True:
+        try:
+            return attempt()
+        except TransientError as error:
+            now = policy.clock()
+            if failures == 0 or progress() > reached:
+                failures, since, reached = 0, now, progress()
+            failures += 1
+            pause = policy.pause_s(failures)
+            if now + pause - since > policy.give_up_after_s:
+                tries = f"{failures} tries in {now - since:.0f} s"
+                raise TransientError(f"{error}; gave up after {tries}; check the network and try again") from error
+            policy.sleep(pause)
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    session: requests.Session
+    base_url: str
+    who: str
+
+
+_connections: dict[tuple[int, str], _Connection] = {}
+_locks: dict[int, threading.Lock] = {}
+
+
+def _connection() -> _Connection:
+    """This process's connection to the server that the environment names now."""
+    key = (os.getpid(), os.environ.get("STORAGE_EMULATOR_HOST", ""))
+    if key not in _connections:
+        # A lock of this process: one that another thread held during a fork stays locked in the child.
+        with _locks.setdefault(key[0], threading.Lock()):
+            if key not in _connections:
+                _connections[key] = _connect(key[1])
+    return _connections[key]
+
+
+def _connect(emulator: str) -> _Connection:
+    credentials = AnonymousCredentials() if emulator else _credentials()
+    client = google_storage.Client(project="none", credentials=credentials)
+    session = client._http
+    if not session.is_mtls:
+        session.mount("https://", HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))
+        session.mount("http://", HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))
+    return _Connection(session, _base_url(client.api_endpoint), _who(credentials, emulator))
+
+
+def _base_url(endpoint: str) -> str:
+    return (endpoint if "://" in endpoint else f"http://{endpoint}").rstrip("/")
+
+
+def _who(credentials: Credentials, emulator: str) -> str:
+    if isinstance(credentials, AnonymousCredentials):
+        return f"the emulator at {emulator}" if emulator else "an anonymous user (no Google credentials were found)"
+    return getattr(credentials, "service_account_email", None) or "the user of the Application Default Credentials"
+
+
+class _NoMetadataServer(Exception):
+    """Nothing answers where Google's machines have their metadata server: this is no such machine."""
+
+
+class _ShortProbe(Request):
+    """Looks once and briefly for the metadata server, where google-auth alone looks for 9 to 27 s.
+
+    On Google's own hardware the server is certain to come up, so there its patience is kept.
+    """
+
+    def __call__(
+        self, url: str, method: str = "GET", body: Any = None, headers: Any = None, timeout: Any = None, **more: Any
+    ) -> Any:
+        if urlsplit(url).path not in ("", "/") or _on_google_hardware():
+            return super().__call__(url, method, body, headers, timeout, **more)
+        try:
+            return super().__call__(url, method, body, headers, _PROBE_TIMEOUT_S, **more)
+        except TransportError as error:
+            raise _NoMetadataServer from error
+
+
+def _on_google_hardware() -> bool:
+    try:
+        with open("/sys/class/dmi/id/product_name") as file:
+            return file.read().startswith("Google")
+    except OSError:
+        return False
+
+
+def _credentials() -> Credentials:
+    """Application Default Credentials, or anonymous ones where there are none; StorageError if they are broken."""
+    try:
+        return google.auth.default(scopes=[_SCOPE], request=_ShortProbe())[0]
+    except _NoMetadataServer:
+        return AnonymousCredentials()
+    except DefaultCredentialsError as error:
+        if "default credentials were not found" in str(error):
+            return AnonymousCredentials()
+        raise StorageError(f"Google credentials are broken ({_one_line(str(error))}); {_LOGIN}") from error
