@@ -8,6 +8,7 @@ IMAGE_FIELDS = {
     "png": "png",
     "ppm": "ppm",
     "pgm": "pgm",
+    "pbm": "pbm",
     "bmp": "bmp",
     "gif": "gif",
     "webp": "webp",
