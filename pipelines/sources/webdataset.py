@@ -17,7 +17,7 @@ from shardset.manifest import Manifest
 from shardset.naming import MANIFEST, is_field, is_split, split_member
 from shardset.storage import Stat, Storage, open_storage
 
-IMAGES = frozenset(IMAGE_FIELDS) | {"pbm"}
+IMAGES = frozenset(IMAGE_FIELDS)
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))
 MAX_INLINE_BYTES = 4096
 MAX_JSON_BYTES = 1 << 20
