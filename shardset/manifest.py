@@ -4,8 +4,8 @@
 """
 
 import hashlib
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -13,20 +13,23 @@ from shardset import naming
 from shardset.errors import ManifestError, NotFound
 from shardset.storage import Storage, open_file
 
-VERSION = 1
-KIND = "shardset"
+VERSION: Final = 1
+KIND: Final = "shardset"
 
 Remainder = Literal["spread", "drop", "pad"]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
+Crc32c = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{6}==$", max_length=8)]
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     pass
 
 
 class ClassInfo(_Record, frozen=True, kw_only=True):
     """One class: its 0-based label, its name, and its WordNet id if it has one."""
 
-    label: int
+    label: Count
     name: str
     wnid: str | None = None
 
@@ -35,32 +38,32 @@ class IndexFile(_Record, frozen=True, kw_only=True):
     """The index of a shard: path relative to the manifest, size, CRC32C (base64, as GCS reports it)."""
 
     path: str
-    num_bytes: int
-    crc32c: str
+    num_bytes: Count
+    crc32c: Crc32c
 
 
 class Shard(_Record, frozen=True, kw_only=True):
     """One tar. `first_id` is the id of its first sample in the split; `class_counts[label]` counts its samples."""
 
     path: str
-    num_samples: int
-    num_bytes: int
-    crc32c: str
-    sha256: str
-    first_id: int
+    num_samples: Count
+    num_bytes: Count
+    crc32c: Crc32c
+    sha256: Sha256
+    first_id: Count
     index: IndexFile
-    class_counts: list[int]
+    class_counts: list[Count]
 
 
 class Split(_Record, frozen=True, kw_only=True):
     """All shards of one split, in id order. `fields` in the order in which a sample's members stand."""
 
-    num_samples: int
-    num_shards: int
-    num_source_samples: int
-    num_dropped: int
-    num_repeats: int
-    num_content_bytes: int
+    num_samples: Count
+    num_shards: Count
+    num_source_samples: Count
+    num_dropped: Count
+    num_repeats: Count
+    num_content_bytes: Count
     fields: list[str]
     shards: list[Shard]
 
@@ -73,7 +76,7 @@ class Split(_Record, frozen=True, kw_only=True):
 class Quarantine(_Record, frozen=True, kw_only=True):
     """How many raw samples were rejected, and the file that lists them with their reasons."""
 
-    count: int
+    count: Count
     path: str
 
 
@@ -82,7 +85,7 @@ class Provenance(_Record, frozen=True, kw_only=True):
 
     tool: str
     source: str
-    source_digest: str
+    source_digest: Sha256
     options: dict[str, Any]
     libraries: dict[str, str]
     notes: list[str]
@@ -91,17 +94,17 @@ class Provenance(_Record, frozen=True, kw_only=True):
 class Manifest(_Record, frozen=True, kw_only=True):
     """A shard set. Present means complete: it is written after everything it lists."""
 
-    kind: str
-    version: int
-    digest: str
-    plan_digest: str
-    seed: int
-    order_version: int
+    kind: Literal["shardset"]
+    version: Literal[1]
+    digest: Sha256
+    plan_digest: Sha256
+    seed: Count
+    order_version: Count
     remainder: Remainder
     classes: list[ClassInfo]
     splits: dict[str, Split]
     quarantine: Quarantine
-    fixes: dict[str, int]
+    fixes: dict[str, Count]
     provenance: Provenance
 
     def split(self, name: str) -> Split:
@@ -126,23 +129,10 @@ def to_json(manifest: Manifest) -> bytes:
 def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     """A checked Manifest from JSON; raises ManifestError, one sentence for each way to be wrong."""
     try:
-        head = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
-    if not isinstance(head, dict) or head.get("kind") != KIND:
-        raise ManifestError(f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"')
-    version = head.get("version")
-    if not isinstance(version, int) or version < 1:
-        raise ManifestError(f"{where}: version is {version!r}, expected a whole number from 1 to {VERSION}")
-    if version > VERSION:
-        raise ManifestError(
-            f"{where}: version {version} is newer than this program reads (up to {VERSION}); upgrade shardset"
-        )
-    try:
-        manifest = msgspec.convert(head, Manifest)
-    except msgspec.ValidationError as error:
-        raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
-    check(manifest, where)
+        manifest = _convert(_decode(data, where), where)
+        check(manifest, where)
+    except RecursionError as error:
+        raise ManifestError(f"{where}: nested too deeply for a manifest; restore or rebuild it") from error
     return manifest
 
 
@@ -160,8 +150,8 @@ def load(url: str) -> tuple[Manifest, Storage]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a manifest."""
-    return msgspec.json.schema(Manifest)
+    """The JSON Schema of a manifest. What one record says about another (sums, digest) only `check` can tell."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Manifest)}
 
 
 def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
@@ -170,24 +160,67 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
         raise ManifestError(f"{where}: class labels are not 0 to {len(manifest.classes) - 1} in order; rebuild the set")
     naming.check_relative(manifest.quarantine.path, where)
     for name, split in manifest.splits.items():
+        if not naming.is_split(name):
+            raise ManifestError(f"{where}: {name!r} can't name a split (letters, digits, - and _); rebuild the set")
         _check_split(split, len(manifest.classes), f"{where}: split {name!r}")
-    _refuse_twins((shard.path for split in manifest.splits.values() for shard in split.shards), where)
+        _check_sizes(split, manifest.remainder, f"{where}: split {name!r}")
+    _refuse_twins((path for split in manifest.splits.values() for path in _paths(split)), where)
     if seal(manifest).digest != manifest.digest:
         raise ManifestError(f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore it")
 
 
+def _decode(data: bytes, where: str) -> dict[str, Any]:
+    """The JSON object, of our kind and of a version that is read here."""
+    try:
+        head = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
+    if not isinstance(head, dict) or head.get("kind") != KIND:
+        raise ManifestError(f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"')
+    version = head.get("version")
+    if type(version) is not int or version < 1:
+        raise ManifestError(f"{where}: version is {version!r}, expected a whole number from 1 to {VERSION}")
+    if version > VERSION:
+        raise ManifestError(
+            f"{where}: version {version} is newer than this program reads (up to {VERSION}); upgrade shardset"
+        )
+    return head
+
+
+def _convert(head: dict[str, Any], where: str) -> Manifest:
+    try:
+        return msgspec.convert(head, Manifest)
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
+
+
 def _check_split(split: Split, num_classes: int, where: str) -> None:
-    if split.num_shards != len(split.shards):
+    if split.num_shards != len(split.shards) or not split.shards:
         raise ManifestError(f"{where}: num_shards is {split.num_shards} but {len(split.shards)} are listed; rebuild it")
+    if len(set(split.fields)) < len(split.fields) or not all(map(naming.is_field, split.fields)):
+        raise ManifestError(f"{where}: fields {split.fields} can't be those of a sample; rebuild the set")
     first_id = 0
     for shard in split.shards:
         _check_shard(shard, first_id, num_classes, where)
         first_id += shard.num_samples
     if first_id != split.num_samples:
         raise ManifestError(f"{where}: num_samples is {split.num_samples} but its shards hold {first_id}; rebuild it")
+
+
+def _check_sizes(split: Split, remainder: Remainder, where: str) -> None:
+    expected = split.num_source_samples - split.num_dropped + split.num_repeats
+    if split.num_samples != expected:
+        raise ManifestError(
+            f"{where}: {split.num_source_samples} source samples, {split.num_dropped} dropped and {split.num_repeats} "
+            f"repeats make {expected}, but num_samples is {split.num_samples}; rebuild the set"
+        )
     sizes = sorted({shard.num_samples for shard in split.shards})
-    if len(sizes) > 1 and sizes[-1] - sizes[0] > 1:
-        raise ManifestError(f"{where}: shards hold {sizes[0]} to {sizes[-1]} samples, expected sizes at most one apart")
+    allowed = 1 if remainder == "spread" else 0
+    if sizes[-1] - sizes[0] > allowed:
+        raise ManifestError(
+            f"{where}: shards hold {sizes[0]} to {sizes[-1]} samples, expected sizes "
+            f"{'at most one apart' if allowed else 'all equal'} with remainder {remainder!r}; rebuild the set"
+        )
 
 
 def _check_shard(shard: Shard, first_id: int, num_classes: int, where: str) -> None:
@@ -200,15 +233,21 @@ def _check_shard(shard: Shard, first_id: int, num_classes: int, where: str) -> N
         raise ManifestError(f"{where}: first_id is {shard.first_id}, expected {first_id} from the shards before it")
     if len(shard.class_counts) != num_classes:
         raise ManifestError(f"{where}: {len(shard.class_counts)} class counts for {num_classes} classes; rebuild it")
-    if num_classes and sum(shard.class_counts) != shard.num_samples:
+    if sum(shard.class_counts) > shard.num_samples:
         raise ManifestError(
-            f"{where}: class counts add up to {sum(shard.class_counts)}, expected {shard.num_samples}; rebuild the set"
+            f"{where}: class counts add up to {sum(shard.class_counts)}, but it holds {shard.num_samples} samples; "
+            "rebuild the set"
         )
+
+
+def _paths(split: Split) -> Iterator[str]:
+    for shard in split.shards:
+        yield from (shard.path, shard.index.path)
 
 
 def _refuse_twins(paths: Iterable[str], where: str) -> None:
     seen: set[str] = set()
     for path in paths:
         if path in seen:
-            raise ManifestError(f"{where}: shard {path!r} is listed twice; rebuild the set")
+            raise ManifestError(f"{where}: path {path!r} is listed twice; rebuild the set")
         seen.add(path)

@@ -24,6 +24,7 @@ MAX_FIELD_BYTES = 16
 
 _KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
+_MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -40,6 +41,11 @@ def is_key(key: str) -> bool:
 def is_field(field: str) -> bool:
     """Whether `field` can be a member's extension: lower-case ASCII, at most 16 bytes, inner dots allowed."""
     return len(field) <= MAX_FIELD_BYTES and _FIELD.fullmatch(field) is not None
+
+
+def is_member(name: str) -> bool:
+    """Whether a tar member of ours can be called `name`: `KEY.FIELD` or `KEY@COPY.FIELD`."""
+    return _MEMBER.fullmatch(name) is not None
 
 
 def is_split(split: str) -> bool:
@@ -107,8 +113,10 @@ def record_path(split: str, number: int) -> str:
 
 def check_relative(path: str, where: str) -> str:
     """`path` itself if it stays inside its folder; raises ManifestError if it is absolute or climbs."""
-    if path.startswith("/") or "://" in path or "\\" in path:
+    if path.startswith("/") or "://" in path:
         raise ManifestError(f"{where}: path {path!r} is absolute, expected one beside the manifest; rebuild the set")
-    if not path or any(part in ("", ".", "..") for part in path.split("/")):
+    if "\\" in path or "\0" in path:
+        raise ManifestError(f"{where}: path {path!r} has a backslash or a NUL, expected / only; rebuild the set")
+    if any(part in ("", ".", "..") for part in path.split("/")):
         raise ManifestError(f"{where}: path {path!r} leaves the manifest's folder; do not use this shard set")
     return path

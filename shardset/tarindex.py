@@ -15,7 +15,7 @@ import google_crc32c
 import numpy as np
 
 from shardset.errors import DamagedShard
-from shardset.naming import split_member
+from shardset.naming import is_member, split_member
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
@@ -25,6 +25,7 @@ _HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8
 _NPY_1_0 = b"\x93NUMPY\x01\x00"
 _KEY_COLUMN = re.compile(rb"\('key', '\|S([1-9][0-9]{0,3})'\)")
 _FIELD_COLUMN = re.compile(rb"\('\.([a-z0-9_.-]+)', \[")
+_SIZE = re.compile(rb"[0-7]{11}")
 _SHAPE = re.compile(rb"'shape': \(([0-9]{1,12}),\)")
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" + b"0000000\0"
 _BEFORE_CHECKSUM = b"00000000000\0"
@@ -148,7 +149,7 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     key, shape = _KEY_COLUMN.search(text), _SHAPE.search(text)
     if not data.startswith(_NPY_1_0) or key is None or shape is None:
         raise DamagedShard(f"{where}: not a shard index; rebuild the shard with --only-shards")
-    fields = [name.decode("ascii") for name in _FIELD_COLUMN.findall(text)]
+    fields = [name.decode("ascii") for name in dict.fromkeys(_FIELD_COLUMN.findall(text))]
     dtype, num_samples = index_dtype(fields, int(key[1])), int(shape[1])
     descr = np.lib.format.dtype_to_descr(dtype)
     expected = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': ({num_samples},), }}"
@@ -211,15 +212,14 @@ def _member(view: memoryview, offset: int, where: str) -> Member:
     block = bytes(view[offset : offset + BLOCK])
     if len(block) < BLOCK:
         raise DamagedShard(f"{where}: cut at byte {len(view)}: no end mark; fetch or rebuild it")
-    name = block[:100].rstrip(b"\0")
-    try:
-        size = int(block[124:135], 8)
-        expected = header(name, size)
-    except ValueError as error:
-        raise DamagedShard(f"{where}: header at byte {offset} has no valid size ({block[124:136]!r})") from error
-    if block != expected:
+    name, digits = block[:100].rstrip(b"\0"), block[124:135]
+    # Digits alone: Python also reads a sign, and a negative size would lead back to members that were seen before.
+    if not _SIZE.fullmatch(digits):
+        raise DamagedShard(f"{where}: header at byte {offset} has no valid size ({digits!r}); fetch or rebuild it")
+    size = int(digits, 8)
+    if block != header(name, size) or not is_member(name.decode("ascii", "replace")):
         raise DamagedShard(f"{where}: header at byte {offset} is not what was written for {name!r}")
     if offset + BLOCK + size > len(view):
         raise DamagedShard(f"{where}: cut at byte {len(view)} inside {name!r}, which ends at {offset + BLOCK + size}")
-    key, field = split_member(name.decode("ascii", "replace"))
+    key, field = split_member(name.decode("ascii"))
     return Member(key, field, offset, offset + BLOCK, size)
