@@ -697,6 +697,14 @@ def test_a_read_goes_on_at_the_byte_reached(behind_proxy, proxy, monkeypatch):
 
 
 @pytest.mark.gcs
+def test_an_answer_with_other_bytes_than_asked_for_is_not_taken(behind_proxy, proxy):
+    put(behind_proxy, "a", BIG)
+    proxy.script = in_turn(Fault("replace", find=b"bytes 50000-", put=b"bytes 40000-"), when=is_media)
+    assert behind_proxy.read("a", 50_000, 60_000) == BIG[50_000:60_000]
+    assert sum(map(is_media, proxy.seen)) == 2
+
+
+@pytest.mark.gcs
 def test_a_flipped_bit_in_a_whole_object_is_read_again(behind_proxy, proxy):
     put(behind_proxy, "a", BIG)
     proxy.script = in_turn(Fault("flip", at=1234), when=is_media)
