@@ -4,8 +4,8 @@ Both are fixed for ever by the vectors in `tests/shardset/test_permutation.py`; 
 involved, because their streams are no stability contract. Scalars and NumPy arrays go through the same code.
 
 The hash chains the SplitMix64 finalizer (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number
-generators"). The permutation is a balanced 4-round Feistel network over the smallest even number of bits that
-holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with arbitrary finite domains").
+generators"). The permutation is a balanced 4-round Feistel network over the smallest even number of bits, at
+least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with arbitrary finite domains").
 """
 
 import hashlib
@@ -22,6 +22,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MUL1 = 0xBF58476D1CE4E5B9
 _MUL2 = 0x94D049BB133111EB
 _ROUNDS = 4
+_MIN_HALF_BITS = 4  # on fewer bits four rounds prefer some places visibly
 
 
 def hash64(*words: Any) -> Any:
@@ -81,7 +82,7 @@ def _uint64(word: Any) -> np.ndarray:
 
 
 def _walk(position: Any, *, n: int, key: int, rounds: Any, step: Callable[..., tuple[Any, Any]]) -> Any:
-    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    half = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
     keys = [hash64(key, number) for number in rounds]
     if isinstance(position, int):
         if not 0 <= position < n:

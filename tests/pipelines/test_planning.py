@@ -97,7 +97,7 @@ def test_stratified_shards_hold_each_class_within_one_of_its_share(labels, remai
         assert all(abs(counts[label, shard] - share) < 1 for shard in range(num_shards))
 
 
-FROZEN = ([(5, 0), (2, 0), (1, 1), (3, 1), (4, 0), (5, 1)], [(4, 1), (1, 0), (3, 0), (2, 1), (0, 0), (0, 1)])
+FROZEN = ([(0, 1), (4, 0), (3, 0), (3, 1), (4, 1), (1, 1)], [(2, 0), (2, 1), (1, 0), (5, 1), (0, 0), (5, 0)])
 
 
 def test_where_samples_go_is_frozen():
