@@ -96,14 +96,8 @@ def _verb(verbs: Any, name: str, command: Callable[[argparse.Namespace], None], 
 
 
 def _settings() -> str:
-    values = [f"  {key} = {_value(configs.default(), key)}" for key in configs.keys(configs.default())]
+    values = [f"  {key} = {configs.value(configs.default(), key)}" for key in configs.keys(configs.default())]
     return "settings and their values in the recipe `default`:\n" + "\n".join(values) + "\n"
-
-
-def _value(config: Any, key: str) -> Any:
-    for name in key.split("."):
-        config = getattr(config, name)
-    return config
 
 
 def config_of(options: argparse.Namespace) -> TrainConfig:

@@ -261,6 +261,13 @@ def with_value(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     return _with(config, key.split("."), value, key)
 
 
+def value(config: Any, key: str) -> Any:
+    """The value of a key."""
+    for name in key.split("."):
+        config = getattr(config, name)
+    return config
+
+
 def to_dict(config: TrainConfig) -> dict[str, Any]:
     """The config as plain JSON values."""
     return msgspec.to_builtins(config)

@@ -1,6 +1,8 @@
 """The arithmetic of a step: model, loss, optimizer and moving average, on whatever a runtime offers."""
 
 import copy
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ class Learner:
         runtime.place(self._normalize)
         self._optimizer = model.optimizer(config.optimizer, self.net)
         _load_moments(self._optimizer, moments)
+        runtime.keep(self._tensors())
         self._parallel = runtime.parallel(self.net)
         self._train = runtime.compiled(self._train_step, "train step")
         self._eval = runtime.compiled(self._eval_step, "evaluation step")
@@ -45,9 +48,7 @@ class Learner:
         """
         self._parallel.train()
         self._runtime.seed(key)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._runtime.rate(learning_rate * group.get("lr_scale", 1.0))
-        return self._train(batch)
+        return self._train(batch, self._runtime.rate(learning_rate))
 
     def eval_step(self, batch: Batch) -> torch.Tensor:
         """The sums over this replica's samples, with the averaged weights if the run keeps them."""
@@ -71,18 +72,24 @@ class Learner:
             {name: dict(value) if value is not None else None for name, value in tensors.items()}
         )
 
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """All that lives on the device from step to step."""
+        for module in filter(None, (self.net, self._average)):
+            yield from itertools.chain(module.parameters(), module.buffers())
+        for moments in self._optimizer.state.values():
+            yield from moments.values()
+
     @property
     def _eval_net(self) -> nn.Module:
         return self.net if self._average is None else self._average
 
-    def _train_step(self, batch: Batch) -> torch.Tensor:
+    def _train_step(self, batch: Batch, rate: float | torch.Tensor) -> torch.Tensor:
         total = self._runtime.total(batch["weight"].sum()).clamp(min=1)
         rows = [self._pass(part, total) for part in _parts(batch, self._config.accumulate)]
         self._runtime.reduce_gradients(self._optimizer)
         if self._config.regularize.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        _update(self._optimizer, rate)
         if self._average is not None and self._config.regularize.ema_decay is not None:
             _average_in(self._average, self.net, self._config.regularize.ema_decay)
         return torch.stack(rows).sum(0)
@@ -127,6 +134,23 @@ def _parts(batch: Batch, count: int) -> list[Batch]:
     if count == 1:
         return [batch]
     return [{name: tensor[start::count] for name, tensor in batch.items()} for start in range(count)]
+
+
+@torch.no_grad()
+def _update(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
+    """One step at that rate, and no gradients left.
+
+    A rate that is a number would be part of a compiled graph, and optimizers take no tensor. Their steps are
+    proportional to the rate, so a step at rate 1 is taken and then only `rate` of the way.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    before = [parameter.clone() for parameter in parameters] if isinstance(rate, torch.Tensor) else []
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0 if isinstance(rate, torch.Tensor) else rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for parameter, old in zip(parameters, before, strict=False):
+        parameter.copy_(old + rate * (parameter - old))
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 import faulthandler
 import json
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -33,7 +34,7 @@ from trainer.metrics import (
     advice,
     log_name,
 )
-from trainer.preemption import Notice
+from trainer.preemption import METADATA, Notice
 from trainer.runfolder import RunFolder
 from trainer.runtime import Runtime
 from trainer.stream import Stream
@@ -91,7 +92,7 @@ class Run:
         self._restore(saved)
         self._mix = augment.mix_of(self.config)
         self.writer = self._open_writer()
-        self.notice = self._exits.enter_context(Notice())
+        self.notice = self._exits.enter_context(Notice(METADATA if self.runtime.is_cloud else None))
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
 
     def __enter__(self) -> "Run":
@@ -338,7 +339,7 @@ class Run:
 
     def _watch(self) -> None:
         # A peer that died can leave this process in a collective for ever: no step in this time ends it with a trace.
-        faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True)
+        faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
     def _profile(self) -> None:
         if self.config.profile_steps is None:

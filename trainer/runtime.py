@@ -8,8 +8,9 @@ when one of them starts and never before. Another back end is one more class her
 import datetime
 import importlib.util
 import os
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
+from trainer.preemption import relay
 
 DDP_TIMEOUT_S = 60
 """How long a process of `ddp` waits for the others before it fails."""
@@ -29,7 +31,6 @@ DDP_TIMEOUT_S = 60
 STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
 """What compiles to one graph: their state is there from the start and holds no number that changes on the host."""
 
-_SMALLEST_RATE = 1e-9
 _WORDS = 4
 
 Batch = dict[str, torch.Tensor]
@@ -63,6 +64,11 @@ class Single:
         return self.num_hosts
 
     @property
+    def is_cloud(self) -> bool:
+        """Whether this is a machine that Compute Engine may take away, and says so beforehand."""
+        return False
+
+    @property
     def is_master(self) -> bool:
         """Whether this process writes what a run writes once."""
         return self.host == 0
@@ -82,6 +88,9 @@ class Single:
         module = module.to(self.device)
         # torch's stubs do not know the argument.
         return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Says of device tensors that every replica holds all of each, for as long as the run lasts."""
 
     def parallel(self, model: nn.Module) -> nn.Module:
         """What the training step calls instead of the model, so that gradients are averaged."""
@@ -112,8 +121,8 @@ class Single:
         """bfloat16 where it is safe, if the run asked for it; weights and loss stay float32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
-    def rate(self, value: float) -> float:
-        """The learning rate to give to the optimizer."""
+    def rate(self, value: float) -> float | torch.Tensor:
+        """The learning rate as a step takes it: a number, or a tensor where a number would be part of the graph."""
         return value
 
     def seed(self, key: int) -> None:
@@ -290,10 +299,8 @@ class Xla(Single):
 
         return counted
 
-    def rate(self, value: float) -> float:
-        """The learning rate, never exactly 0 or 1: torch_xla makes constants of these, and so a second graph."""
-        value = max(value, _SMALLEST_RATE)
-        return float(np.nextafter(value, 2.0)) if value == 1 else value
+    def rate(self, value: float) -> torch.Tensor:
+        return self._sent([torch.tensor(value, dtype=torch.float32)])[0]
 
     def seed(self, key: int) -> None:
         self._xm.set_rng_state((key + self.host) >> 1, str(self.device))
@@ -301,6 +308,10 @@ class Xla(Single):
     def to_host(self, tree: Any) -> Any:
         self._torch_xla.sync()
         return _mapped(tree, lambda tensor: tensor.detach().cpu())
+
+    @property
+    def is_cloud(self) -> bool:
+        return self._xr.device_type() == "TPU"
 
     @property
     def compilations(self) -> int:
@@ -318,6 +329,9 @@ class Xla(Single):
     def stop_trace(self, folder: Path) -> None:
         self._xm.wait_device_ops()
         self._xp.stop_trace()
+
+    def _sent(self, tensors: list[torch.Tensor], **options: Any) -> Any:
+        return self._xm.send_cpu_data_to_device(tensors, self.device, **options)
 
     def _one_graph(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         return self._torch_xla.compile(step, full_graph=True, name=name)
@@ -343,13 +357,18 @@ class Spmd(Xla):
         # Not xr.global_ordinal() and xr.world_size(): they are 0 and 1 on every host here.
         self.host, self.num_hosts = xr.process_index(), xr.process_count()
         self._local_devices = xr.addressable_runtime_device_count()
-        self._sharding = xs.ShardingSpec
+        self._sharding, self._mark = xs.ShardingSpec, xs.mark_sharding
         count = xr.global_runtime_device_count()
         self._mesh = xs.Mesh(np.arange(count), (count,), ("data",))
 
     @property
     def num_devices(self) -> int:
         return self._mesh.size()
+
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        # Said from the start: otherwise the first step's outputs say it, and the second step is another graph.
+        for tensor in tensors:
+            self._mark(tensor, self._mesh, (None,) * tensor.dim())
 
     def put(self, batch: Batch) -> Batch:
         return {name: self._cut(tensor) for name, tensor in batch.items()}
@@ -369,7 +388,7 @@ class Spmd(Xla):
         # A spec of its own rank for each tensor: one that does not fit leaves a tensor whole without a word.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
         spec = self._sharding(self._mesh, dimensions, minibatch=True)
-        return self._xm.send_cpu_data_to_device([tensor], self.device, input_sharding=spec)[0]
+        return self._sent([tensor], input_sharding=spec)[0]
 
 
 class Replica(Xla):
@@ -382,13 +401,9 @@ class Replica(Xla):
         self.host, self.num_hosts = self._xr.global_ordinal(), self._xr.world_size()
         self.num_replicas = self.num_hosts
 
-    def place(self, module: nn.Module) -> nn.Module:
-        # Every replica built the same weights from the same seed; sending them round would need a step of its own.
-        return super().place(module)
-
     def put(self, batch: Batch) -> Batch:
         names = list(batch)
-        placed = self._xm.send_cpu_data_to_device([batch[name] for name in names], self.device)
+        placed = self._sent([batch[name] for name in names])
         return dict(zip(names, placed, strict=True))
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -491,7 +506,9 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
         )
     import torch_xla
 
-    torch_xla.launch(_run_replica, args=(worker, config))
+    with tempfile.TemporaryDirectory() as folder:
+        relay(Path(folder) / "asked to stop")
+        torch_xla.launch(_run_replica, args=(worker, config))
 
 
 def _run_replica(index: int, worker: Worker, config: TrainConfig) -> None:

@@ -1,0 +1,108 @@
+"""Tiny runs of the trainer: a shard set, a config that takes a second, and what the run wrote."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardset.storage import open_storage
+from tests.makers.shardset import png_samples, write_shard_set
+from trainer import config as configs
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
+from trainer.metrics import METRICS, records
+
+NUM_TRAIN = 52
+NUM_EVAL = 21
+BATCH = 8
+STEPS = 7
+"""Steps of an epoch: 52 samples in batches of 8, the last one with pads."""
+
+
+def shard_set(folder: Path, *, size: int = 8) -> str:
+    """A shard set of PNGs with the splits train and val; returns its URL."""
+    samples = {"train": png_samples("train", NUM_TRAIN, size=size), "val": png_samples("val", NUM_EVAL, size=size)}
+    write_shard_set(open_storage(str(folder)), samples, num_shards=4)
+    return str(folder)
+
+
+def tiny_config(manifest: str | None, run_dir: Path | str, **changes: Any) -> TrainConfig:
+    """Two epochs of seven steps that log every step, on one device."""
+    base = TrainConfig(
+        recipe="tiny",
+        manifest=manifest,
+        run_dir=str(run_dir),
+        epochs=2,
+        global_batch_size=BATCH,
+        strategy="single",
+        log_every_steps=1,
+        model=ModelConfig(name="trainer.model:tiny_resnet"),
+        image=ImageConfig(size=8, train_crop="pad", eval_resize=8),
+        optimizer=OptimizerConfig(learning_rate=0.05),
+        schedule=ScheduleConfig(warmup_epochs=1.0),
+    )
+    return replace(base, **changes)
+
+
+def arguments(config: TrainConfig) -> list[str]:
+    """The command line of `python -m trainer train` that means this config."""
+    values = {key: configs.value(config, key) for key in configs.keys(config)}
+    known = [f"--set={key}={_text(value)}" for key, value in values.items() if key not in ("recipe", "profile_steps")]
+    return ["-m", "trainer", "train", *known]
+
+
+def trainer(
+    config: TrainConfig, *, devices: int = 1, processes: int = 0, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with so many processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
+    extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "OMP_NUM_THREADS": "1", **(environment or {})}
+    return subprocess.Popen(
+        [sys.executable, *launcher, *arguments(config)],
+        env=clean | extra,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
+    """Exit code and output of a process, which is killed if it takes longer."""
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    return process.returncode, output
+
+
+def read_records(run_dir: Path | str, kind: str) -> list[dict[str, Any]]:
+    """The records of one kind that a run wrote, the last one for each step."""
+    found = records(open_storage(str(run_dir)).read(METRICS))
+    return sorted((one for one in found if one["kind"] == kind), key=lambda one: one["global_step"])
+
+
+def losses(run_dir: Path | str) -> list[float]:
+    """The loss of each step."""
+    return [record["loss"] for record in read_records(run_dir, "step")]
+
+
+def largest_difference(left: Iterable[float], right: Iterable[float]) -> float:
+    """Between two sequences of the same length."""
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+
+
+def when(path: Path, condition: Callable[[list[dict[str, Any]]], bool], process: subprocess.Popen[str]) -> None:
+    """Waits until the records in a growing `metrics.jsonl` fulfil a condition, or the process has ended."""
+    while process.poll() is None:
+        if path.exists() and condition(
+            [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        ):
+            return
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else str(value)

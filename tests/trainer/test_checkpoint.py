@@ -1,0 +1,186 @@
+import io
+import pickle
+import uuid
+from typing import Any
+
+import pytest
+import torch
+
+from shardset.errors import StorageError, TransientError
+from shardset.storage import MemoryStorage, Storage, Writer, open_storage
+from trainer import checkpoint
+from trainer.errors import CheckpointError
+
+IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
+
+
+def state_at(step: int) -> dict[str, Any]:
+    return {"step": step, "epoch": step // 10, "identity": IDENTITY, "model": {"weight": torch.full((3,), float(step))}}
+
+
+def saved(storage: Storage, *steps: int, keep: int = 10, top1: dict[int, float] | None = None) -> None:
+    writer = checkpoint.Writer(storage, keep)
+    for step in steps:
+        writer.save(state_at(step), top1=(top1 or {}).get(step))
+    writer.close()
+
+
+def put(storage: Storage, name: str, data: bytes) -> None:
+    with storage.writer(name) as writer:
+        writer.write(data)
+
+
+def unexpected(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_what_was_saved_comes_back(storage: Storage) -> None:
+    saved(storage, 5, 12)
+    commit, state = checkpoint.newest(storage, unexpected) or (None, None)
+    assert commit is not None
+    assert state is not None
+    assert (commit.step, commit.epoch, state["step"]) == (12, 1, 12)
+    assert torch.equal(state["model"]["weight"], torch.full((3,), 12.0))
+
+
+def test_plain_torch_reads_a_state_file(storage: Storage) -> None:
+    saved(storage, 5)
+    data = storage.read("checkpoints/step-000000005/state.pt")
+    assert torch.load(io.BytesIO(data), weights_only=True)["identity"] == IDENTITY
+
+
+def test_a_folder_without_a_checkpoint_has_no_newest(storage: Storage) -> None:
+    assert checkpoint.newest(storage, unexpected) is None
+
+
+def test_a_state_without_its_commit_does_not_count(storage: Storage) -> None:
+    saved(storage, 5)
+    put(storage, checkpoint.folder_of(9) + checkpoint.STATE, checkpoint.encode(state_at(9)))
+    commit, _ = checkpoint.newest(storage, unexpected) or (None, None)
+    assert commit is not None
+    assert commit.step == 5
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, damage: str) -> None:
+    saved(storage, 5, 12)
+    name = checkpoint.folder_of(12) + checkpoint.STATE
+    data = bytearray(storage.read(name))
+    data[len(data) // 2] ^= 1
+    storage.delete(name)
+    if damage != "gone":
+        put(storage, name, bytes(data) if damage == "flip" else bytes(data[:-100]))
+    warnings: list[str] = []
+    commit, state = checkpoint.newest(storage, warnings.append) or (None, None)
+    assert commit is not None
+    assert state is not None
+    assert (commit.step, state["step"]) == (5, 5)
+    assert len(warnings) == 1
+    assert "step-000000012" in warnings[0]
+
+
+def test_only_damaged_checkpoints_are_an_error_and_no_fresh_start(storage: Storage) -> None:
+    saved(storage, 5)
+    put(storage, checkpoint.folder_of(5) + checkpoint.STATE, b"")
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole"):
+        checkpoint.newest(storage, [].append)
+
+
+def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) -> None:
+    saved(storage, *range(1, 8), keep=2, top1={2: 0.5, 3: 0.9, 5: 0.9, 7: 0.1})
+    assert [commit.step for commit in checkpoint.commits(storage)] == [3, 6, 7]
+    assert {stat.name.split("/")[1] for stat in storage.list()} == {f"step-00000000{step}" for step in (3, 6, 7)}
+
+
+def test_the_best_is_the_first_of_the_highest() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 1, 2, 3, top1={1: 0.5, 2: 0.9, 3: 0.9})
+    best = checkpoint.best(checkpoint.commits(storage))
+    assert best is not None
+    assert best.step == 2
+
+
+def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage: Storage) -> None:
+    saved(storage, 5, 12)
+    inside = checkpoint.folder_of(5)
+    assert checkpoint.at(open_storage(f"{storage.url}/{inside}"), unexpected)[0].step == 5
+    assert checkpoint.at(storage, unexpected)[0].step == 12
+    with pytest.raises(CheckpointError, match="neither"):
+        checkpoint.at(open_storage(f"{storage.url}/elsewhere"), unexpected)
+
+
+def test_saving_a_step_again_replaces_it(storage: Storage) -> None:
+    saved(storage, 5)
+    saved(storage, 5, top1={5: 0.25})
+    assert [(commit.step, commit.top1) for commit in checkpoint.commits(storage)] == [(5, 0.25)]
+
+
+class Refusing(MemoryStorage):
+    """A storage that takes nothing."""
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        raise TransientError("503")
+
+
+class Broken(MemoryStorage):
+    """A storage that loses the last byte of what is sent."""
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        inner = super().writer(name, if_generation=if_generation)
+        return _Cutting(inner) if name.endswith(checkpoint.STATE) else inner
+
+
+class _Cutting:
+    def __init__(self, inner: Writer) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> "Writer":
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._inner.__exit__(*exc)
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._inner.write(data[:-1])
+
+
+def test_an_upload_that_arrives_short_is_never_committed() -> None:
+    storage = Broken(uuid.uuid4().hex, "")
+    with pytest.raises(CheckpointError, match="arrived"):
+        saved(storage, 5)
+    assert checkpoint.commits(storage) == []
+
+
+def test_a_failed_upload_is_raised_by_the_next_save_or_close() -> None:
+    writer = checkpoint.Writer(Refusing(uuid.uuid4().hex, ""), 3)
+    writer.save(state_at(1), top1=None)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        writer.close()
+
+
+def test_another_run_is_refused_and_every_difference_named() -> None:
+    with pytest.raises(CheckpointError, match=r"seed is 0 there and 7 here") as error:
+        checkpoint.check_identity(IDENTITY, {**IDENTITY, "seed": 7, "manifest digest": "def"}, "run")
+    assert "'abc' there and 'def' here" in str(error.value)
+    checkpoint.check_identity(IDENTITY, IDENTITY, "run")
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return (print, ("a checkpoint ran code",))
+
+
+def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    buffer = io.BytesIO()
+    torch.save({"step": _Bomb()}, buffer)
+    for data in (buffer.getvalue(), pickle.dumps(_Bomb()), b"", b"PK\x03\x04"):
+        with pytest.raises(CheckpointError, match="not a checkpoint"):
+            checkpoint.decode(data, "x")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_commit_that_is_no_commit_is_named(storage: Storage) -> None:
+    put(storage, checkpoint.folder_of(5) + checkpoint.COMMIT, b"{}")
+    with pytest.raises((CheckpointError, StorageError), match=r"commit\.json"):
+        checkpoint.commits(storage)

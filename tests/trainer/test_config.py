@@ -1,0 +1,64 @@
+import pytest
+
+from shardset.errors import ConfigError
+from trainer import config as configs
+from trainer.config import TrainConfig
+
+
+@pytest.mark.parametrize("name", configs.RECIPES)
+def test_every_recipe_knows_its_name_and_survives_json(name: str) -> None:
+    config = configs.recipe(name)
+    assert config.recipe == name
+    assert configs.from_dict(configs.to_dict(config)) == config
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'cifar10_resnet18'"):
+        configs.recipe("cifar10_resnet81")
+
+
+@pytest.mark.parametrize(
+    ("setting", "key", "value"),
+    [
+        ("epochs=3", "epochs", 3),
+        ("optimizer.learning_rate=0.25", "optimizer.learning_rate", 0.25),
+        ("image.flip=false", "image.flip", False),
+        ("max_steps=7", "max_steps", 7),
+        ("eval_split=test", "eval_split", "test"),
+        ("regularize.ema_decay=none", "regularize.ema_decay", None),
+        ("strategy=spmd", "strategy", "spmd"),
+    ],
+)
+def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: object) -> None:
+    found = configs.value(configs.changed(configs.default(), [setting]), key)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'"),
+        ("learning_rate=1", "did you mean 'optimizer.learning_rate'"),
+        ("epochs=many", "epochs=many"),
+        ("strategy=gpu", "strategy=gpu"),
+        ("optimizer=sgd", "no setting 'optimizer'"),
+        ("epochs", "KEY=VALUE"),
+        ("epochs=0", "at least 1"),
+        ("target_accuracy=76", "between 0 and 1"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configs.changed(configs.default(), [setting])
+
+
+def test_fake_data_and_a_manifest_exclude_each_other() -> None:
+    with pytest.raises(ConfigError, match="fake_data"):
+        TrainConfig(fake_data=True, manifest="gs://bucket/set")
+
+
+def test_variants_differ_from_imagenet_in_what_their_names_say() -> None:
+    base, group = configs.imagenet_resnet50(), configs.imagenet_resnet50_gn()
+    different = [key for key in configs.keys(base) if configs.value(base, key) != configs.value(group, key)]
+    assert different == ["recipe", "model.norm"]

@@ -1,0 +1,330 @@
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from shardset.errors import ConfigError
+from shardset.storage import open_storage
+from tests.makers.training import (
+    BATCH,
+    NUM_EVAL,
+    NUM_TRAIN,
+    STEPS,
+    losses,
+    read_records,
+    shard_set,
+    tiny_config,
+)
+from trainer import checkpoint, data, loop, runtime
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.data import Counted, open_data, steps_of
+from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted
+from trainer.learner import Learner
+from trainer.stream import Stream
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run from beginning to end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run(tiny_config(manifest, folder))
+    return folder
+
+
+def run(config: TrainConfig) -> None:
+    runtime.launch(config, loop.train)
+
+
+def newest_state(folder: Path) -> dict[str, Any]:
+    found = checkpoint.newest(open_storage(str(folder)), pytest.fail)
+    assert found is not None
+    return found[1]
+
+
+def flaky_model(num_classes: int) -> nn.Module:
+    """A model whose output stops being a number after a while."""
+    return _Flaky(num_classes)
+
+
+class _Flaky(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3 * 8 * 8, num_classes)
+        self.calls = 0
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        self.calls += self.training
+        return self.head(images_NCHW.flatten(1)) * (float("nan") if self.calls > 4 else 1)
+
+
+def dropout_model(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.Dropout(0.5), nn.Linear(32, num_classes))
+
+
+# --- a whole run -----------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_trains_on_every_sample_once_and_evaluates_every_sample_once(undisturbed: Path) -> None:
+    assert [record["samples"] for record in read_records(undisturbed, "epoch")] == [NUM_TRAIN, NUM_TRAIN]
+    assert [record["samples"] for record in read_records(undisturbed, "eval")] == [NUM_EVAL, NUM_EVAL]
+    assert [record["global_step"] for record in read_records(undisturbed, "step")] == list(range(2 * STEPS))
+
+
+def test_the_run_folder_holds_the_config_the_logs_and_the_last_checkpoint(undisturbed: Path) -> None:
+    assert (undisturbed / "config.json").exists()
+    assert (undisturbed / "logs/host-000.log").exists()
+    assert list((undisturbed / "tensorboard").iterdir())
+    assert newest_state(undisturbed)["step"] == 2 * STEPS
+
+
+def test_a_run_ends_with_a_line_that_says_the_accuracy(manifest: str, tmp_path: Path, capsys: Any) -> None:
+    run(tiny_config(manifest, tmp_path, epochs=1))
+    accuracy = read_records(tmp_path, "eval")[-1]["top1"]
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"test accuracy {accuracy:.4f} (best")
+
+
+def test_a_loss_falls(manifest: str, tmp_path: Path) -> None:
+    run(tiny_config(manifest, tmp_path, epochs=3, image=ImageConfig(size=8, train_crop="center", eval_resize=8)))
+    found = read_records(tmp_path, "epoch")
+    assert found[-1]["loss"] < 0.9 * found[0]["loss"]
+
+
+def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(manifest: str, undisturbed: Path) -> None:
+    config = tiny_config(manifest, undisturbed)
+    stream = open_data(config, 0, 1).evaluation
+    with runtime.running("single", "fp32") as here:
+        learner = Learner(here, config, 10, newest_state(undisturbed))
+        hits, loss, count = 0, 0.0, 0
+        learner.net.eval()
+        for _, _, batch in steps_of(stream, 0, len(stream)):
+            for image, label, weight in zip(batch["image"], batch["label"], batch["weight"], strict=True):
+                if weight:
+                    with torch.no_grad():
+                        logits = learner.net(learner._normalize(torch.from_numpy(image)[None]))
+                    hits += int(logits.argmax() == label)
+                    loss += nn.functional.cross_entropy(logits, torch.tensor([label])).item()
+                    count += 1
+    record = read_records(undisturbed, "eval")[-1]
+    assert (count, round(record["top1"] * count)) == (NUM_EVAL, hits)
+    assert record["loss"] == pytest.approx(loss / count, abs=1e-5)
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [1, 3, STEPS - 1, STEPS, STEPS + 2])
+def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
+    manifest: str, undisturbed: Path, tmp_path: Path, cut: int
+) -> None:
+    config = tiny_config(manifest, tmp_path)
+    run(replace(config, max_steps=cut))
+    assert len(losses(tmp_path)) == cut
+    run(config)
+    assert losses(tmp_path) == losses(undisturbed)
+    left, right = (newest_state(folder)["model"] for folder in (tmp_path, undisturbed))
+    assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_dropout_averages_and_mixing_go_on_bit_for_bit_too(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(
+        manifest,
+        tmp_path / "one",
+        model=ModelConfig(name=f"{__name__}:dropout_model"),
+        regularize=RegularizeConfig(mixup=0.2, cutmix=1.0, ema_decay=0.9, clip_norm=1.0, label_smoothing=0.1),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=0.01),
+    )
+    sys.modules.setdefault(__name__, sys.modules[dropout_model.__module__])
+    run(config)
+    run(replace(config, run_dir=str(tmp_path / "two"), max_steps=5))
+    run(replace(config, run_dir=str(tmp_path / "two")))
+    assert losses(tmp_path / "two") == losses(tmp_path / "one")
+    left, right = (newest_state(tmp_path / name)["ema"] for name in ("one", "two"))
+    assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_accumulating_passes_changes_nothing_but_rounding(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name="trainer.model:tiny_groupnorm")
+    for passes in (1, 2):
+        run(tiny_config(manifest, tmp_path / str(passes), model=model, accumulate=passes, epochs=1))
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
+
+
+def test_a_finished_run_stays_finished(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=1)
+    for _ in range(2):
+        run(config)
+    assert len(losses(tmp_path)) == STEPS
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"seed": 5}, "seed is 0 there and 5 here"),
+        ({"model": ModelConfig(name="trainer.model:tiny_groupnorm")}, "model is"),
+        ({"global_batch_size": 4}, "global_batch_size is 8 there and 4 here"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(
+    manifest: str, undisturbed: Path, changes: dict[str, Any], difference: str
+) -> None:
+    with pytest.raises(CheckpointError, match=difference):
+        run(tiny_config(manifest, undisturbed, **changes))
+
+
+def test_a_checkpoint_of_another_shard_set_is_refused(undisturbed: Path, tmp_path: Path) -> None:
+    other = shard_set(tmp_path / "other", size=12)
+    with pytest.raises(CheckpointError, match="manifest digest"):
+        run(tiny_config(other, undisturbed))
+
+
+def test_resume_never_does_not_mix_two_runs(manifest: str, undisturbed: Path) -> None:
+    with pytest.raises(ConfigError, match="would mix"):
+        run(tiny_config(manifest, undisturbed, resume="never"))
+
+
+def test_a_run_goes_on_from_another_runs_checkpoint(manifest: str, undisturbed: Path, tmp_path: Path) -> None:
+    step = checkpoint.folder_of(STEPS)
+    run(tiny_config(manifest, tmp_path, resume=f"{undisturbed}/{step}"))
+    assert losses(tmp_path) == losses(undisturbed)[STEPS:]
+
+
+def test_a_cut_checkpoint_costs_only_the_steps_since_the_one_before(
+    manifest: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(manifest, tmp_path)
+    run(replace(config, max_steps=5, checkpoint_every_steps=3))
+    state = tmp_path / checkpoint.folder_of(5) / checkpoint.STATE
+    state.write_bytes(state.read_bytes()[:1000])
+    run(config)
+    assert losses(tmp_path) == losses(undisturbed)
+    assert "trying the one before" in (tmp_path / "logs/host-000.log").read_text()
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+def test_a_target_accuracy_ends_the_run_and_its_time_is_told(manifest: str, tmp_path: Path) -> None:
+    run(tiny_config(manifest, tmp_path, epochs=50, target_accuracy=0.01))
+    final = read_records(tmp_path, "final")[0]
+    assert final["epochs"] < 50
+    assert 0 < final["seconds_to_target"] <= final["seconds"]
+
+
+@pytest.mark.parametrize("when", ["train step", "evaluation step"])
+def test_sigterm_saves_and_the_same_command_goes_on(
+    manifest: str, undisturbed: Path, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method = {"train step": "_train_step", "evaluation step": "_eval_step"}[when]
+    original, calls = getattr(Learner, method), itertools.count()
+
+    def asked_at_the_third(self: Learner, *args: Any) -> Any:
+        if next(calls) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(self, *args)
+
+    monkeypatch.setattr(loop, "EVAL_ROWS", 1)
+    config = tiny_config(manifest, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, method, asked_at_the_third)
+        with pytest.raises(Preempted, match=f"saved at step {3 if when == 'train step' else STEPS}"):
+            run(config)
+    run(config)
+    assert losses(tmp_path) == losses(undisturbed)
+    assert len(read_records(tmp_path, "eval")) == 2
+
+
+def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(
+        manifest,
+        tmp_path,
+        model=ModelConfig(name=f"{__name__}:flaky_model"),
+        checkpoint_every_steps=2,
+        log_every_steps=3,
+    )
+    sys.modules.setdefault(__name__, sys.modules[flaky_model.__module__])
+    order = open_data(config, 0, 1).train
+    assert isinstance(order, Stream)
+    ids = order.order.batch(0, 4).ids.tolist()
+    with pytest.raises(NotFinite, match="epoch 0 step 4") as error:
+        run(config)
+    assert str(ids) in str(error.value)
+    assert newest_state(tmp_path)["step"] == 4
+
+
+class Losing:
+    """A stream that hands out one sample twice instead of another."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        for epoch, step, batch in self.stream.run(spans):
+            if step == 2:
+                batch["id"] = np.where(batch["id"] == batch["id"][0], batch["id"][1], batch["id"])
+            yield epoch, step, batch
+
+
+def test_a_sample_that_was_lost_stops_the_run(manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "Stream", lambda *args, **options: Losing(Stream(*args, **options)))
+    monkeypatch.setattr(Losing, "order", property(lambda self: self.stream.order), raising=False)
+    with pytest.raises(PlanMismatch, match=f"trained on {NUM_TRAIN} samples"):
+        run(tiny_config(manifest, tmp_path))
+    assert checkpoint.commits(open_storage(str(tmp_path))) == []
+
+
+def test_what_was_seen_before_a_resume_counts_in_the_plan(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=1)
+    run(replace(config, max_steps=3))
+    assert Counted(*newest_state(tmp_path)["seen"]).samples == 3 * BATCH
+    run(config)
+    assert read_records(tmp_path, "epoch")[0]["samples"] == NUM_TRAIN
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_that_does_not_divide_over_devices_and_passes_is_refused(manifest: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="8 does not divide over 1 devices in 3 passes; use 6 or 9"):
+        run(tiny_config(manifest, tmp_path, accumulate=3))
+
+
+def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "NUM_SAMPLES", 20)
+    monkeypatch.setattr(data, "NUM_EVAL_SAMPLES", 9)
+    run(
+        tiny_config(
+            None, tmp_path, fake_data=True, epochs=1, model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3)
+        )
+    )
+    assert read_records(tmp_path, "eval")[0]["samples"] == 9
+    assert read_records(tmp_path, "epoch")[0]["samples"] == 20
+
+
+def test_profiled_steps_leave_a_trace(manifest: str, tmp_path: Path) -> None:
+    run(tiny_config(manifest, tmp_path, max_steps=4, profile_steps=(1, 3)))
+    assert list((tmp_path / "profile").iterdir())
+
+
+def test_an_evaluation_by_command_gives_the_accuracy_of_the_best_checkpoint(
+    manifest: str, undisturbed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runtime.launch(tiny_config(manifest, undisturbed), loop.evaluate_checkpoint)
+    best = max(record["top1"] for record in read_records(undisturbed, "eval"))
+    assert f"accuracy {best:.4f}" in capsys.readouterr().out

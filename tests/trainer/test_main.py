@@ -1,0 +1,95 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardset.version import __version__
+from tests.makers.training import losses, shard_set
+from trainer import __main__ as command
+from trainer.config import RECIPES
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"))
+
+
+def tiny(manifest: str, run_dir: Path) -> list[str]:
+    settings = ("image.size=8", "image.train_crop=pad", "image.eval_resize=8", "log_every_steps=1")
+    flags = ["--manifest", manifest, "--run-dir", str(run_dir), "--strategy", "single", "--global-batch-size", "8"]
+    return [*flags, "--model", "trainer.model:tiny_resnet", *(f"--set={setting}" for setting in settings)]
+
+
+def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["train", *tiny(manifest, tmp_path), "--epochs", "1", "--seed", "3"]) == command.OK
+    assert "test accuracy" in capsys.readouterr().out.splitlines()[-1]
+    assert len(losses(tmp_path)) == 7
+    assert command.main(["evaluate", *tiny(manifest, tmp_path)]) == command.OK
+    assert "21 samples" in capsys.readouterr().out
+    assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == command.OK
+    assert "host-000 step device=cpu epoch=0 step=0" in capsys.readouterr().out
+
+
+def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["bench-input", *tiny(manifest, tmp_path)]) == command.OK
+    assert capsys.readouterr().out.startswith("52 samples in 7 steps")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["train", "--set", "epoch=3"], command.USAGE, "did you mean 'epochs'"),
+        (["train", "--recipe", "imagenet_resnet5"], command.USAGE, "did you mean 'imagenet_resnet50'"),
+        (["train"], command.USAGE, "--manifest"),
+        (["train", "--manifest", "memory://nothing/here"], command.FAILED, "no manifest there"),
+        (["train", "--profile-steps", "7"], command.USAGE, "START:STOP"),
+        (["train", "--strategy", "ddp", "--fake-data"], command.USAGE, "torchrun"),
+        (["merge-logs", "--run-dir", "/no/such/folder"], command.USAGE, "no such run folder"),
+    ],
+)
+def test_errors_are_one_line_and_have_their_exit_code(
+    arguments: list[str], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--strategy" not in arguments and arguments[0] == "train":
+        arguments = [*arguments, "--strategy", "single", "--run-dir", str(tmp_path)]
+    assert command.main(arguments) == code
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="--manifest"):
+        command.main(["train", "--strategy", "single", "--debug", "--run-dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize("arguments", [["train", "--epoch", "3"], ["train", "--manifset", "x"], ["trian"], []])
+def test_unknown_flags_and_commands_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        command.main(arguments)
+    assert exit_code.value.code == command.USAGE
+
+
+def test_the_old_bfloat16_switch_is_refused_with_what_replaces_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_USE_BF16", "1")
+    assert command.main(["train", "--fake-data"]) == command.USAGE
+    assert "--precision bf16" in capsys.readouterr().err
+
+
+def test_help_and_version_say_what_there_is() -> None:
+    text = subprocess.run([sys.executable, "-m", "trainer", "train", "--help"], capture_output=True, text=True).stdout
+    assert all(name in text for name in RECIPES)
+    assert "regularize.label_smoothing = 0.0" in text
+    assert "exit codes" in text
+    version = subprocess.run([sys.executable, "-m", "trainer", "--version"], capture_output=True, text=True).stdout
+    assert __version__ in version
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys, trainer.__main__ as m; m.parser(); print([n for n in ('torch', 'torch_xla') if n in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"

@@ -1,0 +1,109 @@
+import json
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.storage import MemoryStorage
+from trainer import metrics
+from trainer.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
+
+STEP = StepRecord(
+    device="xla:0", epoch=1, step=2, global_step=9, loss=0.5, top1=0.25, rate=10, global_rate=9.5, learning_rate=0.1
+)
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(2, 12), st.integers(0, 1000))
+def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(real + pads, classes, generator=draw)
+    labels = torch.randint(0, classes, (real + pads,), generator=draw)
+    weights = torch.cat([torch.ones(real), torch.zeros(pads)])
+    totals = Totals().plus(stats_row(torch.ones(real + pads), logits, labels, weights).unsqueeze(0))
+    ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)[:real]
+    assert totals == Totals(real, real, int((ranks < 1).sum()), int((ranks < 5).sum()))
+
+
+def test_means_are_over_samples_and_not_over_batches() -> None:
+    totals = Totals().plus(torch.tensor([[8.0, 8, 8, 8], [0, 1, 0, 1]]).double())
+    assert totals.mean("top1") == pytest.approx(8 / 9)
+    assert totals.mean("loss") == pytest.approx(8 / 9)
+
+
+def test_rates_leave_out_what_comes_before_a_mark() -> None:
+    times = iter([100.0, 101.0, 500.0, 503.0])
+    rates = Rates(clock=lambda: next(times))
+    rates.add(10)
+    rates.add(10)
+    rates.mark()
+    rates.add(60)
+    assert (rates.samples, rates.seconds, rates.global_rate) == (70, 4.0, 17.5)
+    assert rates.rate == pytest.approx(metrics.SMOOTHING * 20 + (1 - metrics.SMOOTHING) * 10)
+
+
+def test_a_step_line_has_the_fields_of_the_original_by_name() -> None:
+    line = metrics.line_of(STEP)
+    assert line.startswith("step device=xla:0 epoch=1 step=2 ")
+    assert {"loss=0.5", "rate=10", "global_rate=9.5"} <= set(line.split())
+
+
+def test_records_go_to_the_log_the_json_lines_and_tensorboard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path, 0, master=True)
+    log.record(STEP)
+    log.record(EvalRecord(epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
+    log.note("a sentence")
+    log.close()
+    assert [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        "step",
+        "eval",
+    ]
+    assert (tmp_path / "logs/host-000.log").read_text().count("\n") == 3
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+    assert "a sentence" in capsys.readouterr().out
+
+
+def test_only_the_first_host_prints_and_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(tmp_path, 3, master=False)
+    log.record(STEP)
+    log.close()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["host-003.log"]
+    assert capsys.readouterr().out == ""
+
+
+def test_merged_logs_are_in_the_order_of_time() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    for host, moments in ((0, (1, 4)), (12, (2, 3))):
+        with storage.writer(metrics.log_name(host)) as writer:
+            writer.write("".join(f"2026-01-01T00:00:0{moment} line {moment}\n" for moment in moments).encode())
+    with storage.writer("logs/other.txt") as writer:
+        writer.write(b"not a log\n")
+    assert [line.split(" ", 1)[1] for line in metrics.merged_logs(storage)] == [
+        "host-000 line 1",
+        "host-012 line 2",
+        "host-012 line 3",
+        "host-000 line 4",
+    ]
+
+
+def test_what_a_resumed_run_wrote_again_counts_once_and_a_cut_line_not_at_all() -> None:
+    lines = [{"kind": "step", "global_step": step, "loss": loss} for step, loss in ((0, 1.0), (1, 2.0), (1, 3.0))]
+    data = "\n".join(json.dumps(line) for line in lines) + '\n{"kind": "st'
+    assert [record["loss"] for record in metrics.records(data.encode())] == [1.0, 3.0]
+
+
+def test_advice_comes_only_when_the_device_waits() -> None:
+    assert metrics.advice(3.0) is None
+    assert "input-bound: steps waited 42 % of the time" in (metrics.advice(42.0) or "")
+
+
+def test_a_run_without_an_evaluation_has_a_final_line_too() -> None:
+    record = FinalRecord(
+        accuracy=None, best_accuracy=None, best_epoch=None, epochs=0, global_step=3, reduced_global_rate=1.0, seconds=2.0,
+        seconds_to_target=None,
+    )  # fmt: skip
+    assert "accuracy=None" in metrics.line_of(record)

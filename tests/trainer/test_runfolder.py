@@ -1,0 +1,45 @@
+import uuid
+from pathlib import Path
+
+import pytest
+
+from shardset.errors import TransientError
+from shardset.storage import Storage, open_storage
+from trainer.runfolder import RunFolder
+
+
+def test_a_local_run_folder_is_written_in_place(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path / "run"), ())
+    (folder.local / "a.txt").write_text("a")
+    folder.close()
+    assert open_storage(str(tmp_path / "run")).read("a.txt") == b"a"
+
+
+def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> None:
+    folder = RunFolder(storage.url, ())
+    (folder.local / "logs").mkdir()
+    (folder.local / "logs/host-000.log").write_text("a line\n")
+    folder.close()
+    assert storage.read("logs/host-000.log") == b"a line\n"
+
+
+def test_a_resumed_remote_run_appends() -> None:
+    url = f"memory://{uuid.uuid4().hex}/run"
+    for number in range(2):
+        folder = RunFolder(url, ("metrics.jsonl",))
+        with (folder.local / "metrics.jsonl").open("a") as file:
+            file.write(f"{number}\n")
+        folder.close()
+    assert open_storage(url).read("metrics.jsonl") == b"0\n1\n"
+
+
+def test_a_storage_that_refuses_is_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run", ())
+    (folder.local / "a.txt").write_text("a")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TransientError("503")
+
+    monkeypatch.setattr(type(folder.storage), "writer", refuse)
+    with pytest.raises(TransientError, match="503"):
+        folder.close()
