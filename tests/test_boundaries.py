@@ -1,0 +1,232 @@
+"""Who may import what: three packages with two arrows between them, and one door for each heavy library."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGES = ("shardset", "pipelines", "trainer")
+FILES = sorted(str(path.relative_to(REPOSITORY)) for name in PACKAGES for path in (REPOSITORY / name).rglob("*.py"))
+
+DOORS = {
+    "shardset": ["shardset/*", "pipelines/*", "trainer/*"],
+    "pipelines": ["pipelines/*"],
+    "trainer": ["trainer/*"],
+    "apache_beam": ["pipelines/transforms.py", "pipelines/build.py", "pipelines/__main__.py"],
+    "google.cloud": ["shardset/gcs*.py"],
+    "google.auth": ["shardset/gcs*.py"],
+    "requests": ["shardset/gcs*.py"],
+    "urllib3": ["shardset/gcs*.py"],
+    "torch": ["trainer/*"],
+    "torchvision": ["trainer/*"],
+    "timm": ["trainer/*"],
+    "torch_xla": ["trainer/runtime.py"],
+    "webdataset": ["trainer/*"],
+}
+
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "apache_beam": "apache-beam",
+    "cv2": "opencv-python-headless",
+    "google": "google-cloud-storage",
+    "google_crc32c": "google-crc32c",
+    "requests": "google-cloud-storage",
+    "urllib3": "google-cloud-storage",
+}
+"""By import name, where the distribution that brings it is called otherwise; the client of storage needs the last."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported name: `google.cloud.storage`; `late` if it happens when a function is called."""
+
+    file: str
+    line: int
+    name: str
+    late: bool
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.name}"
+
+    def is_of(self, library: str) -> bool:
+        return self.name == library or self.name.startswith(f"{library}.")
+
+
+def tree_of(file: str) -> ast.Module:
+    return ast.parse((REPOSITORY / file).read_text(encoding="utf-8"), file)
+
+
+def late_nodes(tree: ast.Module) -> set[ast.AST]:
+    """Everything that runs only when a function is called; not its decorators, defaults and annotations."""
+    bodies: list[ast.AST] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            bodies += node.body
+        elif isinstance(node, ast.Lambda):
+            bodies.append(node.body)
+    return {node for body in bodies for node in ast.walk(body)}
+
+
+def imports_of(file: str) -> Iterator[Import]:
+    tree = tree_of(file)
+    late = late_nodes(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative imports hide which package they name"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        yield from (Import(file, node.lineno, name, node in late) for name in names)
+
+
+IMPORTS = [found for file in FILES for found in imports_of(file)]
+
+
+def environment_reads(tree: ast.Module) -> list[int]:
+    """The lines that look at the environment when the module is imported."""
+    late = late_nodes(tree)
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if node not in late
+        and isinstance(node, ast.Attribute | ast.Name | ast.alias)
+        and (getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "name", None))
+        in ("environ", "environb", "getenv", "getenvb")
+    ]
+
+
+@pytest.mark.parametrize("library", DOORS)
+def test_a_library_comes_in_through_its_door_only(library):
+    found = [each for each in IMPORTS if each.is_of(library)]
+    strangers = [str(each) for each in found if not any(fnmatch(each.file, door) for door in DOORS[library])]
+    assert not strangers, f"{library} may be imported by {', '.join(DOORS[library])} only"
+
+
+def test_the_command_line_imports_beam_in_functions_only():
+    # Every other verb starts a second earlier for it.
+    found = [each for each in IMPORTS if each.file == "pipelines/__main__.py" and each.is_of("apache_beam")]
+    assert found
+    assert all(each.late for each in found)
+
+
+@pytest.mark.parametrize("library", ["webdataset", "google.cloud.storage"])
+def test_a_library_that_any_of_several_files_might_import_is_imported_by_one_at_most(library):
+    assert len({each.file for each in IMPORTS if each.is_of(library)}) <= 1
+
+
+def test_the_rules_see_imports_wherever_they_stand():
+    lines = ("import a.b", "def f(x=c):", "    from d import e", "class G:", "    import h", "    async def i(self):")
+    tree = ast.parse("\n".join([*lines, "        import j"]))
+    late = late_nodes(tree)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert [(node.lineno, node in late) for node in sorted(imports, key=lambda node: node.lineno)] == [
+        (1, False), (3, True), (5, False), (7, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_modules_of_a_package_do_not_import_each_other_in_a_circle(package):
+    modules = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in FILES}
+    graph: dict[str, set[str]] = {name: set() for name, file in modules.items() if file.startswith(f"{package}/")}
+    names = {file: name for name, file in modules.items()}
+    for each in IMPORTS:
+        target = next((name for name in (each.name, each.name.rpartition(".")[0]) if name in graph), None)
+        if names[each.file] in graph and target and target != names[each.file] and not each.late:
+            graph[names[each.file]].add(target)
+    assert len(list(TopologicalSorter(graph).static_order())) == len(graph) > 3
+
+
+def requirements() -> dict[str, set[str]]:
+    """The distributions that each package may count on, from setup.py."""
+    lists = {
+        node.targets[0].id: {re.split(r"[\[<>=; ]", spec)[0].lower() for spec in ast.literal_eval(node.value)}
+        for node in tree_of("setup.py").body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.List)
+    }
+    base = lists["BASE"]
+    return {"shardset": base, "pipelines": base | lists["PIPELINES"], "trainer": base | lists["TRAINER"]}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_library_that_a_package_imports_is_among_its_requirements(package):
+    ours = {*sys.stdlib_module_names, *PACKAGES, "_typeshed"}
+    tops = {each.name.partition(".")[0] for each in IMPORTS if each.file.startswith(f"{package}/")} - ours
+    assert {DISTRIBUTIONS.get(top, top).lower() for top in tops} <= requirements()[package]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nothing_reads_the_environment_when_it_is_imported(file):
+    assert not environment_reads(tree_of(file)), f"{file}: read the environment in a function, where it is used"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "X = os.environ['A']",
+        "from os import getenv",
+        "def f(x=os.getenv('A')): ...",
+        "class A:\n    x = environ.get('B')",
+    ],
+)
+def test_a_read_of_the_environment_at_import_would_be_seen(code):
+    assert environment_reads(ast.parse(code))
+
+
+def imported_after(code: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after running `code`."""
+    script = f"{code}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def importing_all_of(package: str) -> str:
+    wanted = [file for file in FILES if file.startswith(f"{package}/")]
+    return "\n".join(
+        f"import {file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for file in wanted
+    )
+
+
+def test_importing_the_contract_brings_neither_beam_nor_torch_nor_google_s_client():
+    found = imported_after("import shardset, shardset.order, shardset.storage, shardset.tarindex")
+    heavy = ("apache_beam", "torch", "torch_xla", "webdataset", "google.cloud.storage", "pipelines", "trainer")
+    assert "shardset.manifest" in found
+    assert not found & set(heavy)
+
+
+def test_importing_every_module_of_the_contract_brings_neither_beam_nor_torch():
+    found = imported_after(importing_all_of("shardset"))
+    assert "google.cloud.storage" in found
+    assert not found & {"apache_beam", "torch", "torch_xla", "webdataset", "pipelines", "trainer"}
+
+
+def test_the_verbs_that_only_read_come_up_without_beam():
+    modules = "pipelines.__main__, pipelines.verify, pipelines.inspect, pipelines.sources, pipelines.writing"
+    assert "apache_beam" not in imported_after(f"import {modules}")
+
+
+def test_importing_every_module_that_writes_brings_no_torch():
+    found = imported_after(importing_all_of("pipelines"))
+    assert "apache_beam" in found
+    assert not found & {"torch", "torch_xla", "webdataset", "trainer"}
+
+
+def test_importing_the_read_path_brings_no_torch():
+    found = imported_after("import trainer.stream")
+    assert "trainer.fetch" in found
+    assert not found & {"apache_beam", "torch", "torch_xla", "pipelines"}
+
+
+def test_importing_every_module_of_the_trainer_brings_neither_beam_nor_torch_xla():
+    found = imported_after(importing_all_of("trainer"))
+    assert "torch" in found
+    assert not found & {"apache_beam", "torch_xla", "pipelines"}
