@@ -56,7 +56,7 @@ class Shard(_Record, frozen=True, kw_only=True):
 
 
 class Split(_Record, frozen=True, kw_only=True):
-    """All shards of one split, in id order. `fields` in the order in which a sample's members stand."""
+    """All shards of one split, in id order. `fields` are all that occur, in the order of the index's columns."""
 
     num_samples: Count
     num_shards: Count
@@ -197,7 +197,8 @@ def _convert(head: dict[str, Any], where: str) -> Manifest:
 def _check_split(split: Split, num_classes: int, where: str) -> None:
     if split.num_shards != len(split.shards) or not split.shards:
         raise ManifestError(f"{where}: num_shards is {split.num_shards} but {len(split.shards)} are listed; rebuild it")
-    if len(set(split.fields)) < len(split.fields) or not all(map(naming.is_field, split.fields)):
+    unique = len(set(split.fields)) == len(split.fields) > 0
+    if not unique or not all(map(naming.is_field, split.fields)):
         raise ManifestError(f"{where}: fields {split.fields} can't be those of a sample; rebuild the set")
     first_id = 0
     for shard in split.shards:

@@ -161,7 +161,7 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
 
 
 def index_fields(index: np.ndarray) -> list[str]:
-    """The fields that an index has columns for, in member order."""
+    """The fields that an index has columns for, in their order; a sample's members may stand in another."""
     return [name.removeprefix(".") for name in (index.dtype.names or ())[len(_HEAD) + 1 :]]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset import manifest as manifests
@@ -168,6 +168,7 @@ def test_a_wrong_type_or_an_unknown_field_is_named_with_its_place(path, new, sen
         ("splits/train/shards/0/class_counts", [2], "1 class counts for 2 classes"),
         ("splits/train/shards/0/num_bytes", 0, "num_samples and num_bytes must be positive"),
         ("splits/train/fields", ["ppm", "ppm"], r"fields \['ppm', 'ppm'\] can't be those of a sample"),
+        ("splits/train/fields", [], r"fields \[\] can't be those of a sample"),
         ("splits/train/fields", ["../x"], "can't be those of a sample"),
         ("classes/1/label", 2, "class labels are not 0 to 1 in order"),
         ("splits", {"..": value()["splits"]["validation"]}, r"'\.\.' can't name a split"),
@@ -230,11 +231,13 @@ def test_any_other_digit_anywhere_is_refused():
                     parse(GOLDEN[:place] + bytes([digit]) + GOLDEN[place + 1 :])
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(GOLDEN) - 1), st.integers(0, 255))
 def test_any_other_byte_is_refused_or_means_the_same(place, byte):
     same_or_refused(GOLDEN[:place] + bytes([byte]) + GOLDEN[place + 1 :])
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(GOLDEN)), st.integers(0, len(GOLDEN)), st.binary(max_size=4))
 def test_a_cut_or_a_patch_anywhere_is_refused_or_means_the_same(start, stop, patch):
     same_or_refused(GOLDEN[:start] + patch + GOLDEN[stop:])

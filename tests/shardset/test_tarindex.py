@@ -124,6 +124,7 @@ def test_a_header_is_that_of_python_s_ustar_writer_with_device_numbers(name, num
     assert header(name.encode(), num_bytes) == from_python(info)
 
 
+@settings(deadline=None)
 @given(samples)
 def test_the_bytes_are_those_of_python_s_ustar_writer_with_device_numbers(found):
     parts = []
@@ -163,7 +164,7 @@ def test_stock_webdataset_reads_a_shard():
         assert {name: sample[name] for name in sample if not name.startswith("__")} == dict(stored.fields)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(found=samples)
 def test_tarfile_and_members_agree_on_any_samples(found):
     data, _ = shard_of(found)
@@ -176,6 +177,7 @@ def test_tarfile_and_members_agree_on_any_samples(found):
 # -- the index --------------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(samples)
 def test_every_field_stands_where_the_index_says(found):
     data, index = shard_of(found, ["cls", "jpg"])
@@ -190,6 +192,7 @@ def test_every_field_stands_where_the_index_says(found):
             assert (data[offset : offset + num_bytes] if offset else None) == expected
 
 
+@settings(deadline=None)
 @given(samples)
 def test_samples_stand_front_to_back_without_gaps(found):
     data, index = shard_of(found)
@@ -200,6 +203,7 @@ def test_samples_stand_front_to_back_without_gaps(found):
     assert last.offset + last.num_bytes + -last.num_bytes % BLOCK + len(END) == len(data)
 
 
+@settings(deadline=None)
 @given(samples)
 def test_an_index_is_read_back_and_is_an_ordinary_npy_file(found):
     _, index = shard_of(found, ["jpg", "cls"])
@@ -311,6 +315,7 @@ def test_every_flipped_bit_of_a_shard_is_found():
                 check(flipped(SMALL, place, bit), index)
 
 
+@settings(deadline=None)
 @given(samples, st.data())
 def test_a_flipped_bit_of_any_shard_is_found(found, data):
     tar, index = shard_of(found)
@@ -319,6 +324,7 @@ def test_a_flipped_bit_of_any_shard_is_found(found, data):
         check(flipped(tar, place, data.draw(st.integers(0, 7))), index)
 
 
+@settings(deadline=None)
 @given(samples, st.data())
 def test_a_run_of_lost_or_foreign_bytes_is_found(found, data):
     tar, index = shard_of(found)

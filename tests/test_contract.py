@@ -1,0 +1,192 @@
+"""What the build writes, every reader reads: the same samples, byte for byte the raw files."""
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+from PIL import Image
+
+from pipelines.build import build
+from pipelines.config import BuildConfig
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.manifest import Manifest
+from shardset.tarindex import index_fields
+from tests.makers.folders import write_images
+from trainer.decode import CenterCrop, ImageSpec
+from trainer.stream import Stream
+
+CLASSES = ["cat", "dog", "owl"]
+FIELDS = ["png", "jpg", "ppm", "cls"]
+NAMES = {
+    "train": [f"{name}/{number:03d}.png" for name in CLASSES for number in range(4)]
+    + ["cat/no. 7, naïve.png", "dog/photo.JPEG", "owl/plain.ppm", "owl/" + "long" * 30 + ".png"],
+    "test": [f"{name}/{number:03d}.png" for name in CLASSES for number in range(2)],
+}
+
+Samples = dict[str, dict[str, bytes]]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A built set, and what must be in it: split -> key -> field -> content."""
+
+    folder: Path
+    manifest: Manifest
+    expected: dict[str, Samples]
+
+    def tars(self, split: str) -> list[Path]:
+        return [self.folder / shard.path for shard in self.manifest.split(split).shards]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("contract")
+    raw = write_images(folder / "raw", [f"{split}/{name}" for split, names in NAMES.items() for name in names])
+    config = BuildConfig(
+        source="folder", input=str(raw), output=str(folder / "set"), num_shards={"train": 3, "test": 1}
+    )
+    build(config, ["--direct_running_mode=in_memory"])
+    manifest, _ = manifests.load(str(folder / "set"))
+    return Built(folder / "set", manifest, {split: expected(raw, split) for split in NAMES})
+
+
+def expected(raw: Path, split: str) -> Samples:
+    """key -> field -> content, from the raw files alone."""
+    found = {}
+    for name in NAMES[split]:
+        stem, _, extension = f"{split}/{name}".rpartition(".")
+        key = stem if naming.is_key(stem) else naming.short_key(f"{split}/{split}/{name}")
+        label = str(CLASSES.index(name.partition("/")[0])).encode()
+        field = {"JPEG": "jpg"}.get(extension, extension)
+        found[key] = {field: (raw / split / name).read_bytes(), "cls": label}
+    assert len(found) == len(NAMES[split])
+    return found
+
+
+def grouped(files: Iterator[tuple[str, bytes]]) -> Samples:
+    found: Samples = {}
+    for name, content in files:
+        key, field = naming.split_member(name)
+        assert field not in found.setdefault(key, {})
+        found[key][field] = content
+    return found
+
+
+def by_python_s_tarfile(built: Built, split: str) -> Samples:
+    def files() -> Iterator[tuple[str, bytes]]:
+        for path in built.tars(split):
+            with tarfile.open(path) as tar:
+                yield from ((info.name, tar.extractfile(info).read()) for info in tar)
+
+    return grouped(files())
+
+
+def by_gnu_tar(built: Built, split: str) -> Samples:
+    def run(*arguments: str) -> bytes:
+        return subprocess.run(["tar", *arguments], capture_output=True, check=True).stdout
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for path in map(str, built.tars(split)):
+            for name in run("tf", path).decode("ascii").splitlines():
+                yield name, run("xOf", path, name)
+
+    return grouped(files())
+
+
+def by_stock_webdataset(built: Built, split: str) -> Samples:
+    found = list(webdataset.WebDataset([str(path) for path in built.tars(split)], shardshuffle=False))
+    samples = {sample["__key__"]: {name: sample[name] for name in FIELDS if name in sample} for sample in found}
+    assert len(samples) == len(found)
+    return samples
+
+
+def by_numpy_and_byte_ranges(built: Built, split: str) -> Samples:
+    found = {}
+    for shard in built.manifest.split(split).shards:
+        data = (built.folder / shard.path).read_bytes()
+        index = np.load(built.folder / shard.index.path, allow_pickle=False)
+        for row in index:
+            places = {name: row[f".{name}"].tolist() for name in index_fields(index)}
+            found[row["key"].decode()] = {name: data[at : at + size] for name, (at, size) in places.items() if at}
+    return found
+
+
+def by_the_trainer_s_stream(built: Built, split: str, *, world_size: int = 1, seed: int | None = 7) -> Samples:
+    found: Samples = {}
+    stored = built.manifest.split(split).fields
+    for rank in range(world_size):
+        stream = Stream(
+            str(built.folder), split, global_batch_size=4, rank=rank, world_size=world_size, seed=seed,
+            image=None, fields=stored, with_key=True, num_threads=2,
+        )  # fmt: skip
+        for batch in stream.epoch(0):
+            for slot in np.flatnonzero(batch["weight"]):
+                assert batch["key"][slot] not in found
+                found[batch["key"][slot]] = {
+                    name: batch[name][slot] for name in stored if batch[name][slot] is not None
+                }
+                assert str(batch["label"][slot]).encode() == batch["cls"][slot]
+    return found
+
+
+READERS = [by_python_s_tarfile, by_gnu_tar, by_stock_webdataset, by_numpy_and_byte_ranges, by_the_trainer_s_stream]
+
+
+@pytest.mark.parametrize("split", NAMES)
+@pytest.mark.parametrize("read", READERS)
+def test_every_reader_finds_every_raw_file_byte_for_byte(built, split, read: Callable[[Built, str], Samples]):
+    assert read(built, split) == built.expected[split]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 8])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_replicas_together_find_every_sample_once(built, world_size, seed):
+    found = by_the_trainer_s_stream(built, "train", world_size=world_size, seed=seed)
+    assert found == built.expected["train"]
+
+
+def test_evaluation_reads_in_the_order_in_which_samples_stand_in_the_tars(built):
+    (path,) = built.tars("test")
+    with tarfile.open(path) as tar:
+        stored = list(dict.fromkeys(naming.split_member(info.name)[0] for info in tar))
+    stream = Stream(
+        str(built.folder), "test", global_batch_size=1, rank=0, world_size=1, seed=None, image=None, with_key=True
+    )
+    batches = list(stream.epoch(0))
+    assert [key for batch in batches for key in batch["key"]] == stored
+    assert [id_ for batch in batches for id_ in batch["id"]] == list(range(len(stored)))
+
+
+def test_the_pixels_that_arrive_are_those_of_the_raw_file(built):
+    image = ImageSpec(size=8, crop=CenterCrop(8))
+    stream = Stream(
+        str(built.folder), "test", global_batch_size=2, rank=0, world_size=1, seed=None, image=image, with_key=True
+    )
+    for batch in stream.epoch(0):
+        for key, pixels in zip(batch["key"], batch["image"], strict=True):
+            raw = Image.open(io.BytesIO(built.expected["test"][key]["png"])).convert("RGB")
+            assert np.array_equal(pixels, np.asarray(raw))
+
+
+def test_brace_ranges_name_the_shards_of_a_split(built):
+    assert [path.name for path in built.tars("train")] == [f"train-{number:06d}.tar" for number in range(3)]
+    pattern = f"{built.folder}/train/train-{{000000..000002}}.tar"
+    found = [sample["__key__"] for sample in webdataset.WebDataset(pattern, shardshuffle=False)]
+    assert sorted(found) == sorted(built.expected["train"])
+
+
+def test_a_set_may_be_moved_as_a_whole(built, tmp_path):
+    moved = tmp_path / "elsewhere"
+    os.rename(built.folder, moved)
+    try:
+        assert by_the_trainer_s_stream(Built(moved, built.manifest, {}), "test") == built.expected["test"]
+    finally:
+        os.rename(moved, built.folder)
