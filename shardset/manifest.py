@@ -4,6 +4,7 @@
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Final, Literal
 
@@ -15,6 +16,9 @@ from shardset.storage import Storage, open_file
 
 VERSION: Final = 1
 KIND: Final = "shardset"
+
+_NUMBERS = re.compile(rb"\[\n *[0-9]+(,\n *[0-9]+)*\n *\]")
+_BREAK = re.compile(rb"\n *")
 
 Remainder = Literal["spread", "drop", "pad"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -123,7 +127,11 @@ def seal(manifest: Manifest) -> Manifest:
 
 def to_json(manifest: Manifest) -> bytes:
     """Canonical, readable JSON with a final newline; `parse` gives the same manifest back."""
-    return msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
+    # A thousand shards of a thousand classes would be a million lines. No string holds a newline, so none is touched.
+    return (
+        _NUMBERS.sub(lambda found: _BREAK.sub(b" ", found[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text) + b"\n"
+    )
 
 
 def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
