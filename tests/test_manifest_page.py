@@ -1,0 +1,47 @@
+"""docs/manifest.md says what the code does: every field is explained, every example runs."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from shardset import manifest as manifests
+from shardset.naming import MAX_FIELD_BYTES, MAX_KEY_BYTES
+from shardset.tarindex import index_dtype
+from tests.makers import golden
+
+PAGE = (golden.REPOSITORY / "docs/manifest.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(python|console)\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.mark.parametrize("record", manifests.schema()["$defs"])
+def test_every_field_of_the_manifest_is_explained(record):
+    for name in manifests.schema()["$defs"][record]["properties"]:
+        assert f"`{name}`" in PAGE
+
+
+def test_every_column_of_the_index_is_explained_with_its_type():
+    for name, (kind, _) in index_dtype([], 1).fields.items():
+        assert re.search(rf"^\| `{name}` \| `{'S…' if name == 'key' else kind.str}` \|", PAGE, re.MULTILINE), name
+
+
+def test_the_limits_are_those_of_the_code():
+    assert f"at most {MAX_KEY_BYTES} bytes; no dot" in PAGE
+    assert f"inner dots; at most {MAX_FIELD_BYTES} bytes" in PAGE
+    assert re.findall(r"^\| ([0-9]+) \|", PAGE, re.MULTILINE) == [str(v + 1) for v in range(manifests.VERSION)]
+
+
+@pytest.mark.parametrize(("language", "code"), BLOCKS)
+def test_every_example_runs_on_the_golden_set(tmp_path, language, code):
+    shutil.copytree(golden.FOLDER, tmp_path / "shards")
+    command = [sys.executable, "-c", code] if language == "python" else ["sh", "-e", "-c", code]
+    path = {"PYTHONPATH": str(golden.REPOSITORY), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=tmp_path, env=path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
+def test_the_page_has_examples_for_tar_webdataset_byte_ranges_and_counts():
+    assert [language for language, _ in BLOCKS] == ["console", "python", "python", "python"]
