@@ -6,13 +6,15 @@ CRC32C have been compared with the index, and the index with the manifest.
 """
 
 import heapq
+import logging
 import os
+import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
-from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor, wait
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +26,8 @@ from shardset.manifest import Shard, Split
 from shardset.order import Order, Pieces, Slots
 from shardset.storage import LocalStorage, Storage
 from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
+
+_log = logging.getLogger(__name__)
 
 INDEX_BUDGET_BYTES = 256 << 20
 NUM_FETCHERS = 32
@@ -105,7 +109,7 @@ class ShardTable:
         """Where sample number `position` of a shard is stored."""
         index = self.index(shard)
         start = index.starts.item(position)
-        places = zip(self.split.fields, index.offsets[position].tolist(), index.sizes[position].tolist(), strict=True)
+        places = zip(index.offsets[position].tolist(), index.sizes[position].tolist(), self.split.fields, strict=True)
         return Address(
             shard=shard,
             position=position,
@@ -114,7 +118,7 @@ class ShardTable:
             start=start,
             stop=index.stops.item(position),
             crc32c=index.crcs.item(position),
-            fields=tuple((name, offset - start, size) for name, offset, size in places if offset),
+            fields=tuple((name, offset - start, size) for offset, size, name in sorted(places) if offset),
         )
 
     def _load(self, number: int) -> ShardIndex:
@@ -157,6 +161,15 @@ def check_sample(data: bytes, address: Address, where: str) -> bytes:
 def named(address: Address, where: str) -> str:
     """`where` with the sample's key and offset, as every message about a sample begins."""
     return f"{where}: sample {address.key!r} at byte {address.start}"
+
+
+@contextmanager
+def _naming(address: Address, where: str) -> Iterator[None]:
+    """Adds shard, key and offset to any failure of ours."""
+    try:
+        yield
+    except ShardsetError as error:
+        raise type(error)(f"{named(address, where)}: {error}") from error
 
 
 class Ticket(Protocol):
@@ -255,7 +268,10 @@ class LocalTicket:
 
     def take(self) -> bytes:
         """See Ticket."""
-        return check_sample(self.reads.read(self.address), self.address, self.reads.table.where(self.address.shard))
+        where = self.reads.table.where(self.address.shard)
+        with _naming(self.address, where):
+            data = self.reads.read(self.address)
+        return check_sample(data, self.address, where)
 
 
 class _File:
@@ -290,8 +306,8 @@ class RemoteReader:
         self._lock = threading.Lock()
         self._times: dict[int, deque[float]] = {}
         self._running: set[_Read] = set()
-        self._fetchers = ThreadPoolExecutor(num_fetchers, "shardset-fetch")
-        self._hedgers = ThreadPoolExecutor(max(1, num_fetchers // 8), "shardset-hedge")
+        self._fetchers = _Threads("shardset-fetch", num_fetchers)
+        self._hedgers = _Threads("shardset-hedge", max(1, num_fetchers // 8))
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._hedge_late_ones, name="shardset-watch", daemon=True)
         self._watch.start()
@@ -300,25 +316,39 @@ class RemoteReader:
         """The bytes [start, stop) of a shard, all of them, from the object that the manifest describes."""
         read = _Read(shard, start, stop)
         with self._lock:
+            if self._closed.is_set():
+                raise CancelledError
             self._running.add(read)
             self.num_reads += 1
-        self._attempt(read, self._fetchers)
+            self._attempt(read, self._fetchers)
         return read.result
 
     def close(self) -> None:
-        """Ends the threads (one that waits for storage ends with its read) and cancels what is open."""
-        self._closed.set()
-        self._watch.join()
-        for pool in (self._fetchers, self._hedgers):
-            pool.shutdown(wait=False, cancel_futures=True)
+        """Ends the threads (one that waits for storage ends with its read) and fails what is open."""
         with self._lock:
+            self._closed.set()
             running = list(self._running)
+        self._watch.join()
+        self._fetchers.close()
+        self._hedgers.close()
         for read in running:
-            read.result.cancel()
+            _settle(read.result, CancelledError())
 
-    def _attempt(self, read: "_Read", pool: ThreadPoolExecutor) -> None:
+    def _attempt(self, read: "_Read", threads: "_Threads") -> None:
         read.attempts += 1
-        pool.submit(self._read, read).add_done_callback(lambda done: self._settle(read, done))
+        threads.submit(lambda: self._try(read))
+
+    def _try(self, read: "_Read") -> None:
+        try:
+            outcome: bytes | BaseException = self._read(read)
+        except BaseException as error:  # noqa: BLE001 - raised again to whoever waits for the bytes
+            outcome = error
+        with self._lock:
+            read.attempts -= 1
+            if isinstance(outcome, BaseException) and read.attempts:
+                return
+            self._running.discard(read)
+        _settle(read.result, outcome)
 
     def _read(self, read: "_Read") -> bytes:
         read.started = read.started or time.monotonic()
@@ -349,21 +379,6 @@ class RemoteReader:
             self.num_bytes_read += num_bytes
             self._times.setdefault(read.size_class, deque(maxlen=NUM_TIMES)).append(seconds)
 
-    def _settle(self, read: "_Read", done: "Future[bytes]") -> None:
-        with self._lock:
-            read.attempts -= 1
-            failed = done.cancelled() or done.exception() is not None
-            if failed and read.attempts:
-                return
-            self._running.discard(read)
-        with suppress(InvalidStateError):
-            if done.cancelled():
-                read.result.cancel()
-            elif failed:
-                read.result.set_exception(done.exception())
-            else:
-                read.result.set_result(done.result())
-
     def _hedge_late_ones(self) -> None:
         while not self._closed.wait(MIN_HEDGE_S / 2):
             for read in self._late_ones():
@@ -381,6 +396,41 @@ class RemoteReader:
             late = late[: max(0, int(self.num_reads * MAX_HEDGED) - self.num_hedges)]
             self.num_hedges += len(late)
         return late
+
+
+class _Threads:
+    """Daemon threads for jobs that may wait for minutes: leaving the program does not wait for them."""
+
+    def __init__(self, name: str, num_threads: int) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Runs `job` on the next thread that is free."""
+        self._jobs.put(job)
+
+    def close(self) -> None:
+        """Each thread ends with the job that it has; the others are not done."""
+        with suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _settle(result: "Future[bytes]", outcome: bytes | BaseException) -> None:
+    """Gives a read its outcome unless it has one."""
+    with suppress(InvalidStateError):
+        if isinstance(outcome, BaseException):
+            result.set_exception(outcome)
+        else:
+            result.set_result(outcome)
 
 
 @dataclass(eq=False, slots=True)
@@ -521,14 +571,18 @@ class BlockTicket:
     def take(self) -> bytes:
         """See Ticket."""
         where = self.reads.table.where(self.address.shard)
-        try:
+        with _naming(self.address, where):
             data = self.block.data.result()
-        except ShardsetError as error:
-            raise type(error)(f"{named(self.address, where)}: {error}") from error
         begin = self.address.start - self.block.start
         sample = data[begin : begin + self.address.stop - self.address.start]
         self.reads.taken(self.block)
-        return check_sample(sample, self.address, where)
+        try:
+            return check_sample(sample, self.address, where)
+        except DamagedShard as error:
+            _log.warning("%s; asking for it once more, in case it was the wire", error)
+        with _naming(self.address, where):
+            again = self.reads.reader.submit(self.address.shard, self.address.start, self.address.stop).result()
+        return check_sample(again, self.address, where)
 
 
 _FREED: "Future[bytes]" = Future()

@@ -1,0 +1,276 @@
+import threading
+import time
+import uuid
+from concurrent.futures import CancelledError, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardset.errors import DamagedShard, NotFound, PreconditionFailed, TransientError
+from shardset.manifest import load
+from shardset.order import Order
+from shardset.storage import MemoryStorage, Stat, open_storage
+from tests.makers.shardset import png_samples, put, write_shard_set
+from trainer.fetch import BlockReads, LocalReads, RemoteReader, ShardTable, check_sample, open_reads
+
+NUM_SAMPLES = 60
+
+
+@dataclass
+class WatchedStorage:
+    """Another storage, with a list of what was read from it and a script that may hold or break a read."""
+
+    inner: MemoryStorage
+    reads: list = field(default_factory=list)
+    before: object = lambda number, name: None
+
+    @property
+    def url(self):
+        return self.inner.url
+
+    def stat(self, name) -> Stat:
+        return self.inner.stat(name)
+
+    def read(self, name, start=0, stop=None, *, generation=None):
+        number = len(self.reads)
+        self.reads.append((name, start, stop, generation))
+        self.before(number, name)
+        return self.inner.read(name, start, stop, generation=generation)
+
+
+@pytest.fixture
+def watched():
+    """A watched shard set of 60 samples in 3 shards, and its manifest's split."""
+    url = f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=3)
+    manifest, storage = load(url)
+    return WatchedStorage(storage), manifest.split("train")
+
+
+def order_of(split, **options):
+    choices = {"seed": 3, "global_batch_size": 6, "num_lanes": 3, "block_size": 5, "window": 4}
+    return Order(shard_sizes=[shard.num_samples for shard in split.shards], **{**choices, **options})
+
+
+def drain(reads, table, order, *, epoch=0, start=0, rank=0, world=1):
+    """All bytes of an epoch, by id."""
+    found = {}
+    for step in range(start, order.num_batches):
+        slots = order.rank_slots(epoch, step, rank, world)
+        shards = np.searchsorted(order.first_ids, slots.ids, side="right") - 1
+        addresses = [
+            table.address(shard, id_ - order.first_ids[shard]) for shard, id_ in zip(shards, slots.ids, strict=True)
+        ]
+        for id_, ticket in zip(slots.ids, reads.tickets(epoch, slots, addresses), strict=True):
+            found[int(id_)] = ticket.take()
+    return found
+
+
+def test_a_table_knows_every_sample(watched):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    address = table.address(1, 4)
+    assert (address.key, address.label) == ("train-000024", 4)
+    assert [name for name, _, _ in address.fields] == ["png", "cls"]
+    data = storage.read(split.shards[1].path, address.start, address.stop)
+    assert check_sample(data, address, "here") == data
+    assert data[address.fields[1][1] :] == b"4"
+
+
+def test_an_index_is_read_once_while_it_fits_its_budget(watched):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    for _ in range(3):
+        for shard in range(3):
+            table.index(shard)
+    assert len(storage.reads) == 3
+    small = ShardTable(storage, split, budget_bytes=1)
+    for shard in (0, 0, 1, 0):
+        small.index(shard)
+    assert len(storage.reads) == 6
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 6])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_blocks_bring_every_sample_and_end_up_empty(watched, lanes, world):
+    storage, split = watched
+    table, order = ShardTable(storage, split), order_of(split, num_lanes=lanes)
+    found = {}
+    for rank in range(world):
+        reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
+        found |= drain(reads, table, order, rank=rank, world=world)
+        reads._close_passed(1, 0)
+        assert reads.held_bytes == 0
+        assert not reads._open
+        reads.close()
+    assert sorted(found) == list(range(NUM_SAMPLES))
+    assert all(
+        data[table.address(*divmod(id_, 20)).fields[1][1] :] == str(id_ % 10).encode() for id_, data in found.items()
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 30), st.integers(0, 40), st.integers(0, 9), st.integers(0, 3))
+def test_any_order_can_be_read_from_any_step(block_size, window, start, epoch):
+    url = f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {"train": png_samples("train", 30, size=2)}, num_shards=2)
+    manifest, storage = load(url)
+    table, split = ShardTable(storage, manifest.split("train")), manifest.split("train")
+    order = order_of(split, block_size=block_size, window=window)
+    reads = BlockReads(order, table, RemoteReader(table, 2), 1 << 20)
+    start = min(start, order.num_batches)
+    found = drain(reads, table, order, epoch=epoch, start=start)
+    reads._close_passed(epoch + 1, 0)
+    assert reads.held_bytes == 0
+    reads.close()
+    wanted = {int(id_) for step in range(start, order.num_batches) for id_ in order.batch(epoch, step).ids}
+    assert set(found) == wanted
+
+
+def test_an_epoch_reads_little_more_than_what_is_stored(watched):
+    storage, split = watched
+    table, order = ShardTable(storage, split), order_of(split)
+    reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
+    drain(reads, table, order)
+    addresses = [table.address(*divmod(id_, 20)) for id_ in order.batch(0, 0).ids.tolist()]
+    first = sum(address.stop - address.start for address in addresses)
+    stored = sum(shard.num_bytes for shard in split.shards)
+    assert reads.num_bytes_read <= stored + first
+    reads.close()
+
+
+def test_before_the_first_batch_only_its_own_samples_are_read(watched):
+    storage, split = watched
+    table, order = ShardTable(storage, split), order_of(split)
+    for shard in range(3):
+        table.index(shard)
+    reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
+    slots = order.batch(0, 0)
+    addresses = [table.address(*divmod(int(id_), 20)) for id_ in slots.ids]
+    for ticket in reads.tickets(0, slots, addresses):
+        ticket.take()
+    assert reads.num_bytes_read == sum(address.stop - address.start for address in addresses)
+    reads.close()
+
+
+def test_what_blocks_hold_is_counted_against_the_budget(watched):
+    storage, split = watched
+    table, order = ShardTable(storage, split), order_of(split)
+    reads = BlockReads(order, table, RemoteReader(table), 1)
+    assert reads.has_room()
+    slots = order.batch(0, 0)
+    tickets = reads.tickets(0, slots, [table.address(*divmod(int(id_), 20)) for id_ in slots.ids])
+    assert not reads.has_room()
+    for ticket in tickets:
+        ticket.take()
+    assert reads.has_room()
+    reads.close()
+
+
+def test_reads_are_pinned_to_the_generation_that_was_checked(watched):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    reader = RemoteReader(table)
+    before = reader.submit(0, 0, 100).result()
+    assert storage.reads[-1][3] == storage.stat(split.shards[0].path).generation
+    put(storage.inner, split.shards[0].path, storage.inner.read(split.shards[0].path)[:-1] + b"x")
+    with pytest.raises((PreconditionFailed, NotFound)):
+        reader.submit(0, 0, 100).result()
+    assert len(before) == 100
+    reader.close()
+
+
+def test_another_object_under_a_shards_name_is_refused_before_it_is_read(watched):
+    storage, split = watched
+    whole = storage.inner.read(split.shards[0].path)
+    put(storage.inner, split.shards[0].path, whole[:-1] + b"x")
+    reader = RemoteReader(ShardTable(storage, split))
+    with pytest.raises(DamagedShard, match=r"train-000000.tar: crc32c is .*, expected"):
+        reader.submit(0, 0, 100).result()
+    reader.close()
+
+
+def test_an_error_of_storage_is_raised_with_shard_key_and_offset(watched):
+    storage, split = watched
+    table, order = ShardTable(storage, split), order_of(split)
+
+    def fail(number, name):
+        if name.endswith(".tar"):
+            raise TransientError("no answer after 5 tries")
+
+    storage.before = fail
+    reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
+    with pytest.raises(TransientError, match=r"train-00000\d.tar: sample 'train-0000\d\d' at byte \d+: no answer"):
+        drain(reads, table, order)
+    reads.close()
+
+
+def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(watched):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    reader = RemoteReader(table, 8)
+    wait([reader.submit(0, 0, 1000) for _ in range(100)])
+    held = threading.Event()
+    asked = len(storage.reads)
+
+    def hold(number, name):
+        if number == asked:
+            held.wait(30)
+
+    storage.before = hold
+    assert len(reader.submit(0, 0, 1000).result(timeout=20)) == 1000
+    assert reader.num_hedges == 1
+    held.set()
+    reader.close()
+
+
+def test_a_read_fails_only_when_its_hedge_failed_too(watched):
+    storage, split = watched
+    reader = RemoteReader(ShardTable(storage, split), 8)
+    wait([reader.submit(0, 0, 1000) for _ in range(100)])
+    asked, held = len(storage.reads), threading.Event()
+
+    def break_first(number, name):
+        if number == asked:
+            held.wait(30)
+            raise TransientError("reset")
+        held.set()
+        time.sleep(0.05)
+
+    storage.before = break_first
+    assert len(reader.submit(0, 0, 1000).result(timeout=20)) == 1000
+    reader.close()
+
+
+def test_closing_cancels_what_has_not_been_read(watched):
+    storage, split = watched
+    reader = RemoteReader(ShardTable(storage, split), 1)
+    reader.submit(0, 0, 10).result()
+    held = threading.Event()
+    storage.before = lambda number, name: held.wait(30)
+    waiting = [reader.submit(0, 0, 10) for _ in range(5)]
+    reader.close()
+    assert all(isinstance(future.exception(timeout=10), CancelledError) for future in waiting)
+    held.set()
+
+
+def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.fetch.MAX_OPEN_FILES", 2)
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 60, size=8)}, num_shards=6)
+    manifest, storage = load(str(tmp_path))
+    split = manifest.split("train")
+    table, order = ShardTable(storage, split), order_of(split)
+    reads = open_reads(order, table, 1 << 20)
+    assert isinstance(reads, LocalReads)
+    found = {}
+    for step in range(order.num_batches):
+        slots = order.batch(0, step)
+        addresses = [table.address(*divmod(int(id_), 10)) for id_ in slots.ids]
+        tickets = reads.tickets(0, slots, addresses)
+        found |= {int(id_): ticket.take() for id_, ticket in zip(slots.ids, tickets, strict=True)}
+        assert len(reads._files) <= 2
+    assert sorted(found) == list(range(60))
+    reads.close()
