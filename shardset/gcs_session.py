@@ -20,7 +20,7 @@ import urllib3
 from google.auth.credentials import AnonymousCredentials, Credentials
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, InvalidOperation, TransportError
 from google.auth.transport.requests import Request
-from google.cloud import storage as google_storage
+from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
@@ -175,7 +175,7 @@ def _connection() -> _Connection:
 
 def _connect(emulator: str) -> _Connection:
     credentials = AnonymousCredentials() if emulator else _credentials()
-    client = google_storage.Client(project="none", credentials=credentials)
+    client = Client(project="none", credentials=credentials)
     session = client._http
     if not session.is_mtls:
         session.mount("https://", HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))

@@ -18,9 +18,9 @@ REJECTED = "plan/rejected.jsonl"
 UNITS = "plan/units/"
 RECORDS = "plan/done/"
 
-MAX_KEY_BYTES = 76
+MAX_KEY_BYTES = 72
 MAX_FIELD_BYTES = 16
-"""A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 7 bytes: the 100 bytes of a USTAR header's name."""
+"""A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 11 bytes: the 100 bytes of a USTAR header's name."""
 
 _KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
@@ -31,7 +31,7 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def is_key(key: str) -> bool:
-    """Whether a raw sample's `key` can stand in a tar: ASCII letters, digits and `_+=-/`, at most 76 bytes.
+    """Whether a raw sample's `key` can stand in a tar: ASCII letters, digits and `_+=-/`, at most 72 bytes.
 
     No dot (a key ends at the first), no space, no climbing; `@` is kept for the copies of a sample.
     """

@@ -251,7 +251,7 @@ def _why_no_fields(fields: list[str]) -> str | None:
     if "" in fields:
         return "has no dot in its name, so no field"
     if odd := [field for field in fields if not is_field(field)]:
-        return f"{odd[0]!r} can't be a field name (lower-case ASCII, at most 18 bytes)"
+        return f"{odd[0]!r} can't be a field name (lower-case ASCII, at most 16 bytes)"
     if len(set(fields)) != len(fields):
         return f"has the field {max(fields, key=fields.count)!r} twice"
     return None
