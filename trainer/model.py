@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import math
+import threading
 from typing import Any
 
 import timm
@@ -21,18 +22,22 @@ DEFAULT_CLASSES = 1000
 
 MAX_GROUPS = 32
 
+_building = threading.Lock()
+# Weights come from the generator of the process, and replicas can be threads of one process.
+
 
 def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
     """A model on the CPU in float32, the same weights for the same seed on every host.
 
     Raises ConfigError for an unknown name, or a stem that does not fit the model.
     """
-    torch.manual_seed(derive_key(seed, "weights") >> 1)
-    model = _of_name(config.name, num_classes)
-    if config.stem == "cifar":
-        _small_stem(model, config.name)
-    if config.norm == "group":
-        _swap_norms(model)
+    with _building:
+        torch.manual_seed(derive_key(seed, "weights") >> 1)
+        model = _of_name(config.name, num_classes)
+        if config.stem == "cifar":
+            _small_stem(model, config.name)
+        if config.norm == "group":
+            _swap_norms(model)
     return model
 
 

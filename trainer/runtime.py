@@ -265,6 +265,7 @@ class Xla(Single):
     """What both torch_xla strategies share: lazy tensors, one graph for each phase, counters of the back end."""
 
     compiles = True
+    _graphs_a_phase = 1
 
     def __init__(self, precision: Precision) -> None:
         import torch_xla
@@ -290,10 +291,10 @@ class Xla(Single):
             before = self.compilations
             result = run(*args)
             self.graphs[name] += self.compilations - before
-            if self.graphs[name] > 1:
+            if self.graphs[name] > self._graphs_a_phase:
                 raise ConfigError(
-                    f"{name} compiled {self.graphs[name]} graphs, expected one: a shape or a Python number in "
-                    "the model or optimizer changes from step to step; keep it in a tensor"
+                    f"{name} compiled {self.graphs[name]} graphs, expected {self._graphs_a_phase}: a shape or a "
+                    "Python number in the model or optimizer changes from step to step; keep it in a tensor"
                 )
             return result
 
@@ -363,7 +364,7 @@ class Spmd(Xla):
 
     @property
     def num_devices(self) -> int:
-        return self._mesh.size()
+        return int(self._mesh.size())
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         # Said from the start: otherwise the first step's outputs say it, and the second step is another graph.
@@ -400,6 +401,8 @@ class Replica(Xla):
         super().__init__(precision)
         self.host, self.num_hosts = self._xr.global_ordinal(), self._xr.world_size()
         self.num_replicas = self.num_hosts
+        # Each replica of a process is a thread that compiles its own, and the counters are the process'.
+        self._graphs_a_phase = self._xr.addressable_device_count()
 
     def put(self, batch: Batch) -> Batch:
         names = list(batch)

@@ -103,7 +103,13 @@ def test_advice_comes_only_when_the_device_waits() -> None:
 
 def test_a_run_without_an_evaluation_has_a_final_line_too() -> None:
     record = FinalRecord(
-        accuracy=None, best_accuracy=None, best_epoch=None, epochs=0, global_step=3, reduced_global_rate=1.0, seconds=2.0,
+        accuracy=None,
+        best_accuracy=None,
+        best_epoch=None,
+        epochs=0,
+        global_step=3,
+        reduced_global_rate=1.0,
+        seconds=2.0,
         seconds_to_target=None,
-    )  # fmt: skip
+    )
     assert "accuracy=None" in metrics.line_of(record)

@@ -1,0 +1,274 @@
+"""The same run under every strategy and through every interruption. Each process starts torch anew: minutes in all."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+from shardset.storage import open_storage
+from shardset.tarindex import StoredSample
+from tests.makers.shardset import encode, write_shard_set
+from tests.makers.training import (
+    NUM_EVAL,
+    STEPS,
+    finish,
+    largest_difference,
+    losses,
+    read_records,
+    shard_set,
+    tiny_config,
+    trainer,
+    when,
+)
+from trainer import config as configs
+from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
+from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
+
+pytestmark = pytest.mark.slow
+
+GROUP_NORM = ModelConfig(name="trainer.model:tiny_groupnorm")
+CALM = OptimizerConfig(learning_rate=0.01)
+"""At 0.05 the tiny net turns a rounding of 1e-7 into 1e-3 within 20 steps, on one device too: nothing to compare."""
+
+TOLERANCE = 1e-5
+"""Between strategies over 21 steps: they add up in another order."""
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"))
+
+
+@pytest.fixture(scope="module")
+def plain(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """The losses of three epochs on one device in plain torch, with each norm."""
+    found = {}
+    for norm, changes in (("batch", {}), ("group", {"model": GROUP_NORM, "optimizer": CALM})):
+        folder = tmp_path_factory.mktemp(norm)
+        succeed(tiny_config(manifest, folder, epochs=3, **changes))
+        found[norm] = losses(folder)
+    return found
+
+
+def succeed(config: TrainConfig, **how: Any) -> str:
+    """Runs the trainer in a process of its own; returns its output."""
+    code, output = finish(trainer(config, **how))
+    assert code == OK, output
+    return output
+
+
+def in_json(config: TrainConfig) -> str:
+    return json.dumps(configs.to_dict(config))
+
+
+def script(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", name, *arguments], capture_output=True, text=True, timeout=300, env=clean_environment()
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    """Without what chooses devices, and with one thread, as in the other processes: sums depend on their number."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
+    return clean | {"OMP_NUM_THREADS": "1"}
+
+
+# --- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_spmd_equals_one_device_batch_norm_included(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]], devices: int
+) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=3, strategy="spmd"), devices=devices)
+    assert len(plain["batch"]) >= 20
+    assert largest_difference(losses(tmp_path), plain["batch"]) < TOLERANCE
+    assert {record["samples"] for record in read_records(tmp_path, "eval")} == {NUM_EVAL}
+    # One graph for the train step and one for the evaluation step, whatever the learning rate was.
+    assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
+
+
+def test_two_ddp_processes_equal_one_device(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=3, strategy="ddp", model=GROUP_NORM, optimizer=CALM), processes=2)
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["host-000.log", "host-001.log"]
+
+
+def test_two_replicas_equal_one_device(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=3, strategy="replica", model=GROUP_NORM, optimizer=CALM)
+    script("tests.makers.replicas", "2", in_json(config))
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+
+
+def test_one_replica_needs_no_shim(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=3, strategy="replica", model=GROUP_NORM, optimizer=CALM))
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+
+
+def test_several_replicas_on_the_cpu_are_refused_because_they_would_hang(manifest: str, tmp_path: Path) -> None:
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica"), devices=2))
+    assert code == USAGE
+    assert "--strategy spmd" in output
+
+
+def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]]
+) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=3, model=GROUP_NORM, optimizer=CALM)
+    lives: list[tuple[str, dict[str, int], int | None]] = [
+        ("spmd", {"devices": 4}, 3),
+        ("spmd", {"devices": 2}, 6),
+        ("ddp", {"processes": 2}, 11),
+        ("single", {}, 16),
+        ("spmd", {"devices": 4}, None),
+    ]
+    for strategy, how, stop in lives:
+        succeed(replace(config, strategy=strategy, max_steps=stop), **how)  # type: ignore[arg-type]
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+    digests = [record["key_digest"] for record in read_records(tmp_path, "epoch")]
+    assert len(digests) == 3
+    assert len(set(digests)) == 1
+
+
+def test_bfloat16_trains_with_float32_weights_and_a_loss_nearby(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]]
+) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=1, strategy="spmd", precision="bf16"), devices=2)
+    assert losses(tmp_path) != plain["batch"][:STEPS]
+    assert largest_difference(losses(tmp_path), plain["batch"][:STEPS]) < 0.2
+
+
+# --- traps of torch_xla ----------------------------------------------------------------------------------------------
+
+
+def test_facts_of_spmd_on_four_devices() -> None:
+    facts = json.loads(script("tests.makers.xla_facts").splitlines()[-1])
+    # Labels are cut like images: one spec for both would leave them whole without a word.
+    assert "devices=[4]" in facts["shardings"]["label"]
+    assert "devices=[4,1,1,1]" in facts["shardings"]["image"]
+    assert facts["label"] == list(range(8))
+    # This process reads everything: world size and rank of torch_xla (1 and 0) would be right by accident only.
+    assert facts["part"] == [0, 1, 4]
+    assert facts["alone"] == facts["over the mesh"] == facts["values"]
+    assert facts["graphs"] == [1, 0]
+
+
+def changing_model(num_classes: int) -> Any:
+    """A model with a Python number that changes from step to step."""
+    from torch import nn
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.calls = nn.Linear(192, num_classes), 0
+
+        def forward(self, images_NCHW: Any) -> Any:
+            self.calls += 1
+            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes - self.calls % 2]
+
+    return Changing()
+
+
+def test_a_model_that_recompiles_in_every_step_is_refused(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:changing_model", num_classes=12)
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="spmd", model=model)))
+    assert code == USAGE, output
+    assert "train step compiled 2 graphs" in output
+
+
+# --- interruptions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_spmd_run_goes_on_bit_for_bit(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path / "killed", strategy="spmd", checkpoint_every_steps=2)
+    succeed(replace(config, run_dir=str(tmp_path / "whole")), devices=2)
+    process = trainer(config, devices=2)
+    when(tmp_path / "killed/metrics.jsonl", lambda found: any(one["global_step"] == 5 for one in found), process)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process)[0] == -signal.SIGKILL
+    assert "resumed at step" in succeed(config, devices=2)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+def test_thirty_kills_change_nothing(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=3, checkpoint_every_steps=1)
+    output = script("tests.makers.kills", "30", "0", in_json(config))
+    assert int(re.findall(r"killed (\d+) of 30 lives", output)[0]) >= 10
+    assert losses(tmp_path) == plain["batch"]
+    assert [record["samples"] for record in read_records(tmp_path, "epoch")] == [52, 52, 52]
+
+
+def test_sigterm_ends_a_run_with_its_exit_code_and_everything_saved(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy="spmd")
+    process = trainer(config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == PREEMPTED, output
+    saved = int(re.findall(r"saved at step (\d+)", output)[0])
+    assert f"resumed at step {saved}" in succeed(replace(config, max_steps=saved + 2))
+
+
+def test_all_ddp_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp_path: Path) -> None:
+    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    os.kill(workers_of(process.pid)[1], signal.SIGTERM)
+    code, output = finish(process)
+    assert code != OK
+    assert len(set(re.findall(r"saved at step (\d+)", output))) == 1
+    assert output.count("asked to stop") >= 2
+
+
+def test_when_one_ddp_process_dies_the_others_end_within_a_minute(manifest: str, tmp_path: Path) -> None:
+    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    os.kill(workers_of(process.pid)[1], signal.SIGKILL)
+    code, output = finish(process, timeout_s=60)
+    assert code == FAILED, output
+    assert "SIGKILL" in output or "Connection closed" in output
+
+
+def workers_of(launcher: int) -> list[int]:
+    """The processes that torchrun started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+# --- a real task -----------------------------------------------------------------------------------------------------
+
+
+def digits_set(folder: Path) -> str:
+    """scikit-learn's 1,797 handwritten digits as a shard set; 297 of them are the test split."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.images))
+    pictures = (digits.images * 255 / 16).astype(np.uint8)[..., None].repeat(3, axis=-1)
+
+    def samples(split: str, chosen: np.ndarray) -> list[Any]:
+        return [digit(split, number, pictures[place], int(digits.target[place])) for number, place in enumerate(chosen)]
+
+    parts = {"train": samples("train", order[:1500]), "test": samples("test", order[1500:])}
+    write_shard_set(open_storage(str(folder)), parts, num_shards=4)
+    return str(folder)
+
+
+def digit(split: str, number: int, picture: np.ndarray, label: int) -> StoredSample:
+    fields = (("png", encode(picture, "png")), ("cls", str(label).encode("ascii")))
+    return StoredSample(key=f"{split}-{number:06d}", fields=fields, label=label, source=number)
+
+
+def test_the_digits_recipe_reaches_97_percent_on_xla(tmp_path: Path) -> None:
+    manifest = digits_set(tmp_path / "set")
+    output = succeed(replace(configs.digits_smoke(), manifest=manifest, run_dir=str(tmp_path / "run")))
+    assert read_records(tmp_path / "run", "final")[0]["accuracy"] > 0.97
+    assert "test accuracy 0.9" in output.splitlines()[-1]
