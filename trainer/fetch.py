@@ -86,6 +86,9 @@ class ShardTable:
         self._kept_bytes = 0
         self._lock = threading.Lock()
 
+    def __reduce__(self) -> tuple:
+        return ShardTable, (self.storage, self.split, self.budget_bytes)
+
     def where(self, shard: int) -> str:
         """The shard as a user would name it."""
         return f"{self.storage.url}/{self.split.shards[shard].path}"

@@ -177,7 +177,7 @@ class Stream:
         return self.run(itertools.chain(first, rest))
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
-        """(epoch, step, batch) over some spans (epoch, steps), one after the other."""
+        """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be every n-th."""
         with _Pipeline(self, spans) as pipeline:
             yield from pipeline
 
@@ -287,7 +287,7 @@ class _Pipeline:
                 slots = self.stream.order.rank_steps(
                     epoch, range(start, stop), self.stream.rank, self.stream.world_size
                 )
-                for step in range(start, stop):
+                for step in (step for step in range(start, stop) if step in steps):
                     self._wait_for_room()
                     if self._stopped.is_set():
                         return

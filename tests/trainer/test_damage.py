@@ -211,6 +211,7 @@ FAULTS = [
     Fault("lose"),
     Fault("truncate", at=40),
     Fault("reset_at", at=300),
+    Fault("stall", at=40, seconds=0.3),
     Fault("flip", at=100),
 ]
 
