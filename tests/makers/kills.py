@@ -1,7 +1,7 @@
 """Kills a run again and again: `python -m tests.makers.kills NUM_KILLS SEED CONFIG_JSON`, then lets it finish.
 
 Each life is a fork of one process that has imported everything, so that a kill costs a second and not ten. A life ends
-by SIGKILL a random time after its first step, wherever it is then: in a step, an evaluation or a checkpoint.
+by SIGKILL a random time after its first or second step, wherever it is then: in a step, an evaluation, a checkpoint.
 """
 
 import json
@@ -21,26 +21,30 @@ from trainer.metrics import METRICS
 def main(num_kills: int, seed: int, config: TrainConfig) -> None:
     """Prints how many lives were killed; the others ended by themselves."""
     draw = random.Random(seed)
-    ends = [_life(config, draw.uniform(0.0, 0.35)) for _ in range(num_kills)]
+    ends = [_life(config, draw.randint(1, 2), draw.uniform(0.0, 0.03)) for _ in range(num_kills)]
     print(f"killed {ends.count(-signal.SIGKILL)} of {num_kills} lives", flush=True)
     runtime.launch(config, loop.train)
 
 
-def _life(config: TrainConfig, seconds: float) -> int:
+def _life(config: TrainConfig, num_steps: int, seconds: float) -> int:
     metrics = Path(config.run_dir) / METRICS
-    before = metrics.stat().st_size if metrics.exists() else 0
+    stop = _num_lines(metrics) + num_steps
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
         runtime.launch(config, loop.train)
         os._exit(0)
     while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if metrics.exists() and metrics.stat().st_size > before:
+        if _num_lines(metrics) >= stop:
             time.sleep(seconds)
             os.kill(child, signal.SIGKILL)
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        time.sleep(0.005)
+        time.sleep(0.002)
     return 0
+
+
+def _num_lines(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 if __name__ == "__main__":
