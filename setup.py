@@ -28,6 +28,7 @@ TRAINER = [
     "tensorboard>=2.18,<3",
     "simplejpeg>=1.8,<2",
     "opencv-python-headless>=4.10,<6",
+    "pyspng>=0.1.4,<1",
 ]
 DEV = [
     "hypothesis>=6.100,<7",

@@ -1,8 +1,8 @@
 """Image bytes to rows of one uint8 batch buffer.
 
-simplejpeg (libjpeg-turbo) decodes JPEG, at reduced size where the crop is much larger than the result; OpenCV decodes
-8-bit PNG and resizes; Pillow decodes everything else. Crops come from keyed draws, so the same slot gets the same crop
-whatever decodes it. `docs/decoding.md` states how far the result may be from Pillow's and torchvision's.
+simplejpeg (libjpeg-turbo) decodes JPEG, at reduced size where the crop is much larger than the result; pyspng (libspng)
+decodes 8-bit PNG; OpenCV resizes; Pillow decodes everything else. Crops come from keyed draws, so the same slot gets
+the same crop whatever decodes it. `docs/decoding.md` states how far the result may be from Pillow's and torchvision's.
 """
 
 import io
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import cv2
 import numpy as np
+import pyspng
 import simplejpeg
 from PIL import Image
 
@@ -165,7 +166,7 @@ def decode(data: bytes, least: tuple[int, int] | None = None) -> np.ndarray:
     if data[:2] == _JPEG:
         image = _decode_jpeg(data, least or (0, 0))
     elif data[:8] == _PNG and data[24] == 8 and _is_plain_png(data):
-        image = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+        image = _decode_png(data)
     else:
         image = None
     return _decode_pillow(data) if image is None else image
@@ -224,7 +225,7 @@ def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
 
 
 def _is_plain_png(data: bytes) -> bool:
-    """Whether its chunks fit together and are those of one still image; OpenCV allocates whatever a chunk claims."""
+    """Whether its chunks fit together and are one still image: a decoder may allocate what a chunk claims."""
     at, kind = 8, b""
     while kind != b"IEND" and at + 12 <= len(data):
         kind = data[at + 4 : at + 8]
@@ -250,6 +251,15 @@ def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
         return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2)
     except ValueError:
         return None
+
+
+def _decode_png(data: bytes) -> np.ndarray | None:
+    """None where libspng finds something wrong; Pillow then decides."""
+    try:
+        image = pyspng.load(data, "RGB")
+    except (RuntimeError, ValueError):
+        return None
+    return image
 
 
 def _pillow_size(data: bytes) -> tuple[int, int]:

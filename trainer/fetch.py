@@ -6,6 +6,7 @@ CRC32C have been compared with the index, and the index with the manifest.
 """
 
 import heapq
+import itertools
 import logging
 import os
 import queue
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import google_crc32c
 import numpy as np
@@ -39,8 +40,7 @@ NUM_TIMES = 256
 MIN_TIMES = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where one sample is stored: the bytes [start, stop) of a shard hold all its fields.
 
     `fields` are (name, offset from start, size in bytes) in member order; `crc32c` is over their contents.
@@ -110,18 +110,34 @@ class ShardTable:
 
     def address(self, shard: int, position: int) -> Address:
         """Where sample number `position` of a shard is stored."""
-        index = self.index(shard)
-        start = index.starts.item(position)
-        places = zip(index.offsets[position].tolist(), index.sizes[position].tolist(), self.split.fields, strict=True)
-        return Address(
-            shard=shard,
-            position=position,
-            key=index.keys[position].decode("ascii"),
-            label=index.labels.item(position),
-            start=start,
-            stop=index.stops.item(position),
-            crc32c=index.crcs.item(position),
-            fields=tuple((name, offset - start, size) for offset, size, name in sorted(places) if offset),
+        return self.addresses(np.array([shard]), np.array([position]))[0]
+
+    def addresses(self, shards: np.ndarray, positions: np.ndarray) -> list[Address]:
+        """Where several samples are stored, in the order asked for."""
+        found: dict[int, Address] = {}
+        for shard in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            found |= zip(places.tolist(), self._addresses(shard, positions[places]), strict=True)
+        return [found[place] for place in range(len(shards))]
+
+    def _addresses(self, shard: int, positions: np.ndarray) -> Iterator[Address]:
+        index, names = self.index(shard), self.split.fields
+        starts = index.starts[positions]
+        offsets = (index.offsets[positions] - starts[:, None]).tolist()
+        fields = (
+            tuple([place for place in zip(names, row, sizes, strict=True) if place[1] >= 0])
+            for row, sizes in zip(offsets, index.sizes[positions].tolist(), strict=True)
+        )
+        return map(
+            Address,
+            itertools.repeat(shard),
+            positions.tolist(),
+            index.keys[positions].astype(str).tolist(),
+            index.labels[positions].tolist(),
+            starts.tolist(),
+            index.stops[positions].tolist(),
+            index.crcs[positions].tolist(),
+            fields,
         )
 
     def _load(self, number: int) -> ShardIndex:

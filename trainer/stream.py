@@ -192,8 +192,7 @@ class Stream:
     def addresses(self, ids: np.ndarray) -> list[Address]:
         """Where samples are stored, by id."""
         shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
-        positions = ids - self.order.first_ids[shards]
-        return [self.table.address(*place) for place in zip(shards.tolist(), positions.tolist(), strict=True)]
+        return self.table.addresses(shards, ids - self.order.first_ids[shards])
 
     def _fit(self, mean_bytes: float, budget_bytes: int) -> Memory:
         lanes = len(self.order.rank_lanes(self.rank, self.world_size))
