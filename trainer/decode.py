@@ -140,7 +140,7 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
         case CenterCrop(resize):
             _centre(row, data, resize)
         case PadCrop(padding):
-            _padded(row, decode(data), padding, drawn)
+            pad_crop(row, decode(data), padding, drawn)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -192,7 +192,8 @@ def _centre(row: np.ndarray, data: bytes, resize: int) -> None:
     row[:] = image[top : top + row.shape[0], left : left + row.shape[1]]
 
 
-def _padded(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
+def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
+    """The window that a slot's draws choose in the black-padded image; raises UndecodableImage if it is too small."""
     down, right = (side + 2 * padding - out for side, out in zip(image.shape[:2], row.shape[:2], strict=True))
     if min(down, right) < 0:
         raise UndecodableImage(

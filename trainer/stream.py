@@ -14,7 +14,7 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -35,7 +35,8 @@ from shardset.order import (
     fit_window,
     held_bytes,
 )
-from trainer.decode import ImageSpec, UndecodableImage, decode_into, draws
+from trainer.cache import DecodedCache
+from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, draws, pad_crop
 from trainer.fetch import (
     INDEX_BUDGET_BYTES,
     Address,
@@ -68,15 +69,16 @@ class Memory:
     raw: int
     decoded: int
     indexes: int
+    cache: int
     budget: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.raw + self.decoded + self.indexes
+        return self.raw + self.decoded + self.indexes + self.cache
 
     def __str__(self) -> str:
-        parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes"))
+        parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes", "cache"))
         return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
 
 
@@ -87,7 +89,8 @@ class Stream:
     lists of bytes (None where a sample has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md)
     are part of the order: give those of the state to go on with a run. `bad_samples` says what happens to a sample
     whose bytes are damaged or no image: `raise`, take another one of its lane (`substitute`), or a black image of
-    weight 0 (`mask`); slots never shift, and it is logged.
+    weight 0 (`mask`); slots never shift, and it is logged. Where all small images (PadCrop) fit the rest of the budget
+    decoded, they are decoded once in the life of the stream.
 
     Raises ConfigError where the numbers do not fit, ManifestError where there is no whole shard set.
     """
@@ -148,7 +151,12 @@ class Stream:
             quarantined=quarantined,
             last_batch=last_batch,
         )
+        size = global_batch_size // world_size
+        self.part = range(rank * size, (rank + 1) * size)
         self.memory = self._fit(mean_bytes, budget_bytes)
+        self.cache: DecodedCache | None = None
+        if self.memory.cache and image is not None and isinstance(image.crop, PadCrop):
+            self.cache = DecodedCache(self.split.num_samples, image.size, image.crop.padding)
         _log.info("%s %s: %s", manifest_url, split, self.memory)
 
     def __len__(self) -> int:
@@ -157,10 +165,10 @@ class Stream:
 
     @property
     def batch_size(self) -> int:
-        """Samples of this replica in a batch."""
-        return self.order.global_batch_size // self.world_size
+        """Samples of this replica in a batch: its slots are `part` of the global batch."""
+        return len(self.part)
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of one epoch from a step on.
 
         `image` uint8 [n, size, size, 3], `label` int64, `weight` float32, `id` int64, with `flip` in the spec `flip`
@@ -170,13 +178,13 @@ class Stream:
         spans = [(epoch, range(start_step, len(self)))]
         return (batch for _, _, batch in self.run(iter(spans)))
 
-    def epochs(self, start_epoch: int = 0, start_step: int = 0) -> Iterator[tuple[int, int, Batch]]:
+    def epochs(self, start_epoch: int = 0, start_step: int = 0) -> Generator[tuple[int, int, Batch], None, None]:
         """(epoch, step, batch) for ever; the next epoch is read and decoded while the last one ends."""
         first = iter([(start_epoch, range(start_step, len(self)))])
         rest = ((epoch, range(len(self))) for epoch in itertools.count(start_epoch + 1))
         return self.run(itertools.chain(first, rest))
 
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
+    def run(self, spans: Iterator[tuple[int, range]]) -> Generator[tuple[int, int, Batch], None, None]:
         """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be every n-th."""
         with _Pipeline(self, spans) as pipeline:
             yield from pipeline
@@ -202,17 +210,25 @@ class Stream:
             raw=min(held, self.stored_bytes) + int(self.batch_size * mean_bytes),
             decoded=(self.prefetch + 2) * pixels,
             indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * self.split.num_samples),
+            cache=0,
             budget=budget_bytes,
         )
         if memory.total > budget_bytes:
             raise ConfigError(f"{memory}; raise budget_bytes, or lower window, num_lanes, prefetch or the batch size")
         ahead = int(READ_AHEAD * self.batch_size * mean_bytes)
-        return replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
+        memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
+        return replace(memory, cache=self._cache_bytes(budget_bytes - memory.total))
+
+    def _cache_bytes(self, left: int) -> int:
+        if self.image is None or self.fields or self.with_key:
+            return 0
+        wanted = DecodedCache.num_bytes(self.split.num_samples, self.image)
+        return wanted if wanted is not None and wanted <= left else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step as planned: what stands in its slots and the promises of their bytes."""
+    """One step as planned: what stands in its slots and the promises of their bytes; none if all of it is cached."""
 
     epoch: int
     step: int
@@ -283,9 +299,8 @@ class _Pipeline:
     def _plan(self) -> None:
         for epoch, steps in self._spans:
             for start, stop in _growing(steps, max(1, self.stream.order.window // self.stream.order.items)):
-                slots = self.stream.order.rank_steps(
-                    epoch, range(start, stop), self.stream.rank, self.stream.world_size
-                )
+                part = self.stream.part
+                slots = self.stream.order.slots(epoch, range(start, stop), part.start, part.stop)
                 for step in (step for step in range(start, stop) if step in steps):
                     self._wait_for_room()
                     if self._stopped.is_set():
@@ -294,11 +309,13 @@ class _Pipeline:
 
     def _plan_step(self, epoch: int, step: int, slots: Slots) -> _Step:
         stream = self.stream
-        addresses = stream.addresses(slots.ids)
+        cached = stream.cache is not None and stream.cache.holds(slots.ids)
+        addresses = [] if cached else stream.addresses(slots.ids)
         drawn = np.zeros((len(slots.ids), 0))
         if stream.image is not None and stream.image.is_random and stream.seed is not None:
             drawn = draws(stream.image, stream.seed, epoch, slots.rows, slots.lanes)
-        return _Step(epoch, step, slots, addresses, self.reads.tickets(epoch, slots, addresses), drawn)
+        tickets = [] if cached else self.reads.tickets(epoch, slots, addresses)
+        return _Step(epoch, step, slots, addresses, tickets, drawn)
 
     def _wait_for_room(self) -> None:
         """Waits while the budget is full and a planned step can still empty it."""
@@ -313,6 +330,9 @@ class _Pipeline:
 
     def _begin(self, plan: _Step) -> _Work:
         batch = _empty_batch(self.stream, plan)
+        if self.stream.cache is not None and not plan.tickets:
+            job = self._pool.submit(self.stream.cache.crop, batch["image"], plan.slots.ids, plan.drawn)
+            return _Work(plan, batch, [job])
         size = len(plan.slots.ids)
         cuts = np.linspace(0, size, min(size, SLICES_PER_THREAD * self.stream.num_threads) + 1).astype(int).tolist()
         parts = [self._pool.submit(self._fill, batch, plan, a, b) for a, b in itertools.pairwise(cuts)]
@@ -339,9 +359,18 @@ class _Pipeline:
         if image is None:
             raise UndecodableImage(f"{where}: it has no image among {[name for name, _, _ in address.fields]}")
         try:
-            decode_into(batch["image"][slot], image, stream.image, plan.drawn[slot])
+            self._decode(batch["image"][slot], image, stream.image, plan.drawn[slot], address)
         except UndecodableImage as error:
             raise UndecodableImage(f"{where}: {error}") from error
+
+    def _decode(self, row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray, address: Address) -> None:
+        cache = self.stream.cache
+        if cache is None:
+            decode_into(row, data, spec, drawn)
+            return
+        image = decode(data)
+        cache.put(self.stream.order.first_ids.item(address.shard) + address.position, image, address.label)
+        pad_crop(row, image, cache.padding, drawn)
 
     def _treat(self, batch: Batch, plan: _Step, slot: int, error: DamagedShard | UndecodableImage) -> None:
         if self.stream.bad_samples == "raise":
@@ -393,17 +422,23 @@ def order_options(state: OrderState) -> dict[str, int]:
 
 def _empty_batch(stream: Stream, plan: _Step) -> Batch:
     batch: Batch = {
-        "label": np.array([address.label for address in plan.addresses], dtype=np.int64),
+        "label": _labels(stream.cache, plan),
         "weight": plan.slots.weights.copy(),
         "id": plan.slots.ids.copy(),
     }
     if stream.image is not None:
-        batch["image"] = np.empty((len(plan.addresses), stream.image.size, stream.image.size, 3), dtype=np.uint8)
+        batch["image"] = np.empty((len(plan.slots.ids), stream.image.size, stream.image.size, 3), dtype=np.uint8)
         if stream.image.flip:
             batch["flip"] = plan.drawn[:, 0] < 0.5
     if stream.with_key:
         batch["key"] = [address.key for address in plan.addresses]
     return batch | {name: [None] * len(plan.addresses) for name in stream.fields}
+
+
+def _labels(cache: DecodedCache | None, plan: _Step) -> np.ndarray:
+    if cache is not None and not plan.addresses:
+        return cache.labels[plan.slots.ids]
+    return np.array([address.label for address in plan.addresses], dtype=np.int64)
 
 
 def _content(data: bytes, address: Address, names: frozenset[str] | set[str]) -> bytes | None:

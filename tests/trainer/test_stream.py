@@ -1,5 +1,6 @@
 import itertools
 import logging
+import pickle
 import threading
 import uuid
 
@@ -11,6 +12,7 @@ from shardset.order import state_from_json
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from trainer.cache import DecodedCache
 from trainer.decode import CenterCrop, ImageSpec, PadCrop, UndecodableImage
 from trainer.stream import Stream, order_options
 
@@ -87,6 +89,25 @@ def test_threads_change_nothing(shards):
     once = list(make(shards, num_threads=1, prefetch=1).epoch(2))
     again = list(make(shards, num_threads=5, prefetch=4).epoch(2))
     assert all(same(one, other) for one, other in zip(once, again, strict=True))
+
+
+def test_later_epochs_come_from_the_cache_with_the_same_order_crops_and_flips(shards):
+    cached, fresh = make(shards), make(shards, budget_bytes=300_000, window=6)
+    assert cached.cache is not None
+    assert fresh.cache is None
+    list(cached.epoch(0))
+    cached.addresses = None  # nothing is looked up any more
+    for epoch in (1, 2):
+        assert all(same(one, two) for one, two in zip(cached.epoch(epoch), fresh.epoch(epoch), strict=True))
+
+
+def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
+    cache = DecodedCache(4, 8, 1)
+    cache.put(0, pixels(0, 9, 8), 3)
+    cache.put(1, pixels(1, 8, 8), 5)
+    assert not cache.holds(np.array([0, 1]))
+    assert cache.holds(np.array([1, 1]))
+    assert not pickle.loads(pickle.dumps(cache)).filled.any()
 
 
 @pytest.mark.parametrize("step", [1, 4, 8])

@@ -1,0 +1,89 @@
+import itertools
+import uuid
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError
+from shardset.storage import open_storage
+from tests.makers.shardset import png_samples, write_shard_set
+from trainer.decode import ImageSpec, PadCrop
+from trainer.mixture import MixedStream, Share, share_lanes
+
+
+@pytest.fixture(scope="module")
+def urls():
+    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(3)]
+    for url, size in zip(found, (40, 90, 25), strict=True):
+        write_shard_set(open_storage(url), {"train": png_samples("train", size, size=8)}, num_shards=2)
+    return found
+
+
+def make(urls, weights=(3, 2, 1), **options):
+    shares = [Share(url, "train", weight) for url, weight in zip(urls, weights, strict=True)]
+    choices = {"global_batch_size": 24, "rank": 0, "world_size": 1, "seed": 7, "num_lanes": 12}
+    return MixedStream(shares, image=ImageSpec(size=8, crop=PadCrop(1)), num_threads=1, **{**choices, **options})
+
+
+def take(mixed, count, start=0):
+    batches = mixed.batches(start)
+    found = [batch for _, batch in itertools.islice(batches, count)]
+    batches.close()
+    return found
+
+
+def test_every_batch_holds_the_exact_quotas(urls):
+    for batch in take(make(urls), 20):
+        assert np.bincount(batch["source"]).tolist() == [12, 8, 4]
+        assert (batch["weight"] == 1).all()
+        assert batch["image"].shape == (24, 8, 8, 3)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8, 24])
+def test_the_replicas_of_any_world_see_the_same_batches(urls, world):
+    whole = take(make(urls), 5)
+    parts = [take(make(urls, rank=rank, world_size=world), 5) for rank in range(world)]
+    for step, expected in enumerate(whole):
+        for name in expected:
+            assert np.array_equal(np.concatenate([part[step][name] for part in parts]), expected[name])
+
+
+def test_a_shard_set_repeats_no_sample_before_its_epoch_ends(urls):
+    mixed = make(urls)
+    batches = take(mixed, len(mixed.streams[1]))
+    ids = np.concatenate([batch["id"][batch["source"] == 1] for batch in batches])
+    assert len(set(ids.tolist())) == len(ids) == 88
+
+
+def test_a_mixture_goes_on_at_any_step(urls):
+    mixed = make(urls)
+    states = mixed.state(7)
+    assert make(urls).resume(states) == 7
+    for again, expected in zip(take(mixed, 3, start=7), take(mixed, 10)[7:], strict=True):
+        assert all(np.array_equal(again[name], expected[name]) for name in expected)
+
+
+def test_states_of_different_steps_are_refused(urls):
+    mixed = make(urls)
+    with pytest.raises(ConfigError, match="expected one"):
+        mixed.resume([mixed.state(1)[0], *mixed.state(2)[1:]])
+
+
+@given(st.lists(st.floats(0.5, 9), min_size=1, max_size=8), st.integers(200, 256))
+def test_lanes_are_shared_within_one_of_the_exact_share(weights, num_lanes):
+    lanes = share_lanes(weights, num_lanes)
+    assert sum(lanes) == num_lanes
+    assert all(abs(own - weight / sum(weights) * num_lanes) < 1 for own, weight in zip(lanes, weights, strict=True))
+
+
+@pytest.mark.parametrize("weights", [[], [1, 0], [1, -1], [1000, 1]])
+def test_weights_that_leave_a_set_out_are_refused(weights):
+    with pytest.raises(ConfigError, match="weights"):
+        share_lanes(weights, 16)
+
+
+def test_a_shard_set_smaller_than_its_share_is_refused(urls):
+    with pytest.raises(ConfigError, match="25 samples do not fill one batch"):
+        make(urls, weights=(1, 1, 8), global_batch_size=60)

@@ -1,0 +1,140 @@
+"""Several shard sets in every batch, each with its exact share: a share of the lanes.
+
+    mixed = MixedStream([Share("gs://bucket/photos", "train", 3), Share("gs://bucket/drawings", "train", 1)],
+                        global_batch_size=256, rank=0, world_size=1, seed=7, image=ImageSpec(size=224))
+    for step, batch in mixed.batches():
+        batch["image"], batch["label"], batch["source"]   # 0: photos, 1: drawings
+
+Each shard set has epochs of its own length and starts its next one when the last is through. Rows that not all lanes
+of a shard set can fill are left out of that epoch (the next one's order takes others), so quotas hold in every batch.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shardset.errors import ConfigError
+from shardset.order import OrderState, check_world, default_lanes
+from shardset.permutation import derive_key
+from trainer.stream import BUDGET_BYTES, Batch, Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A split of a shard set and its weight among the others."""
+
+    manifest_url: str
+    split: str
+    weight: float
+
+
+def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
+    """Lanes of each set: the largest remainders of `weight * num_lanes`; raises ConfigError if one gets none."""
+    if not weights or min(weights) <= 0:
+        raise ConfigError(f"weights are {list(weights)}, expected at least one, all above 0")
+    wanted = np.array(weights, dtype=np.float64) / sum(weights) * num_lanes
+    lanes = np.floor(wanted).astype(int)
+    order = np.argsort(lanes - wanted, kind="stable")
+    lanes[order[: num_lanes - lanes.sum()]] += 1
+    if lanes.min() < 1:
+        raise ConfigError(
+            f"weights {list(weights)} over {num_lanes} lanes leave set {lanes.argmin()} without one; "
+            "raise its weight, or the lanes (a divisor of the global batch size)"
+        )
+    return lanes.tolist()
+
+
+class MixedStream:
+    """One replica's part of batches that hold every shard set's exact share of lanes; `options` are those of Stream.
+
+    Raises ConfigError where weights, lanes, batch and world do not fit.
+    """
+
+    def __init__(
+        self,
+        shares: Sequence[Share],
+        *,
+        global_batch_size: int,
+        rank: int,
+        world_size: int,
+        seed: int,
+        num_lanes: int | None = None,
+        budget_bytes: int = BUDGET_BYTES,
+        **options: Any,
+    ) -> None:
+        check_world(global_batch_size, rank, world_size)
+        lanes = num_lanes or default_lanes(global_batch_size)
+        if global_batch_size % lanes:
+            raise ConfigError(f"{lanes} lanes do not divide a global batch of {global_batch_size}; use a divisor")
+        self.lanes = share_lanes([share.weight for share in shares], lanes)
+        items, size = global_batch_size // lanes, global_batch_size // world_size
+        part = range(rank * size, (rank + 1) * size)
+        self.streams: list[Stream] = []
+        for number, (share, own) in enumerate(zip(shares, self.lanes, strict=True)):
+            stream = Stream(
+                share.manifest_url,
+                share.split,
+                global_batch_size=own * items,
+                rank=0,
+                world_size=1,
+                seed=derive_key(seed, "mixture", number),
+                num_lanes=own,
+                last_batch="drop",
+                budget_bytes=budget_bytes // len(shares),
+                **options,
+            )
+            begin = sum(self.lanes[:number]) * items
+            stream.part = range(_within(part.start - begin, own * items), _within(part.stop - begin, own * items))
+            self.streams.append(_not_empty(stream, share))
+
+    def batches(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
+        """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
+        own = [(number, stream) for number, stream in enumerate(self.streams) if stream.part]
+        runs = [stream.epochs(*divmod(start_step, len(stream))) for _, stream in own]
+        step = start_step
+        try:
+            while True:
+                found = [next(run)[2] for run in runs]
+                sources = [np.full(len(batch["id"]), number) for (number, _), batch in zip(own, found, strict=True)]
+                yield step, _joined(found) | {"source": np.concatenate(sources).astype(np.int64)}
+                step += 1
+        finally:
+            for run in runs:
+                run.close()
+
+    def state(self, step: int) -> list[OrderState]:
+        """The state before a step: one for each shard set."""
+        return [stream.state(*divmod(step, len(stream))) for stream in self.streams]
+
+    def resume(self, states: Sequence[OrderState]) -> int:
+        """The step at which to go on; raises ConfigError naming what differs."""
+        places = [stream.resume(state) for stream, state in zip(self.streams, states, strict=True)]
+        steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(self.streams, places, strict=True)}
+        if len(steps) != 1:
+            raise ConfigError(f"the states stand at steps {sorted(steps)}, expected one; they are not of one mixture")
+        return steps.pop()
+
+
+def _within(slot: int, size: int) -> int:
+    return min(max(slot, 0), size)
+
+
+def _not_empty(stream: Stream, share: Share) -> Stream:
+    if len(stream) < 1:
+        raise ConfigError(
+            f"{share.manifest_url} {share.split}: {stream.order.num_samples} samples do not fill one batch of "
+            f"{stream.order.global_batch_size}; lower its weight or the global batch size"
+        )
+    return stream
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    return {name: _join([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def _join(values: list[Any]) -> Any:
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values) if len(values) > 1 else values[0]
+    return [value for part in values for value in part]
