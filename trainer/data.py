@@ -127,7 +127,11 @@ def _spans(start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[int, r
 
 def train_spec(image: ImageConfig) -> ImageSpec:
     """What each training image becomes."""
-    crops: dict[str, Crop] = {"random": RandomResizedCrop(), "pad": PadCrop(), "center": CenterCrop(image.eval_resize)}
+    crops: dict[str, Crop] = {
+        "random": RandomResizedCrop(),
+        "pad": PadCrop(image.pad),
+        "center": CenterCrop(image.eval_resize),
+    }
     return ImageSpec(size=image.size, crop=crops[image.train_crop], flip=image.flip)
 
 

@@ -72,7 +72,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
 
 def _end_epoch(run: Run) -> None:
     run.check_epoch()
-    run.close_epoch(evaluate(run.runtime, run.learner, run.data.evaluation, run.was_asked))
+    run.close_epoch(evaluate(run.runtime, run.learner, run.data.evaluation, run.was_asked_meanwhile))
 
 
 def _chosen(config: TrainConfig) -> tuple[checkpoint.Commit, dict[str, Any]]:

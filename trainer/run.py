@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -132,6 +133,11 @@ class Run:
         """Whether any host has been asked to stop; every host must call."""
         return self.runtime.any_host(bool(self.notice))
 
+    def was_asked_meanwhile(self) -> bool:
+        """`was_asked` between the steps of an evaluation, which count as steps of a run that is alive."""
+        self._watch()
+        return self.was_asked()
+
     def is_done(self) -> bool:
         """Whether all epochs are closed, `max_steps` is reached or the target accuracy is."""
         limit = self.config.max_steps
@@ -147,7 +153,8 @@ class Run:
         row = self.learner.train_step(
             fed.tensors, self.rate_at(self.done), step_key(self.config.seed, fed.epoch, fed.step)
         )
-        self._pending.append((fed, row))
+        # Without its tensors: they would stay on the device until the next report.
+        self._pending.append((replace(fed, tensors={}), row))
         self.done += 1
         self.seen = self.seen.plus(fed.ids[fed.weights > 0])
 
