@@ -32,6 +32,15 @@ from trainer.learner import Learner
 from trainer.stream import Stream
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny layers on several threads mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
     return shard_set(tmp_path_factory.mktemp("set"))
