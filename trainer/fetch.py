@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 import google_crc32c
@@ -125,7 +126,8 @@ class ShardTable:
         starts = index.starts[positions]
         offsets = (index.offsets[positions] - starts[:, None]).tolist()
         fields = (
-            tuple([place for place in zip(names, row, sizes, strict=True) if place[1] >= 0])
+            # By offset: the checksum is over the members as they stand, the columns are those of the whole split.
+            tuple(sorted((place for place in zip(names, row, sizes, strict=True) if place[1] > 0), key=itemgetter(1)))
             for row, sizes in zip(offsets, index.sizes[positions].tolist(), strict=True)
         )
         return map(
