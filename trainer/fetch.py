@@ -127,7 +127,7 @@ class ShardTable:
         offsets = (index.offsets[positions] - starts[:, None]).tolist()
         fields = (
             # By offset: the checksum is over the members as they stand, the columns are those of the whole split.
-            tuple(sorted((place for place in zip(names, row, sizes, strict=True) if place[1] > 0), key=itemgetter(1)))
+            tuple(sorted((place for place in zip(names, row, sizes, strict=True) if place[1] >= 0), key=itemgetter(1)))
             for row, sizes in zip(offsets, index.sizes[positions].tolist(), strict=True)
         )
         return map(
