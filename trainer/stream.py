@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -132,7 +133,8 @@ class Stream:
         self.table = ShardTable(storage, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
         mean_bytes = self.stored_bytes / self.split.num_samples
-        half = budget_bytes // 2
+        # Half of the budget is for raw bytes; a split that fits there whole needs no narrower order.
+        half = budget_bytes // 2 if self.stored_bytes > budget_bytes // 2 else sys.maxsize
         block = block_size or default_block_size(mean_bytes)
         lanes = num_lanes or fit_lanes(
             mean_bytes, global_batch_size=global_batch_size, block_size=block, budget_bytes=half

@@ -13,6 +13,7 @@ from shardset.errors import DamagedShard, NotFound, PreconditionFailed, Transien
 from shardset.manifest import load
 from shardset.order import Order
 from shardset.storage import MemoryStorage, Stat, open_storage
+from shardset.tarindex import StoredSample
 from tests.makers.shardset import png_samples, put, write_shard_set
 from trainer.fetch import BlockReads, LocalReads, RemoteReader, ShardTable, check_sample, open_reads
 
@@ -78,6 +79,20 @@ def test_a_table_knows_every_sample(watched):
     data = storage.read(split.shards[1].path, address.start, address.stop)
     assert check_sample(data, address, "here") == data
     assert data[address.fields[1][1] :] == b"4"
+
+
+def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_path):
+    samples = [
+        StoredSample(key="a", fields=(("jpg", b"A"), ("cls", b"1")), label=1, source=0),
+        StoredSample(key="b", fields=(("png", b"BB"), ("cls", b"2")), label=2, source=1),
+    ]
+    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
+    manifest, storage = load(str(tmp_path))
+    table = ShardTable(storage, manifest.split("train"))
+    found = table.address(0, 1)
+    data = storage.read("train/train-000000.tar", found.start, found.stop)
+    assert [name for name, _, _ in found.fields] == ["png", "cls"]
+    assert check_sample(data, found, "here").startswith(b"BB")
 
 
 def test_an_index_is_read_once_while_it_fits_its_budget(watched):
