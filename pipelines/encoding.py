@@ -137,8 +137,8 @@ class Examined:
 def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
     """What the image is that came under the extension `field`; raises UndecodableImage if it can't be a sample.
 
-    `decode` decodes all of it, which alone finds truncation (1.3 ms for a 110 KB JPEG); `header` parses the header
-    (0.03 ms); `none` looks at the first bytes only, and believes `field` where `data` is empty. A CMYK JPEG is
+    `decode` decodes all of it, which alone finds truncation (0.8 ms for a 110 KB JPEG, of whose data all is decoded
+    but at an eighth of the size); `header` parses the header (0.03 ms); `none` looks at the first bytes only, and believes `field` where `data` is empty. A CMYK JPEG is
     found by `decode` and `header`, not by `none`.
     """
     wanted = _ALIASES.get(field.lower(), field.lower())
@@ -239,6 +239,9 @@ def _opened(data: bytes, kind: str, options: ImageOptions) -> Image.Image:
 
 def _decode_whole(image: Image.Image, data: bytes, kind: str) -> None:
     try:
+        if kind == "jpg":
+            # All of the entropy-coded data is still decoded; what is left out for an eighth of the size can't fail.
+            image.draft(None, (1, 1))
         image.load()
     except Image.DecompressionBombError as error:
         raise UndecodableImage("too many pixels", f"more than {PIXEL_LIMIT}") from error

@@ -399,7 +399,6 @@ class _LocalWriter:
         self._folder = os.path.dirname(path)
         self._temporary = os.path.join(self._folder, _TEMPORARY + uuid.uuid4().hex)
         self._num_bytes = 0
-        self._crc = 0
         self._file: BinaryIO | None = None
 
     def __enter__(self) -> Writer:
@@ -412,7 +411,6 @@ class _LocalWriter:
         """Takes the next bytes."""
         assert self._file is not None, "write() outside the with block"
         self._num_bytes += len(data)
-        self._crc = extend_crc32c(self._crc, data)
         with explained(self._path):
             self._file.write(data)
 
@@ -443,7 +441,7 @@ class _LocalWriter:
             with suppress(FileExistsError):
                 os.link(self._temporary, self._path)
                 return
-        settle_twin(self._found(), self._num_bytes, crc32c_text(self._crc), self._path)
+        settle_twin(self._found(), self._num_bytes, _crc32c_of(self._temporary), self._path)
 
     def _stands(self) -> str:
         try:
