@@ -13,7 +13,7 @@ import msgspec
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions
 from apache_beam.runners.runner import PipelineState
 
-from pipelines import errors_from_beam, sources
+from pipelines import errors_from_beam, sources, workers
 from pipelines.config import BuildConfig
 from pipelines.job import (
     BuildFile,
@@ -180,7 +180,7 @@ def run_pipeline(options: PipelineOptions, fill: Callable[[beam.Pipeline], None]
     """Runs what `fill` puts into a pipeline and returns its counters; a worker's ShardsetError is raised as itself."""
     pipeline = beam.Pipeline(options=options)
     fill(pipeline)
-    with errors_from_beam.translated():
+    with workers.watched(), errors_from_beam.translated():
         result = pipeline.run()
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):

@@ -1,0 +1,121 @@
+"""Worker processes on this machine that neither outlive the build nor die unnoticed.
+
+Beam 2.77 waits without end for an answer from a worker process that was killed (out of memory, most often), and
+leaves its workers running when the launching process is killed. Here a death of either side ends the other.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from apache_beam.portability import python_urns
+from apache_beam.portability.api import beam_fn_api_pb2
+from apache_beam.runners.portability.fn_api_runner.worker_handlers import SubprocessSdkWorkerHandler, WorkerHandler
+from google.protobuf import json_format, text_format
+
+from shardset.errors import ShardsetError
+
+_LOOK_AGAIN_S = 0.1
+
+
+class _Crew:
+    """The worker processes of one run, and the code that the first of them died with."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen] = []
+        self.first_death: int | None = None
+
+    def mourn(self, code: int) -> str:
+        """Notes a death, ends those who are left, and says what the user should know."""
+        self.first_death = code if self.first_death is None else self.first_death
+        for process in self.processes:
+            process.kill()
+        return _obituary(self.first_death)
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """Local worker processes of a pipeline run in the block are ours; raises ShardsetError if one of them died."""
+    crew = _Crew()
+    WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, crew))
+    try:
+        yield
+    except RuntimeError as error:  # Beam may see a closed connection before we see the death
+        dead = next((process.returncode for process in crew.processes if process.poll()), None)
+        if dead is None:
+            raise
+        raise ShardsetError(crew.mourn(dead)) from error
+
+
+class _Worker(SubprocessSdkWorkerHandler):
+    """One worker process. When it dies, all of its crew are ended and every request to it is answered by an error."""
+
+    def __init__(self, crew: _Crew, *args: Any) -> None:
+        super().__init__(*args)
+        self._crew = crew
+        self._closing = threading.Event()
+
+    def start_worker(self) -> None:
+        """Starts the process; its standard input is a pipe that nothing is ever written to (see `main`)."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipelines.workers"], stdin=subprocess.PIPE, env=os.environ | self._environment()
+        )
+        self._crew.processes.append(process)
+        self.worker_thread = threading.Thread(target=self._watch, args=(process,), daemon=True)
+        self.worker_thread.start()
+
+    def close(self) -> None:
+        """Lets the process end by itself, which is no death."""
+        self._closing.set()
+        super().close()
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "WORKER_ID": self.worker_id,
+            "CONTROL_API_SERVICE_DESCRIPTOR": text_format.MessageToString(self.control_api_service_descriptor()),
+            "LOGGING_API_SERVICE_DESCRIPTOR": text_format.MessageToString(self.logging_api_service_descriptor()),
+            "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
+        }
+
+    def _watch(self, process: subprocess.Popen) -> None:
+        with process:
+            code = process.wait()
+        # Again and again, because the runner may ask the dead for more until it has seen the first error.
+        while not self._closing.wait(_LOOK_AGAIN_S):
+            self._answer_all(f"ShardsetError: {self._crew.mourn(code)}")
+
+    def _answer_all(self, error: str) -> None:
+        waiting = self.control_conn._futures_by_id
+        for name in list(waiting):
+            waiting.pop(name).set(beam_fn_api_pb2.InstructionResponse(instruction_id=name, error=error))
+
+
+def _obituary(code: int) -> str:
+    how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+    return (
+        f"a worker process {how}; if the machine ran out of memory give fewer workers "
+        "(--direct_num_workers), --debug shows what it said; the same command goes on from here"
+    )
+
+
+def main() -> None:
+    """A worker process: serves the launching process, and ends at once when that one is gone."""
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    from apache_beam.runners.worker import sdk_worker_main
+
+    sdk_worker_main.main(sys.argv)
+
+
+def _end_with_launcher() -> None:
+    os.read(sys.stdin.fileno(), 1)  # returns when the pipe's other end is closed, however the launcher ended
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
