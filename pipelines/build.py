@@ -137,6 +137,7 @@ def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[
     file = describe_build(config, survey, data, suffix="")
     changed = differences(old, file) if old else []
     stands = _exists(output, naming.MANIFEST)
+    output.sweep()
     if old and not changed:
         file = msgspec.structs.replace(file, suffix=old.suffix)
     else:

@@ -90,6 +90,9 @@ class GcsStorage:
         except NotFound:
             return
 
+    def sweep(self) -> None:
+        """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""
+
     def _full(self, name: str) -> str:
         return join(self.prefix, check_name(name, self.url))
 

@@ -1,6 +1,7 @@
 """Where bytes live: one interface; local disk and memory are here, `gs://` is in `shardset.gcs`."""
 
 import errno
+import fcntl
 import itertools
 import os
 import stat as modes
@@ -106,6 +107,10 @@ class Storage(Protocol):
 
     def delete(self, name: str) -> None:
         """Removes an object; one that is not there is no error."""
+        ...
+
+    def sweep(self) -> None:
+        """Removes the temporaries of writers that were killed; those that are being written stay."""
         ...
 
 
@@ -242,6 +247,13 @@ class LocalStorage:
         path = self._path(name)
         with explained(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
             os.unlink(path)
+
+    def sweep(self) -> None:
+        """See Storage.sweep. Folders behind symbolic links are not entered."""
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                if name.startswith(_TEMPORARY):
+                    _remove_if_orphaned(os.path.join(folder, name))
 
     def _path(self, name: str) -> str:
         path = os.path.join(self.root, check_name(name, self.root))
@@ -404,7 +416,7 @@ class _LocalWriter:
     def __enter__(self) -> Writer:
         with explained(self._path):
             _make_folders(self._folder)
-            self._file = open(self._temporary, "xb", buffering=_PIECE)
+            self._file = _create_locked(self._temporary)
         return self
 
     def write(self, data: bytes | memoryview) -> None:
@@ -429,7 +441,6 @@ class _LocalWriter:
     def _commit(self, file: BinaryIO) -> None:
         file.flush()
         os.fsync(file.fileno())
-        file.close()
         self._publish()
         _sync_folder(self._folder)
 
@@ -458,6 +469,27 @@ class _LocalWriter:
             return None
         crc = _crc32c_of(self._path) if facts.st_size == self._num_bytes else None
         return Stat(name=self._path, num_bytes=facts.st_size, generation=_generation(facts), crc32c=crc)
+
+
+def _create_locked(path: str) -> BinaryIO:
+    """A new file, locked as long as it is open, by which `sweep` knows that its writer lives."""
+    while True:
+        file = open(path, "xb", buffering=_PIECE)  # noqa: SIM115
+        with suppress(OSError):  # where there are no locks, nobody can take one to remove the file either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # swept between the two calls above
+
+
+def _remove_if_orphaned(path: str) -> None:
+    # Swept by another build meanwhile, or another user's, which is not ours to judge.
+    with explained(path), suppress(FileNotFoundError, PermissionError), open(path, "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # its writer holds it, or this file system has no locks
+            return
+        os.unlink(path)
 
 
 def _crc32c_of(path: str) -> str:
@@ -546,6 +578,9 @@ class MemoryStorage:
     def delete(self, name: str) -> None:
         """See Storage.delete."""
         self._objects.pop(self._full(name), None)
+
+    def sweep(self) -> None:
+        """See Storage.sweep: there are no temporaries."""
 
     @property
     def _objects(self) -> dict[str, _Object]:

@@ -66,6 +66,13 @@ def names(storage, prefix=""):
 # -- every storage ----------------------------------------------------------------------------------------------
 
 
+def test_a_sweep_keeps_every_object(storage):
+    put(storage, "a")
+    put(storage, "train/b")
+    storage.sweep()
+    assert names(storage) == ["a", "train/b"]
+
+
 @pytest.mark.parametrize(
     ("start", "stop"), [(0, None), (0, 11), (0, 0), (3, 5), (5, None), (10, 11), (11, 11), (11, None), (4, 4)]
 )
@@ -427,6 +434,24 @@ def test_a_killed_writer_leaves_nothing_that_is_listed(disk):
     child.join()
     assert len(all_files(disk.root)) == 1
     assert names(disk) == names(disk, "train/") == names(disk, "train/.") == []
+    disk.sweep()
+    assert all_files(disk.root) == []
+
+
+def test_a_sweep_leaves_what_is_being_written(disk):
+    with disk.writer("train/a") as writer:
+        writer.write(BIG)
+        disk.sweep()
+    assert disk.read("train/a") == BIG
+
+
+def test_sweeping_all_the_time_disturbs_no_writer(disk):
+    with ThreadPoolExecutor(5) as pool:
+        writers = [pool.submit(put, disk, f"train/{number}", if_generation=ABSENT) for number in range(200)]
+        while not all(writer.done() for writer in writers):
+            disk.sweep()
+        assert [writer.result() for writer in writers] == [None] * 200
+    assert len(all_files(disk.root)) == len(names(disk)) == 200
 
 
 def test_names_of_temporaries_are_not_for_objects(disk):
