@@ -12,9 +12,9 @@ import os
 import queue
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -314,15 +314,15 @@ class _File:
 class RemoteReader:
     """Ranged reads of shards, many at a time, pinned to the generation that the manifest describes, hedged.
 
-    A read that takes longer than 95 of 100 like it is asked for again; the first answer counts. At most 3 in 100
-    reads are, so hedging costs at most 3 % more bytes.
+    A read that takes longer than 95 of 100 of about its size is asked for again; the first answer counts. At most 3
+    in 100 of each size are, so hedging costs about 3 % more bytes at most.
     """
 
     def __init__(self, table: ShardTable, num_fetchers: int = NUM_FETCHERS) -> None:
         self.table = table
         self.num_bytes_read = 0
-        self.num_reads = 0
-        self.num_hedges = 0
+        self.num_reads: Counter[int] = Counter()
+        self.num_hedges: Counter[int] = Counter()
         self._pins: dict[int, str] = {}
         self._lock = threading.Lock()
         self._times: dict[int, deque[float]] = {}
@@ -340,7 +340,7 @@ class RemoteReader:
             if self._closed.is_set():
                 raise CancelledError
             self._running.add(read)
-            self.num_reads += 1
+            self.num_reads[read.size_class] += 1
             self._attempt(read, self._fetchers)
         return read.result
 
@@ -414,9 +414,13 @@ class RemoteReader:
                 for read in self._running
                 if read.attempts == 1 and read.started and now - read.started > limits.get(read.size_class, np.inf)
             ]
-            late = late[: max(0, int(self.num_reads * MAX_HEDGED) - self.num_hedges)]
-            self.num_hedges += len(late)
-        return late
+            return [read for read in late if self._may_hedge(read.size_class)]
+
+    def _may_hedge(self, size: int) -> bool:
+        """Takes one of the hedges that reads of that size have earned."""
+        earned = self.num_hedges[size] + 1 <= self.num_reads[size] * MAX_HEDGED
+        self.num_hedges[size] += earned
+        return earned
 
 
 class _Threads:
@@ -474,8 +478,8 @@ class _Read:
 class BlockReads:
     """Reads the blocks of an order ahead of its steps; a sample is cut out of its block when it is taken.
 
-    The first step reads its samples one by one, so that a run begins after its own bytes and a little more; the
-    blocks come behind them. What is held is counted; `has_room` says when to wait.
+    The first step reads its samples one by one, and the blocks come when all of them have been taken, so that a run
+    begins after its own bytes and no others. What is held is counted; `has_room` says when to wait.
     """
 
     def __init__(self, order: Order, table: ShardTable, reader: RemoteReader, budget_bytes: int) -> None:
@@ -487,7 +491,8 @@ class BlockReads:
         self.most_held_bytes = 0
         self._open: dict[tuple[int, int, int], _Block] = {}
         self._closing: list[tuple[int, int, tuple[int, int, int]]] = []
-        self._first: list[Future[bytes]] = []
+        self._first_left = 0
+        self._first_taken = threading.Event()
         self._begun = False
         self._lock = threading.Lock()
 
@@ -500,7 +505,7 @@ class BlockReads:
         """See Reads."""
         if not self._begun:
             return self._begin(addresses)
-        wait(self._first)
+        self._first_taken.wait()
         pieces = self.order.reads(epoch, slots.lanes, slots.positions)
         tickets = [
             self._ticket(epoch, slots, pieces, slot, address) if slots.weights[slot] else self.alone(address)
@@ -519,19 +524,22 @@ class BlockReads:
 
     def close(self) -> None:
         """See Reads."""
+        self._first_taken.set()
         self.reader.close()
 
     def taken(self, block: "_Block") -> None:
         """Counts one sample taken from a block; frees it after the last."""
         with self._lock:
+            self._first_left -= 1
             block.num_taken += 1
             self._free_if_done(block)
+        if self._first_left <= 0:
+            self._first_taken.set()
 
     def _begin(self, addresses: Sequence[Address]) -> list[Ticket]:
         self._begun = True
-        tickets = [self.alone(address) for address in addresses]
-        self._first = [ticket.block.data for ticket in tickets if isinstance(ticket, BlockTicket)]
-        return tickets
+        self._first_left = len(addresses)
+        return [self.alone(address) for address in addresses]
 
     def _ticket(self, epoch: int, slots: Slots, pieces: Pieces, slot: int, address: Address) -> Ticket:
         lane, first = slots.lanes.item(slot), pieces.first.item(slot)
@@ -592,11 +600,13 @@ class BlockTicket:
     def take(self) -> bytes:
         """See Ticket."""
         where = self.reads.table.where(self.address.shard)
-        with _naming(self.address, where):
-            data = self.block.data.result()
+        try:
+            with _naming(self.address, where):
+                data = self.block.data.result()
+        finally:
+            self.reads.taken(self.block)
         begin = self.address.start - self.block.start
         sample = data[begin : begin + self.address.stop - self.address.start]
-        self.reads.taken(self.block)
         try:
             return check_sample(sample, self.address, where)
         except DamagedShard as error:
