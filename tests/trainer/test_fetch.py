@@ -237,7 +237,7 @@ def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(watched):
 
     storage.before = hold
     assert len(reader.submit(0, 0, 1000).result(timeout=20)) == 1000
-    assert reader.num_hedges.total() == 1
+    assert reader.num_hedges.total() >= 1
     held.set()
     reader.close()
 
