@@ -27,7 +27,7 @@ def commit(job: Job, plan: PlanFile, records: Iterable[ShardRecord]) -> Manifest
     if any(slot not in found for slot in wanted):
         return None
     manifest = make_manifest(job, plan, found)
-    put(job.output, naming.QUARANTINE, job.output.read(naming.REJECTED))
+    put(job.output, manifest.quarantine.path, job.output.read(naming.REJECTED))
     _publish(job, manifest)
     if job.suffix:
         _remove_replaced(job, manifest)
@@ -52,7 +52,7 @@ def make_manifest(job: Job, plan: PlanFile, records: dict[tuple[str, int], Shard
                 name: _split(split, [records[name, number] for number in range(split.num_shards)])
                 for name, split in sorted(plan.splits.items())
             },
-            quarantine=Quarantine(count=plan.num_rejected, path=naming.QUARANTINE),
+            quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(job.suffix)),
             fixes=plan.fixes,
             provenance=Provenance(
                 tool=f"shardset {__version__}",
@@ -103,9 +103,9 @@ def _publish(job: Job, manifest: Manifest) -> None:
 
 
 def _remove_replaced(job: Job, manifest: Manifest) -> None:
-    keep = {
-        path for split in manifest.splits.values() for shard in split.shards for path in (shard.path, shard.index.path)
-    }
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    keep = {manifest.quarantine.path, *(path for shard in shards for path in (shard.path, shard.index.path))}
     for found in list(job.output.list()):
-        if naming.is_shard_file(found.name) and found.name not in keep:
+        ours = naming.is_shard_file(found.name) or naming.is_quarantine(found.name)
+        if ours and found.name not in keep:
             job.output.delete(found.name)

@@ -34,7 +34,7 @@ def sentences(config: BuildConfig, result: Result) -> list[str]:
     lines = [f"note: {note}" for note in plan.notes]
     lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
     if plan.num_rejected:
-        where = "" if result.manifest is None else f": see {config.output.rstrip('/')}/quarantine.jsonl"
+        where = f": see {config.output.rstrip('/')}/{result.manifest.quarantine.path}" if result.manifest else ""
         lines.append(f"quarantined: {plan.num_rejected:,} raw samples{where}")
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)

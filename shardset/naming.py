@@ -9,7 +9,6 @@ from shardset.errors import ManifestError
 from shardset.permutation import hash_text
 
 MANIFEST = "manifest.json"
-QUARANTINE = "quarantine.jsonl"
 PLAN_FOLDER = "plan/"
 BUILD = "plan/build.json"
 SURVEY = "plan/survey.jsonl"
@@ -27,6 +26,7 @@ _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
+_QUARANTINE = re.compile(r"quarantine(-[0-9a-f]+)?\.jsonl", re.ASCII)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -74,6 +74,16 @@ def split_member(name: str) -> tuple[str, str]:
 def is_shard_file(path: str) -> bool:
     """Whether `path` is spelled like a shard or an index of ours."""
     return _SHARD_FILE.fullmatch(path) is not None
+
+
+def quarantine_path(suffix: str = "") -> str:
+    """The list of rejected raw samples; `suffix` keeps it apart from that of a set which is being replaced."""
+    return f"quarantine{suffix}.jsonl"
+
+
+def is_quarantine(path: str) -> bool:
+    """Whether `path` is spelled like a list of rejected raw samples of ours."""
+    return _QUARANTINE.fullmatch(path) is not None
 
 
 def shard_path(folder: str, split: str, number: int) -> str:

@@ -53,7 +53,7 @@ def shard_set_files() -> dict[str, bytes]:
     validation = write_shard_set(storage, {"validation": found["validation"]}, num_shards=1, num_classes=2)
     manifest = _told(train, {**train.splits, **validation.splits})
     put(storage, naming.MANIFEST, manifests.to_json(manifest))
-    put(storage, naming.QUARANTINE, b'{"name": "dog/cut.ppm", "reason": "cut", "split": "train"}\n')
+    put(storage, naming.quarantine_path(), b'{"name": "dog/cut.ppm", "reason": "cut", "split": "train"}\n')
     return _read_all(storage)
 
 
@@ -76,7 +76,7 @@ def _told(manifest: Manifest, splits: dict[str, Split]) -> Manifest:
             seed=7,
             classes=[ClassInfo(label=0, name='"Känguru", 袋鼠', wnid="n01877812"), ClassInfo(label=1, name="dog")],
             splits={**splits, "train": train},
-            quarantine=Quarantine(count=1, path=naming.QUARANTINE),
+            quarantine=Quarantine(count=1, path=naming.quarantine_path()),
             fixes={"cmyk": 2},
             provenance=Provenance(
                 tool="shardset 0.1.0",

@@ -84,14 +84,14 @@ def write_shard_set(
             remainder="spread",
             classes=[ClassInfo(label=label, name=f"class {label}") for label in range(num_classes)],
             splits=splits,
-            quarantine=Quarantine(count=0, path=naming.QUARANTINE),
+            quarantine=Quarantine(count=0, path=naming.quarantine_path()),
             fixes={},
             provenance=Provenance(
                 tool="test", source="made", source_digest="0" * 64, options={}, libraries={}, notes=[]
             ),
         )
     )
-    put(storage, naming.QUARANTINE, b"")
+    put(storage, naming.quarantine_path(), b"")
     put(storage, naming.MANIFEST, to_json(manifest))
     return manifest
 

@@ -161,7 +161,7 @@ def test_a_shard_cut_at_any_block_is_reported(deep):
 
 
 @pytest.mark.parametrize("deep", [False, True])
-@pytest.mark.parametrize("path", [FIRST, naming.index_path(SECOND), naming.QUARANTINE])
+@pytest.mark.parametrize("path", [FIRST, naming.index_path(SECOND), naming.quarantine_path()])
 def test_a_missing_file_is_named(path, deep):
     storage = fresh()
     sound(storage)
@@ -389,12 +389,12 @@ def test_wrong_content_bytes_of_a_split_are_a_problem():
 def test_a_quarantine_list_that_does_not_fit_is_a_problem(content, count, sentence):
     storage = fresh()
     manifest = sound(storage)
-    put(storage, naming.QUARANTINE, content)
-    quarantine = Quarantine(count=count, path=naming.QUARANTINE)
+    put(storage, naming.quarantine_path(), content)
+    quarantine = Quarantine(count=count, path=naming.quarantine_path())
     changed = manifests.seal(msgspec.structs.replace(manifest, quarantine=quarantine))
     put(storage, naming.MANIFEST, manifests.to_json(changed))
     report = verify(storage.url, deep=False)
-    assert wheres(report) == {naming.QUARANTINE}
+    assert wheres(report) == {naming.quarantine_path()}
     assert sentence in sentences(report)
 
 
