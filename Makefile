@@ -46,7 +46,7 @@ unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not gcs" tests/shardset tests/test_boundaries.py
 
 slow: env emulator  ## the slow suites: emulator, kills, damage, README commands
-	$(PY) -m pytest -q -m slow
+	$(PY) -m pytest -q -n auto -m slow
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):
