@@ -17,6 +17,7 @@ _NAMES = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, errors.ShardsetError)
 }
+_LOST = re.compile(r"Pipeline \S+ failed in state (\w+): (.*)")
 _LINE = re.compile(
     r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(" + "|".join(sorted(_NAMES)) + r"): (.*?)(?: \[while running |\\n|\n|$)"
 )
@@ -24,11 +25,11 @@ _LINE = re.compile(
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raises the ShardsetError that a runner's error is about, if there is one."""
+    """Raises the ShardsetError that a runner's error is about, if there is one, or says that a cluster lost the job."""
     try:
         yield
     except RuntimeError as error:
-        ours = find(str(error))
+        ours = find(str(error)) or _lost_job(str(error))
         if ours is None:
             raise
         raise ours from error
@@ -41,3 +42,13 @@ def find(text: str) -> errors.ShardsetError | None:
         return None
     name, sentence = found[-1]
     return _NAMES[name](sentence)
+
+
+def _lost_job(text: str) -> errors.ShardsetError | None:
+    lost = _LOST.match(text)
+    if lost is None:
+        return None
+    return errors.ShardsetError(
+        f"the job ended as {lost[1]} ({lost[2].strip()[:500]}); "
+        "the runner's log has the whole of it; the same command goes on from here"
+    )

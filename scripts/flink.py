@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,7 @@ FOLDER = REPOSITORY / ".tools" / "flink"
 FLINK_VERSION = "1.19"
 RUNNER_VERSION = "2.62.0"
 """Of Beam's Flink runner: the portable protocol holds across versions of Beam, so it need not be the Python one's."""
+JOB_SERVER = f"job-server-{FLINK_VERSION}-{RUNNER_VERSION}.jar"
 
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _POM = f"""\
@@ -46,7 +47,16 @@ _JOB_MANAGER = "org.apache.flink.runtime.entrypoint.StandaloneSessionClusterEntr
 _TASK_MANAGER = "org.apache.flink.runtime.taskexecutor.TaskManagerRunner"
 _JOB_SERVER = "org.apache.beam.runners.flink.FlinkJobServerDriver"
 # Flink reaches into these by reflection; its own start scripts open them too.
-_OPENED = ("java.lang", "java.util", "java.util.concurrent", "java.nio", "java.net", "java.io", "java.text", "java.time")
+_OPENED = (
+    "java.lang",
+    "java.util",
+    "java.util.concurrent",
+    "java.nio",
+    "java.net",
+    "java.io",
+    "java.text",
+    "java.time",
+)
 _CONFIG = """\
 jobmanager.rpc.address: 127.0.0.1
 jobmanager.rpc.port: {rpc}
@@ -64,8 +74,8 @@ taskmanager.memory.framework.off-heap.size: 128m
 taskmanager.memory.task.heap.size: 256m
 taskmanager.memory.task.off-heap.size: 0
 taskmanager.memory.managed.size: 128m
-taskmanager.memory.network.min: 64m
-taskmanager.memory.network.max: 64m
+taskmanager.memory.network.min: 256m
+taskmanager.memory.network.max: 256m
 taskmanager.memory.jvm-metaspace.size: 192m
 taskmanager.memory.jvm-overhead.min: 128m
 taskmanager.memory.jvm-overhead.max: 128m
@@ -80,7 +90,7 @@ class FlinkError(Exception):
 
 def fetch(folder: Path = FOLDER) -> Path:
     """Flink and Beam's runner for it from Maven Central (152 MB, once), as one job server jar; returns that jar."""
-    jar = folder / f"job-server-{FLINK_VERSION}-{RUNNER_VERSION}.jar"
+    jar = folder / JOB_SERVER
     if jar.exists():
         return jar
     for tool in ("java", "mvn"):
@@ -185,12 +195,14 @@ class Cluster:
         address = f"127.0.0.{machine + 1}"
         hosts = self.folder / "conf" / f"hosts-{machine}"
         hosts.write_text(f"{address} localhost\n127.0.0.1 {socket.gethostname()}\n")
-        self._start(f"workers-{machine}", [sys.executable, "-m", "scripts.flink_workers", f"{address}:{self.pool_port}"])
+        self._start(
+            f"workers-{machine}", [sys.executable, "-m", "scripts.flink_workers", f"{address}:{self.pool_port}"]
+        )
         self._java(f"taskmanager-{machine}", _TASK_MANAGER, 384, [], [f"-Djdk.net.hosts.file={hosts}"])
 
     def _java(self, name: str, main: str, heap_mib: int, words: Sequence[str], properties: Sequence[str] = ()) -> None:
         opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED]
-        memory = [f"-Xmx{heap_mib}m", "-XX:+UseSerialGC"]
+        memory = [f"-Xmx{heap_mib}m", "-XX:MaxDirectMemorySize=640m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         classes = ["-cp", f"{self.jar.parent / 'jars'}/*", main, "--configDir", str(self.folder / "conf")]
         self._start(name, ["java", *opened, *memory, *properties, *classes, *words])
 
@@ -269,7 +281,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rest-port", type=int, default=8081)
     parser.add_argument("--pool-port", type=int, default=50000, help="of the Python workers beside each task manager")
     args = parser.parse_args(argv)
-    verbs = {"fetch": fetch, "up": lambda: up(args.rest_port, args.pool_port), "down": down}
+    verbs: dict[str, Callable[[], object]] = {
+        "fetch": fetch,
+        "up": lambda: up(args.rest_port, args.pool_port),
+        "down": down,
+    }
     try:
         verbs[args.verb]()
     except FlinkError as error:
