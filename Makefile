@@ -8,7 +8,7 @@ EMULATOR_VERSION ?= v1.56.1
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator flink flink-up flink-down dataflow bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -45,13 +45,26 @@ types: env
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not gcs" tests/shardset tests/test_boundaries.py
 
-slow: env emulator  ## the slow suites: emulator, kills, damage, README commands
+slow: env emulator flink  ## the slow suites: emulator, Flink, kills, damage, README commands
 	$(PY) -m pytest -q -n auto -m slow
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):
 	mkdir -p .tools/bin
 	GOBIN=$(CURDIR)/.tools/bin go install github.com/fsouza/fake-gcs-server@$(EMULATOR_VERSION)
+
+flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; needs Java 11 or 17 and Maven)
+	$(PY) -m scripts.flink fetch
+
+flink-up: env  ## start a Flink cluster here: a job manager, two task managers, their Python workers
+	$(PY) -m scripts.flink up
+
+flink-down:  ## stop it
+	$(PY) -m scripts.flink down
+
+dataflow: env  ## build on Google Cloud Dataflow: PROJECT= REGION= BUCKET= INPUT= SOURCE= [OUTPUT= FLAGS= IMAGE=]
+	$(PY) -m scripts.dataflow --project='$(PROJECT)' --region='$(REGION)' --bucket='$(BUCKET)' --source='$(SOURCE)' \
+		--input='$(INPUT)' --output='$(OUTPUT)' --image='$(IMAGE)' -- $(FLAGS)
 
 bench: env  ## the benchmarks (long)
 	$(PY) -m benchmarks

@@ -138,7 +138,8 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
     """What the image is that came under the extension `field`; raises UndecodableImage if it can't be a sample.
 
     `decode` decodes all of it, which alone finds truncation (0.8 ms for a 110 KB JPEG, of whose data all is decoded
-    but at an eighth of the size); `header` parses the header (0.03 ms); `none` looks at the first bytes only, and believes `field` where `data` is empty. A CMYK JPEG is
+    but at an eighth of the size); `header` parses the header (0.03 ms); `none` looks at the first bytes only, and
+    believes `field` where `data` is empty. A CMYK JPEG is
     found by `decode` and `header`, not by `none`.
     """
     wanted = _ALIASES.get(field.lower(), field.lower())
