@@ -62,9 +62,11 @@ flink-up: env  ## start a Flink cluster here: a job manager, two task managers, 
 flink-down:  ## stop it
 	$(PY) -m scripts.flink down
 
-dataflow: env  ## build on Google Cloud Dataflow: PROJECT= REGION= BUCKET= INPUT= SOURCE= [OUTPUT= FLAGS= IMAGE=]
-	$(PY) -m scripts.dataflow --project='$(PROJECT)' --region='$(REGION)' --bucket='$(BUCKET)' --source='$(SOURCE)' \
-		--input='$(INPUT)' --output='$(OUTPUT)' --image='$(IMAGE)' -- $(FLAGS)
+OUTPUT ?= gs://$(BUCKET)/$(SOURCE)
+dataflow: env  ## build on Dataflow: PROJECT= REGION= BUCKET= INPUT= SOURCE= [OUTPUT= IMAGE= FLAGS=], see docs/dataflow.md
+	$(PY) -m pipelines build --source '$(SOURCE)' --input '$(INPUT)' --output '$(OUTPUT)' --runner DataflowRunner \
+		--project '$(PROJECT)' --region '$(REGION)' --temp_location 'gs://$(BUCKET)/dataflow' \
+		$(if $(IMAGE),--sdk_container_image '$(IMAGE)',--setup_file ./setup.py) $(FLAGS)
 
 bench: env  ## the benchmarks (long)
 	$(PY) -m benchmarks

@@ -13,7 +13,7 @@ import msgspec
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions
 from apache_beam.runners.runner import PipelineState
 
-from pipelines import errors_from_beam, sources, workers
+from pipelines import dataflow, errors_from_beam, sources, workers
 from pipelines.config import BuildConfig
 from pipelines.job import (
     BuildFile,
@@ -77,9 +77,15 @@ def _run(
 ) -> Result:
     started = time.monotonic()
     options = beam_options(beam_flags, output)
+    if dataflow.is_wanted(options):
+        dataflow.check(options, source=config.input, output=output.url)
     job, file, lines = prepare(config, output)
     with Watch(output, len(lines), progress):
-        counters = run_pipeline(options, lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run))
+        counters = run_pipeline(
+            options,
+            lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run),
+            progress.say if progress else None,
+        )
     plan = read_record(output, naming.PLAN, PlanFile)
     manifest = None if dry_run else _published(output, plan)
     plan_bytes = sum(found.num_bytes for found in output.list(naming.PLAN_FOLDER))
@@ -177,12 +183,19 @@ def _all_cores(options: PipelineOptions, output: Storage) -> PipelineOptions:
     return options
 
 
-def run_pipeline(options: PipelineOptions, fill: Callable[[beam.Pipeline], None]) -> dict[str, int]:
-    """Runs what `fill` puts into a pipeline and returns its counters; a worker's ShardsetError is raised as itself."""
+def run_pipeline(
+    options: PipelineOptions, fill: Callable[[beam.Pipeline], None], say: Callable[[str], None] | None = None
+) -> dict[str, int]:
+    """Runs what `fill` puts into a pipeline and returns its counters; a worker's ShardsetError is raised as itself.
+
+    `say` is told where a job on Dataflow can be watched.
+    """
     pipeline = beam.Pipeline(options=options)
     fill(pipeline)
-    with workers.watched(), errors_from_beam.translated():
+    with workers.watched(), errors_from_beam.translated(dataflow.failures(options)):
         result = pipeline.run()
+        if say and dataflow.is_wanted(options):
+            say(f"the job runs on at {dataflow.page_of(options, result.job_id())}")
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):
         raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun goes on where it stopped")

@@ -17,21 +17,27 @@ _NAMES = {
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, errors.ShardsetError)
 }
-_LOST = re.compile(r"Pipeline \S+ failed in state (\w+): (.*)")
+_LOST = re.compile(
+    r"(?:Pipeline \S+ failed in state |Dataflow pipeline failed\. State: )(\w+)(?:: |, Error:)(.*)", flags=re.DOTALL
+)
 _LINE = re.compile(
     r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(" + "|".join(sorted(_NAMES)) + r"): (.*?)(?: \[while running |\\n|\n|$)"
 )
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raises the ShardsetError that a runner's error is about, if there is one, or says that a cluster lost the job."""
+def translated(failures: tuple[type[Exception], ...] = (RuntimeError,)) -> Iterator[None]:
+    """Raises the ShardsetError that a runner's error is about, if there is one, or says that a service lost the job.
+
+    `failures` are what the runner raises.
+    """
     try:
         yield
-    except RuntimeError as error:
+    except failures as error:
         ours = find(str(error)) or _lost_job(str(error))
-        if ours is None:
+        if ours is None and isinstance(error, RuntimeError):
             raise
+        ours = ours or _refused(error)
         raise ours from error
 
 
@@ -49,6 +55,21 @@ def _lost_job(text: str) -> errors.ShardsetError | None:
     if lost is None:
         return None
     return errors.ShardsetError(
-        f"the job ended as {lost[1]} ({lost[2].strip()[:500]}); "
+        f"the job ended as {lost[1]} ({_gist(lost[2])}); "
         "the runner's log has the whole of it; the same command goes on from here"
     )
+
+
+def _refused(error: Exception) -> errors.ShardsetError:
+    return errors.ShardsetError(
+        f"the service did not take the job ({_gist(str(error))}); "
+        "docs/dataflow.md lists the permissions; the same command goes on from here"
+    )
+
+
+def _gist(text: str) -> str:
+    """The line of a message that says most: the last of a traceback, else the first."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if lines in ([], ["None"]):
+        return "no reason given"
+    return lines[-1 if lines[0].startswith("Traceback") else 0][:500]

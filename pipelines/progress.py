@@ -38,9 +38,10 @@ class Standing:
 
 
 class Progress(Protocol):
-    """Shows a Standing."""
+    """Shows a Standing, or says something."""
 
     def show(self, standing: Standing) -> None: ...
+    def say(self, line: str) -> None: ...
     def close(self) -> None: ...
 
 
@@ -116,6 +117,9 @@ class TerminalProgress:
                 self._samples, completed=standing.samples_done, total=standing.num_samples, rate=rates(standing)
             )
 
+    def say(self, line: str) -> None:
+        self._bars.console.print(line, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         self._bars.stop()
 
@@ -136,6 +140,9 @@ class PlainProgress:
         if line != self._shown and standing.seconds - self._last >= self._interval_s:
             self._console.print(line, highlight=False)
             self._last, self._shown = standing.seconds, line
+
+    def say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass

@@ -130,6 +130,21 @@ class GcsStorage:
         return persist(self.retry, attempt)
 
 
+def bucket_location(bucket: str, retry: RetryPolicy) -> str:
+    """Where a bucket lies, as the server says it: `EUROPE-WEST4`, `EU`, `NAM4`; two chosen regions joined by `+`.
+
+    Raises NotFound if there is no such bucket; asking takes the permission storage.buckets.get.
+    """
+    where, params = f"gs://{bucket}", {"fields": "location,customPlacementConfig"}
+
+    def attempt() -> dict[str, Any]:
+        with closing(send(retry, "GET", f"/storage/v1/b/{quote(bucket, safe='')}", where, params=params)) as response:
+            return body_json(response, where)
+
+    found = persist(retry, attempt)
+    return "+".join(found.get("customPlacementConfig", {}).get("dataLocations") or [found.get("location", "unknown")])
+
+
 def _objects_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}/o"
 

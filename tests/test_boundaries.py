@@ -20,7 +20,7 @@ DOORS = {
     "shardset": ["shardset/*", "pipelines/*", "trainer/*"],
     "pipelines": ["pipelines/*"],
     "trainer": ["trainer/*"],
-    "apache_beam": ["pipelines/transforms.py", "pipelines/build.py", "pipelines/workers.py", "pipelines/__main__.py"],
+    "apache_beam": [f"pipelines/{name}.py" for name in ("transforms", "build", "workers", "dataflow", "__main__")],
     "google.cloud": ["shardset/gcs*.py"],
     "google.auth": ["shardset/gcs*.py"],
     "requests": ["shardset/gcs*.py"],

@@ -1,0 +1,34 @@
+"""`python -m benchmarks [NAME ...]`: runs the named benchmarks, or all of them; each is also a module of its own."""
+
+import argparse
+import subprocess
+import sys
+
+BENCHMARKS = {
+    "contract": "what a tar member and a manifest cost (seconds)",
+    "scale": "planning 10^5 to 10^7 samples: time, memory, objects (minutes)",
+    "upsampled": "CIFAR-10 upsampled to 1,280,000 samples (minutes)",
+    "build": "shards from raw files, against other tools (an hour)",
+}
+
+
+def main() -> int:
+    """Runs one after the other; stops at the first that fails."""
+    listed = "\n".join(f"  {name:<10} {what}" for name, what in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, epilog=listed, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    names = parser.parse_args().names or list(BENCHMARKS)
+    if unknown := [name for name in names if name not in BENCHMARKS]:
+        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    for name in names:
+        print(f"== {name}", flush=True)
+        if code := subprocess.run([sys.executable, "-m", f"benchmarks.{name}"]).returncode:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

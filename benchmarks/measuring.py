@@ -1,0 +1,86 @@
+"""Runs a command and watches it from outside: time, processor time, memory of the largest process, first byte."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+POLL_S = 0.05
+
+
+class FailedRun(RuntimeError):
+    """A command that ended with another code than 0; the message ends with what it printed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of a command. `first_byte_s` is None where it wrote nothing; `peak_bytes` is of the largest process."""
+
+    seconds: float
+    cpu_s: float
+    peak_bytes: int
+    first_byte_s: float | None
+    num_bytes: int
+
+
+def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[str, str]) -> Run:
+    """Runs a command that writes below `output`; raises FailedRun if it fails. What stands in `plan/` is no output."""
+    started = time.perf_counter()
+    with log.open("wb") as printed:
+        process = subprocess.Popen(words, stdout=printed, stderr=printed, env={**os.environ, **environment})
+    peak, first_byte, usage = 0, None, None
+    while usage is None:
+        time.sleep(POLL_S)
+        peak = max([peak, *map(_peak_bytes, _family(process.pid))])
+        if first_byte is None and size_of(output):
+            first_byte = time.perf_counter() - started
+        pid, status, found = os.wait4(process.pid, os.WNOHANG)
+        usage = found if pid else None
+    seconds = time.perf_counter() - started
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise FailedRun(f"{' '.join(words)}: code {process.returncode}\n{log.read_text(errors='replace')[-3000:]}")
+    return Run(
+        seconds=seconds,
+        cpu_s=usage.ru_utime + usage.ru_stime,
+        peak_bytes=peak,
+        first_byte_s=first_byte,
+        num_bytes=size_of(output),
+    )
+
+
+def size_of(folder: Path) -> int:
+    """The bytes of all files below a folder, those in `plan/` left out; files may come and go meanwhile."""
+    total = 0
+    for path, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != "plan"]
+        total += sum(map(_size, (os.path.join(path, name) for name in names)))
+    return total
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all below it."""
+    yield pid
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                yield from _family(int(child))
+    except (FileNotFoundError, ProcessLookupError):
+        return
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)

@@ -1,0 +1,215 @@
+"""The usual scripts with other tools, one call each. Runs in the environment of the peers and imports nothing of ours.
+
+python benchmarks/peers_write.py TOOL KIND INPUT OUTPUT
+
+A tool gets a list of samples that was shuffled with a seed, as a careful user would do, and reads each where it is
+stored; nothing is unpacked first. `pool` is the scheme of img2dataset: some processes, a stretch of the unshuffled list
+each. `decode` and `encode` write nothing: they are the limit of what checks or makes images.
+"""
+
+import functools
+import io
+import os
+import pickle
+import random
+import sys
+import tarfile
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+NUM_SHARDS = 16
+NUM_PROCESSES = len(os.sched_getaffinity(0))
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A sample and where its bytes are: a file and a range of it, or a row of a batch of CIFAR."""
+
+    key: str
+    label: int
+    path: str
+    offset: int
+    num_bytes: int
+
+
+def in_folders(folder: str) -> list[Sample]:
+    """Every file below `train/CLASS/`."""
+    classes = sorted(os.listdir(f"{folder}/train"))
+    return [
+        Sample(name.partition(".")[0], label, path := f"{folder}/train/{wnid}/{name}", 0, os.path.getsize(path))
+        for label, wnid in enumerate(classes)
+        for name in sorted(os.listdir(f"{folder}/train/{wnid}"))
+    ]
+
+
+def in_tar_of_tars(folder: str) -> list[Sample]:
+    """Every member of the inner tars, by its place in the outer one."""
+    path, samples = f"{folder}/ILSVRC2012_img_train.tar", []
+    with tarfile.open(path) as outer:
+        for label, inner in enumerate(sorted(outer, key=lambda member: member.name)):
+            with tarfile.open(fileobj=outer.extractfile(inner)) as members:
+                samples += [
+                    Sample(one.name.partition(".")[0], label, path, inner.offset_data + one.offset_data, one.size)
+                    for one in members
+                ]
+    return samples
+
+
+def in_cifar(folder: str) -> list[Sample]:
+    """Every row; `path` is the archive and the batch, `offset` the row."""
+    archive = f"{folder}/cifar-10-python.tar.gz"
+    return [
+        Sample(f"{batch}-{row:05d}", label, f"{archive}:{batch}", row, 0)
+        for batch, (_, labels) in sorted(batches(archive).items())
+        for row, label in enumerate(labels)
+    ]
+
+
+@functools.cache
+def batches(archive: str) -> dict[str, tuple]:
+    """Pixels uint8 [rows, 32, 32, 3] and labels of each batch. The archive is our own, so its pickles are trusted."""
+    found = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if "_batch" in member.name:
+                values = pickle.loads(tar.extractfile(member).read(), encoding="latin1")
+                pixels = values["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+                found[os.path.basename(member.name)] = (pixels, values["labels"])
+    return found
+
+
+def read(sample: Sample) -> bytes:
+    """The image file of a sample; CIFAR's is a PNG at the level that we use too."""
+    if ":" in sample.path:
+        return encode_png(sample)
+    with open(sample.path, "rb") as file:
+        file.seek(sample.offset)
+        return file.read(sample.num_bytes)
+
+
+def encode_png(sample: Sample) -> bytes:
+    """One row of CIFAR as a PNG."""
+    from PIL import Image
+
+    archive, _, batch = sample.path.partition(":")
+    buffer = io.BytesIO()
+    Image.fromarray(batches(archive)[batch][0][sample.offset].copy()).save(buffer, "PNG", compress_level=4)
+    return buffer.getvalue()
+
+
+LISTINGS: dict[str, Callable[[str], list[Sample]]] = {
+    "cifar": in_cifar,
+    "folders": in_folders,
+    "imagenet": in_tar_of_tars,
+}
+
+
+def shuffled(kind: str, folder: str) -> list[Sample]:
+    """The samples of an input, shuffled."""
+    samples = LISTINGS[kind](folder)
+    random.Random(SEED).shuffle(samples)
+    return samples
+
+
+def extension(kind: str) -> str:
+    """What the images of an input are."""
+    return "png" if kind == "cifar" else "jpg"
+
+
+def webdataset(kind: str, folder: str, output: str) -> None:
+    """webdataset's ShardWriter, one process."""
+    from webdataset import ShardWriter
+
+    samples, field = shuffled(kind, folder), extension(kind)
+    with ShardWriter(f"{output}/train-%06d.tar", maxcount=-(-len(samples) // NUM_SHARDS), verbose=0) as sink:
+        for one in samples:
+            sink.write({"__key__": one.key, field: read(one), "cls": one.label})
+
+
+def mds(kind: str, folder: str, output: str) -> None:
+    """MosaicML's MDSWriter, one process."""
+    from streaming import MDSWriter
+
+    with MDSWriter(out=output, columns={"image": "bytes", "label": "int"}) as sink:
+        for one in shuffled(kind, folder):
+            sink.write({"image": read(one), "label": one.label})
+
+
+def litdata(kind: str, folder: str, output: str) -> None:
+    """LitData's optimize, one worker a core."""
+    from litdata import optimize
+
+    optimize(
+        fn=_as_record,
+        inputs=shuffled(kind, folder),
+        output_dir=output,
+        chunk_bytes="64MB",
+        num_workers=NUM_PROCESSES,
+    )
+
+
+def _as_record(sample: Sample) -> dict:
+    return {"image": read(sample), "label": sample.label}
+
+
+def pool(kind: str, folder: str, output: str) -> None:
+    """Stretches of the list, each written as one tar by a process of a pool."""
+    samples = LISTINGS[kind](folder)
+    size = -(-len(samples) // NUM_SHARDS)
+    stretches = [samples[start : start + size] for start in range(0, len(samples), size)]
+    with ProcessPoolExecutor(NUM_PROCESSES) as workers:
+        list(workers.map(_write_stretch, stretches, range(NUM_SHARDS), [(extension(kind), output)] * NUM_SHARDS))
+
+
+def _write_stretch(samples: list[Sample], number: int, how: tuple[str, str]) -> None:
+    from webdataset import TarWriter
+
+    field, output = how
+    with TarWriter(f"{output}/{number:05d}.tar") as sink:
+        for one in samples:
+            sink.write({"__key__": one.key, field: read(one), "cls": one.label})
+
+
+def decode(kind: str, folder: str, output: str) -> None:
+    """Reads and decodes every image with Pillow at its full size, one process a core."""
+    _on_all_cores(_decode_stretch, kind, folder)
+
+
+def encode(kind: str, folder: str, output: str) -> None:
+    """Encodes every picture of CIFAR, one process a core."""
+    _on_all_cores(_read_stretch, kind, folder)
+
+
+def _on_all_cores(work: Callable[[list[Sample]], None], kind: str, folder: str) -> None:
+    samples = LISTINGS[kind](folder)
+    with ProcessPoolExecutor(NUM_PROCESSES) as workers:
+        list(workers.map(work, [samples[start : start + 100] for start in range(0, len(samples), 100)]))
+
+
+def _decode_stretch(samples: list[Sample]) -> None:
+    from PIL import Image
+
+    for one in samples:
+        Image.open(io.BytesIO(read(one))).load()
+
+
+def _read_stretch(samples: list[Sample]) -> None:
+    for one in samples:
+        read(one)
+
+
+TOOLS = {tool.__name__: tool for tool in (webdataset, mds, litdata, pool, decode, encode)}
+
+
+def main() -> None:
+    """Runs one tool on one input."""
+    tool, kind, folder, output = sys.argv[1:]
+    Path(output).mkdir(parents=True, exist_ok=True)
+    TOOLS[tool](kind, folder, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The page of the build benchmark: a table and a plot for each input, from the raw measurements."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from xml.sax.saxutils import escape
+
+from benchmarks.measuring import Run
+
+TITLES = {
+    "cifar": "CIFAR-size pictures from the published form of archive, encoded as PNG",
+    "folders": "JPEGs of about 110 KB in class folders",
+    "imagenet": "The same JPEGs in a tar of tars, as ImageNet is published",
+}
+_COLOURS = {"ours": "#2b6cb0", "peer": "#a0aec0", "limit": "#e2e8f0"}
+_BAR, _LEFT, _WIDTH = 20, 250, 420
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """All runs of one contestant on one input: pairs of (whole input, a fifth), which hold `num_images`."""
+
+    kind: str
+    name: str
+    role: str
+    shuffles: bool
+    num_images: tuple[int, int]
+    runs: list[tuple[Run, Run]]
+
+    @property
+    def seconds(self) -> float:
+        """Median of a whole run."""
+        return median(whole.seconds for whole, _ in self.runs)
+
+    @property
+    def rate(self) -> float:
+        """Images a second of a whole run."""
+        return self.num_images[0] / self.seconds
+
+    @property
+    def steady_rate(self) -> float | None:
+        """Images a second once it runs; None where the difference drowns in noise."""
+        return self._additional(lambda run: run.seconds)
+
+    @property
+    def steady_cpu_rate(self) -> float | None:
+        """Images a second of processor time, start-up left out; other load on the machine hardly changes it."""
+        return self._additional(lambda run: run.cpu_s)
+
+    @property
+    def first_byte_s(self) -> float | None:
+        """Median time to the first byte of output, of the runs on a fifth."""
+        found = [part.first_byte_s for _, part in self.runs if part.first_byte_s is not None]
+        return median(found) if found else None
+
+    @property
+    def peak_bytes(self) -> float:
+        """Median peak memory of the largest process."""
+        return median(whole.peak_bytes for whole, _ in self.runs)
+
+    @property
+    def megabytes(self) -> float:
+        """What a whole run wrote, in MB."""
+        return median(whole.num_bytes for whole, _ in self.runs) / 1e6
+
+    def _additional(self, cost) -> float | None:
+        additional = median(cost(whole) - cost(part) for whole, part in self.runs)
+        return (self.num_images[0] - self.num_images[1]) / additional if additional > 0 else None
+
+
+def write(path: Path, facts: Mapping[str, str], results: Sequence[Result]) -> None:
+    """`.md` and `.svg`."""
+    path.with_suffix(".md").write_text(page(path.name, facts, results))
+    path.with_suffix(".svg").write_text(plot(results))
+
+
+def page(name: str, facts: Mapping[str, str], results: Sequence[Result]) -> str:
+    """The Markdown page."""
+    num_runs = len(results[0].runs)
+    machine = facts["machine"]
+    others = ", ".join(f"{key} {value}" for key, value in facts.items() if key not in ("machine", "commit", "folder"))
+    text = f"""# How fast shards are made
+
+Written by `python -m benchmarks.build`; medians of {num_runs} runs, the contestants in turns.
+{machine}; {others}; commit {facts["commit"]}; files in `{facts["folder"]}`, read before (warm).
+
+- **whole**: the process from its start to its end. **steady**: the additional images of the whole input against a
+  fifth of it, by the additional time; so it holds all work on images and no start-up.
+- **CPU**: processor time of all processes for an additional image. On a machine with other work to do it is the
+  figure that repeats best.
+- **first byte**: when the output folder first held one, on a fifth of the input; with `--verify decode` that is after
+  all images were decoded, by design.
+- **peak**: resident memory of the largest process. Tools that import torch carry about 450 MiB of it.
+- What shuffles got a list shuffled with a seed, and read each sample where it is stored. Shards of this project
+  also carry a SHA-256 and two CRC32C, an index, and were flushed to the disk (`fsync`); nobody else's did.
+
+![steady rates]({name}.svg)
+"""
+    for kind in dict.fromkeys(one.kind for one in results):
+        text += f"\n## {TITLES[kind]}\n\n{table([one for one in results if one.kind == kind])}"
+    return text
+
+
+def table(results: Sequence[Result]) -> str:
+    """One row a contestant, and the ratios that were aimed at."""
+    lines = [
+        f"{results[0].num_images[0]:,} images; steady rates are from {results[0].num_images[1]:,} to all of them.\n",
+        "| | shuffled | whole, s | whole, images/s | steady, images/s | CPU, µs an image | first byte, s | peak, MiB "
+        "| written, MB |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for one in results:
+        cpu = _number(one.steady_cpu_rate and 1e6 / one.steady_cpu_rate)
+        first = "" if one.first_byte_s is None else f"{one.first_byte_s:.1f}"
+        shuffled = "yes" if one.shuffles else "no" if one.role == "peer" else ""
+        lines.append(
+            f"| {one.name} | {shuffled} | {one.seconds:.1f} | {one.rate:,.0f} | {_number(one.steady_rate)} | {cpu} "
+            f"| {first} | {one.peak_bytes / 2**20:,.0f} | {one.megabytes:,.0f} |"
+        )
+    return "\n".join([*lines, "", *sentences(results), ""])
+
+
+def sentences(results: Sequence[Result]) -> list[str]:
+    """The ratios: of the limits, and of the best peer that shuffles too."""
+    found = {one.name: one for one in results}
+    peers = [one for one in results if one.role == "peer" and one.shuffles]
+    plain, checked = found["shardset, --verify none"], found["shardset, --verify decode"]
+    pairs = [(plain, found.get("tar cf")), (checked, found.get("decoding alone, all cores"))]
+    pairs.append((plain, found.get("encoding alone, all cores")))
+    lines = [f"- {a.name}: {_ratio(a, b)} of {b.name}, steady." for a, b in pairs if b]
+    best = max(peers, key=lambda one: one.steady_rate or 0)
+    lines.append(f"- {plain.name}: {_ratio(plain, best)} times the best peer that shuffles ({best.name}), steady.")
+    quickest = max(peers, key=lambda one: one.rate)
+    lines.append(
+        f"- {plain.name}: {plain.rate / quickest.rate:.2f} times the quickest peer that shuffles ({quickest.name}), "
+        "whole process."
+    )
+    return lines
+
+
+def plot(results: Sequence[Result]) -> str:
+    """Bars of the steady rates, one panel an input, as an SVG."""
+    parts, top = [], 10
+    for kind in dict.fromkeys(one.kind for one in results):
+        mine = [one for one in results if one.kind == kind]
+        parts += _panel(TITLES[kind], mine, top)
+        top += (len(mine) + 2) * _BAR
+    size = f'width="{_LEFT + _WIDTH + 90}" height="{top}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">'
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>"]) + "\n"
+
+
+def _panel(title: str, results: Sequence[Result], top: int) -> list[str]:
+    largest = max(one.steady_rate or 0 for one in results)
+    parts = [f'<text x="10" y="{top + 14}" font-weight="bold">{escape(title)}, images/s</text>']
+    for number, one in enumerate(results, start=1):
+        y, rate = top + number * _BAR, one.steady_rate or 0
+        parts.append(f'<text x="{_LEFT - 6}" y="{y + 14}" text-anchor="end">{escape(one.name)}</text>')
+        width = f"{_WIDTH * rate / largest:.1f}"
+        parts.append(f'<rect x="{_LEFT}" y="{y + 3}" width="{width}" height="{_BAR - 6}" fill="{_COLOURS[one.role]}"/>')
+        parts.append(f'<text x="{_LEFT + 5 + float(width):.1f}" y="{y + 14}">{_number(one.steady_rate)}</text>')
+    return parts
+
+
+def _ratio(a: Result, b: Result) -> str:
+    return f"{a.steady_rate / b.steady_rate:.2f}" if a.steady_rate and b.steady_rate else "not measurable"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"

@@ -1,0 +1,101 @@
+"""Runs `python -m pipelines build` as a process of its own, and kills it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from shardset.storage import open_storage
+
+Victim = Literal["launcher", "worker", "everything"]
+
+
+class Life:
+    """One build from its start to its end; as a context manager it leaves no process behind."""
+
+    def __init__(self, words: Sequence[object], log: Path) -> None:
+        command = [sys.executable, "-m", "pipelines", "build", "--json", *map(str, words)]
+        self._log = log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+            )
+
+    def __enter__(self) -> "Life":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for pid in self.members():
+            _kill(pid)
+        self.process.communicate()
+
+    def members(self) -> dict[int, str]:
+        """The command lines of all living processes of this build by process id, orphans too."""
+        found = {int(entry): _facts(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+        return {pid: facts[1] for pid, facts in found.items() if facts and facts[0] == self.process.pid}
+
+    def workers(self) -> list[int]:
+        """The process ids of all living workers."""
+        return sorted(pid for pid, command in self.members().items() if "pipelines.workers" in command)
+
+    def kill(self, victim: Victim, draw: random.Random) -> None:
+        """SIGKILL to one process or to all; waits for a worker, where it has to be one, as long as the build lives."""
+        if victim == "everything":
+            os.killpg(self.process.pid, signal.SIGKILL)
+        elif victim == "launcher":
+            self.process.kill()
+        else:
+            while self.process.poll() is None and not self.workers():
+                time.sleep(0.01)
+            for pid in draw.sample(self.workers(), 1) if self.workers() else []:
+                _kill(pid)
+
+    def wait(self, timeout_s: float = 120.0) -> tuple[int, str, str]:
+        """The launcher's exit code, standard output and standard error."""
+        output = self.process.communicate(timeout=timeout_s)[0]
+        return self.process.returncode, output, self._log.read_text(errors="replace")
+
+    def wait_for_orphans(self, timeout_s: float = 30.0) -> dict[int, str]:
+        """Who is still there when all should be gone."""
+        end = time.monotonic() + timeout_s
+        while self.members() and time.monotonic() < end:
+            time.sleep(0.02)
+        return self.members()
+
+
+def finish(words: Sequence[object], log: Path) -> dict[str, int]:
+    """Runs a build to its end and returns its counters."""
+    with Life(words, log) as life:
+        code, output, errors = life.wait(300.0)
+    assert code == 0, errors
+    return json.loads(output)["counters"]
+
+
+def wait_for_objects(life: Life, url: str, num_objects: int) -> None:
+    """Returns when that many objects stand in the output, or the build has ended."""
+    storage = open_storage(url)
+    while life.process.poll() is None and sum(1 for _ in storage.list()) < num_objects:
+        time.sleep(0.01)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _facts(pid: str) -> tuple[int, str] | None:
+    """(session, command line) of a process; None if it is gone or waits for its parent to notice that it is."""
+    try:
+        state, _, _, session = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[:4]
+        command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if state == "Z" else (int(session), command)

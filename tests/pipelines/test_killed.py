@@ -1,0 +1,215 @@
+"""A build that is killed at any moment leaves no set or a whole one, and a rerun makes what an undisturbed build makes.
+
+SHARDSET_KILLS says how many builds are killed on disk, and half as often in `gs://` (12 and 6).
+"""
+
+import os
+import random
+import shutil
+import threading
+from dataclasses import replace
+
+import pytest
+
+from pipelines import build as builds
+from pipelines.build import build
+from pipelines.config import BuildConfig
+from pipelines.verify import verify
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ManifestError, StorageError
+from shardset.storage import LocalStorage, Writer, open_storage
+from tests.makers.folders import write_class_folders
+from tests.makers.lives import Life, finish, wait_for_objects
+from tests.makers.stored import files_of
+
+NUM_KILLS = int(os.environ.get("SHARDSET_KILLS", "12"))
+HERE = ["--direct_running_mode=in_memory"]
+VICTIMS = ["launcher", "worker", "everything"]
+NUM_SHARDS = 20
+LAST_BEFORE_SHARDS = 8
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """1,600 pictures, one of which can't be decoded: enough for a build of several seconds."""
+    folder = write_class_folders(
+        tmp_path_factory.mktemp("killed") / "raw", ["cat", "dog", "owl", "fox"], 200, splits=["train", "test"]
+    )
+    (folder / "train/cat/000.png").write_bytes(b"<html>404</html>")
+    return folder
+
+
+def words_of(raw, output, *more):
+    """A build of that input with two workers."""
+    return [
+        "--source", "folder", "--input", raw, "--output", output, "--num-shards", NUM_SHARDS,
+        "--direct_running_mode=multi_processing", "--direct_num_workers=2", *more,
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(raw):
+    """The folder of a build that nobody killed."""
+    finish(words_of(raw, raw.parent / "undisturbed"), raw.parent / "undisturbed.log")
+    return raw.parent / "undisturbed"
+
+
+def moment(draw, num_objects):
+    """How many objects to wait for and how many seconds more: a third of all kills fall before the first shard."""
+    if draw.random() < 1 / 3:
+        return draw.randint(1, LAST_BEFORE_SHARDS), draw.uniform(0.0, 1.0)
+    return draw.randint(LAST_BEFORE_SHARDS, num_objects - 1), draw.uniform(0.0, 0.05)
+
+
+def live_and_die(words, output, seed, num_objects, log):
+    """Starts a build that makes so many objects, and kills one of its processes, or all, at a random moment."""
+    draw, victim, before = random.Random(seed), VICTIMS[seed % len(VICTIMS)], num_files(output)
+    after, seconds = moment(draw, num_objects)
+    with Life(words, log) as life:
+        wait_for_objects(life, str(output), before + after)
+        threading.Event().wait(seconds)
+        life.kill(victim, draw)
+        code, _, errors = life.wait()
+        assert not life.wait_for_orphans()
+    print(f"seed {seed}: {victim} killed {seconds:.3f} s after object {after} of {num_objects}, code {code}")
+    if code == 1:
+        assert "a worker process was killed (SIGKILL)" in errors
+
+
+def whole(output):
+    """Whether a reader finds a set there; one that it finds is right to the last byte."""
+    try:
+        manifests.load(str(output))
+    except ManifestError:
+        return False
+    assert verify(str(output), deep=True).problems == ()
+    return True
+
+
+def names_below(url, folder):
+    return {found.name for found in open_storage(str(url)).list(folder)}
+
+
+def num_files(folder):
+    return sum(1 for _ in open_storage(str(folder)).list())
+
+
+def check_a_killed_build(raw, undisturbed, output, seed, log):
+    words = words_of(raw, output)
+    for life in range(1 + (seed % 4 == 3)):
+        live_and_die(words, output, seed + 1000 * life, num_files(undisturbed), log)
+        was_whole = whole(output)
+    recorded = names_below(output, naming.RECORDS)
+    counters = finish(words, log)
+    assert was_whole <= (len(recorded) == 2 * NUM_SHARDS)
+    assert counters.get("shards_skipped", 0) == len(recorded)
+    assert counters.get("shards_written", 0) == 2 * NUM_SHARDS - len(recorded)
+    assert files_of(output) == files_of(undisturbed)
+    assert names_below(output, naming.PLAN_FOLDER) == names_below(undisturbed, naming.PLAN_FOLDER)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(NUM_KILLS))
+def test_a_build_killed_on_disk_is_absent_or_whole_and_a_rerun_completes_it(raw, undisturbed, tmp_path, seed):
+    check_a_killed_build(raw, undisturbed, tmp_path / "out", seed, tmp_path / "log")
+    assert not [path for path in (tmp_path / "out").rglob("*") if path.name.startswith(".")]
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+@pytest.mark.parametrize("seed", range(100, 100 + (NUM_KILLS + 1) // 2))
+def test_a_build_killed_in_gs_is_absent_or_whole_and_a_rerun_completes_it(raw, undisturbed, tmp_path, seed, gcs_root):
+    check_a_killed_build(raw, undisturbed, f"{gcs_root}/out", seed, tmp_path / "log")
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_ends_the_build_with_one_sentence(raw, tmp_path):
+    with Life(words_of(raw, tmp_path / "out"), tmp_path / "log") as life:
+        wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
+        life.kill("worker", random.Random(0))
+        code, _, errors = life.wait()
+    assert code == 1
+    assert "ShardsetError: a worker process was killed (SIGKILL)" in errors
+    assert "Traceback" not in errors
+
+
+# A set that replaces another
+
+
+REPLACE = ["--overwrite", "--seed", "1"]
+
+
+@pytest.fixture(scope="module")
+def mended(raw):
+    """The same pictures, all good."""
+    folder = shutil.copytree(raw, raw.parent / "mended")
+    shutil.copy(raw / "train/cat/001.png", folder / "train/cat/000.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def replaced(mended, undisturbed):
+    """A set, replaced by a build that nobody killed: another seed, and nothing quarantined."""
+    folder = shutil.copytree(undisturbed, mended.parent / "replaced")
+    finish(words_of(mended, folder, *REPLACE), mended.parent / "replaced.log")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(max(1, NUM_KILLS // 4)))
+def test_a_set_whose_replacement_was_killed_stays_whole_and_a_rerun_leaves_only_the_new_one(
+    mended, undisturbed, replaced, tmp_path, seed
+):
+    output = shutil.copytree(undisturbed, tmp_path / "out", ignore=shutil.ignore_patterns("plan"))
+    words = words_of(mended, output, *REPLACE)
+    live_and_die(words, output, seed, num_files(replaced), tmp_path / "log")
+    assert whole(output)
+    finish(words, tmp_path / "log")
+    assert files_of(output) == files_of(replaced)
+    assert verify(str(output), deep=True).problems == ()
+
+
+@pytest.mark.slow
+def test_while_a_set_is_replaced_a_reader_finds_the_old_one_whole_until_the_new_one_stands(
+    mended, undisturbed, tmp_path
+):
+    output = shutil.copytree(undisturbed, tmp_path / "out")
+    old, looks = manifests.load(str(output))[0], []
+    with Life(words_of(mended, output, *REPLACE), tmp_path / "log") as life:
+        while life.process.poll() is None:
+            report = verify(str(output), deep=False)
+            if manifests.load(str(output))[0] == old:  # it stood before, during and after the look
+                looks.append(report.problems)
+        assert life.wait()[0] == 0
+    assert looks
+    assert not any(looks)
+    assert manifests.load(str(output))[0] != old
+
+
+class RefusesManifests(LocalStorage):
+    """A disk that fails at the last moment of a build."""
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        if name == naming.MANIFEST:
+            raise StorageError("refused")
+        return super().writer(name, if_generation=if_generation)
+
+
+def test_a_replacement_that_fails_at_its_last_step_leaves_the_old_set_as_it_was(tmp_path):
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 60, splits=["train"])
+    (raw / "train/cat/000.png").write_bytes(b"<html>404</html>")
+    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": 2})
+    build(config, HERE)
+    before = files_of(tmp_path / "out")
+    again = replace(config, seed=1, verify="none", overwrite=True)
+    job, file, lines = builds.prepare(again, RefusesManifests(str(tmp_path / "out")))
+    with pytest.raises(StorageError, match="refused"):
+        builds.run_pipeline(
+            builds.beam_options(HERE, job.output),
+            lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
+        )
+    assert before.items() <= files_of(tmp_path / "out").items()
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+    build(again, HERE)
+    assert before.keys() & files_of(tmp_path / "out").keys() == {naming.MANIFEST}
