@@ -18,7 +18,7 @@ BASE = [
     "pyarrow>=16",
     "rich>=13,<16",
 ]
-PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "scipy>=1.13,<2"]
+PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "scipy>=1.13,<2", "shtab>=1.7,<2"]
 TRAINER = [
     "torch>=2.9,<2.10",
     "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
@@ -29,6 +29,7 @@ TRAINER = [
     "simplejpeg>=1.8,<2",
     "opencv-python-headless>=4.10,<6",
     "pyspng>=0.1.4,<1",
+    "shtab>=1.7,<2",
 ]
 DEV = [
     "hypothesis>=6.100,<7",
@@ -39,6 +40,7 @@ DEV = [
     "ruff>=0.15,<0.18",
     "scikit-learn>=1.5,<2",
 ]
+DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2"]
 
 setup(
     name="shardset",
@@ -51,5 +53,11 @@ setup(
     packages=find_packages(include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]),
     package_data={"shardset": ["py.typed"], "pipelines": ["py.typed"], "trainer": ["py.typed"]},
     install_requires=BASE,
-    extras_require={"pipelines": PIPELINES, "trainer": TRAINER, "dev": DEV},
+    extras_require={"pipelines": PIPELINES, "trainer": TRAINER, "dev": DEV, "docs": DOCS},
+    entry_points={
+        "console_scripts": [
+            "shardset-pipelines = pipelines.__main__:program",
+            "shardset-trainer = trainer.__main__:program",
+        ]
+    },
 )

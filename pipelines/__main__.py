@@ -7,11 +7,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 
+import shtab
 from rich.console import Console
 
 from shardset.errors import ConfigError, ShardsetError
 from shardset.version import __version__
+
+COMMAND = "shardset-pipelines"
+"""The installed name of this program; a shell completes commands by name, so not `python -m pipelines`."""
 
 EXIT_CODES = "exit codes: 0 done; 1 it failed or something is wrong with the data; 2 the command line is wrong"
 
@@ -63,11 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    called = Path(sys.argv[0]).name
     parser = argparse.ArgumentParser(
-        prog="python -m pipelines", description="Raw image files to exact, reproducible WebDataset shards.",
-        epilog=EXIT_CODES, allow_abbrev=False,
+        prog=called if called == COMMAND else "python -m pipelines",
+        description="Raw image files to exact, reproducible WebDataset shards.", epilog=EXIT_CODES, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"shardset {__version__}")
+    shtab.add_argument_to(parser, "--print-completion", help=f"for {COMMAND}: a completion script, to be evaluated")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks and Beam's log")
     common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
@@ -260,8 +267,8 @@ def _fail(text: str, expected: str) -> dict:
     raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
 
 
-if __name__ == "__main__":
-    # A closed pipe (`| head`) ends the program as it ends any other.
+def program() -> None:
+    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other."""
     try:
         code = main()
         sys.stdout.flush()
@@ -269,3 +276,7 @@ if __name__ == "__main__":
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     sys.exit(code)
+
+
+if __name__ == "__main__":
+    program()

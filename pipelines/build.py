@@ -195,7 +195,7 @@ def run_pipeline(
     with workers.watched(), errors_from_beam.translated(dataflow.failures(options)):
         result = pipeline.run()
         if say and dataflow.is_wanted(options):
-            say(f"the job runs on at {dataflow.page_of(options, result.job_id())}")
+            say(f"the job runs on at {dataflow.page_of(options, result)}")
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):
         raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun goes on where it stopped")

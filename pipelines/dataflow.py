@@ -7,6 +7,7 @@ misspelled bucket for a wish and create it, and read across continents without a
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
@@ -83,10 +84,10 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
         _check_place(flags, bucket, cloud.region, locate)
 
 
-def page_of(options: PipelineOptions, job: str) -> str:
-    """Where to watch a job."""
+def page_of(options: PipelineOptions, result: Any) -> str:
+    """Where to watch the job that Beam's DataflowRunner returned."""
     cloud = options.view_as(GoogleCloudOptions)
-    return f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{job}?project={cloud.project}"
+    return f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
 
 
 def _check_project(project: str | None) -> None:

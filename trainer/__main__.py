@@ -7,12 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import shtab
+
 from shardset.errors import ConfigError, ShardsetError
 from shardset.storage import open_storage
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import Preempted
+
+COMMAND = "shardset-trainer"
+"""The installed name of this program; a shell completes commands by name, so not `python -m trainer`."""
 
 OK, FAILED, USAGE, PREEMPTED = 0, 1, 2, 3
 
@@ -57,14 +62,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    called = Path(sys.argv[0]).name
     top = argparse.ArgumentParser(
-        prog="python -m trainer",
+        prog=called if called == COMMAND else "python -m trainer",
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    top.add_argument("--version", action="version", version=f"shardset {__version__}")
+    shtab.add_argument_to(top, "--print-completion", help=f"for {COMMAND}: a completion script, to be evaluated")
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     _verb(verbs, "train", train, "train from a manifest to a model, or go on where the run folder stands")
     _verb(verbs, "evaluate", evaluate, "print the accuracy of the best checkpoint of a run folder, or of --resume URL")
@@ -161,5 +168,10 @@ def merge_logs(options: argparse.Namespace) -> None:
         print(line)
 
 
-if __name__ == "__main__":
+def program() -> None:
+    """What a shell runs."""
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    program()
