@@ -46,8 +46,8 @@ command is given again.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one verb and returns its exit code."""
-    parser, verbs = _parser()
-    args, rest = parser.parse_known_args(argv)
+    top, verbs = _parsers()
+    args, rest = top.parse_known_args(argv)
     if args.verb == "build":
         _refuse_unknown_flags(verbs["build"], rest)
     elif rest:
@@ -67,7 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    return _parsers()[0]
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     called = Path(sys.argv[0]).name
     parser = argparse.ArgumentParser(
         prog=called if called == COMMAND else "python -m pipelines",

@@ -1,0 +1,86 @@
+"""The pages of the site that are made from the README, the change log and the code; mkdocs calls it (mkdocs.yml)."""
+
+import argparse
+import dataclasses
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+import pipelines
+import shardset
+import trainer
+from pipelines import __main__ as pipelines_program
+from trainer import __main__ as trainer_program
+from trainer import config as recipes
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGES = (shardset, pipelines, trainer)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that no file under docs/ holds."""
+    pages = {
+        "index.md": from_root("README.md"),
+        "changelog.md": from_root("CHANGELOG.md"),
+        "reference/commands.md": commands_page(),
+        "reference/recipes.md": recipes_page(),
+        **{f"reference/{package.__name__}.md": package_page(package) for package in PACKAGES},
+    }
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def from_root(name: str) -> str:
+    """A Markdown file of the repository's root, with its links as seen from docs/."""
+    text = (REPOSITORY / name).read_text()
+    text = re.sub(r"\]\((docs/)?decisions\)|\]\(docs/decisions\)", "](decisions/0001-third-package.md)", text)
+    text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
+    return text.replace("](docs/", "](")
+
+
+def commands_page() -> str:
+    """The help of both programs and of all their verbs, with the exit codes that each of them states."""
+    text = "# Commands\n\nWhat `--help` prints, for each verb.\n"
+    for program in (pipelines_program.parser(), trainer_program.parser()):
+        for title, parser in [(program.prog, program), *verbs_of(program)]:
+            text += f"\n## {title}\n\n```text\n{parser.format_help()}```\n"
+    return text
+
+
+def verbs_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Every verb below a parser, and theirs, with the words that call it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in dict.fromkeys(action.choices.values()):
+                yield verb.prog, verb
+                yield from verbs_of(verb)
+
+
+def recipes_page() -> str:
+    """Each recipe's promise, and every setting with its value in each of them."""
+    configs = {name: make() for name, make in recipes.RECIPES.items()}
+    text = "# Recipes and settings\n"
+    for name, make in recipes.RECIPES.items():
+        text += f"\n## {name}\n\n{inspect.getdoc(make)}\n\n| setting | value |\n|---|---|\n"
+        plain = recipes.default()
+        for key in recipes.keys(plain):
+            value = recipes.value(configs[name], key)
+            if name == "default" or value != recipes.value(plain, key):
+                text += f"| `{key}` | `{value}` |\n"
+    kinds = [kind for kind in vars(recipes).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
+    text += "\n## What the settings mean\n\n"
+    return text + "\n".join(f"**{kind.__name__}**: {inspect.getdoc(kind)}\n" for kind in kinds)
+
+
+def package_page(package: ModuleType) -> str:
+    """The public names of all modules of a package, from their docstrings."""
+    found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    names = [one.name for one in found if not one.name.rpartition(".")[2].startswith("_")]
+    return f"# {package.__name__}\n\n" + "".join(f"::: {name}\n\n" for name in sorted(names))
