@@ -44,24 +44,30 @@ class Life:
         """The process ids of all living workers."""
         return sorted(pid for pid, command in self.members().items() if "pipelines.workers" in command)
 
-    def kill(self, victim: Victim, draw: random.Random) -> None:
-        """SIGKILL to one process or to all; waits for a worker, where it has to be one, as long as the build lives."""
-        if victim == "everything":
-            os.killpg(self.process.pid, signal.SIGKILL)
-        elif victim == "launcher":
-            self.process.kill()
-        else:
-            while self.process.poll() is None and not self.workers():
-                time.sleep(0.01)
-            for pid in draw.sample(self.workers(), 1) if self.workers() else []:
-                _kill(pid)
+    def kill(self, victim: Victim, draw: random.Random) -> bool:
+        """SIGKILL to one process or to all, and whether it came in time; waits for a worker, where it has to be one."""
+        if victim == "worker":
+            found = self._wait_for_workers()
+            return bool(found) and _kill(draw.choice(found))
+        if self.process.poll() is None:
+            (os.killpg if victim == "everything" else os.kill)(self.process.pid, signal.SIGKILL)
+            return True
+        return False
 
-    def wait(self, timeout_s: float = 120.0) -> tuple[int, str, str]:
+    def _wait_for_workers(self) -> list[int]:
+        while self.process.poll() is None:
+            found = self.workers()
+            if found:
+                return found
+            time.sleep(0.01)
+        return []
+
+    def wait(self, timeout_s: float = 300.0) -> tuple[int, str, str]:
         """The launcher's exit code, standard output and standard error."""
         output = self.process.communicate(timeout=timeout_s)[0]
         return self.process.returncode, output, self._log.read_text(errors="replace")
 
-    def wait_for_orphans(self, timeout_s: float = 30.0) -> dict[int, str]:
+    def wait_for_orphans(self, timeout_s: float = 120.0) -> dict[int, str]:
         """Who is still there when all should be gone."""
         end = time.monotonic() + timeout_s
         while self.members() and time.monotonic() < end:
@@ -72,7 +78,7 @@ class Life:
 def finish(words: Sequence[object], log: Path) -> dict[str, int]:
     """Runs a build to its end and returns its counters."""
     with Life(words, log) as life:
-        code, output, errors = life.wait(300.0)
+        code, output, errors = life.wait(600.0)
     assert code == 0, errors
     return json.loads(output)["counters"]
 
@@ -84,11 +90,12 @@ def wait_for_objects(life: Life, url: str, num_objects: int) -> None:
         time.sleep(0.01)
 
 
-def _kill(pid: int) -> None:
+def _kill(pid: int) -> bool:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        return
+        return False
+    return True
 
 
 def _facts(pid: str) -> tuple[int, str] | None:

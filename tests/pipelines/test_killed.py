@@ -55,24 +55,25 @@ def undisturbed(raw):
     return raw.parent / "undisturbed"
 
 
-def moment(draw, num_objects):
+def moment(draw, num_left):
     """How many objects to wait for and how many seconds more: a third of all kills fall before the first shard."""
-    if draw.random() < 1 / 3:
-        return draw.randint(1, LAST_BEFORE_SHARDS), draw.uniform(0.0, 1.0)
-    return draw.randint(LAST_BEFORE_SHARDS, num_objects - 1), draw.uniform(0.0, 0.05)
+    if draw.random() < 1 / 3 or num_left <= LAST_BEFORE_SHARDS:
+        return min(num_left, draw.randint(1, LAST_BEFORE_SHARDS)), draw.uniform(0.0, 1.0)
+    return draw.randint(LAST_BEFORE_SHARDS, num_left - 1), draw.uniform(0.0, 0.05)
 
 
 def live_and_die(words, output, seed, num_objects, log):
-    """Starts a build that makes so many objects, and kills one of its processes, or all, at a random moment."""
+    """Starts a build to that many objects, and kills one of its processes, or all, at a random moment."""
     draw, victim, before = random.Random(seed), VICTIMS[seed % len(VICTIMS)], num_files(output)
-    after, seconds = moment(draw, num_objects)
+    after, seconds = moment(draw, max(0, num_objects - before))
     with Life(words, log) as life:
         wait_for_objects(life, str(output), before + after)
         threading.Event().wait(seconds)
-        life.kill(victim, draw)
+        killed = life.kill(victim, draw)
         code, _, errors = life.wait()
         assert not life.wait_for_orphans()
-    print(f"seed {seed}: {victim} killed {seconds:.3f} s after object {after} of {num_objects}, code {code}")
+    how = f"{victim} killed" if killed else "ended"
+    print(f"seed {seed}: {how} {seconds:.3f} s after object {before + after} of {num_objects}, code {code}")
     if code == 1:
         assert "a worker process was killed (SIGKILL)" in errors
 
