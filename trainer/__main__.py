@@ -1,15 +1,17 @@
 """`python -m trainer train|evaluate|bench-input|merge-logs`: arguments -> config -> one call."""
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import shtab
 
-from shardset.errors import ConfigError, ShardsetError
+from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.storage import open_storage
 from shardset.version import __version__
 from trainer import config as configs
@@ -92,7 +94,7 @@ def _verb(verbs: Any, name: str, command: Callable[[argparse.Namespace], None], 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    verb.add_argument("--recipe", default="default", help=f"where to start from: {', '.join(configs.RECIPES)}")
+    verb.add_argument("--recipe", help=f"where to start from: {', '.join(configs.RECIPES)}")
     for flag, key, text in _FLAGS:
         verb.add_argument(flag, dest=key, metavar=flag.rsplit("-", 1)[-1].upper(), help=text)
     verb.add_argument("--fake-data", action="store_true", help="the same path without data: the ceiling")
@@ -107,9 +109,9 @@ def _settings() -> str:
     return "settings and their values in the recipe `default`:\n" + "\n".join(values) + "\n"
 
 
-def config_of(options: argparse.Namespace) -> TrainConfig:
-    """The recipe, then the flags, then `--set`; raises ConfigError."""
-    config = configs.recipe(options.recipe)
+def config_of(options: argparse.Namespace, base: TrainConfig | None = None) -> TrainConfig:
+    """The recipe, else the base, then the flags, then `--set`; raises ConfigError."""
+    config = configs.recipe(options.recipe) if options.recipe else base or configs.default()
     for _, key, _ in _FLAGS:
         value = getattr(options, key)
         if value is not None:
@@ -119,6 +121,15 @@ def config_of(options: argparse.Namespace) -> TrainConfig:
     if options.profile_steps is not None:
         config = configs.with_value(config, "profile_steps", _span(options.profile_steps))
     return configs.changed(config, options.set)
+
+
+def recorded_config(run_dir: str) -> TrainConfig:
+    """What the run in a folder was told to do; the plain recipe if there is none; raises ConfigError."""
+    try:
+        values = json.loads(open_storage(run_dir).read(configs.RECORD))
+    except NotFound:
+        return configs.default()
+    return replace(configs.from_dict(values), resume="auto")
 
 
 def _span(text: str) -> list[int]:
@@ -137,8 +148,8 @@ def train(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    """`evaluate`."""
-    config = config_of(options)
+    """`evaluate`: without a recipe, of the run as its folder says it was."""
+    config = config_of(options, recorded_config(options.run_dir) if options.run_dir else None)
     from trainer import loop, runtime
 
     runtime.launch(config, loop.evaluate_checkpoint)

@@ -13,6 +13,8 @@ from shardset.errors import ConfigError
 
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16"]
+RECORD = "config.json"
+"""The file of the run folder that holds the full config."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.Cap
     assert command.main(["train", *tiny(manifest, tmp_path), "--epochs", "1", "--seed", "3"]) == command.OK
     assert "test accuracy" in capsys.readouterr().out.splitlines()[-1]
     assert len(losses(tmp_path)) == 7
-    assert command.main(["evaluate", *tiny(manifest, tmp_path)]) == command.OK
+    assert command.main(["evaluate", "--run-dir", str(tmp_path)]) == command.OK
     assert "21 samples" in capsys.readouterr().out
     assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == command.OK
     assert "host-000 step device=cpu epoch=0 step=0" in capsys.readouterr().out
