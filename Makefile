@@ -8,7 +8,7 @@ EMULATOR_VERSION ?= v1.56.1
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator flink flink-up flink-down dataflow bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator flink flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -17,7 +17,7 @@ env: $(STAMP)  ## create the environment in .venv (about 8 GB: the torch wheel b
 $(STAMP): setup.py shardset/version.py
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e '.[pipelines,trainer,dev]'
+	$(PY) -m pip install --quiet -e '.[pipelines,trainer,dev,docs]'
 	@touch $@
 
 demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads the real archive
@@ -68,8 +68,11 @@ dataflow: env  ## build on Dataflow: PROJECT= REGION= BUCKET= INPUT= SOURCE= [OU
 		--project '$(PROJECT)' --region '$(REGION)' --temp_location 'gs://$(BUCKET)/dataflow' \
 		$(if $(IMAGE),--sdk_container_image '$(IMAGE)',--setup_file ./setup.py) $(FLAGS)
 
+docs: env  ## the site, in site/; a broken link fails it
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet
+
 bench: env  ## the benchmarks (long)
 	$(PY) -m benchmarks
 
 clean:  ## remove what make made, but not the environment
-	rm -rf demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf demo site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
