@@ -231,6 +231,13 @@ class Order:
         """The ranged reads behind the positions [start, stop) of the line, in line order."""
         return self._line(epoch).pieces(start, stop)
 
+    def num_reads(self, epoch: int) -> int:
+        """How many ranged reads an epoch takes if no lane is shared: the rows of `pieces` over every lane."""
+        begins = self.lane_starts(np.arange(1, self.num_lanes))
+        begins = np.unique(begins[(begins > 0) & (begins < self.num_samples)])
+        at = self._line(epoch).reads(begins, np.zeros(1, np.int64), np.array([self.num_samples]))
+        return self._line(epoch).num_filled_blocks() + int((at.first < begins).sum())
+
     def reads(self, epoch: int, lanes: np.ndarray, positions: np.ndarray) -> Pieces:
         """For each position the piece of its own lane that brings it; equal `first` means the same read."""
         begin, end = self.lane_starts(lanes), self.lane_starts(np.asarray(lanes) + 1)
@@ -404,6 +411,11 @@ class _Line:
         samples = self.bucket_samples[buckets + 1] - self.bucket_samples[buckets]
         base = np.repeat(self.bucket_samples[buckets] - (np.cumsum(samples) - samples), counts)
         return blocks, ends - sizes + base
+
+    def num_filled_blocks(self) -> int:
+        """The blocks that hold a sample which is not quarantined."""
+        parts = (self._sizes(np.arange(start, stop, dtype=np.int64)) for start, stop in self._chunks())
+        return sum(int(np.count_nonzero(sizes)) for sizes in parts)
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
         positions = np.asarray(positions, dtype=np.int64)

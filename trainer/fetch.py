@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 import google_crc32c
 import numpy as np
 
+from shardset.budget import INDEX_BUDGET_BYTES
 from shardset.errors import DamagedShard, NotFound, ShardsetError
 from shardset.manifest import Shard, Split
 from shardset.order import Order, Pieces, Slots
@@ -31,7 +32,6 @@ from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
 
 _log = logging.getLogger(__name__)
 
-INDEX_BUDGET_BYTES = 256 << 20
 NUM_FETCHERS = 32
 MAX_OPEN_FILES = 256
 HEDGE_AFTER = 0.95

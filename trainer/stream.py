@@ -13,33 +13,22 @@ import itertools
 import logging
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import cv2
 import numpy as np
 
 from shardset import manifest as manifests
+from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order
 from shardset.errors import ConfigError, DamagedShard
-from shardset.order import (
-    LastBatch,
-    Order,
-    OrderState,
-    Slots,
-    check_world,
-    default_block_size,
-    fit_lanes,
-    fit_window,
-    held_bytes,
-)
+from shardset.order import LastBatch, OrderState, Slots, check_world
 from trainer.cache import DecodedCache
 from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, draws, pad_crop
 from trainer.fetch import (
-    INDEX_BUDGET_BYTES,
     Address,
     Reads,
     ShardTable,
@@ -48,9 +37,6 @@ from trainer.fetch import (
     open_reads,
 )
 
-BUDGET_BYTES = 2 << 30
-INDEX_BYTES = 150
-READ_AHEAD = 8
 SLICES_PER_THREAD = 4
 MAX_STEPS_AT_ONCE = 64
 MAX_SUBSTITUTES = 8
@@ -61,26 +47,6 @@ Batch = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
-    """What a stream holds at most, in bytes; `str()` is the line that it logs when it starts."""
-
-    raw: int
-    decoded: int
-    indexes: int
-    cache: int
-    budget: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.raw + self.decoded + self.indexes + self.cache
-
-    def __str__(self) -> str:
-        parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes", "cache"))
-        return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
 
 
 class Stream:
@@ -115,7 +81,7 @@ class Stream:
         last_batch: LastBatch = "pad",
         bad_samples: BadSamples = "raise",
         num_threads: int | None = None,
-        prefetch: int = 2,
+        prefetch: int = PREFETCH,
         budget_bytes: int = BUDGET_BYTES,
     ) -> None:
         check_world(global_batch_size, rank, world_size)
@@ -132,30 +98,30 @@ class Stream:
         self.prefetch = prefetch
         self.table = ShardTable(storage, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
-        mean_bytes = self.stored_bytes / self.split.num_samples
-        # Half of the budget is for raw bytes; a split that fits there whole needs no narrower order.
-        half = budget_bytes // 2 if self.stored_bytes > budget_bytes // 2 else sys.maxsize
-        block = block_size or default_block_size(mean_bytes)
-        lanes = num_lanes or fit_lanes(
-            mean_bytes, global_batch_size=global_batch_size, block_size=block, budget_bytes=half
-        )
-        if window is None:
-            window = (
-                fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=half) if seed is not None else 0
-            )
-        self.order = Order(
-            shard_sizes=[shard.num_samples for shard in self.split.shards],
+        self.order = fit_order(
+            [shard.num_samples for shard in self.split.shards],
+            stored_bytes=self.stored_bytes,
             seed=seed,
             global_batch_size=global_batch_size,
-            num_lanes=lanes,
-            block_size=block,
+            num_lanes=num_lanes,
+            block_size=block_size,
             window=window,
             quarantined=quarantined,
             last_batch=last_batch,
+            budget_bytes=budget_bytes,
         )
         size = global_batch_size // world_size
         self.part = range(rank * size, (rank + 1) * size)
-        self.memory = self._fit(mean_bytes, budget_bytes)
+        self.memory = fit_memory(
+            self.order,
+            rank,
+            world_size,
+            stored_bytes=self.stored_bytes,
+            image_bytes=3 * image.size**2 if image else 0,
+            cache_bytes=self._cache_bytes(),
+            prefetch=prefetch,
+            budget_bytes=budget_bytes,
+        )
         self.cache: DecodedCache | None = None
         if self.memory.cache and image is not None and isinstance(image.crop, PadCrop):
             self.cache = DecodedCache(self.split.num_samples, image.size, image.crop.padding)
@@ -204,28 +170,10 @@ class Stream:
         shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
         return self.table.addresses(shards, ids - self.order.first_ids[shards])
 
-    def _fit(self, mean_bytes: float, budget_bytes: int) -> Memory:
-        lanes = len(self.order.rank_lanes(self.rank, self.world_size))
-        held = held_bytes(mean_bytes, num_lanes=lanes, block_size=self.order.block_size, window=self.order.window)
-        pixels = self.batch_size * (3 * self.image.size**2 if self.image else 0)
-        memory = Memory(
-            raw=min(held, self.stored_bytes) + int(self.batch_size * mean_bytes),
-            decoded=(self.prefetch + 2) * pixels,
-            indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * self.split.num_samples),
-            cache=0,
-            budget=budget_bytes,
-        )
-        if memory.total > budget_bytes:
-            raise ConfigError(f"{memory}; raise budget_bytes, or lower window, num_lanes, prefetch or the batch size")
-        ahead = int(READ_AHEAD * self.batch_size * mean_bytes)
-        memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
-        return replace(memory, cache=self._cache_bytes(budget_bytes - memory.total))
-
-    def _cache_bytes(self, left: int) -> int:
+    def _cache_bytes(self) -> int | None:
         if self.image is None or self.fields or self.with_key:
-            return 0
-        wanted = DecodedCache.num_bytes(self.split.num_samples, self.image)
-        return wanted if wanted is not None and wanted <= left else 0
+            return None
+        return DecodedCache.num_bytes(self.split.num_samples, self.image)
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,6 +152,13 @@ def test_the_parts_of_any_world_are_the_same_global_batch(order, wish):
         assert all(set(part.lanes.tolist()) == set(order.rank_lanes(rank, world)) for rank, part in enumerate(parts))
 
 
+@given(orders(), st.integers(0, 3))
+def test_the_number_of_reads_is_known_without_listing_them(order, epoch):
+    starts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
+    listed = [len(order.pieces(epoch, start, stop).shard) for start, stop in itertools.pairwise(starts)]
+    assert order.num_reads(epoch) == sum(listed)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 24, 64, 256, 384, 512])
 def test_worlds_up_to_512_read_each_sample_once(world):
     order = make([101] * 31, global_batch_size=1536, num_lanes=256, block_size=8, window=16)

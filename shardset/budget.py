@@ -1,0 +1,109 @@
+"""What one reader of a split may hold: L, q and w of its order and its memory, from a budget of bytes.
+
+Pure numbers: `trainer/stream.py` reads by them, `python -m pipelines plan` shows them in advance.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from shardset.errors import ConfigError
+from shardset.order import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes
+
+BUDGET_BYTES = 2 << 30
+INDEX_BUDGET_BYTES = 256 << 20
+INDEX_BYTES = 150
+"""About what the index of one sample holds in memory."""
+READ_AHEAD = 8
+PREFETCH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a stream holds at most, in bytes; `str()` is the line that it logs when it starts."""
+
+    raw: int
+    decoded: int
+    indexes: int
+    cache: int
+    budget: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.raw + self.decoded + self.indexes + self.cache
+
+    def __str__(self) -> str:
+        parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes", "cache"))
+        return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
+
+
+def fit_order(
+    shard_sizes: Sequence[int],
+    *,
+    stored_bytes: int,
+    seed: int | None,
+    global_batch_size: int,
+    num_lanes: int | None = None,
+    block_size: int | None = None,
+    window: int | None = None,
+    quarantined: Sequence[int] = (),
+    last_batch: LastBatch = "pad",
+    budget_bytes: int = BUDGET_BYTES,
+) -> Order:
+    """The order of a split whose tars hold `stored_bytes`; L, q and w that are not given are made to fit the budget.
+
+    Half of the budget is for raw bytes; a split that fits there whole needs no narrower order.
+    """
+    half = budget_bytes // 2 if stored_bytes > budget_bytes // 2 else sys.maxsize
+    mean_bytes = stored_bytes / max(1, sum(shard_sizes))
+    block = block_size or default_block_size(mean_bytes)
+    lanes = num_lanes or fit_lanes(mean_bytes, global_batch_size=global_batch_size, block_size=block, budget_bytes=half)
+    if window is None:
+        window = fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=half) if seed is not None else 0
+    return Order(
+        shard_sizes=shard_sizes,
+        seed=seed,
+        global_batch_size=global_batch_size,
+        num_lanes=lanes,
+        block_size=block,
+        window=window,
+        quarantined=quarantined,
+        last_batch=last_batch,
+    )
+
+
+def fit_memory(
+    order: Order,
+    rank: int,
+    world_size: int,
+    *,
+    stored_bytes: int,
+    image_bytes: int,
+    cache_bytes: int | None = None,
+    prefetch: int = PREFETCH,
+    budget_bytes: int = BUDGET_BYTES,
+) -> Memory:
+    """What one of `world_size` readers holds; raises ConfigError if that is more than the budget.
+
+    `image_bytes` are those of one decoded image, `cache_bytes` those of all decoded images together (None where they
+    can't be kept), which are kept where the rest of the budget has room for them.
+    """
+    num_samples = int(order.first_ids[-1])
+    mean_bytes = stored_bytes / num_samples
+    batch_size = order.global_batch_size // world_size
+    lanes = len(order.rank_lanes(rank, world_size))
+    held = held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window)
+    memory = Memory(
+        raw=min(held, stored_bytes) + int(batch_size * mean_bytes),
+        decoded=(prefetch + 2) * batch_size * image_bytes,
+        indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * num_samples),
+        cache=0,
+        budget=budget_bytes,
+    )
+    if memory.total > budget_bytes:
+        raise ConfigError(f"{memory}; raise budget_bytes, or lower window, num_lanes, prefetch or the batch size")
+    ahead = int(READ_AHEAD * batch_size * mean_bytes)
+    memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
+    left = budget_bytes - memory.total
+    return replace(memory, cache=cache_bytes if cache_bytes is not None and cache_bytes <= left else 0)
