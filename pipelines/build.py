@@ -4,12 +4,13 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import apache_beam as beam
 import msgspec
+from apache_beam.metrics.execution import MetricResult
 from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions
 from apache_beam.runners.runner import PipelineState
 
@@ -28,6 +29,7 @@ from pipelines.job import (
 )
 from pipelines.progress import Progress, Watch
 from pipelines.transforms import (
+    NAMESPACE,
     AssignUnit,
     Commit,
     FindTwins,
@@ -199,7 +201,13 @@ def run_pipeline(
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):
         raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun goes on where it stopped")
-    return {counter.key.metric.name: counter.committed for counter in result.metrics().query()["counters"]}
+    return counters_of(result.metrics().query()["counters"])
+
+
+def counters_of(found: Iterable[MetricResult]) -> dict[str, int]:
+    """Our own counters among a runner's; of a runner that knows no committed values (Spark), the attempted ones."""
+    ours = (counter for counter in found if counter.key.metric.namespace == NAMESPACE)
+    return {counter.key.metric.name: counter.result or 0 for counter in ours}
 
 
 def _published(output: Storage, plan: PlanFile) -> Manifest | None:

@@ -15,6 +15,9 @@ from pipelines.job import BuildFile, Job, PlanFile, UnitLine
 from pipelines.planning import UnitSummary
 from pipelines.writing import ShardRecord, write_shard
 
+NAMESPACE = "shardset"
+"""Of our counters; runners have their own beside them."""
+
 MAX_BUCKETS = 1024
 _UNITS_PER_BUCKET = 8
 
@@ -114,14 +117,14 @@ class Commit(beam.DoFn):
 
 def _count_indexed(summary: UnitSummary) -> None:
     for count in summary.splits.values():
-        Metrics.counter("shardset", "samples_indexed").inc(count.num_samples)
-        Metrics.counter("shardset", "samples_quarantined").inc(count.num_rejected)
+        Metrics.counter(NAMESPACE, "samples_indexed").inc(count.num_samples)
+        Metrics.counter(NAMESPACE, "samples_quarantined").inc(count.num_rejected)
     for fix, number in summary.fixes.items():
-        Metrics.counter("shardset", f"fixed_{fix}").inc(number)
+        Metrics.counter(NAMESPACE, f"fixed_{fix}").inc(number)
 
 
 def _count_written(record: ShardRecord, written: bool) -> None:
-    Metrics.counter("shardset", "shards_written" if written else "shards_skipped").inc()
+    Metrics.counter(NAMESPACE, "shards_written" if written else "shards_skipped").inc()
     if written:
-        Metrics.counter("shardset", "samples_written").inc(record.shard.num_samples)
-        Metrics.counter("shardset", "bytes_written").inc(record.shard.num_bytes)
+        Metrics.counter(NAMESPACE, "samples_written").inc(record.shard.num_samples)
+        Metrics.counter(NAMESPACE, "bytes_written").inc(record.shard.num_bytes)

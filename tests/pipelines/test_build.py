@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from apache_beam.metrics.execution import MetricKey, MetricResult
+from apache_beam.metrics.metricbase import MetricName
 
 from pipelines import build as builds
 from pipelines.build import build
@@ -74,6 +76,15 @@ def test_every_runner_writes_the_same_bytes(raw, tmp_path, runner):
     build(config_of(raw, tmp_path / "expected"), HERE)
     build(config_of(raw, tmp_path / "found"), RUNNERS[runner])
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
+@pytest.mark.parametrize(("committed", "attempted", "expected"), [(6, 7, 6), (None, 6, 6), (None, 0, 0), (0, 0, 0)])
+def test_counters_are_ours_and_known_on_a_runner_that_commits_none(committed, attempted, expected):
+    def counter(namespace: str, name: str) -> MetricResult:
+        return MetricResult(MetricKey("a step", MetricName(namespace, name)), committed, attempted)
+
+    found = [counter("shardset", "shards_written"), counter("beam", "element_count")]
+    assert builds.counters_of(found) == {"shards_written": expected}
 
 
 def test_all_cores_by_default_give_the_same_bytes(raw, tmp_path):
