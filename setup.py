@@ -18,7 +18,7 @@ BASE = [
     "pyarrow>=16",
     "rich>=13,<16",
 ]
-PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "scipy>=1.13,<2", "shtab>=1.7,<2"]
+PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "pyyaml>=6,<7", "scipy>=1.13,<2", "shtab>=1.7,<2"]
 TRAINER = [
     "torch>=2.9,<2.10",
     "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",

@@ -88,6 +88,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "build": _add_build(verbs, common),
         "verify": _add_verify(verbs, common),
         "inspect": _add_inspect(verbs, common),
+        "export": _add_export(verbs, common),
     }
 
 
@@ -158,6 +159,22 @@ def _add_inspect(verbs: argparse._SubParsersAction, common: argparse.ArgumentPar
     return inspect
 
 
+def _add_export(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    export = verbs.add_parser(
+        "export", help="write what other readers want beside the tars", parents=[common], epilog=EXIT_CODES,
+        allow_abbrev=False,
+        description="Side files of other readers, from the manifest and the indexes; no tar is written again. "
+                    "wids reads every tar once, for its MD5.",
+    )  # fmt: skip
+    export.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    export.add_argument("--to", required=True, type=_names, metavar="READER,...",
+                        help="any of wids, timm, energon, dali, tfds, hf")  # fmt: skip
+    export.add_argument("--output", metavar="FOLDER", help="write them there, where the format allows; default: beside")
+    export.add_argument("--overwrite", action="store_true", help="replace files that stand there and differ")
+    export.set_defaults(run=_export)
+    return export
+
+
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     # Beam takes a second to import, so only the verb that needs it does.
     from pipelines import build as builds
@@ -194,6 +211,14 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines import inspect
 
     return inspect.run(args)
+
+
+def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import export
+
+    done = export.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
+    print(export.to_json(done) if args.json else export.render(done))
+    return 0
 
 
 def _refuse_unknown_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:
@@ -247,6 +272,10 @@ def _positive(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         _fail(text, "a whole number from 1, or SPLIT=NUMBER,SPLIT=NUMBER")
     return int(text)
+
+
+def _names(text: str) -> list[str]:
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def _shorter(text: str) -> int:
