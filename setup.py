@@ -31,6 +31,7 @@ TRAINER = [
     "pyspng>=0.1.4,<1",
     "shtab>=1.7,<2",
 ]
+TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 DEV = [
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
@@ -53,7 +54,7 @@ setup(
     packages=find_packages(include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]),
     package_data={"shardset": ["py.typed"], "pipelines": ["py.typed"], "trainer": ["py.typed"]},
     install_requires=BASE,
-    extras_require={"pipelines": PIPELINES, "trainer": TRAINER, "dev": DEV, "docs": DOCS},
+    extras_require={"pipelines": PIPELINES, "trainer": TRAINER, "tpu": TPU, "dev": DEV, "docs": DOCS},
     entry_points={
         "console_scripts": [
             "shardset-pipelines = pipelines.__main__:program",

@@ -17,6 +17,7 @@ from shardset.version import __version__
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import Preempted
+from trainer.tpu import cli as tpu
 
 COMMAND = "shardset-trainer"
 """The installed name of this program; a shell completes commands by name, so not `python -m trainer`."""
@@ -82,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     merge.add_argument("--run-dir", required=True, help="the run folder, local or gs://")
     merge.add_argument("--debug", action="store_true", help="show tracebacks")
     merge.set_defaults(command=merge_logs)
+    tpu.register(verbs, tpu.TrainingFlags(add=_add_flags, config=config_of, words=words_of))
     return top
 
 
@@ -94,14 +96,18 @@ def _verb(verbs: Any, name: str, command: Callable[[argparse.Namespace], None], 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    _add_flags(verb)
+    verb.add_argument("--debug", action="store_true", help="show tracebacks")
+    verb.set_defaults(command=command)
+
+
+def _add_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--recipe", help=f"where to start from: {', '.join(configs.RECIPES)}")
     for flag, key, text in _FLAGS:
         verb.add_argument(flag, dest=key, metavar=flag.rsplit("-", 1)[-1].upper(), help=text)
     verb.add_argument("--fake-data", action="store_true", help="the same path without data: the ceiling")
     verb.add_argument("--profile-steps", metavar="A:B", help="trace steps A to B into RUN_DIR/profile")
     verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change any setting, see below")
-    verb.add_argument("--debug", action="store_true", help="show tracebacks")
-    verb.set_defaults(command=command)
 
 
 def _settings() -> str:
@@ -121,6 +127,14 @@ def config_of(options: argparse.Namespace, base: TrainConfig | None = None) -> T
     if options.profile_steps is not None:
         config = configs.with_value(config, "profile_steps", _span(options.profile_steps))
     return configs.changed(config, options.set)
+
+
+def words_of(options: argparse.Namespace) -> list[str]:
+    """The flags that `config_of` understands, as a command line."""
+    given = [("--recipe", options.recipe), *((flag, getattr(options, key)) for flag, key, _ in _FLAGS)]
+    given += [("--profile-steps", options.profile_steps), *(("--set", setting) for setting in options.set)]
+    words = [f"{flag}={value}" for flag, value in given if value is not None]
+    return [*words, "--fake-data"] if options.fake_data else words
 
 
 def recorded_config(run_dir: str) -> TrainConfig:

@@ -5,6 +5,9 @@ ShardsetError
     ├── CheckpointError   missing, cut, or of another run
     ├── NotFinite         the loss became NaN or infinite
     ├── PlanMismatch      what was trained on is not what the plan says
+    ├── PeerLost          another process of the run ended or does not answer
+    ├── RunTaken          another run writes to the run folder
+    ├── CloudError        gcloud refused or failed
     └── Preempted         asked to stop; everything is saved
 """
 
@@ -25,6 +28,18 @@ class NotFinite(TrainingError):
 
 class PlanMismatch(TrainingError):
     """The samples of an epoch are not those that the plan says."""
+
+
+class PeerLost(TrainingError):
+    """Another process of the run ended, or does not answer."""
+
+
+class RunTaken(TrainingError):
+    """Another run writes to the run folder that this run held."""
+
+
+class CloudError(TrainingError):
+    """A command of gcloud failed, or a TPU is in a state that it can't be used in."""
 
 
 class Preempted(TrainingError):
