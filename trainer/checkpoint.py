@@ -2,27 +2,29 @@
 
 A checkpoint is the folder `checkpoints/step-000000123/` with `state.pt` (dicts, lists, tensors and numbers, which
 `torch.load(weights_only=True)` reads anywhere) and `commit.json`, written after the state has been checked. A folder
-without its commit does not count.
+without its commit does not count. A step that is saved again (after an evaluation that was interrupted) gets its new
+state as `state-again.pt` beside the old one, so that at every moment one of the two is whole and committed.
 """
 
 import io
 import pickle
 import queue
 import threading
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Literal
 
 import google_crc32c
 import msgspec
 import torch
 
-from shardset.errors import NotFound, ShardsetError
+from shardset.errors import NotFound
 from shardset.storage import Storage
 from shardset.tarindex import crc32c_text
 from trainer.errors import CheckpointError
 
 FOLDER = "checkpoints/"
-STATE = "state.pt"
+STATE: Final = "state.pt"
+STATE_AGAIN: Final = "state-again.pt"
 COMMIT = "commit.json"
 FORMAT = 1
 
@@ -33,6 +35,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """The mark of a whole checkpoint: what it holds, and what its state file must look like.
 
     `identity` says which run it belongs to. `top1` is the evaluation made with these weights, if there was one.
+    `state` is the state file's name in the folder.
     """
 
     format: int
@@ -42,6 +45,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: str
     top1: float | None
     identity: dict[str, Any]
+    state: Literal["state.pt", "state-again.pt"] = STATE
 
 
 def folder_of(step: int) -> str:
@@ -75,7 +79,7 @@ def commits(storage: Storage, folder: str = FOLDER) -> list[Commit]:
 
 def read(storage: Storage, commit: Commit, folder: str | None = None) -> State:
     """The state of a finished checkpoint; raises CheckpointError if its bytes are not those that were committed."""
-    name = (folder_of(commit.step) if folder is None else folder) + STATE
+    name = (folder_of(commit.step) if folder is None else folder) + commit.state
     where = f"{storage.url}/{name}"
     try:
         data = storage.read(name)
@@ -154,13 +158,15 @@ def crc_of(data: bytes) -> str:
 class Writer:
     """Writes checkpoints to a run folder in the background, one at a time, and keeps the newest `keep` and the best.
 
-    A failure is raised by the next `save` or by `close`.
+    `before_commit` is called, in the background too, when a state has arrived and before it counts. A failure is
+    raised by the next `save` or by `close`.
     """
 
-    def __init__(self, storage: Storage, keep: int) -> None:
+    def __init__(self, storage: Storage, keep: int, before_commit: Callable[[], None] = lambda: None) -> None:
         self._storage = storage
         self._keep = keep
-        self._error: ShardsetError | OSError | None = None
+        self._before_commit = before_commit
+        self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[Commit, State] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="checkpoint")
         self._thread.start()
@@ -193,22 +199,34 @@ class Writer:
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             try:
-                write(self._storage, *item)
+                write(self._storage, *item, self._before_commit)
                 retain(self._storage, self._keep)
-            except (ShardsetError, OSError) as error:
+            except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
                 self._error = error
 
 
-def write(storage: Storage, blank: Commit, state: State) -> Commit:
+def write(storage: Storage, blank: Commit, state: State, before_commit: Callable[[], None] = lambda: None) -> Commit:
     """Writes and checks a state, then commits it; returns the commit."""
     folder = folder_of(blank.step)
     data = encode(state)
-    commit = msgspec.structs.replace(blank, num_bytes=len(data), crc32c=crc_of(data))
-    storage.delete(folder + COMMIT)
-    _put(storage, folder + STATE, data)
-    _check(storage, folder + STATE, commit)
+    replaced = _standing(storage, folder)
+    name = STATE_AGAIN if replaced == STATE else STATE
+    commit = msgspec.structs.replace(blank, num_bytes=len(data), crc32c=crc_of(data), state=name)
+    _put(storage, folder + name, data)
+    _check(storage, folder + name, commit)
+    before_commit()
     _put(storage, folder + COMMIT, msgspec.json.encode(commit))
+    if replaced is not None:
+        storage.delete(folder + replaced)
     return commit
+
+
+def _standing(storage: Storage, folder: str) -> str | None:
+    """The state file of the checkpoint that stands there, None if there is none."""
+    try:
+        return _read_commit(storage, folder + COMMIT).state
+    except NotFound:
+        return None
 
 
 def retain(storage: Storage, keep: int) -> None:

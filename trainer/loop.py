@@ -24,6 +24,8 @@ def train(runtime: Runtime, config: TrainConfig) -> None:
     Raises Preempted when asked to stop, with everything saved; other ShardsetErrors say what went wrong.
     """
     with Run(runtime, config) as run:
+        if run.was_asked():
+            run.stop()
         if run.epoch_is_done():
             _end_epoch(run)
         for fed in run.batches():

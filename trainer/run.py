@@ -4,7 +4,7 @@ import faulthandler
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -22,6 +22,7 @@ from trainer.config import TrainConfig
 from trainer.data import Batches, Counted, Data, check_epoch, open_data, steps_of
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted
 from trainer.feed import Fed, Feed
+from trainer.hold import Hold, hold
 from trainer.learner import Learner, step_key
 from trainer.metrics import (
     METRICS,
@@ -40,7 +41,6 @@ from trainer.runfolder import RunFolder
 from trainer.runtime import Runtime
 from trainer.stream import Stream
 
-CONFIG = "config.json"
 PROFILE = "profile"
 
 
@@ -70,6 +70,7 @@ class Run:
         self.replica_samples = 0
         self._pending: list[tuple[Fed, torch.Tensor]] = []
         self._reported = False
+        self._tracing = False
         self._feed: Feed | None = None
         self._exits = ExitStack()
         try:
@@ -79,6 +80,8 @@ class Run:
             raise
 
     def _open(self) -> None:
+        self.notice = self._exits.enter_context(Notice(METADATA if self.runtime.is_cloud else None))
+        self.hold = self._take_folder()
         own_log = log_name(self.runtime.host)
         self.folder = RunFolder(self.config.run_dir, (own_log, METRICS) if self.runtime.is_master else (own_log,))
         self._exits.callback(self.folder.close)
@@ -93,7 +96,6 @@ class Run:
         self._restore(saved)
         self._mix = augment.mix_of(self.config)
         self.writer = self._open_writer()
-        self.notice = self._exits.enter_context(Notice(METADATA if self.runtime.is_cloud else None))
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
 
     def __enter__(self) -> "Run":
@@ -126,8 +128,11 @@ class Run:
         return every is not None and self.done % every == 0
 
     def must_stop(self) -> bool:
-        """Whether any host has been asked to stop; all hosts give the same answer at the same step."""
-        return (self.runtime.num_hosts == 1 or self.done % self.config.log_every_steps == 0) and self.was_asked()
+        """Whether any host has been asked to stop; all hosts give the same answer at the same step.
+
+        They look at every report: also after the first step, which may have compiled for minutes.
+        """
+        return (self.runtime.num_hosts == 1 or not self._pending) and self.was_asked()
 
     def was_asked(self) -> bool:
         """Whether any host has been asked to stop; every host must call."""
@@ -201,14 +206,18 @@ class Run:
         self.learner.share_buffers()
         seen = self._seen_by_all()
         state = self._state(seen)
-        if self.writer is not None:
+        if self.writer is not None and self.hold is not None:
+            self.hold.check()
             self.writer.save(state, top1=top1)
+        self._saved = (self.done, self.closed)
         self.rates.mark()
         self.run_rates.mark()
 
     def stop(self) -> None:
-        """Saves, and raises Preempted."""
-        self.save()
+        """Saves what is not saved, and raises Preempted."""
+        self._profile(ended=True)
+        if self._saved != (self.done, self.closed):
+            self.save()
         if self.writer is not None:
             self.writer.close()
         text = f"asked to stop: saved at step {self.done}; the same command goes on from there"
@@ -217,9 +226,10 @@ class Run:
 
     def finish(self) -> None:
         """The last report, checkpoint and line."""
+        self._profile(ended=True)
         if self._pending:
             self.report()
-        if self.done % self.steps_per_epoch:
+        if self._saved != (self.done, self.closed):
             self.save()
         self.log.record(self._final())
         self.log.note(self._last_words())
@@ -272,6 +282,7 @@ class Run:
         self.best_epoch: int | None = position.get("best_epoch")
         self.last_top1: float | None = position.get("last_top1")
         self.seconds_to_target: float | None = position.get("seconds_to_target")
+        self._saved = (self.done, self.closed)
         self._seconds_before: float = position.get("seconds", 0.0)
         self._started = time.perf_counter()
         self._start_counting()
@@ -348,15 +359,14 @@ class Run:
         # A peer that died can leave this process in a collective for ever: no step in this time ends it with a trace.
         faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
 
-    def _profile(self) -> None:
+    def _profile(self, *, ended: bool = False) -> None:
         if self.config.profile_steps is None:
             return
         start, stop = self.config.profile_steps
-        folder = self.folder.local / PROFILE
-        if self.done == start:
-            self.runtime.start_trace(folder)
-        if self.done == stop:
-            self.runtime.stop_trace(folder)
+        wanted = start <= self.done < stop and not ended
+        if wanted != self._tracing:
+            (self.runtime.start_trace if wanted else self.runtime.stop_trace)(self.folder.local / PROFILE)
+            self._tracing = wanted
 
     def _log_step(self, interval: Totals) -> None:
         epoch, step = divmod(self.done - 1, self.steps_per_epoch)
@@ -423,17 +433,34 @@ class Run:
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started
 
+    def _take_folder(self) -> Hold | None:
+        """The run folder for the first host; every host must call. Raises ConfigError on all hosts or on none."""
+        taken, refused = None, ""
+        if self.runtime.is_master:
+            try:
+                taken = hold(self.config.run_dir, lambda text: print(text, file=sys.stderr, flush=True))
+                self._exits.callback(taken.close)
+            except ConfigError as error:
+                refused = str(error)
+        facts = facts_of(self.config, self.data, self.runtime.num_hosts) | {"refused": refused}
+        found = [json.loads(text) for text in self.runtime.gather(json.dumps(facts))]
+        if found[0]["refused"]:
+            raise ConfigError(found[0]["refused"])
+        check_agreement(found)
+        return taken
+
     def _open_writer(self) -> checkpoint.Writer | None:
         if not self.runtime.is_master:
             return None
-        writer = checkpoint.Writer(self.folder.storage, self.config.keep_checkpoints)
+        # What a run has logged must stand where its checkpoint does: a kill would leave a hole in the records.
+        writer = checkpoint.Writer(self.folder.storage, self.config.keep_checkpoints, before_commit=self.folder.flush)
         self._exits.callback(writer.close)
         return writer
 
     def _write_config(self) -> None:
         text = json.dumps(configs.to_dict(self.config), indent=1)
         if self.runtime.is_master:
-            (self.folder.local / CONFIG).write_text(text + "\n")
+            (self.folder.local / configs.RECORD).write_text(text + "\n")
         self.log.note(
             f"trainer {__version__}, strategy {self.runtime.strategy}, {self.runtime.num_devices} devices: {text}"
         )
@@ -449,6 +476,24 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
         "model": f"{config.model.name} stem={config.model.stem} norm={config.model.norm} classes={data.num_classes}",
         "optimizer": config.optimizer.name,
     }
+
+
+def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
+    """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
+    settings = {key: configs.value(config, key) for key in configs.keys(config) if key != "manifest"}
+    return {"manifest digest": data.manifest_digest, "hosts": num_hosts, **settings}
+
+
+def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
+    """Raises ConfigError, naming both hosts and each difference, unless all hosts have the facts of host 0."""
+    first = facts[0]
+    for host, own in enumerate(facts):
+        names = [name for name in first if name != "refused" and own[name] != first[name]]
+        if names:
+            differences = "; ".join(
+                f"{name} is {first[name]!r} on host 0 and {own[name]!r} on host {host}" for name in names
+            )
+            raise ConfigError(f"the hosts of this run differ: {differences}; start all with the same command")
 
 
 def stream_state(stream: Batches, epoch: int, step: int) -> str | None:

@@ -15,7 +15,7 @@ class RunFolder:
     """`local` is where this process writes its files; `storage` is where they end up, the same place for a local run.
 
     For a remote run, files named in `resumed` are fetched first, so that appending goes on; a thread copies what
-    changed. Storage failures are kept and raised by `close`: logs never stop a step.
+    changed, and `flush` does at once. Storage failures are kept and raised by `close`: logs never stop a step.
     """
 
     def __init__(self, url: str, resumed: tuple[str, ...]) -> None:
@@ -25,11 +25,17 @@ class RunFolder:
         self.local.mkdir(parents=True, exist_ok=True)
         self._sent: dict[str, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
+        self._uploading = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="run folder", daemon=True)
         if self._temporary:
             self._fetch(resumed)
             self._thread.start()
+
+    def flush(self) -> None:
+        """Copies what has changed since the last copy; nothing to do for a local run."""
+        if self._temporary is not None:
+            self._upload()
 
     def close(self) -> None:
         """Copies what is left; raises what went wrong since the last successful copy."""
@@ -54,12 +60,13 @@ class RunFolder:
         self._upload()
 
     def _upload(self) -> None:
-        self._error = None
-        for path in sorted(path for path in self.local.rglob("*") if path.is_file()):
-            try:
-                self._send(path)
-            except ShardsetError as error:
-                self._error = error
+        with self._uploading:
+            self._error = None
+            for path in sorted(path for path in self.local.rglob("*") if path.is_file()):
+                try:
+                    self._send(path)
+                except ShardsetError as error:
+                    self._error = error
 
     def _send(self, path: Path) -> None:
         name, stat = path.relative_to(self.local).as_posix(), path.stat()

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
+from trainer.errors import PeerLost
 from trainer.preemption import relay
 
 DDP_TIMEOUT_S = 60
@@ -32,6 +33,8 @@ STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
 """What compiles to one graph: their state is there from the start and holds no number that changes on the host."""
 
 _WORDS = 4
+_BYTES = 6
+"""Of a text in each number that is summed; 48 bits, as in every digest that is summed."""
 
 Batch = dict[str, torch.Tensor]
 Worker = Callable[["Runtime", TrainConfig], None]
@@ -152,6 +155,26 @@ class Single:
         """Whether any process says so; every process must call."""
         return self.sum_hosts([int(flag)])[0] > 0
 
+    def gather(self, text: str) -> list[str]:
+        """The texts of all processes, by host; every process must call. Raises ConfigError if two are the same host."""
+        data = text.encode()
+        own = [int(host == self.host) for host in range(self.num_hosts)]
+        found = self.sum_hosts([*own, *(len(data) * one for one in own)])
+        if found[: self.num_hosts] != [1] * self.num_hosts:
+            raise ConfigError(
+                f"host numbers from 0 on are taken by {found[: self.num_hosts]} processes, expected one "
+                f"each; this one has {self.host}; two of the same number would train on the same data"
+            )
+        numbers = max(1, -(-max(found[self.num_hosts :]) // _BYTES))
+        padded = data.ljust(numbers * _BYTES, b"\0")
+        values = [int.from_bytes(padded[at : at + _BYTES], "little") for at in range(0, len(padded), _BYTES)]
+        summed = self.sum_hosts([value * one for one in own for value in values])
+        whole = b"".join(value.to_bytes(_BYTES, "little") for value in summed)
+        starts = range(0, len(whole), numbers * _BYTES)
+        return [
+            whole[start : start + size].decode() for start, size in zip(starts, found[self.num_hosts :], strict=True)
+        ]
+
     def share(self, module: nn.Module) -> None:
         """Gives every replica the buffers (BatchNorm statistics) of replica 0."""
 
@@ -230,8 +253,7 @@ class Ddp(Single):
                     f"strategy ddp: {name} is not set; start it with `torchrun --nproc-per-node N -m trainer ...`"
                 )
         super().__init__(precision)
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=DDP_TIMEOUT_S))
+        self._join("nccl" if self.device.type == "cuda" else "gloo")
         self.host, self.num_hosts = dist.get_rank(), dist.get_world_size()
         self.num_replicas = self.num_hosts
 
@@ -240,19 +262,35 @@ class Ddp(Single):
 
     def parallel(self, model: nn.Module) -> nn.Module:
         # Buffers are shared before an evaluation and a checkpoint only: training does not read them.
-        return DistributedDataParallel(model, broadcast_buffers=False)
+        with _peers_answer():
+            return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def compiled(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
+        return _peers_answer()(super().compiled(step, name))
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         summed = tensor.detach().clone()
-        dist.all_reduce(summed)
+        with _peers_answer():
+            dist.all_reduce(summed)
         return summed
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         return self.total(torch.tensor(list(values), dtype=torch.int64, device=self.device)).tolist()
 
     def share(self, module: nn.Module) -> None:
-        for buffer in module.buffers():
-            dist.broadcast(buffer, src=0)
+        with _peers_answer():
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def _join(self, backend: str) -> None:
+        try:
+            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=DDP_TIMEOUT_S))
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(
+                f"strategy ddp: RANK {os.environ['RANK']} of WORLD_SIZE {os.environ['WORLD_SIZE']} could not join the "
+                f"others ({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and "
+                "the same MASTER_ADDR and MASTER_PORT; torchrun sets them"
+            ) from error
 
     def _find_device(self) -> torch.device:
         if not torch.cuda.is_available():
@@ -442,6 +480,20 @@ class Replica(Xla):
         return run
 
 
+@contextmanager
+def _peers_answer() -> Iterator[None]:
+    """Turns what torch says when another process is gone into PeerLost; gloo's errors have no class of their own."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise PeerLost(
+            f"another process of this run ended, or did not answer for {DDP_TIMEOUT_S} s ({_first_line(error)}); its "
+            "log says why; the same command goes on from the last checkpoint"
+        ) from error
+
+
 # --- choosing and starting -------------------------------------------------------------------------------------------
 
 
@@ -452,6 +504,7 @@ def launch(config: TrainConfig, worker: Worker) -> None:
     """
     _refuse_old_switches()
     strategy = choose(config.strategy)
+    _refuse_copies(strategy)
     if strategy == "replica":
         _launch_replicas(config, worker)
     else:
@@ -490,6 +543,15 @@ def _refuse_old_switches() -> None:
             raise ConfigError(f"{name} is set, but torch_xla no longer reads it; unset it and use --precision bf16")
 
 
+def _refuse_copies(strategy: str) -> None:
+    """Raises ConfigError where torchrun starts several processes that would know nothing of each other."""
+    if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
+        raise ConfigError(
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
+            "each would train on all of the data; use --strategy ddp, or start it without torchrun"
+        )
+
+
 def _prepare_xla() -> None:
     """Names the device before torch_xla starts: a TPU if this machine has one, else the CPU."""
     if importlib.util.find_spec("torch_xla") is None:
@@ -520,6 +582,10 @@ def _run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -3,6 +3,7 @@ import pickle
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -113,6 +114,77 @@ def test_saving_a_step_again_replaces_it(storage: Storage) -> None:
     saved(storage, 5)
     saved(storage, 5, top1={5: 0.25})
     assert [(commit.step, commit.top1) for commit in checkpoint.commits(storage)] == [(5, 0.25)]
+
+
+class Killed(Exception):
+    """Where a process would end by SIGKILL."""
+
+
+class Mortal(MemoryStorage):
+    """A storage whose user is killed before its n-th change; `lives` counts down."""
+
+    lives = 0
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        self._live()
+        return super().writer(name, if_generation=if_generation)
+
+    def delete(self, name: str) -> None:
+        self._live()
+        super().delete(name)
+
+    @classmethod
+    def _live(cls) -> None:
+        cls.lives -= 1
+        if cls.lives < 0:
+            raise Killed
+
+
+@pytest.mark.parametrize("steps", [(5, 12), (12, 12), (12, 12, 12)])
+@pytest.mark.parametrize("lives", range(6))
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(steps: tuple[int, ...], lives: int) -> None:
+    # The same step again: an evaluation was interrupted there, or the step before was damaged.
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, *steps[:-1], keep=1)
+    Mortal.lives = lives
+    mortal = Mortal(storage.name, "")
+    blank = checkpoint.commits(storage)[-1]
+    try:
+        checkpoint.write(mortal, msgspec.structs.replace(blank, step=12, top1=0.5), state_at(12))
+        checkpoint.retain(mortal, keep=1)
+    except Killed:
+        pass
+    commit, state = checkpoint.newest(storage, unexpected) or (None, None)
+    assert commit is not None
+    assert state is not None
+    assert commit.step == state["step"] in steps
+    assert lives < 2 or (commit.step, commit.top1) == (12, 0.5)
+    saved(storage, 20, keep=1)
+    assert [one.step for one in checkpoint.commits(storage)] == ([12, 20] if commit.top1 else [20])
+
+
+def test_what_must_stand_before_a_checkpoint_counts_stands() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    writer = checkpoint.Writer(storage, 3, before_commit=lambda: put(storage, "log", b"") or counted.append(0))
+    counted: list[int] = []
+    writer.save(state_at(1), top1=None)
+    writer.close()
+    assert counted == [0]
+    assert [stat.name for stat in storage.list()] == [
+        "checkpoints/step-000000001/commit.json",
+        "checkpoints/step-000000001/state.pt",
+        "log",
+    ]
+
+
+def test_a_failure_of_any_kind_is_raised_and_nobody_waits_for_ever() -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    writer = checkpoint.Writer(MemoryStorage(uuid.uuid4().hex, ""), 3, before_commit=fail)
+    writer.save(state_at(1), top1=None)
+    with pytest.raises(CheckpointError, match="out of memory"):
+        writer.close()
 
 
 class Refusing(MemoryStorage):

@@ -24,11 +24,12 @@ from tests.makers.training import (
     shard_set,
     tiny_config,
 )
-from trainer import checkpoint, data, loop, runtime
+from trainer import checkpoint, data, hold, loop, preemption, runtime
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.data import Counted, open_data, steps_of
-from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted
+from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
 from trainer.learner import Learner
+from trainer.run import Run
 from trainer.stream import Stream
 
 
@@ -274,6 +275,32 @@ def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: 
     assert newest_state(tmp_path)["step"] == 4
 
 
+def test_a_run_that_is_asked_before_its_first_step_leaves_its_checkpoint_as_it_is(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(manifest, tmp_path)
+    run(replace(config, max_steps=STEPS))
+    before = checkpoint.commits(open_storage(str(tmp_path)))
+    assert before[-1].top1 is not None
+    monkeypatch.setattr(preemption.Notice, "__bool__", lambda _: True)
+    with pytest.raises(Preempted, match=f"saved at step {STEPS}"):
+        run(config)
+    assert checkpoint.commits(open_storage(str(tmp_path))) == before
+
+
+def test_several_hosts_look_for_notices_at_every_report_and_so_after_the_first_step(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    monkeypatch.setattr(Run, "was_asked", lambda self: looked.append(self.done))
+    config = tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=6)
+    monkeypatch.setattr(runtime.Single, "num_hosts", 2)
+    monkeypatch.setattr(runtime.Single, "gather", lambda self, text: [text, text])
+    monkeypatch.setattr(runtime.Single, "sum_hosts", lambda self, values: [2 * value for value in values])
+    run(config)
+    assert looked == [0, 1, 3]
+
+
 class Losing:
     """A stream that hands out one sample twice instead of another."""
 
@@ -306,6 +333,45 @@ def test_what_was_seen_before_a_resume_counts_in_the_plan(manifest: str, tmp_pat
     assert read_records(tmp_path, "epoch")[0]["samples"] == NUM_TRAIN
 
 
+def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, max_steps=2)
+    with Run(runtime.Single("fp32"), config):
+        files = {path: path.stat().st_size for path in tmp_path.rglob("*")}
+        with pytest.raises(ConfigError, match=f"process {os.getpid()} on .* writes to this run folder"):
+            run(config)
+        assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == files
+    run(config)
+    assert len(losses(tmp_path)) == 2
+
+
+def test_a_run_that_lost_its_folder_stops_before_it_saves(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(_: Any) -> None:
+        raise RunTaken("process 7 took the folder")
+
+    monkeypatch.setattr(hold.FileLock, "check", lost)
+    with pytest.raises(RunTaken):
+        run(tiny_config(manifest, tmp_path, checkpoint_every_steps=2))
+    assert checkpoint.commits(open_storage(str(tmp_path))) == []
+    assert len(losses(tmp_path)) == 2
+
+
+# --- run folders in a bucket -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.gcs
+def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(manifest: str, undisturbed: Path, gcs_root: str) -> None:
+    config = tiny_config(manifest, f"{gcs_root}/run")
+    run(replace(config, max_steps=STEPS + 2))
+    run(config)
+    assert losses(config.run_dir) == losses(undisturbed)
+    names = {stat.name for stat in open_storage(config.run_dir).list()}
+    assert {"config.json", "metrics.jsonl", "logs/host-000.log", checkpoint.folder_of(2 * STEPS) + "state.pt"} <= names
+    assert any(name.startswith("tensorboard/events") for name in names)
+    assert hold.HOLDER not in names
+
+
 # --- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +395,17 @@ def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.Monke
 def test_profiled_steps_leave_a_trace(manifest: str, tmp_path: Path) -> None:
     run(tiny_config(manifest, tmp_path, max_steps=4, profile_steps=(1, 3)))
     assert list((tmp_path / "profile").iterdir())
+
+
+def test_a_trace_is_left_by_a_run_that_ends_or_begins_inside_the_window(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, profile_steps=(1, 5))
+    run(replace(config, max_steps=3))
+    trace = next((tmp_path / "profile").iterdir())
+    trace.unlink()
+    run(replace(config, max_steps=4))
+    assert trace.exists()
+    run(config)
+    assert len(losses(tmp_path)) == 2 * STEPS
 
 
 def test_an_evaluation_by_command_gives_the_accuracy_of_the_best_checkpoint(

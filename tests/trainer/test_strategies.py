@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from tests.makers.training import (
     trainer,
     when,
 )
+from trainer import checkpoint
 from trainer import config as configs
 from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
 from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
@@ -199,6 +201,25 @@ def test_a_killed_spmd_run_goes_on_bit_for_bit(manifest: str, tmp_path: Path) ->
     assert finish(process)[0] == -signal.SIGKILL
     assert "resumed at step" in succeed(config, devices=2)
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+@pytest.mark.gcs
+def test_records_of_a_killed_run_reach_the_bucket_as_far_as_its_checkpoint(manifest: str, gcs_root: str) -> None:
+    config = tiny_config(manifest, f"{gcs_root}/run", epochs=500, checkpoint_every_steps=2)
+    process = trainer(config)
+    storage = open_storage(config.run_dir)
+    while process.poll() is None and not any(commit.step > 4 for commit in checkpoint.commits(storage)):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process)[0] == -signal.SIGKILL
+    saved = checkpoint.commits(storage)[-1].step
+    assert len(losses(config.run_dir)) >= saved
+    output = succeed(replace(config, max_steps=saved + 2))
+    assert f"resumed at step {saved}" in output
+    # The lease of the killed run was taken at once: its process was seen to be gone.
+    assert "waiting" not in output
+    steps = [record["global_step"] for record in read_records(config.run_dir, "step")]
+    assert steps == list(range(saved + 2))
 
 
 def test_thirty_kills_change_nothing(manifest: str, tmp_path: Path) -> None:

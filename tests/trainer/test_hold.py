@@ -1,0 +1,158 @@
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shardset.errors import ConfigError, NotFound
+from shardset.storage import Storage, open_storage
+from trainer import hold as holds
+from trainer.errors import RunTaken
+from trainer.hold import HOLDER, Hold, Holder, hold, this_process
+
+BEAT_S = 0.02
+LONG_S = 60.0
+"""Longer than any test: who waits so long has not seen what was there to see."""
+
+
+def unexpected(text: str) -> None:
+    raise AssertionError(text)
+
+
+def take(storage: Storage, *, patience_s: float = LONG_S) -> Hold:
+    return hold(storage.url, lambda _: None, beat_s=BEAT_S, patience_s=patience_s)
+
+
+def stands(storage: Storage) -> Holder:
+    return msgspec.json.decode(storage.read(HOLDER), type=Holder)
+
+
+def leave_behind(storage: Storage, holder: Holder) -> None:
+    """The lease of a run that was killed."""
+    with storage.writer(HOLDER) as writer:
+        writer.write(msgspec.json.encode(holder))
+
+
+def check_until_it_raises(held: Hold) -> None:
+    while True:
+        held.check()
+        time.sleep(BEAT_S)
+
+
+def of_another_machine() -> Holder:
+    return msgspec.structs.replace(this_process(), host="elsewhere", machine="", pid=7)
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture(params=["memory", pytest.param("gs", marks=pytest.mark.gcs)])
+def bucket(request: pytest.FixtureRequest) -> Storage:
+    gs = request.param == "gs"
+    return open_storage(request.getfixturevalue("gcs_root") if gs else f"memory://{uuid.uuid4().hex}/run")
+
+
+def test_a_second_living_run_is_refused_and_the_first_one_named(storage: Storage) -> None:
+    first = take(storage)
+    with pytest.raises(ConfigError, match=f"process {this_process().pid} on .* writes to this run folder"):
+        take(storage)
+    first.check()
+    first.close()
+    take(storage).close()
+
+
+def test_a_lease_of_a_killed_process_of_this_machine_is_taken_at_once(bucket: Storage) -> None:
+    leave_behind(bucket, msgspec.structs.replace(this_process(), pid=dead_pid()))
+    held = hold(bucket.url, unexpected, beat_s=BEAT_S, patience_s=LONG_S)
+    assert stands(bucket).pid == this_process().pid
+    held.close()
+
+
+def test_a_lease_that_nobody_renews_is_taken_after_a_while_and_its_holder_told(bucket: Storage) -> None:
+    leave_behind(bucket, of_another_machine())
+    told: list[str] = []
+    hold(bucket.url, told.append, beat_s=BEAT_S, patience_s=0.05).close()
+    assert len(told) == 1
+    assert "process 7 on elsewhere" in told[0]
+
+
+def test_a_lease_that_is_given_back_meanwhile_is_taken(bucket: Storage) -> None:
+    leave_behind(bucket, of_another_machine())
+    threading.Timer(0.1, bucket.delete, [HOLDER]).start()
+    take(bucket).close()
+
+
+def test_a_lease_is_renewed_and_removed_at_the_end(bucket: Storage) -> None:
+    held = take(bucket)
+    while stands(bucket).beat < 2:
+        time.sleep(BEAT_S)
+    held.close()
+    with pytest.raises(NotFound):
+        bucket.stat(HOLDER)
+
+
+def test_a_run_that_lost_its_lease_is_told_and_leaves_the_new_one_alone(bucket: Storage) -> None:
+    held = take(bucket)
+    taker = of_another_machine()
+    # Not by a plain write: a renewal in flight could follow it.
+    while stands(bucket).token != taker.token:
+        leave_behind(bucket, taker)
+        time.sleep(5 * BEAT_S)
+    with pytest.raises(RunTaken, match="process 7 on elsewhere"):
+        check_until_it_raises(held)
+    held.close()
+    assert stands(bucket) == taker
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff not json"])
+def test_an_unreadable_lease_is_one_that_nobody_renews(bucket: Storage, content: bytes) -> None:
+    with bucket.writer(HOLDER) as writer:
+        writer.write(content)
+    take(bucket, patience_s=0.05).close()
+
+
+def test_only_one_of_many_takes_a_dead_lease(bucket: Storage) -> None:
+    leave_behind(bucket, msgspec.structs.replace(this_process(), pid=dead_pid()))
+    taken: list[Hold] = []
+    refused: list[ConfigError] = []
+
+    def try_it() -> None:
+        try:
+            taken.append(take(bucket))
+        except ConfigError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=try_it) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused)) == (1, 5)
+    taken[0].close()
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    code = "import sys, time; from trainer.hold import hold; held = hold(sys.argv[1], print); print(1, flush=True)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(600)", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(ConfigError, match=f"process {process.pid} on"):
+        hold(str(tmp_path), unexpected)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    hold(str(tmp_path), unexpected).close()
+
+
+def test_a_process_without_a_machine_is_never_called_gone() -> None:
+    assert not holds._is_gone(of_another_machine())
+    assert not holds._is_gone(None)
