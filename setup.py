@@ -18,8 +18,9 @@ BASE = [
     "pyarrow>=16",
     "rich>=13,<16",
 ]
-PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "pyyaml>=6,<7", "scipy>=1.13,<2", "shtab>=1.7,<2"]
+PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "jinja2>=3.1.4,<4", "pyyaml>=6,<7", "scipy>=1.13,<2", "shtab>=1.7,<2"]
 TRAINER = [
+    "jinja2>=3.1.4,<4",
     "torch>=2.9,<2.10",
     "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
     "torchvision>=0.24,<0.25",
@@ -33,9 +34,11 @@ TRAINER = [
 ]
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 DEV = [
+    "axe-playwright-python>=0.1.4,<1",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mypy>=1.15,<3",
+    "playwright>=1.49,<2",
     "pytest>=8.3,<10",
     "pytest-xdist>=3.6,<4",
     "ruff>=0.15,<0.18",
@@ -52,7 +55,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]),
-    package_data={"shardset": ["py.typed"], "pipelines": ["py.typed"], "trainer": ["py.typed"]},
+    package_data={
+        "shardset": ["py.typed", "*.html", "*.css"],
+        "pipelines": ["py.typed", "*.html"],
+        "trainer": ["py.typed", "*.html"],
+    },
     install_requires=BASE,
     extras_require={"pipelines": PIPELINES, "trainer": TRAINER, "tpu": TPU, "dev": DEV, "docs": DOCS},
     entry_points={
