@@ -12,6 +12,8 @@ from pathlib import Path
 import shtab
 from rich.console import Console
 
+from pipelines.prices import Prices
+from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError
 from shardset.version import __version__
 
@@ -39,6 +41,20 @@ examples:
 Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...) pass through;
 without --runner the build runs here, on all cores. A build that was stopped goes on where it was when the same
 command is given again.
+
+{EXIT_CODES}
+"""
+
+
+PLAN_EPILOG = f"""\
+examples:
+  python -m pipelines plan gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
+  python -m pipelines plan --source folder --input photos --holdout test=0.1 --num-shards 8
+  python -m pipelines plan --samples train=1281167,validation=50000 --mean-bytes 110000 --classes 1000 \\
+      --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 --hosts 4 --workers 8
+
+Sizes, order, steps and memory come from the code that builds and trains. What the numbers mean: docs/plan.md.
+A run would refuse what is printed as `refused`, and the exit code is 2 then.
 
 {EXIT_CODES}
 """
@@ -89,6 +105,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "verify": _add_verify(verbs, common),
         "inspect": _add_inspect(verbs, common),
         "export": _add_export(verbs, common),
+        "plan": _add_plan(verbs, common),
     }
 
 
@@ -109,16 +126,7 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     where.add_argument("--only-shards", type=_slots, default=frozenset(), metavar="SPLIT:0,4-7",
                        help="write only these; mends those of a finished set that are missing or damaged")  # fmt: skip
     where.add_argument("--dry-run", action="store_true", help="print the arithmetic and write nothing")
-    size = build.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
-    size.add_argument("--num-shards", type=_numbers, default={}, metavar="N")
-    size.add_argument("--samples-per-shard", type=_numbers, default={}, metavar="N",
-                      help="default: about 128 MiB a shard, and at least 4 shards")  # fmt: skip
-    size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
-                      help="what does not divide: sizes one apart (default), dropped, padded with repeats")  # fmt: skip
-    size.add_argument("--balance", choices=["none", "stratified"], default="none",
-                      help="stratified: the same class mix in every shard, to within one sample")  # fmt: skip
-    size.add_argument("--repeat", type=_numbers, default={}, metavar="K", help="store every sample K times")
-    size.add_argument("--target-samples", type=_numbers, default={}, metavar="N", help="store N samples, repeating")
+    size = _add_sizes(build)
     size.add_argument("--seed", type=int, default=0, help="of the order in which samples are stored (default 0)")
     check = build.add_argument_group("bad input")
     check.add_argument("--verify", choices=["decode", "header", "none"], default="decode",
@@ -130,7 +138,23 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     image.add_argument("--resize", type=_shorter, metavar="shorter=N", help="shrink so that the shorter side is N")
     image.add_argument("--quality", type=int, default=95, help="of re-encoded JPEG and WebP (default 95)")
     image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep")
+    image.add_argument("--jpeg-restart", action="store_true",
+                       help="rewrite JPEGs without loss, so that random crops are decoded in part (faster training)")  # fmt: skip
     return build
+
+
+def _add_sizes(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    size = verb.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
+    size.add_argument("--num-shards", type=_numbers, default={}, metavar="N")
+    size.add_argument("--samples-per-shard", type=_numbers, default={}, metavar="N",
+                      help="default: about 128 MiB a shard, and at least 4 shards")  # fmt: skip
+    size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
+                      help="what does not divide: sizes one apart (default), dropped, padded with repeats")  # fmt: skip
+    size.add_argument("--balance", choices=["none", "stratified"], default="none",
+                      help="stratified: the same class mix in every shard, to within one sample")  # fmt: skip
+    size.add_argument("--repeat", type=_numbers, default={}, metavar="K", help="store every sample K times")
+    size.add_argument("--target-samples", type=_numbers, default={}, metavar="N", help="store N samples, repeating")
+    return size
 
 
 def _add_verify(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -175,6 +199,54 @@ def _add_export(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
     return export
 
 
+def _add_plan(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    plan = verbs.add_parser(
+        "plan", help="what a shard set takes to build, keep and read", parents=[common], epilog=PLAN_EPILOG,
+        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Samples, shards, steps, requests, memory, mixing and cost, from a manifest, a listing or numbers.",
+    )  # fmt: skip
+    plan.set_defaults(run=_plan)
+    plan.add_argument("manifest", metavar="MANIFEST", nargs="?", help="of a set that stands, or its folder")
+    raw = plan.add_argument_group("before a build: a listing, or bare numbers")
+    raw.add_argument("--source", help="the raw format, as for build: folder, listing, imagenet (class folders)")
+    raw.add_argument("--input", metavar="PATH", help="local or gs://; names and sizes are listed, nothing is read")
+    raw.add_argument("--holdout", type=_shares, default={}, metavar="SPLIT=FRACTION", help="as for build")
+    raw.add_argument("--samples", type=_numbers, default={}, metavar="N", help="images, or SPLIT=N,SPLIT=N")
+    raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
+    raw.add_argument("--classes", type=_positive, metavar="N", help="classes of --samples (default: no labels to mix)")
+    _add_sizes(plan)
+    _add_reading(plan)
+    price = plan.add_argument_group("prices in US dollars (default: one region of North America, pipelines/prices.py)")
+    price.add_argument("--price-storage", type=float, default=Prices.storage, metavar="D", help="a GiB a month")
+    price.add_argument("--price-class-a", type=float, default=Prices.class_a, metavar="D", help="1,000 writes or lists")
+    price.add_argument("--price-class-b", type=float, default=Prices.class_b, metavar="D", help="1,000 reads or looks")
+    return plan
+
+
+def _add_reading(plan: argparse.ArgumentParser) -> None:
+    how = plan.add_argument_group("how it is read")
+    how.add_argument("--split", help="default: train, or the only one")
+    how.add_argument("--global-batch-size", type=_positive, default=256, metavar="B",
+                     help="samples a step over all replicas (default 256)")  # fmt: skip
+    how.add_argument("--world", type=_positive, default=1, metavar="N", help="replicas (default 1)")
+    how.add_argument("--hosts", type=_positive, default=1, metavar="N", help="machines that they run on (default 1)")
+    how.add_argument("--strategy", choices=["spmd", "replica", "ddp", "single"], default="spmd",
+                     help="who reads: a host (spmd, default), each replica (replica, ddp), one (single)")  # fmt: skip
+    how.add_argument("--workers", type=_positive, metavar="N",
+                     help="also say how shards divide over plain tar readers, N for each replica")  # fmt: skip
+    how.add_argument("--num-lanes", type=_positive, metavar="L", help="default: as the trainer chooses")
+    how.add_argument("--block-size", type=_positive, metavar="Q", help="default: as the trainer chooses")
+    how.add_argument("--window", type=int, metavar="W", help="default: as the trainer chooses")
+    how.add_argument("--last-batch", choices=["pad", "drop"], default="pad", help="what is no full batch (default pad)")
+    how.add_argument("--image-size", type=int, default=224, metavar="N",
+                     help="decoded images are N x N; 0 decodes nothing (default 224)")  # fmt: skip
+    how.add_argument("--crop-padding", type=int, metavar="N",
+                     help="train_crop=pad with N pixels: small images stay decoded where they fit")  # fmt: skip
+    how.add_argument("--budget-bytes", type=_positive, default=BUDGET_BYTES, metavar="N",
+                     help="memory of one reader (default 2 GiB)")  # fmt: skip
+    how.add_argument("--seed", type=int, default=0, help="of the order (default 0)")
+
+
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     # Beam takes a second to import, so only the verb that needs it does.
     from pipelines import build as builds
@@ -186,7 +258,12 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     direct = {field.name for field in fields(BuildConfig)} - {"image"}
     config = BuildConfig(
         **{name: getattr(args, name) for name in direct},
-        image=ImageOptions(resize_shorter=args.resize, quality=args.quality, image_format=args.image_format),
+        image=ImageOptions(
+            resize_shorter=args.resize,
+            quality=args.quality,
+            image_format=args.image_format,
+            jpeg_restart=args.jpeg_restart,
+        ),
     )
     run = builds.dry_run if args.dry_run else builds.build
     with quiet_workers(show=args.debug) as console:
@@ -219,6 +296,12 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
     done = export.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
     print(export.to_json(done) if args.json else export.render(done))
     return 0
+
+
+def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import plan_report
+
+    return plan_report.run(args)
 
 
 def _refuse_unknown_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ def make_plan(job: Job, build: BuildFile, summaries: Sequence[UnitSummary]) -> t
     names = sorted({split for summary in summaries for split, count in summary.splits.items() if count.num_samples})
     if not names:
         raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
-    _refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
+    refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
     splits = {name: _plan_split(job, name, summaries) for name in names}
     _refuse_unknown_shards(config.only_shards, splits)
     draft = PlanFile(
@@ -170,7 +170,8 @@ def _classes(build: BuildFile, summaries: Sequence[UnitSummary]) -> list[ClassIn
     return build.classes
 
 
-def _refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
+def refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
+    """Raises SourceError if sizes are asked for splits that the input does not have."""
     unknown = sorted({*wanted} - {*names, ""})
     if unknown:
         raise SourceError(f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}")

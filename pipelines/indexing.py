@@ -171,12 +171,14 @@ def _row(job: Job, unit: int, sample: RawSample, data: bytes | None) -> dict[str
         "fix": fix,
         "crc32c": google_crc32c.value(data) if data is not None else -1,
         "fields": [
-            _field_row(stored if field == sample.image else field, content, unit) for field, content in _fields(sample)
+            _field_row(stored if field == sample.image else field, content, unit)
+            for field, content in fields_of(sample)
         ],
     }
 
 
-def _fields(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
+def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
+    """The fields that are stored, in member order: those of the sample, and its label as `cls`."""
     fields = list(sample.fields.items())
     if sample.label >= 0 and "cls" not in sample.fields:
         after = 1 + next((i for i, (field, _) in enumerate(fields) if field == sample.image), -1)

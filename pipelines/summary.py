@@ -1,34 +1,48 @@
 """The closing words of a build: what was found, what was made of it, and how fast."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from pipelines.build import Result
 from pipelines.config import BuildConfig
+from pipelines.planning import SplitPlan
+
+if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
+    from pipelines.build import Result
 
 
-def show(config: BuildConfig, result: Result, console: Console) -> None:
+def show(config: BuildConfig, result: "Result", console: Console) -> None:
     """A table of the splits and a few sentences."""
-    plan = result.plan
-    table = Table(title=f"{config.source}: {config.input} → {config.output}", title_justify="left")
-    for column in ("split", "raw samples", "stored", "shards", "samples a shard", "MB a shard", "dropped", "repeats"):
-        table.add_column(column, justify="left" if column == "split" else "right")
-    for name, split in sorted(plan.splits.items()):
-        small, left = divmod(split.num_stored, split.num_shards)
-        each = f"{small:,}" if not left else f"{small:,} or {small + 1:,}"
-        table.add_row(
-            name, f"{split.num_source:,}", f"{split.num_stored:,}", f"{split.num_shards:,}", each,
-            f"{split.num_bytes / split.num_shards / 1e6:,.1f}",
-            f"{split.num_dropped:,}", f"{split.num_repeats:,}",
-        )  # fmt: skip
-    console.print(table)
+    plans = [split for _, split in sorted(result.plan.splits.items())]
+    console.print(split_table(f"{config.source}: {config.input} → {config.output}", plans))
     for line in sentences(config, result):
         console.print(line, highlight=False)
 
 
-def sentences(config: BuildConfig, result: Result) -> list[str]:
+def split_table(title: str, plans: Iterable[SplitPlan]) -> Table:
+    """A row for each split: what it holds and how that is cut into shards. Columns of nothing but 0 are left out."""
+    plans = list(plans)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("split", no_wrap=True, overflow="fold")
+    columns = ["raw", "stored", "shards", "samples each", "MB each"]
+    left_out = {name: any(getattr(plan, f"num_{name}") for plan in plans) for name in ("dropped", "repeats")}
+    for column in [*columns, *(name for name, some in left_out.items() if some)]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for plan in plans:
+        small, left = divmod(plan.num_stored, plan.num_shards)
+        each = f"{small:,}" if not left else f"{small:,} or {small + 1:,}"
+        table.add_row(
+            plan.name, f"{plan.num_source:,}", f"{plan.num_stored:,}", f"{plan.num_shards:,}", each,
+            f"{plan.num_bytes / plan.num_shards / 1e6:,.1f}",
+            *(f"{getattr(plan, f'num_{name}'):,}" for name, some in left_out.items() if some),
+        )  # fmt: skip
+    return table
+
+
+def sentences(config: BuildConfig, result: "Result") -> list[str]:
     """What a table can't say."""
     plan, counters = result.plan, result.counters
     lines = [f"note: {note}" for note in plan.notes]
@@ -50,7 +64,7 @@ def sentences(config: BuildConfig, result: Result) -> list[str]:
     return lines
 
 
-def to_json(config: BuildConfig, result: Result) -> dict[str, Any]:
+def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
     """The same for programs."""
     return {
         "output": config.output,

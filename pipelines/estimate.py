@@ -1,0 +1,242 @@
+"""What a shard set is or will be, without reading samples: from its manifest, from a listing of raw files, or from
+bare numbers.
+"""
+
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+import numpy as np
+
+from pipelines import planning, sources
+from pipelines.assigning import refuse_unknown_splits
+from pipelines.config import BuildConfig
+from pipelines.forecast import Raw, StoredSet, StoredSplit
+from pipelines.indexing import fields_of
+from pipelines.planning import SplitPlan
+from pipelines.sources.base import Extent, RawSample, Rejected
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ConfigError, SourceError
+from shardset.manifest import Split
+from shardset.storage import Stat, Storage
+from shardset.tarindex import BLOCK, END, index_dtype
+
+MANIFEST_BYTES = 1_100
+"""About what a manifest holds beside shards and classes."""
+SHARD_ENTRY_BYTES = 395
+CLASS_ENTRY_BYTES = 55
+GUESSED_KEY_BYTES = 16
+GUESSED_UNIT = 1_000
+
+
+def from_manifest(url: str) -> StoredSet:
+    """A shard set that stands, by its manifest alone."""
+    manifest, _ = manifests.load(url)
+    return StoredSet(
+        title=url,
+        splits={name: _stored_split(name, split) for name, split in sorted(manifest.splits.items())},
+        manifest_bytes=len(manifests.to_json(manifest)),
+        num_classes=len(manifest.classes),
+        raw=None,
+        exact=True,
+    )
+
+
+def from_listing(config: BuildConfig) -> StoredSet:
+    """What `build` would make of its input if every image is good, by names and sizes alone.
+
+    Raises ConfigError for a source that has to be read to know its samples.
+    """
+    source: Any = sources.open_source(config)
+    survey = source.survey()
+    listed = replace(source, input=_Listed(source.input, config))
+    found: dict[str, _Counted] = {}
+    for unit in survey.units:
+        for sample in listed.index(unit, _NoSpool(config)):
+            if not isinstance(sample, Rejected):
+                found.setdefault(sample.split, _Counted()).add(sample)
+    if not found:
+        raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
+    num_samples = sum(counted.num_samples for counted in found.values())
+    num_classes = len(survey.classes) if survey.classes else 1 + max(max(each.strata) for each in found.values())
+    splits = _planned_splits(config, found)
+    return StoredSet(
+        title=f"{config.source}: {config.input}",
+        splits=splits,
+        manifest_bytes=_manifest_bytes(splits, num_classes),
+        num_classes=num_classes,
+        raw=Raw(num_samples=num_samples, num_units=len(survey.units), num_files=num_samples),
+        exact=True,
+    )
+
+
+def from_numbers(
+    config: BuildConfig, num_samples: Mapping[str, int], *, mean_bytes: float, num_classes: int
+) -> StoredSet:
+    """What `build` would make of so many images of `mean_bytes`, by split; "" stands for train."""
+    if not 1 <= mean_bytes < float("inf"):
+        raise ConfigError(f"--mean-bytes is {mean_bytes:g}, expected the mean size of an image in bytes, from 1")
+    found = {name or "train": _Counted.guessed(count, mean_bytes, num_classes) for name, count in num_samples.items()}
+    if len(found) < len(num_samples):
+        raise ConfigError("--samples names the split train twice; a number without a name is that of train")
+    for name in found:
+        if not naming.is_split(name):
+            raise ConfigError(f"--samples: {name!r} can't name a split; use letters, digits, - and _ (at most 40)")
+    splits, total = _planned_splits(config, found), sum(num_samples.values())
+    return StoredSet(
+        title=f"{total:,} images of {mean_bytes:,.0f} bytes",
+        splits=splits,
+        manifest_bytes=_manifest_bytes(splits, num_classes),
+        num_classes=num_classes,
+        raw=Raw(num_samples=total, num_units=math.ceil(total / GUESSED_UNIT), num_files=total),
+        exact=False,
+    )
+
+
+@dataclass(slots=True)
+class _Counted:
+    """What the listed samples of a split come to; `tar_bytes` with headers and padding, without the end of a tar."""
+
+    num_samples: int = 0
+    num_bytes: int = 0
+    tar_bytes: int = 0
+    key_bytes: int = 0
+    fields: dict[str, None] = field(default_factory=dict)
+    strata: Counter[int] = field(default_factory=Counter)
+
+    def add(self, sample: RawSample) -> None:
+        """Counts one more."""
+        sizes = [
+            (name, content.num_bytes if isinstance(content, Extent) else len(content))
+            for name, content in fields_of(sample)
+        ]
+        self.num_samples += 1
+        self.num_bytes += sum(size for _, size in sizes)
+        self.tar_bytes += sum(2 * BLOCK + (size - 1) // BLOCK * BLOCK for _, size in sizes)
+        self.key_bytes = max(
+            self.key_bytes, len(sample.key if naming.is_key(sample.key) else naming.short_key(sample.key))
+        )
+        self.fields |= dict.fromkeys(name for name, _ in sizes)
+        self.strata[sample.label] += 1
+
+    @classmethod
+    def guessed(cls, count: int, mean_bytes: float, num_classes: int) -> "_Counted":
+        """`count` JPEGs of a mean size, their labels all alike; half a block of padding each."""
+        digits = len(str(num_classes - 1))
+        each = 2 * BLOCK + BLOCK + mean_bytes + BLOCK / 2
+        return cls(
+            num_samples=count,
+            num_bytes=round(count * (mean_bytes + digits)),
+            tar_bytes=round(count * each),
+            key_bytes=GUESSED_KEY_BYTES,
+            fields={"jpg": None, "cls": None},
+            strata=Counter({label: n for label in range(num_classes) if (n := _share(count, label, num_classes))}),
+        )
+
+
+def _share(count: int, label: int, num_classes: int) -> int:
+    return count * (label + 1) // num_classes - count * label // num_classes
+
+
+def _planned_splits(config: BuildConfig, found: Mapping[str, _Counted]) -> dict[str, StoredSplit]:
+    wanted = config.num_shards | config.samples_per_shard | config.target_samples | config.repeat
+    refuse_unknown_splits(wanted, sorted(found))
+    return {name: _planned_split(config, name, counted) for name, counted in sorted(found.items())}
+
+
+def _planned_split(config: BuildConfig, name: str, counted: _Counted) -> StoredSplit:
+    plan = planning.plan_split(
+        name,
+        counted.strata,
+        num_bytes=counted.num_bytes,
+        fields=list(counted.fields),
+        sizing=config.sizing(name),
+        balance=config.balance,
+    )
+    sizes = [plan.shard_size(number) for number in range(plan.num_shards)]
+    mean, ends = counted.tar_bytes / counted.num_samples, np.cumsum([0, *sizes])
+    copies = plan.num_repeats // plan.num_source + (plan.num_repeats % plan.num_source > 0)
+    key_bytes = counted.key_bytes + (len(f"@{copies}") if copies else 0)
+    index = {size: _index_bytes(plan, size, key_bytes) for size in set(sizes)}
+    return StoredSplit(
+        plan=plan,
+        shard_sizes=sizes,
+        tar_bytes=[len(END) + size for size in np.diff(np.rint(mean * ends).astype(np.int64)).tolist()],
+        index_bytes=[index[size] for size in sizes],
+    )
+
+
+def _index_bytes(plan: SplitPlan, num_samples: int, key_bytes: int) -> int:
+    dtype = index_dtype(plan.fields, key_bytes)
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_samples,)}
+    )
+    return len(head.getvalue()) + num_samples * dtype.itemsize
+
+
+def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:
+    total = MANIFEST_BYTES + CLASS_ENTRY_BYTES * num_classes
+    for split in splits.values():
+        count = split.plan.num_stored / split.plan.num_shards / max(1, num_classes)
+        total += split.plan.num_shards * (SHARD_ENTRY_BYTES + num_classes * (2 + len(str(round(count)))))
+    return total
+
+
+def _stored_split(name: str, split: Split) -> StoredSplit:
+    return StoredSplit(
+        plan=SplitPlan(
+            name=name,
+            num_source=split.num_source_samples,
+            num_stored=split.num_samples,
+            num_shards=split.num_shards,
+            num_dropped=split.num_dropped,
+            num_repeats=split.num_repeats,
+            num_bytes=sum(shard.num_bytes for shard in split.shards),
+            fields=split.fields,
+            strata={},
+        ),
+        shard_sizes=[shard.num_samples for shard in split.shards],
+        tar_bytes=[shard.num_bytes for shard in split.shards],
+        index_bytes=[shard.index.num_bytes for shard in split.shards],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A storage that lists and looks but never reads: what a plan may know before anything is read."""
+
+    inner: Storage
+    config: BuildConfig
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        return self.inner.list(prefix)
+
+    def stat(self, name: str) -> Stat:
+        return self.inner.stat(name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> NoReturn:
+        _refuse(self.config)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoSpool:
+    config: BuildConfig
+
+    def add(self, content: bytes) -> NoReturn:
+        _refuse(self.config)
+
+
+def _refuse(config: BuildConfig) -> NoReturn:
+    raise ConfigError(
+        f"a listing of {config.input} does not say how many samples it holds: {config.source} has to be read; give "
+        "--samples and --mean-bytes instead, or let `build --dry-run` look at every sample"
+    )
