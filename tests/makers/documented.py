@@ -1,0 +1,50 @@
+"""The commands of a Markdown page, and the small inputs that they are run on."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.makers import imagenet
+from tests.makers.cifar import cifar10, python_files, write_archive
+from tests.makers.folders import write_class_folders, write_csv
+
+REPOSITORY = Path(__file__).parent.parent.parent
+SCRIPTS = Path(sys.executable).parent
+
+
+def commands_of(page: str) -> list[str]:
+    """The lines of all console blocks of a page of the repository."""
+    blocks = re.findall(r"```console\n(.*?)```", (REPOSITORY / page).read_text(), flags=re.S)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def write_inputs(place: Path) -> Path:
+    """The inputs that the pages name: photos/, photos.csv, an archive of CIFAR-10, and ilsvrc/."""
+    write_class_folders(place / "photos", ["cat", "dog"], 40)
+    rows = [[f"photos/{name}/{number:03d}.png", name] for name in ("cat", "dog") for number in range(40)]
+    write_csv(place / "photos.csv", ["path", "label"], rows)
+    write_archive(place / "cifar-10-python.tar.gz", python_files(cifar10(rows=20)), folder="cifar-10-batches-py")
+    imagenet.put(place / "ilsvrc", imagenet.archives(imagenet.images()))
+    return place
+
+
+def words_of(command: str, replaced: Mapping[str, str]) -> list[str]:
+    """The words to start, with smaller numbers in them and this environment's programs."""
+    for large, small in replaced.items():
+        command = command.replace(large, small)
+    program, *rest = shlex.split(command)
+    return [str(SCRIPTS / program) if program != "make" else program, *rest]
+
+
+def run(words: list[str], place: Path) -> str:
+    """What a command prints; fails with its last lines if it fails."""
+    path = f"{SCRIPTS}:{os.environ['PATH']}"
+    # Two threads each are enough where several tests run at once.
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=600, env=environment)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    return done.stdout
