@@ -40,6 +40,7 @@ Kind = Literal[
 ]
 
 _PIECE = 1 << 18
+_STARTS_WITH = 1 << 10
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 
 
@@ -57,13 +58,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A request as it arrived: its number (from 0), method, path with query, headers (lower-case names), body size."""
+    """A request as it arrived: its number (from 0), method, path with query, headers (lower-case names), body size.
+
+    `start` is the beginning of the body, in which an upload names its object.
+    """
 
     number: int
     method: str
     path: str
     headers: dict[str, str]
     num_bytes: int
+    start: bytes = b""
 
 
 Script = Callable[[Seen], Fault | None]
@@ -114,10 +119,10 @@ class FaultyProxy:
         self._server.shutdown()
         self._server.server_close()
 
-    def decide(self, method: str, path: str, headers: dict[str, str], num_bytes: int) -> Fault | None:
+    def decide(self, method: str, path: str, headers: dict[str, str], body: bytes) -> Fault | None:
         """Notes a request and asks the script about it."""
         with self._lock:
-            seen = Seen(len(self.seen), method, path, headers, num_bytes)
+            seen = Seen(len(self.seen), method, path, headers, len(body), body[:_STARTS_WITH])
             self.seen.append(seen)
             return self.script(seen)
 
@@ -153,7 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         headers = {name.lower(): value for name, value in self.headers.items()}
         body = self.rfile.read(int(headers.get("content-length", 0)))
-        fault = proxy.decide(self.command, self.path, headers, len(body)) or Fault("status", status=0)
+        fault = proxy.decide(self.command, self.path, headers, body) or Fault("status", status=0)
         time.sleep(proxy.delay_s)
         if fault.kind == "status" and fault.status:
             self._answer(fault.status, [], b"the proxy was told to")

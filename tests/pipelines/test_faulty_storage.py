@@ -1,0 +1,302 @@
+"""A build on storage that misbehaves makes the bytes of an undisturbed one, or fails loudly; a rerun completes it."""
+
+import random
+import re
+import time
+from collections import Counter, deque
+from dataclasses import replace
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+
+from pipelines import build as builds
+from pipelines.build import build
+from pipelines.config import BuildConfig
+from pipelines.verify import verify
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ChangedInput, ManifestError, StorageError
+from shardset.gcs_session import RetryPolicy
+from shardset.storage import open_storage
+from tests.faulty_proxy import Fault, FaultyProxy, is_media, is_upload
+from tests.makers import imagenet
+from tests.makers.imagenet import TRUTH, WNIDS, Image
+from tests.makers.shardset import encode
+from tests.makers.stored import files_of, samples_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.gcs]
+
+HERE = ["--direct_running_mode=in_memory"]
+PATIENT = RetryPolicy(stall_timeout_s=0.5, first_pause_s=0.02, max_pause_s=0.5)
+HASTY = replace(PATIENT, give_up_after_s=0.5)
+NUM_SHARDS = 4
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+
+
+@pytest.fixture(scope="module")
+def archives():
+    """ImageNet as downloaded: 96 training pictures in one tar of tars, 7 for validation, 25 KB each."""
+    noise = np.random.default_rng(0)
+
+    keys = [("train", f"{wnid}_{number}", wnid) for wnid in WNIDS for number in range(24)]
+    keys += [("validation", f"ILSVRC2012_val_{number:08d}", wnid) for number, wnid in enumerate(TRUTH, start=1)]
+    pictures = [encode(noise.integers(256, size=(128, 128, 3), dtype=np.uint8), "JPEG") for _ in keys]
+    return imagenet.archives([Image(*key, content) for key, content in zip(keys, pictures, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(archives, tmp_path_factory):
+    """The files of a build that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    build(config_of(str(imagenet.put(folder / "raw", archives)), str(folder / "out")), HERE)
+    return files_of(folder / "out")
+
+
+@pytest.fixture
+def raw(archives, gcs_root):
+    """The same archives on `gs://`."""
+    storage = open_storage(f"{gcs_root}/raw")
+    for name, content in archives.items():
+        with storage.writer(name) as out:
+            out.write(content)
+    return f"{gcs_root}/raw"
+
+
+@pytest.fixture
+def output(gcs_root):
+    return f"{gcs_root}/out"
+
+
+@pytest.fixture
+def proxy(gcs_emulator, raw, monkeypatch):
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        yield proxy
+
+
+def config_of(raw, output):
+    return BuildConfig(source="imagenet", input=raw, output=output, num_shards={"": NUM_SHARDS})
+
+
+def build_with(policy, raw, output):
+    """A build whose workers keep to that policy."""
+    job, file, lines = builds.prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
+    source = replace(job.source, input=replace(job.source.input, retry=policy))
+    return builds.run_pipeline(
+        builds.beam_options(HERE, job.output),
+        lambda pipeline: builds.construct(pipeline, replace(job, source=source), file, lines, dry_run=False),
+    )
+
+
+def name_of(seen):
+    """The object that a request is about; an upload names its own only in its body."""
+    return unquote(seen.path.partition("?")[0].rpartition("/")[2])
+
+
+# Faults anywhere, again and again
+
+
+def storm(draw, dealt):
+    """A script that breaks a sixth of all requests, at random, by the fault that fits and was dealt least."""
+
+    def script(seen):
+        if draw.random() > 1 / 6:
+            return None
+        kinds = ["429", "503", "reset", "lose"]
+        kinds += ["truncate", "reset_at", "stall"] if is_media(seen) else ["cut_upload"] if is_upload(seen) else []
+        kind = min(kinds, key=lambda kind: dealt[kind])
+        dealt[kind] += 1
+        if kind.isdigit():
+            return Fault("status", status=int(kind))
+        return Fault(kind, at=draw.randrange(200))
+
+    return script
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_build_through_a_storm_of_faults_is_byte_identical(proxy, raw, output, undisturbed, seed):
+    dealt = Counter()
+    proxy.script = storm(random.Random(seed), dealt)
+    build_with(PATIENT, raw, output)
+    proxy.script = lambda seen: None
+    assert files_of(output) == undisturbed
+    assert verify(output, deep=True).problems == ()
+    assert set(dealt) == {"429", "503", "reset", "lose", "truncate", "reset_at", "stall", "cut_upload"}
+    print(f"{sum(dealt.values())} of {len(proxy.seen)} requests broken: {dict(dealt)}")
+
+
+# One lost answer to a commit that succeeded
+
+
+def commits(name):
+    """Whether a request commits the object that is called so in the output."""
+    return lambda seen: is_upload(seen) and f'/out/{name}"'.encode() in seen.start
+
+
+def once(fault, when, dealt):
+    """A script that breaks the first request that `when` picks."""
+
+    def script(seen):
+        if dealt or not when(seen):
+            return None
+        dealt.append(seen)
+        return fault
+
+    return script
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        naming.BUILD,
+        naming.PLAN,
+        naming.references_path("train", 0),
+        "train/train-000001.tar",
+        "train/train-000001.idx.npy",
+        naming.record_path("train", 1),
+        naming.quarantine_path(),
+        naming.MANIFEST,
+    ],
+)
+def test_a_lost_answer_to_a_commit_changes_nothing(proxy, raw, output, undisturbed, name):
+    proxy.script = once(Fault("lose"), commits(name), dealt := [])
+    build_with(PATIENT, raw, output)
+    assert len(dealt) == 1
+    assert files_of(output) == undisturbed
+
+
+# Storage that stays broken
+
+
+def from_then_on(fault, when):
+    """A script that breaks the first request that `when` picks, and every request after it."""
+    broken = False
+
+    def script(seen):
+        nonlocal broken
+        broken = broken or when(seen)
+        return fault if broken else None
+
+    return script
+
+
+OUTAGES = {
+    "the first unit's index": (Fault("status", status=503), commits(naming.unit_path(0))),
+    "the plan": (Fault("reset"), commits(naming.PLAN)),
+    "a shard's references": (Fault("status", status=429), commits(naming.references_path("train", 2))),
+    "a shard": (Fault("cut_upload", at=1000), commits("train/train-000002.tar")),
+    "a shard whose answer is lost": (Fault("lose"), commits("train/train-000002.tar")),
+    "an index": (Fault("stall"), commits("train/train-000002.idx.npy")),
+    "a record": (Fault("status", status=500), commits(naming.record_path("train", 3))),
+    "the manifest": (Fault("status", status=503), commits(naming.MANIFEST)),
+}
+
+
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_an_outage_fails_the_build_loudly_and_a_rerun_completes_it(proxy, raw, output, undisturbed, outage):
+    proxy.script = from_then_on(*OUTAGES[outage])
+    with pytest.raises(StorageError, match=r"gave up after \d+ tries"):
+        build_with(HASTY, raw, output)
+    proxy.script = lambda seen: None
+    with pytest.raises(ManifestError):
+        manifests.load(output)
+    recorded = sum(1 for _ in open_storage(output).list(naming.RECORDS))
+    counters = build_with(PATIENT, raw, output)
+    assert counters.get("shards_skipped", 0) == recorded
+    assert files_of(output) == undisturbed
+
+
+def test_an_outage_after_the_commit_of_the_manifest_fails_the_build_but_the_set_stands(proxy, raw, output, undisturbed):
+    proxy.script = from_then_on(Fault("lose"), commits(naming.MANIFEST))
+    with pytest.raises(StorageError, match=r"gave up after \d+ tries"):
+        build_with(HASTY, raw, output)
+    proxy.script = lambda seen: None
+    assert files_of(output) == undisturbed
+    assert build_with(PATIENT, raw, output)["shards_skipped"] == 2 * NUM_SHARDS
+    assert files_of(output) == undisturbed
+
+
+# The input: many small ranges of one large object
+
+
+def reads_train_tar(seen):
+    return is_media(seen) and name_of(seen).endswith(f"/raw/{TRAIN_TAR}")
+
+
+def at_most(per_second, refused):
+    """A script that answers 429 and 503 in turn to whoever reads one object more often than that."""
+    served = deque(maxlen=per_second)
+
+    def script(seen):
+        now = time.monotonic()
+        if not reads_train_tar(seen):
+            return None
+        if len(served) == per_second and now - served[0] < 1.0:
+            refused.append(seen)
+            return Fault("status", status=(429, 503)[len(refused) % 2])
+        served.append(now)
+        return None
+
+    return script
+
+
+def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(proxy, raw, output, undisturbed):
+    proxy.script = at_most(60, refused := [])
+    build_with(replace(PATIENT, first_pause_s=0.25, max_pause_s=16.0), raw, output)
+    served = sum(map(reads_train_tar, proxy.seen)) - len(refused)
+    assert refused
+    assert len(refused) < served
+    assert files_of(output) == undisturbed
+    print(f"{served} reads of one object served, {len(refused)} refused")
+
+
+def test_an_input_that_is_out_of_reach_while_shards_are_written_fails_the_build_and_a_rerun_completes_it(
+    proxy, raw, output, undisturbed
+):
+    written = commits("train/train-000000.tar")
+    proxy.script = from_then_on(Fault("reset"), lambda seen: any(map(written, proxy.seen)) and reads_train_tar(seen))
+    with pytest.raises(StorageError, match=f"raw/{TRAIN_TAR} bytes .* gave up after"):
+        build_with(HASTY, raw, output)
+    proxy.script = lambda seen: None
+    assert build_with(PATIENT, raw, output)["shards_skipped"] >= 1
+    assert files_of(output) == undisturbed
+
+
+def is_planned(seen):
+    """Whether a request belongs to the writing of shards: their plan is read then, not before."""
+    return is_media(seen) and "/out/plan/shards/" in name_of(seen)
+
+
+def test_a_bit_flipped_on_its_way_from_the_input_is_found_and_a_rerun_completes_the_build(
+    proxy, raw, output, undisturbed
+):
+    def while_writing(seen):
+        return any(map(is_planned, proxy.seen)) and reads_train_tar(seen)
+
+    proxy.script = once(Fault("flip", at=5000), while_writing, dealt := [])
+    with pytest.raises(ChangedInput, match="its bytes changed since it was planned"):
+        build_with(PATIENT, raw, output)
+    assert len(dealt) == 1
+    build_with(PATIENT, raw, output)
+    assert files_of(output) == undisturbed
+
+
+def num_bytes_read(seen, sizes):
+    """How many bytes a request for an object's bytes asks for."""
+    found = re.fullmatch(r"bytes=(\d+)-(\d+)", seen.headers.get("range", ""))
+    return int(found[2]) + 1 - int(found[1]) if found else sizes[name_of(seen)]
+
+
+def test_shards_are_written_from_their_own_bytes_and_hardly_any_more(proxy, raw, output):
+    build_with(PATIENT, raw, output)
+    start = next(seen.number for seen in proxy.seen if is_planned(seen))
+    reads = [seen for seen in proxy.seen[start:] if is_media(seen) and "/plan/done/" not in name_of(seen)]
+    sizes = {
+        f"{output.removeprefix('gs://bucket/')}/{found.name}": found.num_bytes for found in open_storage(output).list()
+    }
+    fetched = sum(num_bytes_read(seen, sizes) for seen in reads)
+    manifest = manifests.load(output)[0]
+    samples = [samples_of(output, manifest, split).values() for split in manifest.splits]
+    payload = sum(len(fields["jpg"]) for split in samples for fields in split)
+    assert payload <= fetched <= 1.05 * payload
