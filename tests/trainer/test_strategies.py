@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -260,6 +261,86 @@ def test_when_one_ddp_process_dies_the_others_end_within_a_minute(manifest: str,
     code, output = finish(process, timeout_s=60)
     assert code == FAILED, output
     assert "SIGKILL" in output or "Connection closed" in output
+
+
+def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: Path) -> None:
+    # Without torchrun, which would end the others itself.
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy="ddp")
+    left, right = pair(config, config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, left)
+    right.kill()
+    assert finish(right)[0] == -signal.SIGKILL
+    code, output = finish(left, timeout_s=60)
+    assert code == FAILED, output
+    assert output.splitlines()[-1].startswith("PeerLost: another process of this run ended")
+
+
+def test_processes_of_different_seeds_refuse_to_start(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp")
+    for code, output in map(finish, pair(config, replace(config, seed=5))):
+        assert code == USAGE, output
+        assert "seed is 0 on host 0 and 5 on host 1" in output.splitlines()[-1]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_processes_of_one_rank_refuse_to_start(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp")
+    port = free_port()
+    waiting = alone(config, 0, port)
+    wait_for_port(port, waiting)
+    code, output = finish(alone(config, 0, port), timeout_s=60)
+    assert code == USAGE, output
+    assert "RANK 0 of WORLD_SIZE 2 could not join" in output.splitlines()[-1]
+    waiting.kill()
+    finish(waiting)
+
+
+def test_a_second_run_under_one_run_folder_is_refused_on_all_its_processes(manifest: str, tmp_path: Path) -> None:
+    first = trainer(tiny_config(manifest, tmp_path, epochs=500))
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, first)
+    second = tiny_config(manifest, tmp_path, epochs=500, strategy="ddp")
+    for code, output in map(finish, pair(second, second)):
+        assert code == USAGE, output
+        assert f"process {first.pid} on" in output.splitlines()[-1]
+    first.send_signal(signal.SIGTERM)
+    assert finish(first)[0] == PREEMPTED
+
+
+def test_sigterm_ends_a_replica_with_its_exit_code_and_everything_saved(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy="replica")
+    process = trainer(config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == PREEMPTED, output
+    saved = int(re.findall(r"saved at step (\d+)", output)[0])
+    assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved
+
+
+def pair(first: TrainConfig, second: TrainConfig) -> list[subprocess.Popen[str]]:
+    """Two processes of `ddp` without torchrun."""
+    port = free_port()
+    return [alone(config, rank, port) for rank, config in enumerate((first, second))]
+
+
+def alone(config: TrainConfig, rank: int, port: int) -> subprocess.Popen[str]:
+    """One of two such processes."""
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return trainer(config, environment={name: str(value) for name, value in values.items()})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
+    while process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
 
 
 def workers_of(launcher: int) -> list[int]:
