@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.forecast import classes_in
 from shardset.order import Order
 
 NUM_SAMPLES, NUM_SHARDS, NUM_CLASSES, BATCH = 1_281_167, 640, 1000, 1024
@@ -35,24 +36,19 @@ def sizes() -> list[int]:
     return np.diff(cuts).tolist()
 
 
-def classes_in(batches: Iterator[np.ndarray]) -> float:
-    """Mean number of classes in batches of ids, where the samples are stored class by class."""
-    return float(np.mean([len(np.unique(ids * NUM_CLASSES // NUM_SAMPLES)) for ids in batches]))
-
-
 def ours(name: str, *, lanes: int, block: int, window: int) -> Row:
     """The row of one choice of L, q and w."""
     order = Order(
         shard_sizes=sizes(), seed=1, global_batch_size=BATCH, num_lanes=lanes, block_size=block, window=window
     )
     held = min(1.0, lanes * (block + window) / NUM_SAMPLES)
-    return Row(name, classes_in(order.batch(0, step).ids for step in STEPS), held)
+    return Row(name, _classes_in(order.batch(0, step).ids for step in STEPS), held)
 
 
 def uniform() -> Row:
     """The row of a permutation of all samples."""
     draw = np.random.default_rng(0)
-    return Row("every sample anywhere (random reads)", classes_in(draw.choice(NUM_SAMPLES, BATCH) for _ in STEPS), 0)
+    return Row("every sample anywhere (random reads)", _classes_in(draw.choice(NUM_SAMPLES, BATCH) for _ in STEPS), 0)
 
 
 def buffered(name: str, *, size: int, readers: int) -> Row:
@@ -62,7 +58,11 @@ def buffered(name: str, *, size: int, readers: int) -> Row:
     lines = np.array_split(draw.permutation(NUM_SHARDS), readers)
     streams = [_through_buffer([range(starts[s], starts[s + 1]) for s in line], size, draw) for line in lines]
     batches = [np.array([next(streams[k % readers]) for k in range(BATCH)]) for _ in range(200)]
-    return Row(name, classes_in(iter(batches[::20])), size * readers / NUM_SAMPLES)
+    return Row(name, _classes_in(iter(batches[::20])), size * readers / NUM_SAMPLES)
+
+
+def _classes_in(batches: Iterator[np.ndarray]) -> float:
+    return classes_in(batches, NUM_SAMPLES, NUM_CLASSES)
 
 
 def _through_buffer(parts: list[range], size: int, draw: np.random.Generator) -> Iterator[int]:
