@@ -106,6 +106,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
         "inspect": _add_inspect(verbs, common),
         "export": _add_export(verbs, common),
         "plan": _add_plan(verbs, common),
+        "report": _add_report(verbs, common),
     }
 
 
@@ -126,6 +127,7 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     where.add_argument("--only-shards", type=_slots, default=frozenset(), metavar="SPLIT:0,4-7",
                        help="write only these; mends those of a finished set that are missing or damaged")  # fmt: skip
     where.add_argument("--dry-run", action="store_true", help="print the arithmetic and write nothing")
+    where.add_argument("--no-report", action="store_true", help="do not make report.html, a page about the set")
     size = _add_sizes(build)
     size.add_argument("--seed", type=int, default=0, help="of the order in which samples are stored (default 0)")
     check = build.add_argument_group("bad input")
@@ -247,10 +249,25 @@ def _add_reading(plan: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=int, default=0, help="of the order (default 0)")
 
 
+def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    report = verbs.add_parser(
+        "report", help="make one HTML page that shows a shard set", parents=[common], epilog=EXIT_CODES,
+        allow_abbrev=False,
+        description="Totals, classes, sizes, contact sheets, duplicates, bad input and provenance, for a browser.",
+    )  # fmt: skip
+    report.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+    report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
+    report.add_argument("--images", type=int, default=100_000, metavar="N",
+                        help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
+    report.add_argument("--input", metavar="FOLDER", help="the raw input, for pictures of what is in quarantine")
+    report.set_defaults(run=_report)
+    return report
+
+
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     # Beam takes a second to import, so only the verb that needs it does.
     from pipelines import build as builds
-    from pipelines import progress, summary
+    from pipelines import progress, report, summary
     from pipelines.config import BuildConfig
     from pipelines.encoding import ImageOptions
     from pipelines.terminal import quiet_workers
@@ -268,10 +285,14 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     run = builds.dry_run if args.dry_run else builds.build
     with quiet_workers(show=args.debug) as console:
         result = run(config, beam_flags, progress.for_console(console))
+    wanted = result.manifest is not None and not args.no_report
+    page = report.after_build(config) if wanted else None
     if args.json:
-        print(json.dumps(summary.to_json(config, result)))
+        print(json.dumps({**summary.to_json(config, result), "report": page}))
     else:
         summary.show(config, result, Console())
+        if page:
+            print(f"report: {page}")
     return 0
 
 
@@ -302,6 +323,12 @@ def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines import plan_report
 
     return plan_report.run(args)
+
+
+def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines import report
+
+    return report.run(args)
 
 
 def _refuse_unknown_flags(parser: argparse.ArgumentParser, flags: Sequence[str]) -> None:

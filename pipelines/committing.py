@@ -103,6 +103,7 @@ def _publish(job: Job, manifest: Manifest) -> None:
 
 
 def _remove_replaced(job: Job, manifest: Manifest) -> None:
+    job.output.delete(naming.REPORT)  # it is about the old set
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     keep = {manifest.quarantine.path, *(path for shard in shards for path in (shard.path, shard.index.path))}
     for found in list(job.output.list()):

@@ -153,7 +153,7 @@ def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: i
         raise ConfigError(
             f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
         )
-    index = _read_index(storage, shards[number])
+    index = read_index(storage, shards[number])
     names = read_names(storage, split, number, index["key"])
     return [_sample(manifest, split, number, index, row, names) for row in range(len(index))]
 
@@ -162,7 +162,7 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
     """The sample with that key, and its copies; reads the indexes. Raises ConfigError if there is none."""
 
     def rows(name: str, number: int, shard: Shard) -> list[Sample]:
-        index = _read_index(storage, shard)
+        index = read_index(storage, shard)
         near = np.flatnonzero(np.char.startswith(index["key"], key.encode()))
         here = [row for row in near.tolist() if is_copy(index["key"][row].decode("ascii", "replace"), key)]
         names = read_names(storage, name, number, index["key"]) if here else None
@@ -188,7 +188,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
         here = np.flatnonzero(same.to_numpy())
         if not len(here):
             return []
-        index = _read_index(storage, shard)
+        index = read_index(storage, shard)
         names = read_names(storage, split_name, number, index["key"])
         if names is None:
             raise ConfigError(f"{storage.url}: {NO_NAMES}; search by --key")
@@ -213,7 +213,28 @@ def read_names(storage: Storage, split: str, number: int, keys: np.ndarray) -> l
     return table["name"].to_pylist()
 
 
-def _read_references(storage: Storage, split: str, number: int) -> pa.Table | None:
+def read_fixes(
+    storage: Storage, manifest: Manifest, shards: Sequence[tuple[str, int, np.ndarray]], most: int
+) -> list[tuple[str, int, int, str, str]]:
+    """(split, shard, position, fix, original name) of up to `most` fixed samples of the shards (split, number, keys).
+
+    Reads the plan, only as far as needed; what it does not tell any more is left out.
+    """
+    found: list[tuple[str, int, int, str, str]] = []
+    for split, number, keys in shards if manifest.fixes else []:
+        table = _read_references(storage, split, number, ("key", "name", "fix"))
+        if table is None or table["key"].to_pylist() != [key.decode("ascii", "replace") for key in keys.tolist()]:
+            continue
+        rows = np.flatnonzero(pc.not_equal(table["fix"], "").to_numpy()).tolist()
+        found += [(split, number, row, table["fix"][row].as_py(), table["name"][row].as_py()) for row in rows]
+        if len(found) >= most:
+            break
+    return found[:most]
+
+
+def _read_references(
+    storage: Storage, split: str, number: int, columns: Sequence[str] = ("key", "name")
+) -> pa.Table | None:
     path = naming.references_path(split, number)
     try:
         data = storage.read(path)
@@ -221,13 +242,14 @@ def _read_references(storage: Storage, split: str, number: int) -> pa.Table | No
         return None
     try:
         schema = pa.ipc.open_file(pa.BufferReader(data)).schema
-        wanted = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in ("key", "name")])
-        return pa.ipc.open_file(pa.BufferReader(data), options=wanted).read_all().select(["key", "name"])
+        wanted = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
+        return pa.ipc.open_file(pa.BufferReader(data), options=wanted).read_all().select(list(columns))
     except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
         raise DamagedShard(f"{storage.url}/{path}: not a plan of a shard; remove it or build again") from error
 
 
-def _read_index(storage: Storage, shard: Shard) -> np.ndarray:
+def read_index(storage: Storage, shard: Shard) -> np.ndarray:
+    """The index of a shard, compared with the manifest; raises NotFound, StorageError or DamagedShard."""
     where = f"{storage.url}/{shard.index.path}"
     data = storage.read(shard.index.path)
     if crc32c_text(google_crc32c.value(data)) != shard.index.crc32c:

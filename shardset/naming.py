@@ -9,6 +9,7 @@ from shardset.errors import ManifestError
 from shardset.permutation import hash_text
 
 MANIFEST = "manifest.json"
+REPORT = "report.html"
 PLAN_FOLDER = "plan/"
 BUILD = "plan/build.json"
 SURVEY = "plan/survey.jsonl"

@@ -30,6 +30,7 @@ DOORS = {
     "timm": ["trainer/*"],
     "torch_xla": ["trainer/runtime.py"],
     "webdataset": ["trainer/*"],
+    "jinja2": ["shardset/page.py"],
 }
 
 DISTRIBUTIONS = {
@@ -155,7 +156,8 @@ def requirements() -> dict[str, set[str]]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.List)
     }
     base = lists["BASE"]
-    return {"shardset": base, "pipelines": base | lists["PIPELINES"], "trainer": base | lists["TRAINER"]}
+    both = lists["PIPELINES"] & lists["TRAINER"]  # what only modules of shardset need that a bare worker never imports
+    return {"shardset": base | both, "pipelines": base | lists["PIPELINES"], "trainer": base | lists["TRAINER"]}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -202,6 +204,11 @@ def test_importing_the_contract_brings_neither_beam_nor_torch_nor_google_s_clien
     heavy = ("apache_beam", "torch", "torch_xla", "webdataset", "google.cloud.storage", "pipelines", "trainer")
     assert "shardset.manifest" in found
     assert not found & set(heavy)
+
+
+def test_what_a_bare_worker_imports_needs_no_templates():
+    modules = "shardset, shardset.order, shardset.gcs, pipelines.transforms, pipelines.build, pipelines.__main__"
+    assert "shardset.page" not in imported_after(f"import {modules}")
 
 
 def test_importing_every_module_of_the_contract_brings_neither_beam_nor_torch():

@@ -1,0 +1,115 @@
+"""Pure: which images are the same, byte for byte or nearly. Arrays in, groups and pairs out.
+
+Equal content is found by size and CRC32C, which the indexes hold for every sample. Nearly equal images are found by
+a 64-bit difference hash (is each cell of a 9x8 grid brighter than its left neighbour?) and confirmed by the
+correlation of small grey versions: hashes alone also bring together pictures that merely have the same layout.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import google_crc32c
+import numpy as np
+
+GREY_HEIGHT, GREY_WIDTH = 16, 18
+MAX_DISTANCE = 6
+MIN_CORRELATION = 0.95
+MIN_CONTRAST = 8
+"""Grey versions that span fewer levels are flat: everything flat would be like everything else flat."""
+
+_BITS = 64
+_ROWS = 256
+_CANDIDATES = 1 << 15
+_ALL_ONES = np.uint32(0xFFFFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Image `left` and the one of another split that is most like it; `distance` in bits of 64."""
+
+    left: int
+    right: int
+    distance: int
+    correlation: float
+
+
+def crc_before(crc: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """The CRC32C of contents without the label at their end, from that of the whole (uint32) and the labels (>= 0).
+
+    A CRC can be run backwards byte by byte, so the same image under two labels is found without reading it.
+    """
+    state = np.asarray(crc, np.uint32) ^ _ALL_ONES
+    rest = np.asarray(labels).copy()
+    last = np.ones(len(rest), bool)
+    while last.any():
+        digit = (rest % 10 + ord("0")).astype(np.uint32)
+        position = _POSITION[state >> np.uint32(24)]
+        before = ((state ^ _TABLE[position]) << np.uint32(8)) | (position ^ digit)
+        state = np.where(last, before, state)
+        rest //= 10
+        last &= rest > 0
+    return state ^ _ALL_ONES
+
+
+def equal_groups(crc: np.ndarray, num_bytes: np.ndarray) -> list[np.ndarray]:
+    """Groups of two and more with the same CRC32C and size, each in ascending order, the first member's order."""
+    both = (np.asarray(crc).astype(np.uint64) << np.uint64(32)) ^ np.asarray(num_bytes).astype(np.uint64)
+    order = np.argsort(both, kind="stable")
+    cuts = np.flatnonzero(np.diff(both[order])) + 1
+    groups = [group for group in np.split(order, cuts) if len(group) > 1]
+    return sorted(groups, key=lambda group: int(group[0]))
+
+
+def hashes(greys: np.ndarray) -> np.ndarray:
+    """The difference hashes of uint8 [n, 16, 18] as rows of 64 bits, bool [n, 64]."""
+    cells = greys.reshape(len(greys), 8, 2, 9, 2).astype(np.uint16).sum(axis=(2, 4))
+    return (cells[:, :, 1:] > cells[:, :, :-1]).reshape(len(greys), _BITS)
+
+
+def near_pairs(greys: np.ndarray, splits: np.ndarray) -> list[Pair]:
+    """For each image of a smaller split the nearest one of each larger split, where it is near enough; nearest first.
+
+    Compares every hash with every other (as a product of matrices: 50,000 x 10,000 take a few seconds).
+    """
+    found: list[Pair] = []
+    bright = np.ptp(greys.reshape(len(greys), -1), axis=1) >= MIN_CONTRAST if len(greys) else np.zeros(0, bool)
+    members = [np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)]
+    members.sort(key=len)
+    signs = np.where(hashes(greys), np.float32(1), np.float32(-1)) if len(greys) else np.zeros((0, _BITS), np.float32)
+    for number, left in enumerate(members):
+        for right in members[number + 1 :]:
+            found += _nearest(greys, signs, left, right)
+    return sorted(found, key=lambda pair: (pair.distance, -pair.correlation, pair.left))
+
+
+def _nearest(greys: np.ndarray, signs: np.ndarray, left: np.ndarray, right: np.ndarray) -> Iterator[Pair]:
+    """For each of `left` the most correlated of `right` within the distance."""
+    others = signs[right].T
+    for start in range(0, len(left), _ROWS):
+        rows = left[start : start + _ROWS]
+        products = signs[rows] @ others
+        row, column = np.nonzero(products >= _BITS - 2 * MAX_DISTANCE)
+        correlation = np.concatenate(
+            [
+                _correlations(greys[rows[row[at : at + _CANDIDATES]]], greys[right[column[at : at + _CANDIDATES]]])
+                for at in range(0, len(row), _CANDIDATES)
+            ]
+            or [np.zeros(0)]
+        )
+        order = np.lexsort((column, -correlation, row))
+        for best in order[np.unique(row[order], return_index=True)[1]].tolist():
+            if correlation[best] >= MIN_CORRELATION:
+                distance = int(_BITS - products[row[best], column[best]]) // 2
+                yield Pair(int(rows[row[best]]), int(right[column[best]]), distance, round(float(correlation[best]), 4))
+
+
+def _correlations(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    a, b = (one.reshape(len(one), -1).astype(np.float32) for one in (left, right))
+    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
+    return (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+
+
+# What one byte does to a CRC32C, read off the library: the state begins as 0xffffffff and ends inverted.
+_TABLE = np.array([google_crc32c.value(bytes([byte ^ 0xFF])) ^ 0xFF000000 for byte in range(256)], np.uint32)
+_POSITION = np.zeros(256, np.uint32)
+_POSITION[_TABLE >> np.uint32(24)] = np.arange(256, dtype=np.uint32)
