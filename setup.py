@@ -18,7 +18,14 @@ BASE = [
     "pyarrow>=16",
     "rich>=13,<16",
 ]
-PIPELINES = ["apache-beam[gcp]>=2.77,<2.78", "jinja2>=3.1.4,<4", "pyyaml>=6,<7", "scipy>=1.13,<2", "shtab>=1.7,<2"]
+PIPELINES = [
+    "apache-beam[gcp]>=2.77,<2.78",
+    "jinja2>=3.1.4,<4",
+    "pyjpegio>=0.3,<0.4",
+    "pyyaml>=6,<7",
+    "scipy>=1.13,<2",
+    "shtab>=1.7,<2",
+]
 TRAINER = [
     "jinja2>=3.1.4,<4",
     "torch>=2.9,<2.10",

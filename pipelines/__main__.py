@@ -141,7 +141,7 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     image.add_argument("--quality", type=int, default=95, help="of re-encoded JPEG and WebP (default 95)")
     image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep")
     image.add_argument("--jpeg-restart", action="store_true",
-                       help="rewrite JPEGs without loss, so that random crops are decoded in part (faster training)")  # fmt: skip
+                       help="rewrite JPEGs without loss; readers then decode the part that a crop needs")  # fmt: skip
     return build
 
 

@@ -59,7 +59,7 @@ def make_manifest(job: Job, plan: PlanFile, records: dict[tuple[str, int], Shard
                 source=config.source,
                 source_digest=plan.source_digest,
                 options=config.what_decides_bytes(),
-                libraries=libraries() if encodes else {},
+                libraries=libraries(config.image) if encodes else {},
                 notes=plan.notes,
             ),
         )

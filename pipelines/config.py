@@ -42,6 +42,8 @@ class BuildConfig:
                 raise ConfigError(f"--holdout {split}={share}: expected a fraction between 0 and 1")
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")
+        if self.image.jpeg_restart and self.verify != "decode":
+            raise ConfigError("--jpeg-restart would make a cut JPEG look whole, so it needs --verify decode")
         self.sizing("")
 
     def sizing(self, split: str) -> Sizing:

@@ -11,6 +11,9 @@ touched unless its format changes. Where images are resized, gif, bmp and tif be
 or small, so that the field of a sample is known before its size. JPEG is written with 4:2:0 subsampling, neither
 progressive nor optimised; PNG with zlib level 6; WebP lossy, method 4. No metadata is written: no EXIF, no comment,
 no ICC profile.
+
+`jpeg_restart` comes last: the entropy-coded data of every stored JPEG is written anew with restart markers, without
+loss (see restarts.py).
 """
 
 import io
@@ -21,6 +24,7 @@ from typing import Any, Literal
 
 from PIL import ExifTags, Image, ImageChops, features
 
+from pipelines import restarts
 from shardset.errors import ConfigError, SourceError
 
 Verify = Literal["decode", "header", "none"]
@@ -94,13 +98,15 @@ class ImageOptions:
     """What becomes of images. The default stores them byte for byte.
 
     `resize_shorter` is in pixels, `quality` (1 to 100) is that of JPEG and WebP where something is re-encoded, and
-    images of more than `max_pixels` are refused before they are decoded.
+    images of more than `max_pixels` are refused before they are decoded. `jpeg_restart` rewrites JPEGs without loss, so
+    that readers can decode the part that a crop needs.
     """
 
     resize_shorter: int | None = None
     quality: int = 95
     image_format: ImageFormat = "keep"
     max_pixels: int = PIXEL_LIMIT
+    jpeg_restart: bool = False
 
     def __post_init__(self) -> None:
         if self.resize_shorter is not None and self.resize_shorter < 1:
@@ -116,7 +122,7 @@ class ImageOptions:
 
     @property
     def reencodes(self) -> bool:
-        """Whether images that need no fix may be stored as other bytes than they came in."""
+        """Whether the pixels of images that need no fix may be encoded again."""
         return self.resize_shorter is not None or self.image_format != "keep"
 
 
@@ -162,6 +168,34 @@ def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) ->
 
     Raises UndecodableImage for an image that `examine` would have refused with verify="decode".
     """
+    field, content = _encoded(data, examined_field, fix, options)
+    return field, restarts.with_restarts(content) if options.jpeg_restart and field == "jpg" else content
+
+
+def stored_field(examined_field: str, options: ImageOptions) -> str:
+    """The extension under which `encode` stores an image, whatever its size."""
+    if options.image_format != "keep":
+        return options.image_format
+    return examined_field if options.resize_shorter is None else _REWRITTEN_AS.get(examined_field, examined_field)
+
+
+def libraries(options: ImageOptions) -> dict[str, str]:
+    """The libraries that decide the bytes of an image that is written anew, with their versions."""
+    found = {
+        "pillow": features.version("pil"),
+        "libjpeg-turbo": features.version_feature("libjpeg_turbo"),
+        "libjpeg": features.version_codec("jpg"),
+        "zlib": features.version_codec("zlib"),
+        "zlib-ng": features.version_feature("zlib_ng"),
+        "libwebp": features.version_module("webp"),
+        **(restarts.libraries() if options.jpeg_restart else {}),
+    }
+    if found["libjpeg-turbo"]:
+        del found["libjpeg"]
+    return {name: version for name, version in found.items() if version}
+
+
+def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
     field = stored_field(examined_field, options)
     if field == examined_field and fix != CMYK_TO_RGB and options.resize_shorter is None:
         return field, data
@@ -172,26 +206,16 @@ def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) ->
         return field, _written(_pixels(image, size, examined_field), field, options.quality)
 
 
-def stored_field(examined_field: str, options: ImageOptions) -> str:
-    """The extension under which `encode` stores an image, whatever its size."""
-    if options.image_format != "keep":
-        return options.image_format
-    return examined_field if options.resize_shorter is None else _REWRITTEN_AS.get(examined_field, examined_field)
+def miniature(data: bytes, longest: int) -> tuple[Image.Image, tuple[int, int]]:
+    """Upright 8-bit L or RGB pixels with no side above `longest`, and width and height as stored.
 
-
-def libraries() -> dict[str, str]:
-    """The libraries that decide the bytes of a re-encoded image, with their versions."""
-    found = {
-        "pillow": features.version("pil"),
-        "libjpeg-turbo": features.version_feature("libjpeg_turbo"),
-        "libjpeg": features.version_codec("jpg"),
-        "zlib": features.version_codec("zlib"),
-        "zlib-ng": features.version_feature("zlib_ng"),
-        "libwebp": features.version_module("webp"),
-    }
-    if found["libjpeg-turbo"]:
-        del found["libjpeg"]
-    return {name: version for name, version in found.items() if version}
+    Raises UndecodableImage.
+    """
+    kind = _kind(data)
+    with _opened(data, kind, ImageOptions()) as image:
+        full = image.size
+        share = min(1.0, longest / max(full))
+        return _pixels(image, (max(1, round(full[0] * share)), max(1, round(full[1] * share))), kind), full
 
 
 def _kind(data: bytes) -> str:

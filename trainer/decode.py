@@ -1,8 +1,9 @@
 """Image bytes to rows of one uint8 batch buffer.
 
-simplejpeg (libjpeg-turbo) decodes JPEG, at reduced size where the crop is much larger than the result; pyspng (libspng)
-decodes 8-bit PNG; OpenCV resizes; Pillow decodes everything else. Crops come from keyed draws, so the same slot gets
-the same crop whatever decodes it. `docs/decoding.md` states how far the result may be from Pillow's and torchvision's.
+simplejpeg (libjpeg-turbo) decodes JPEG, at reduced size where the crop is much larger than the result, and only around
+the crop where restart markers allow it; pyspng (libspng) decodes 8-bit PNG; OpenCV resizes; Pillow decodes everything
+else. Crops come from keyed draws, so the same slot gets the same crop whatever decodes it. `docs/decoding.md` states
+how far the result may be from Pillow's and torchvision's.
 """
 
 import io
@@ -19,6 +20,7 @@ from PIL import Image
 
 from shardset.errors import ConfigError, ShardsetError
 from shardset.order import slot_key
+from trainer.restarts import Grid, cut, grid_of
 
 MAX_PIXELS = 1 << 26
 FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF")
@@ -151,9 +153,7 @@ def image_size(data: bytes) -> tuple[int, int]:
         size = int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
     else:
         size = _pillow_size(data)
-    if not 0 < size[0] * size[1] <= MAX_PIXELS:
-        raise UndecodableImage(f"it says it has {size[0]} x {size[1]} pixels, expected 1 to {MAX_PIXELS}")
-    return size
+    return _checked(size)
 
 
 def decode(data: bytes, least: tuple[int, int] | None = None) -> np.ndarray:
@@ -173,14 +173,56 @@ def decode(data: bytes, least: tuple[int, int] | None = None) -> np.ndarray:
 
 
 def _resized(row: np.ndarray, data: bytes, crop: RandomResizedCrop, drawn: np.ndarray) -> None:
-    height, width = image_size(data)
-    box = random_box(crop, height, width, drawn)
+    grid = grid_of(data) if data[:2] == _JPEG else None
+    size = _checked(grid.size) if grid else image_size(data)
+    box = random_box(crop, *size, drawn)
     ratio = max(row.shape[0] / box.height, row.shape[1] / box.width)
-    image = decode(data, (math.ceil(height * ratio), math.ceil(width * ratio)))
-    down, right = image.shape[0] / height, image.shape[1] / width
+    least = math.ceil(size[0] * ratio), math.ceil(size[1] * ratio)
+    window = _part_window(data, grid, box, least) if grid else None
+    _resize(_window(data, size, box, least) if window is None else window, row, cv2.INTER_LINEAR)
+
+
+def _window(data: bytes, size: tuple[int, int], box: Box, least: tuple[int, int]) -> np.ndarray:
+    """The pixels of a box, from the whole image decoded at no less than `least`."""
+    image = decode(data, least)
+    inside = _scaled(box, size, (image.shape[0], image.shape[1]))
+    return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
+
+
+def _part_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> np.ndarray | None:
+    """The same pixels from the runs around the box alone; None where those can't be cut out or decoded."""
+    eighths = _eighths(grid.size, least)
+    inside = _scaled(box, grid.size, _reduced(grid.size, eighths))
+    # Colours are interpolated between neighbours, which may lie two pixels of the reduced image away.
+    top, left = ((at - 2) * 8 // eighths for at in (inside.top, inside.left))
+    bottom, right = (-(-(at + 2) * 8 // eighths) for at in (inside.top + inside.height, inside.left + inside.width))
+    part = cut(data, grid, top, left, bottom, right)
+    if part is None:
+        return None
+    size = _reduced(part.size, eighths)
+    image = _turbo(part.data, size)
+    if image is None or image.shape[:2] != size:
+        return None
+    down, along = inside.top - part.top * eighths // 8, inside.left - part.left * eighths // 8
+    return image[down : down + inside.height, along : along + inside.width]
+
+
+def _scaled(box: Box, size: tuple[int, int], shape: tuple[int, int]) -> Box:
+    """Where a box of an image of `size` lies once that has `shape`; at least one pixel."""
+    down, right = shape[0] / size[0], shape[1] / size[1]
     top, bottom = round(box.top * down), round((box.top + box.height) * down)
     left, end = round(box.left * right), round((box.left + box.width) * right)
-    _resize(image[top : max(bottom, top + 1), left : max(end, left + 1)], row, cv2.INTER_LINEAR)
+    return Box(top, left, max(bottom - top, 1), max(end - left, 1))
+
+
+def _eighths(size: tuple[int, int], least: tuple[int, int]) -> int:
+    """The reduction that simplejpeg takes for `least` with a `min_factor` of 2: 1 to 4 eighths, or 8."""
+    fits = (n for n in (1, 2, 3, 4) if all(a >= b for a, b in zip(_reduced(size, n), least, strict=True)))
+    return next(fits, 8)
+
+
+def _reduced(size: tuple[int, int], eighths: int) -> tuple[int, int]:
+    return -(-size[0] * eighths // 8), -(-size[1] * eighths // 8)
 
 
 def _centre(row: np.ndarray, data: bytes, resize: int) -> None:
@@ -236,6 +278,12 @@ def _is_plain_png(data: bytes) -> bool:
     return data[12:16] == b"IHDR" and kind == b"IEND" and at == len(data)
 
 
+def _checked(size: tuple[int, int]) -> tuple[int, int]:
+    if not 0 < size[0] * size[1] <= MAX_PIXELS:
+        raise UndecodableImage(f"it says it has {size[0]} x {size[1]} pixels, expected 1 to {MAX_PIXELS}")
+    return size
+
+
 def _jpeg_size(data: bytes) -> tuple[int, int]:
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
@@ -249,6 +297,13 @@ def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
     try:
         if simplejpeg.decode_jpeg_header(data, strict=False)[2] in ("CMYK", "YCCK"):
             return None
+    except ValueError:
+        return None
+    return _turbo(data, least)
+
+
+def _turbo(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
+    try:
         return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2)
     except ValueError:
         return None

@@ -306,7 +306,7 @@ def test_impossible_options_are_refused(wrong):
 
 
 def test_the_libraries_that_decide_the_bytes_are_named_with_versions():
-    found = encoding.libraries()
+    found = encoding.libraries(PLAIN)
     assert {"pillow", "zlib"} <= set(found)
     assert any(name.startswith("libjpeg") for name in found)
     assert all(version[0].isdigit() for version in found.values())

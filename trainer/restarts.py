@@ -1,0 +1,104 @@
+"""Cuts the part of a JPEG that a window needs, undecoded, where restart markers allow it.
+
+Between two restart markers stands a run of blocks that can be decoded alone. Where each row of blocks is a whole
+number of runs, the runs of a window make a smaller JPEG with the same header: decoded, it has the same pixels as the
+window of the whole image has (`python -m pipelines build --jpeg-restart` writes such JPEGs).
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+_SOF, _DRI, _SOS, _EOI, _RST = (0xC0, 0xC1), 0xDD, 0xDA, 0xD9, 0xD0
+_BASELINE_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The runs of a JPEG: `block` is the (height, width) of a run's blocks in pixels, `run` how many of them it holds.
+
+    `size` is the image's (height, width), `size_at` where the header says it, `begin` where the first run begins.
+    """
+
+    size: tuple[int, int]
+    block: tuple[int, int]
+    run: int
+    size_at: int
+    begin: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of blocks, and runs of a row."""
+        return -(-self.size[0] // self.block[0]), -(-self.size[1] // (self.block[1] * self.run))
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A JPEG of a part of an image: `top` and `left` in pixels of the whole, `size` its (height, width)."""
+
+    data: bytes
+    top: int
+    left: int
+    size: tuple[int, int]
+
+
+def grid_of(data: bytes) -> Grid | None:
+    """The grid of runs that the header promises; None where there is none, or not one that `cut` can use."""
+    at, run, size, size_at, block, num_parts = 2, 0, (0, 0), 0, (0, 0), 0
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
+        if at + 2 + length > len(data):
+            return None
+        if kind in _SOF and length >= 8 and data[at + 4] == _BASELINE_BITS:
+            size_at, num_parts = at + 5, data[at + 9]
+            size = struct.unpack_from(">HH", data, size_at)
+            if num_parts not in (1, 3) or length != 8 + 3 * num_parts:
+                return None
+            factors = data[at + 11 : at + 2 + length : 3]
+            block = (8, 8) if num_parts == 1 else (8 * max(f & 15 for f in factors), 8 * max(f >> 4 for f in factors))
+        elif kind == _DRI and length == 4:
+            run = int.from_bytes(data[at + 4 : at + 6], "big")
+        elif kind == _SOS:
+            whole = num_parts and data[at + 4] == num_parts and run and min(*size, *block) > 0
+            if not whole or -(-size[1] // block[1]) % run:
+                return None
+            return Grid(size, block, run, size_at, at + 2 + length)
+        at += 2 + length
+    return None
+
+
+def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -> Part | None:
+    """The runs that hold the pixels [top, bottom) x [left, right) of the image, which may reach beyond it.
+
+    None where the markers are not those that the header promises, or where the part would be the whole.
+    """
+    rows, runs = grid.shape
+    height, width = grid.block[0], grid.block[1] * grid.run
+    first, last = max(0, top // height), min(rows, -(-bottom // height))
+    start, stop = max(0, left // width), min(runs, -(-right // width))
+    ends = _ends(data, grid.begin, rows * runs)
+    if ends is None or (first, start, last, stop) == (0, 0, rows, runs):
+        return None
+    bounds = np.concatenate(([grid.begin], ends)).tolist()
+    begins = range(first * runs + start, last * runs + start, runs)
+    pieces = [data[bounds[begin] : bounds[begin + stop - start]] for begin in begins]
+    size = min(grid.size[0], last * height) - first * height, min(grid.size[1], stop * width) - start * width
+    header = data[: grid.size_at] + struct.pack(">HH", *size) + data[grid.size_at + 4 : grid.begin]
+    part = bytearray(b"".join([header, *pieces]))
+    lengths = np.diff(bounds).reshape(rows, runs)[first:last, start:stop]
+    marks = len(header) - 1 + np.cumsum(lengths)
+    codes = np.frombuffer(part, np.uint8)
+    codes[marks] = _RST + np.arange(len(marks)) % 8
+    codes[marks[-1]] = _EOI
+    return Part(bytes(part), first * height, start * width, size)
+
+
+def _ends(data: bytes, begin: int, num_runs: int) -> np.ndarray | None:
+    """Where each run ends, its marker included; None unless the markers are in turn and as many as expected."""
+    codes = np.frombuffer(data, np.uint8)
+    escapes = np.flatnonzero(codes[begin:-1] == 0xFF) + (begin + 1)
+    marks = escapes[codes[escapes] != 0][:num_runs]
+    expected = _RST + np.arange(num_runs) % 8
+    expected[-1] = _EOI
+    return marks + 1 if np.array_equal(codes[marks], expected) else None
