@@ -8,7 +8,7 @@ EMULATOR_VERSION ?= v1.56.1
 STAMP := $(VENV)/.stamp
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator flink flink-up flink-down dataflow docs bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator flink peers flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -45,7 +45,7 @@ types: env
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not gcs" tests/shardset tests/test_boundaries.py
 
-slow: env emulator flink  ## the slow suites: emulator, Flink, kills, damage, README commands
+slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, damage, README commands
 	$(PY) -m pytest -q -n auto -m slow
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
@@ -55,6 +55,9 @@ $(EMULATOR):
 
 flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; needs Java 11 or 17 and Maven)
 	$(PY) -m scripts.flink fetch
+
+peers: env  ## other readers of shards (wids, Energon, DALI, ...), which the slow tests load exports with (1.3 GB)
+	$(PY) -m scripts.venvs peers
 
 flink-up: env  ## start a Flink cluster here: a job manager, two task managers, their Python workers
 	$(PY) -m scripts.flink up

@@ -3,8 +3,9 @@
 import os
 import platform
 import subprocess
-import sys
 from pathlib import Path
+
+from scripts import venvs
 
 REPOSITORY = Path(__file__).parent.parent
 REQUIREMENTS = Path(__file__).parent / "requirements.txt"
@@ -13,12 +14,7 @@ PEERS = REPOSITORY / ".tools" / "bench-venv"
 
 def peers_python() -> str:
     """The interpreter of the peers, installed anew where requirements changed (6 GB, mostly torch)."""
-    python, stamp = PEERS / "bin" / "python", PEERS / ".requirements"
-    if not stamp.exists() or stamp.read_text() != REQUIREMENTS.read_text():
-        subprocess.run([sys.executable, "-m", "venv", str(PEERS)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS)], check=True)
-        stamp.write_text(REQUIREMENTS.read_text())
-    return str(python)
+    return str(venvs.install(PEERS, REQUIREMENTS, on_top=False))
 
 
 def versions(python: str, names: list[str]) -> dict[str, str]:

@@ -1,0 +1,57 @@
+"""Python environments beside the project's own: `python -m scripts.venvs peers` installs the other readers."""
+
+import argparse
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+PEERS = REPOSITORY / ".tools" / "peers-venv"
+REQUIREMENTS = REPOSITORY / "tests" / "peers" / "requirements.txt"
+
+_STAMP = ".requirements"
+
+
+def python_of(folder: Path) -> Path:
+    """The interpreter of an environment."""
+    return folder / "bin" / "python"
+
+
+def is_current(folder: Path, requirements: Path) -> bool:
+    """Whether the environment holds what the file says."""
+    stamp = folder / _STAMP
+    return stamp.exists() and stamp.read_text() == requirements.read_text()
+
+
+def install(folder: Path, requirements: Path, *, on_top: bool) -> Path:
+    """The interpreter of an environment that holds the requirements, installed anew where they changed.
+
+    With `on_top` it sees the packages of the environment that runs this (torch is not brought a second time); what
+    it has itself comes first, so conflicting pins do no harm.
+    """
+    python = python_of(folder)
+    if not is_current(folder, requirements):
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        if on_top:
+            _packages(python).joinpath("below.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], check=True)
+        (folder / _STAMP).write_text(requirements.read_text())
+    return python
+
+
+def _packages(python: Path) -> Path:
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return Path(subprocess.run([str(python), "-c", code], check=True, capture_output=True, text=True).stdout.strip())
+
+
+def main() -> None:
+    """`peers`."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.venvs", description=__doc__, allow_abbrev=False)
+    parser.add_argument("name", choices=["peers"], help="the readers that tests compare with")
+    parser.parse_args()
+    print(install(PEERS, REQUIREMENTS, on_top=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What another reader gives, as JSON lines: `python collect.py READER < code`, in the readers' own environment.
+
+The code on standard input leaves `samples` (tfds: `split` and `tars`); standard output may hold what the library
+prints, so the lines go to the file `collected.jsonl`.
+"""
+
+import hashlib
+import io
+import json
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+FIELDS = ("png", "jpg")
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def pixels(image: Image.Image) -> str:
+    return digest(np.asarray(image.convert("RGB")).tobytes())
+
+
+def raw_image(sample: dict) -> bytes:
+    (found,) = [sample[field] for field in FIELDS if field in sample]
+    return found
+
+
+def webdataset(names: dict) -> Iterator[dict]:
+    for sample in names["samples"]:
+        yield {"key": sample["__key__"], "label": int(sample["cls"]), "image": digest(raw_image(sample))}
+
+
+def wids(names: dict) -> Iterator[dict]:
+    samples = names["samples"]
+    assert isinstance(samples[0][".png"], Image.Image)
+    samples.transformations = []
+    for number in range(len(samples)):
+        sample = {name.removeprefix("."): value for name, value in samples[number].items()}
+        image = digest(raw_image(sample).read())
+        yield {"key": sample["__key__"], "label": int(sample["cls"].read()), "image": image}
+
+
+def timm(names: dict) -> Iterator[dict]:
+    samples = names["samples"]
+    assert len(samples) == len(list(samples))
+    keys = [name.removesuffix(".JPEG") for name in samples.filenames()]
+    for key, (image, label) in zip(keys, samples, strict=True):
+        yield {"key": key, "label": label, "pixels": pixels(image)}
+
+
+def energon(names: dict) -> Iterator[dict]:
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.webdataset.itar_reader import SqliteITarEntryReader
+
+    by_key = SqliteITarEntryReader(EPath("shards"))
+    for sample in names["samples"]:
+        image = (sample.image.numpy().transpose(1, 2, 0) * 255).round().astype(np.uint8)
+        stored = by_key[sample.__key__]
+        assert int(stored["cls"]) == sample.label
+        yield {
+            "key": sample.__key__,
+            "label": sample.label,
+            "pixels": digest(image.tobytes()),
+            "image": digest(raw_image(stored)),
+        }
+
+
+def dali(names: dict) -> Iterator[dict]:
+    pipeline = names["samples"]()
+    pipeline.build()
+    (left,) = pipeline.epoch_size().values()
+    while left:
+        images, labels = pipeline.run()
+        for number in range(min(left, len(images))):
+            image, label = bytes(images.at(number)), int(bytes(labels.at(number)))
+            yield {"label": label, "image": digest(image), "pixels": pixels(Image.open(io.BytesIO(image)))}
+        left -= min(left, len(images))
+
+
+def hf(names: dict) -> Iterator[dict]:
+    import datasets
+
+    samples = names["samples"]
+    for field in set(FIELDS) & set(samples.column_names):
+        samples = samples.cast_column(field, datasets.Image(decode=False))
+    for sample in samples:
+        (image,) = [sample[field]["bytes"] for field in FIELDS if sample.get(field)]
+        yield {
+            "key": sample["__key__"],
+            "label": sample["cls"],
+            "image": digest(image),
+            "class": samples.features["cls"].int2str(sample["cls"]),
+        }
+
+
+def tfds(names: dict) -> Iterator[dict]:
+    split = names["split"]
+    for path, count in zip(names["tars"], split.shard_lengths, strict=True):
+        yield {"path": str(path), "num_samples": count, "num_bytes": split.num_bytes}
+
+
+def prepared_by_energon(names: dict) -> Iterator[dict]:
+    """The set as Energon's own tool indexes it, beside what stands in the folder."""
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.webdataset.prepare import WebdatasetPreparator
+
+    ours = indexed(Path("shards"))
+    WebdatasetPreparator.prepare_dataset(
+        Path("shards"), names["paths"], split_parts_patterns=[("train", "train/.*"), ("test", "test/.*")], workers=1
+    )
+    assert EPath("shards").is_dir()
+    yield {"ours": ours, "theirs": indexed(Path("shards"))}
+
+
+def indexed(folder: Path) -> dict:
+    from megatron.energon.epathlib import EPath
+    from megatron.energon.flavors.webdataset.metadata import WebdatasetMeta
+
+    def rows(query: str) -> list:
+        with sqlite3.connect(folder / ".nv-meta/index.sqlite") as database:
+            return database.execute(query).fetchall()
+
+    metas = {name: WebdatasetMeta.from_config(EPath(folder), split_part=name) for name in ("train", "test")}
+    return {
+        "samples": rows("SELECT * FROM samples ORDER BY tar_file_id, sample_index"),
+        "parts": rows("SELECT * FROM sample_parts ORDER BY tar_file_id, sample_index, content_byte_offset"),
+        "tables": sorted(name for (name,) in rows("SELECT name FROM sqlite_master")),
+        "offsets": {path.name: digest(path.read_bytes()) for path in sorted(folder.rglob("*.tar.idx"))},
+        "shards": {name: [(shard.name, shard.count) for shard in meta.shards] for name, meta in metas.items()},
+    }
+
+
+if __name__ == "__main__":
+    names: dict = {}
+    exec(compile(sys.stdin.read(), "code", "exec"), names)
+    collected = list(globals()[sys.argv[1]](names))
+    Path("collected.jsonl").write_text("".join(json.dumps(row) + "\n" for row in collected))

@@ -1,0 +1,190 @@
+"""The tars load in other libraries with the exported files, sample for sample, by the lines of docs/export.md."""
+
+import hashlib
+import io
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.export import export
+from pipelines.exports import FORMATS
+from pipelines.verify import verify
+from scripts import venvs
+from shardset import manifest as manifests
+from shardset.manifest import Manifest
+from shardset.storage import open_storage
+from shardset.tarindex import StoredSample
+from tests.makers.shardset import encode, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.makers.stored import samples_of
+
+pytestmark = pytest.mark.slow
+
+PAGE = (venvs.REPOSITORY / "docs/export.md").read_text(encoding="utf-8")
+BLOCKS = dict(
+    zip(
+        ["webdataset", "wids", "timm", "energon", "dali", "hf", "tfds"],
+        re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL),
+        strict=True,
+    )
+)
+GIVES = {
+    "webdataset": {"key", "label", "image"},
+    "wids": {"key", "label", "image"},
+    "timm": {"key", "label", "pixels"},
+    "energon": {"key", "label", "pixels", "image"},
+    "dali": {"label", "image", "pixels"},
+    "hf": {"key", "label", "image", "class"},
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A set with all side files, in the folder `shards` of a workplace; split -> key -> what a reader must give."""
+
+    place: Path
+    manifest: Manifest
+    expected: dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def interpreter() -> str:
+    assert venvs.is_current(venvs.PEERS, venvs.REQUIREMENTS), "run `make peers` first"
+    return str(venvs.python_of(venvs.PEERS))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    place = tmp_path_factory.mktemp("peers")
+    train = png_samples("train", 22, size=12)
+    # A key with a folder, one like the beginning of another, and the copy of a sample.
+    odd = [("cat/a_1", 0), ("cat/a_1b", 1), ("cat/a_1@1", 0)]
+    train += [
+        StoredSample(
+            key=key,
+            fields=(("png", encode(pixels(90 + n, 12, 12), "png")), ("cls", b"3")),
+            label=3,
+            source=22,
+            copy=copy,
+        )
+        for n, (key, copy) in enumerate(odd)
+    ]
+    samples = {"train": train, "test": jpeg_samples("test", 8, height=16, width=12)}
+    write_shard_set(open_storage(str(place / "shards")), samples, num_shards=3)
+    export(str(place / "shards"), list(FORMATS))
+    manifest, _ = manifests.load(str(place / "shards"))
+    return Exported(place, manifest, {name: expected(place / "shards", manifest, name) for name in samples})
+
+
+def expected(folder: Path, manifest: Manifest, split: str) -> list[dict[str, Any]]:
+    """In stored order, from the tars alone."""
+    found = []
+    for key, fields in samples_of(folder, manifest, split).items():
+        image = fields.get("png") or fields["jpg"]
+        label = int(fields["cls"])
+        decoded = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).tobytes()
+        hashes = {"image": hashlib.sha256(image).hexdigest(), "pixels": hashlib.sha256(decoded).hexdigest()}
+        found.append({"key": key, "label": label, "class": f"class {label}", **hashes})
+    return found
+
+
+def collected(interpreter: str, place: Path, reader: str, code: str) -> list[dict[str, Any]]:
+    words = [interpreter, str(Path(__file__).parent / "collect.py"), reader]
+    done = subprocess.run(
+        words,
+        input=code,
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={
+            "PATH": "/usr/bin:/bin",
+            "HOME": str(place),
+            "HF_HOME": str(place / "hf"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in (place / "collected.jsonl").read_text().splitlines()]
+
+
+def of_test_split(code: str) -> str:
+    """The same lines for the split test, which holds JPEGs."""
+    return code.replace("train", "test").replace('"png"', '"jpg"')
+
+
+@pytest.mark.parametrize("reader", GIVES)
+def test_every_reader_gives_every_sample(exported, interpreter, reader):
+    found = collected(interpreter, exported.place, reader, BLOCKS[reader])
+    wanted = [{name: row[name] for name in GIVES[reader]} for row in exported.expected["train"]]
+    assert len(found) == exported.manifest.split("train").num_samples == 25
+    assert found == wanted
+
+
+@pytest.mark.parametrize("reader", ["timm", "energon", "dali", "hf"])
+def test_a_split_of_another_image_format_loads_by_the_same_lines(exported, interpreter, reader):
+    found = collected(interpreter, exported.place, reader, of_test_split(BLOCKS[reader]))
+    assert found == [{name: row[name] for name in GIVES[reader]} for row in exported.expected["test"]]
+
+
+def test_tfds_reads_names_counts_and_bytes(exported, interpreter):
+    found = collected(interpreter, exported.place, "tfds", BLOCKS["tfds"])
+    split = exported.manifest.split("train")
+    assert found == [
+        {"path": f"shards/{shard.path}", "num_samples": shard.num_samples, "num_bytes": split.num_content_bytes}
+        for shard in split.shards
+    ]
+
+
+def test_energon_s_own_tool_makes_the_same_index(exported, interpreter, tmp_path):
+    open_copy(exported, tmp_path)
+    shards = [shard.path for split in exported.manifest.splits.values() for shard in split.shards]
+    (found,) = collected(interpreter, tmp_path, "prepared_by_energon", f"paths = {shards!r}")
+    assert found["ours"] == found["theirs"]
+    assert len(found["ours"]["samples"]) == 33
+
+
+def test_dali_s_own_tool_writes_the_same_bytes(exported, interpreter, tmp_path):
+    for shard in (exported.place / "shards").rglob("*.tar"):
+        words = [interpreter, "-m", "wds2idx", str(shard), str(tmp_path / "index")]
+        subprocess.run(words, check=True, capture_output=True)
+        assert (tmp_path / "index").read_bytes() == shard.with_suffix(".idx").read_bytes()
+
+
+def test_wids_own_tool_lists_the_same_shards(exported, interpreter, tmp_path):
+    paths = [str(path) for path in sorted((exported.place / "shards/train").glob("*.tar"))]
+    words = [interpreter, str(venvs.PEERS / "bin/widsindex"), "create", "--output", str(tmp_path / "x.json"), *paths]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = json.loads((tmp_path / "x.json").read_text())
+    ours = json.loads((exported.place / "shards/wids-train.json").read_text())
+    for shard in ours["shardlist"]:
+        shard["url"] = str(exported.place / "shards" / shard["url"])
+    assert ours["shardlist"] == theirs["shardlist"]
+    assert {name: ours[name] for name in ("__kind__", "wids_version")} == {
+        name: theirs[name] for name in ("__kind__", "wids_version")
+    }
+
+
+@pytest.mark.parametrize("reader", ["wids", "timm", "hf"])
+def test_files_in_another_folder_lead_to_the_tars(exported, interpreter, reader):
+    export(str(exported.place / "shards"), [reader], output=str(exported.place / "elsewhere" / reader))
+    code = BLOCKS[reader].replace('"shards', f'"elsewhere/{reader}')
+    assert "elsewhere" in code
+    found = collected(interpreter, exported.place, reader, code)
+    assert found == [{name: row[name] for name in GIVES[reader]} for row in exported.expected["train"]]
+
+
+def test_the_set_is_still_whole_after_all_of_them(exported):
+    assert verify(str(exported.place / "shards"), deep=True).ok
+
+
+def open_copy(exported: Exported, place: Path) -> None:
+    subprocess.run(["cp", "-r", str(exported.place / "shards"), str(place / "shards")], check=True)
