@@ -246,9 +246,9 @@ class Work:
 
     def look(self) -> Seen:
         """What is there now."""
-        vm, request = (
-            self.runner.capture(words) for words in (commands.describe(self.node), commands.describe_request(self.node))
-        )
+        # In this order: of an active request, the TPU VM is there.
+        request = self.runner.capture(commands.describe_request(self.node))
+        vm = self.runner.capture(commands.describe(self.node))
         return seen(_described(vm), _described(request))
 
     def need_ready(self) -> Seen:

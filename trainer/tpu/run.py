@@ -74,7 +74,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"INVALID_ARGUMENT|[Ii]nvalid (value|choice|zone)|Unknown zone|unrecognized arguments",
         "gcloud takes no such value",
-        "see what the zone offers: `gcloud compute tpus accelerator-types list --zone=ZONE` and "
+        "see what the zone offers: `gcloud compute tpus tpu-vm accelerator-types list --zone=ZONE` and "
         "`gcloud compute tpus tpu-vm versions list --zone=ZONE`; an old gcloud needs `gcloud components update`",
     ),
 )
@@ -194,9 +194,13 @@ def explained(done: Done) -> str:
     """Where it failed, why, and what to do."""
     what = " ".join(word for word in done.words[:5] if not word.startswith("-"))
     for pattern, meaning, advice in _CAUSES:
-        if re.search(pattern, done.errors):
-            return f"{what}: {meaning} ({_said(done.errors)}); {advice}"
+        if found := re.search(pattern, done.errors):
+            return f"{what}: {meaning} ({_line(done.errors, found.start())}); {advice}"
     return f"{what}: ended with code {done.code} ({_said(done.errors)}); see its output above, or run it again yourself"
+
+
+def _line(text: str, place: int) -> str:
+    return text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0].strip()[:300]
 
 
 def _said(errors: str) -> str:
