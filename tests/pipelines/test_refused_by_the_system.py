@@ -1,0 +1,121 @@
+"""A disk that is full and files that may not be read or written: one sentence, an exit code, nothing half-written."""
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines.verify import verify
+from shardset import naming
+from tests.makers.folders import write_class_folders
+from tests.makers.stored import files_of
+
+SMALL = 24 << 10
+UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+"""Before a command: takes from root what lets it read and write whatever the permissions say."""
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> Path:
+    return write_class_folders(tmp_path / "raw", ["cat", "dog"], 30, splits=["train"])
+
+
+@pytest.fixture
+def closed() -> Iterator[Callable[[Path, int], None]]:
+    """Changes the mode of files and folders until the test has ended."""
+    changed: list[tuple[Path, int]] = []
+
+    def close(path: Path, mode: int) -> None:
+        changed.append((path, path.stat().st_mode))
+        path.chmod(mode)
+
+    yield close
+    for path, mode in changed:
+        path.chmod(mode)
+
+
+def run(raw: Path, output: Path, *, before: tuple[str, ...] = (), limit: int = resource.RLIM_INFINITY):
+    """A build in one process, which may not write a file larger than `limit`."""
+    words = ["build", "--source=folder", f"--input={raw}", f"--output={output}", "--num-shards=2"]
+    command = [*before, sys.executable, "-m", "pipelines", *words, "--direct_running_mode=in_memory"]
+
+    def lower() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=lower)
+
+
+def run_unprivileged(raw: Path, output: Path):
+    return run(raw, output, before=tuple(UNPRIVILEGED) if os.geteuid() == 0 else ())
+
+
+def check_refusal(done: subprocess.CompletedProcess[str], *sentences: str) -> None:
+    assert done.returncode == 1
+    assert all(sentence in done.stderr for sentence in sentences), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def mounted(folder: Path, num_bytes: int) -> bool:
+    """Mounts a disk of that size at `folder`, if we may."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
+    return subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[..., None]]]:
+    """A folder with little room, as far as we may mount one, and how to build in it with little room or enough."""
+    folder = tmp_path / "disk"
+    small = mounted(folder, SMALL)
+
+    def build(raw: Path, *, room: bool):
+        if small and room:
+            subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
+        return run(raw, folder / "out", limit=resource.RLIM_INFINITY if small or room else SMALL)
+
+    yield folder, build
+    if small:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # files that were read are kept open
+
+
+def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(raw, tmp_path, small_disk):
+    folder, build = small_disk
+    check_refusal(build(raw, room=False), f"StorageError: {folder}/out/", "then run again")
+    assert not (folder / "out" / naming.MANIFEST).exists()
+    assert not [path for path in folder.rglob("*") if path.name.startswith(".")]
+    assert build(raw, room=True).returncode == 0
+    assert verify(str(folder / "out"), deep=True).problems == ()
+    assert run(raw, tmp_path / "undisturbed").returncode == 0
+    assert files_of(folder / "out") == files_of(tmp_path / "undisturbed")
+
+
+def test_a_limit_on_the_size_of_files_is_said(raw, tmp_path):
+    done = run(raw, tmp_path / "out", limit=20_000)
+    check_refusal(done, "the file is larger than the system allows here (ulimit -f)", "smaller shards")
+    assert not (tmp_path / "out" / naming.MANIFEST).exists()
+    assert not [
+        path for path in (tmp_path / "out").rglob("*") if path.suffix in (".tar", ".json") and "train" in path.name
+    ]
+
+
+def test_an_output_where_nothing_may_be_written_is_said_and_left_alone(raw, tmp_path, closed):
+    (tmp_path / "readonly").mkdir()
+    closed(tmp_path / "readonly", 0o555)
+    check_refusal(run_unprivileged(raw, tmp_path / "readonly" / "out"), f"{tmp_path}/readonly/out/", "no permission")
+    assert list((tmp_path / "readonly").iterdir()) == []
+
+
+def test_an_input_folder_that_may_not_be_read_is_said_and_nothing_is_written(raw, tmp_path, closed):
+    closed(raw / "train" / "dog", 0)
+    check_refusal(run_unprivileged(raw, tmp_path / "out"), f"{raw}/train/dog: no permission")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_input_file_that_may_not_be_read_fails_the_build_before_a_shard_is_written(raw, tmp_path, closed):
+    closed(raw / "train" / "dog" / "007.png", 0)
+    check_refusal(run_unprivileged(raw, tmp_path / "out"), f"{raw}/train/dog/007.png: no permission")
+    assert files_of(tmp_path / "out") == {}
