@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines import planning, tables
-from pipelines.assigning import assign_unit, find_twins, plan_shards
+from pipelines.assigning import assign_units, find_twins, plan_shards
 from pipelines.config import BuildConfig
 from pipelines.indexing import summarize
 from pipelines.job import Job, PlanFile
@@ -140,14 +140,16 @@ def place_all(n: int) -> tuple[int, int, int]:
     return n, 0, 0
 
 
-def assign_units(n: int) -> tuple[int, int, int]:
-    """Some units' references, cut by group and serialised as they go through the shuffle."""
+def assign_batches(n: int) -> tuple[int, int, int]:
+    """One batch of neighbouring units: its references, cut by group and serialised as they go through the shuffle."""
     job, plan = _job(n)
-    units = np.linspace(0, num_units(n) - 1, min(SOME_UNITS, num_units(n))).astype(int).tolist()
+    units = list(range(min(num_units(n), planning.units_at_once(plan.num_units, plan.splits.values()))))
     for unit in units:
         _put(job.output, naming.unit_path(unit), tables.to_bytes(unit_table(unit)))
     started()
-    sizes = [len(data) for unit in units for data in _parts_of_unit(job, plan, unit)]
+    starts = [UnitStart(serial=unit * UNIT_SAMPLES, strata={0: unit * UNIT_SAMPLES}) for unit in units]
+    found = assign_units(job, plan, [(unit, {"train": start}, {}) for unit, start in zip(units, starts, strict=True)])
+    sizes = [len(tables.placed_to_bytes(part)) for _, part in found]
     share = num_units(n) / len(units)
     return UNIT_SAMPLES * len(units), round(len(sizes) * share), round(sum(sizes) * share)
 
@@ -191,7 +193,7 @@ STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "find_twins_in_bucket": find_twins_in_bucket,
     "plan_all": plan_all,
     "place_all": place_all,
-    "assign_units": assign_units,
+    "assign_batches": assign_batches,
     "plan_group": plan_group,
 }
 """Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
@@ -264,13 +266,6 @@ def _job(n: int) -> tuple[Job, PlanFile]:
     return Job(config=config, source=Folder(output), output=output), plan
 
 
-def _parts_of_unit(job: Job, plan: PlanFile, unit: int) -> Iterator[bytes]:
-    first = unit * UNIT_SAMPLES
-    start = {"train": UnitStart(serial=first, strata={0: first})}
-    for _, part in assign_unit(job, plan, unit, start, {}):
-        yield tables.to_bytes(part)
-
-
 def _group_table(plan: SplitPlan) -> pa.Table:
     """All references of group 0, by the inverse of what places them."""
     shards = np.arange(plan.num_shards)
@@ -284,7 +279,7 @@ def _group_table(plan: SplitPlan) -> pa.Table:
         "shard": line % plan.num_shards,
         "rank": hash64(derive_key(0, "rank", plan.name), line),
     }
-    return tables.place_rows(table, table["key"].to_pylist(), np.arange(len(line)), columns)
+    return tables.place_rows(table, np.arange(len(line)), columns)
 
 
 def _renumbered(template: UnitSummary, unit: int) -> UnitSummary:

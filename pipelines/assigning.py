@@ -17,6 +17,8 @@ from shardset.manifest import ClassInfo
 from shardset.permutation import ORDER_VERSION
 
 Starts = dict[str, UnitStart]
+Twins = dict[int, int]
+"""The rows of a unit whose wanted key another row holds already, and how many hold it before them."""
 
 
 def make_plan(job: Job, build: BuildFile, summaries: Sequence[UnitSummary]) -> tuple[PlanFile, list[Starts]]:
@@ -52,27 +54,33 @@ def make_plan(job: Job, build: BuildFile, summaries: Sequence[UnitSummary]) -> t
     return plan, planning.unit_starts(summaries, stratified=config.balance == "stratified")
 
 
-def assign_unit(
-    job: Job, plan: PlanFile, unit: int, starts: Starts, twins: dict[int, int]
+def assign_units(
+    job: Job, plan: PlanFile, units: Iterable[tuple[int, Starts, Twins]]
 ) -> Iterator[tuple[tuple[str, int], pa.Table]]:
-    """The stored samples of one unit, cut by (split, group of shards).
+    """The stored samples of some units, cut by (split, group of shards); (unit, where it starts, its twins) each."""
+    columns: dict[str, list[dict[str, np.ndarray]]] = {split: [] for split in sorted(plan.splits)}
+    unit_tables, first_row = [], 0
+    for unit, starts, twins in units:
+        table = tables.from_bytes(job.output.read(naming.unit_path(unit)))
+        splits = np.array(table["split"].to_pylist(), dtype=object)
+        stored = np.zeros(len(splits), bool)
+        for split in columns:
+            rows = np.flatnonzero(splits == split)
+            if len(rows):
+                places = _places(job, plan.splits[split], table, rows, starts[split])
+                stored[rows[places.row]] = True
+                columns[split].append(_columns(places, first_row + rows[places.row], starts[split].serial))
+        if not stored.all():
+            put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, np.flatnonzero(~stored))))
+        unit_tables.append(tables.with_keys(table.replace_schema_metadata(None), _final_keys(table, splits, twins)))
+        first_row += len(table)
+    raw = pa.concat_tables(unit_tables)
+    for split, found in columns.items():
+        if found:
+            yield from _cut_by_group(plan.splits[split], raw, found)
 
-    `twins` maps the rows whose wanted key another row holds already to how many hold it before them.
-    """
-    table = tables.from_bytes(job.output.read(naming.unit_path(unit)))
-    splits = np.array(table["split"].to_pylist(), dtype=object)
-    stored = np.zeros(len(splits), bool)
-    for split, split_plan in sorted(plan.splits.items()):
-        rows = np.flatnonzero(splits == split)
-        if len(rows):
-            places = _places(job, split_plan, table, rows, starts[split])
-            stored[rows[places.row]] = True
-            yield from _cut_by_group(split_plan, table, rows, places, starts[split].serial, twins)
-    if not stored.all():
-        put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, np.flatnonzero(~stored))))
 
-
-def find_twins(parts: Iterable[tuple[int, np.ndarray]]) -> dict[int, dict[int, int]]:
+def find_twins(parts: Iterable[tuple[int, np.ndarray]]) -> dict[int, Twins]:
     """Which rows want a key that is taken: unit -> row -> how many hold it before, in (unit, row) order.
 
     `parts` are (unit, array [n, 2] of (key hash, row)), all of those whose hash falls into one bucket.
@@ -85,7 +93,7 @@ def find_twins(parts: Iterable[tuple[int, np.ndarray]]) -> dict[int, dict[int, i
     hashes, rows, units = hashes[order], rows[order], units[order]
     new = np.concatenate([[True], hashes[1:] != hashes[:-1]])
     firsts = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
-    found: dict[int, dict[int, int]] = {}
+    found: dict[int, Twins] = {}
     for place in np.flatnonzero(~new).tolist():
         found.setdefault(int(units[place]), {})[int(rows[place])] = place - int(firsts[place])
     return found
@@ -127,31 +135,41 @@ def _dropped_lines(table: pa.Table, rows: np.ndarray) -> Iterator[bytes]:
         yield json.dumps(row, sort_keys=True).encode() + b"\n"
 
 
+def _columns(places: Places, row: np.ndarray, serial: int) -> dict[str, np.ndarray]:
+    return {
+        "row": row,
+        "source": serial + places.row,
+        "copy": places.copy,
+        "shard": places.shard,
+        "rank": places.rank,
+    }
+
+
 def _cut_by_group(
-    plan: SplitPlan, table: pa.Table, rows: np.ndarray, places: Places, serial: int, twins: dict[int, int]
+    plan: SplitPlan, raw: pa.Table, found: Sequence[dict[str, np.ndarray]]
 ) -> Iterator[tuple[tuple[str, int], pa.Table]]:
-    names, keys = table["name"].to_pylist(), table["key"].to_pylist()
-    group = plan.group_of(places.shard)
-    for number in np.unique(group).tolist():
-        mine = np.flatnonzero(group == number)
-        row, copy = rows[places.row[mine]], places.copy[mine]
-        yield (
-            (plan.name, number),
-            tables.place_rows(
-                table,
-                [
-                    naming.copy_key(final_key(plan.name, names[i], keys[i], twins.get(i)), c)
-                    for i, c in zip(row.tolist(), copy.tolist(), strict=True)
-                ],
-                row,
-                {
-                    "source": serial + places.row[mine],
-                    "copy": copy,
-                    "shard": places.shard[mine],
-                    "rank": places.rank[mine],
-                },
-            ),
-        )
+    columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+    group = plan.group_of(columns["shard"])
+    order = np.argsort(group, kind="stable")
+    for first in range(0, len(order), planning.ROWS_AT_ONCE):
+        mine = order[first : first + planning.ROWS_AT_ONCE]
+        table = _place_rows(raw, {name: column[mine] for name, column in columns.items()})
+        numbers, firsts = np.unique(group[mine], return_index=True)
+        for number, start, stop in zip(numbers.tolist(), firsts, [*firsts[1:], len(mine)], strict=True):
+            yield (plan.name, number), table.slice(start, stop - start)
+
+
+def _place_rows(raw: pa.Table, columns: dict[str, np.ndarray]) -> pa.Table:
+    table = tables.place_rows(raw, columns["row"], columns)
+    if not columns["copy"].any():
+        return table
+    copies = zip(table["key"].to_pylist(), columns["copy"].tolist(), strict=True)
+    return tables.with_keys(table, [naming.copy_key(key, copy) for key, copy in copies])
+
+
+def _final_keys(table: pa.Table, splits: Iterable[str], twins: Twins) -> list[str]:
+    rows = zip(splits, table["name"].to_pylist(), table["key"].to_pylist(), strict=True)
+    return [final_key(split, name, key, twins.get(row)) for row, (split, name, key) in enumerate(rows)]
 
 
 def final_key(split: str, name: str, wanted: str, twin: int | None) -> str:

@@ -30,7 +30,7 @@ from pipelines.job import (
 from pipelines.progress import Progress, Watch
 from pipelines.transforms import (
     NAMESPACE,
-    AssignUnit,
+    AssignUnits,
     Commit,
     FindTwins,
     IndexUnit,
@@ -117,12 +117,12 @@ def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequenc
     twins = (
         indexed["keys"]
         | "Gather keys" >> beam.GroupByKey()  # (bucket, parts)
-        | "Find twins" >> beam.ParDo(FindTwins())  # (unit, {row: number})
+        | "Find twins" >> beam.ParDo(FindTwins(), plan)  # (batch, (unit, {row: number}))
     )
     shards = (
         {"starts": planned.starts, "twins": twins}
-        | "Join" >> beam.CoGroupByKey()  # (unit, {starts, twins})
-        | "Assign places" >> beam.ParDo(AssignUnit(job), plan)  # ((split, group), references)
+        | "Join" >> beam.CoGroupByKey()  # (batch, {starts, twins})
+        | "Assign places" >> beam.ParDo(AssignUnits(job), plan)  # ((split, group), references)
         | "Gather references" >> beam.GroupByKey()
         | "Plan shards" >> beam.ParDo(PlanShards(job), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, job.config.only_shards)

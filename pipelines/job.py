@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from pipelines.config import BuildConfig
-from pipelines.planning import SplitPlan
+from pipelines.planning import SplitPlan, units_at_once
 from pipelines.sources.base import Source, Survey, Unit
 from shardset import naming
 from shardset.errors import ConfigError, NotFound
@@ -43,6 +43,10 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     num_units: int
     spooled: bool
     notes: list[str]
+
+    def batch_of(self, unit: int) -> int:
+        """Units of the same number are assigned together."""
+        return unit // units_at_once(self.num_units, self.splits.values())
 
 
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):

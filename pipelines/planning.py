@@ -8,7 +8,7 @@ stratum's counts too, and where a sample goes is arithmetic: no sort, no memory 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +22,10 @@ TARGET_SHARD_BYTES = 128 * 2**20
 MIN_SHARDS = 4
 GROUP_SAMPLES = 2**17
 """References are gathered in groups of whole shards with about this many samples: bounds a worker's memory."""
+ROWS_AT_ONCE = 2**18
+"""So many references are cut by group at once, at most: bounds a worker's memory."""
+_ROWS_PER_PART = 64
+"""Units are taken together until a group's part of them has about this many references: bounds the parts' number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +129,14 @@ class Places:
     copy: np.ndarray = field(repr=False)
     shard: np.ndarray = field(repr=False)
     rank: np.ndarray = field(repr=False)
+
+
+def units_at_once(num_units: int, splits: Iterable[SplitPlan]) -> int:
+    """How many neighbouring units have their references cut together."""
+    splits = list(splits)
+    rows_per_unit = math.ceil(sum(split.num_stored for split in splits) / num_units)
+    wanted = min(ROWS_AT_ONCE, _ROWS_PER_PART * sum(split.num_groups for split in splits))
+    return max(1, wanted // max(1, rows_per_unit))
 
 
 def stored_samples(num_wanted: int, sizing: Sizing, num_shards: int) -> int:

@@ -1,7 +1,7 @@
 """Raw bytes by extent, in order: coalesced, concurrent where that pays, pinned to the generation of the plan."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
@@ -18,8 +18,10 @@ SPOOLED = "spool:"
 """Before the name of a plan's object, in an extent of bytes that a source gave to its spool."""
 
 
-def fetch(groups: Sequence[Sequence[Extent]], source: Storage, output: Storage) -> Iterator[list[bytes]]:
+def fetch(groups: Iterable[Sequence[Extent]], source: Storage, output: Storage) -> Iterator[list[bytes]]:
     """For each group of extents (a sample's), their contents; neighbours in a group are read together.
+
+    Of `groups` only those in flight are held.
 
     Raises ChangedInput if an object is not the one that was planned any more.
     """
@@ -34,7 +36,7 @@ def fetch(groups: Sequence[Sequence[Extent]], source: Storage, output: Storage) 
         yield from _ahead(pool, read_group, groups)
 
 
-def _ahead(pool: ThreadPoolExecutor, read: Callable, groups: Sequence[Sequence[Extent]]) -> Iterator[list[bytes]]:
+def _ahead(pool: ThreadPoolExecutor, read: Callable, groups: Iterable[Sequence[Extent]]) -> Iterator[list[bytes]]:
     waiting: deque[Future[list[bytes]]] = deque()
     left = iter(groups)
     waiting.extend(pool.submit(read, group) for group in islice(left, IN_FLIGHT))

@@ -6,7 +6,7 @@ where its bytes are.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,9 @@ UNIT = pa.schema(
 that of the image's raw bytes (-1 if they were not read). `data` holds small contents; else the extent says where."""
 
 PLACED = [("source", pa.int64()), ("copy", pa.int32()), ("shard", pa.int32()), ("rank", pa.uint64())]
+_PLACED_SCHEMA = pa.schema([*UNIT, *PLACED])
+_CODEC = "zstd"
+_SIZE_BYTES = 8
 
 _REJECTED = b"rejected"
 _DIGESTED = ["split", "name", "key", "label", "image", "fix"]
@@ -55,6 +58,20 @@ def to_bytes(table: pa.Table) -> bytes:
 def from_bytes(data: bytes) -> pa.Table:
     """The inverse of `to_bytes`."""
     return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+
+
+def placed_to_bytes(table: pa.Table) -> bytes:
+    """Placed rows for the shuffle: compressed, and without the schema, which is most of a small Arrow file."""
+    (batch,) = table.to_batches()
+    data = batch.serialize()
+    return len(data).to_bytes(_SIZE_BYTES, "little") + pa.compress(data, codec=_CODEC, asbytes=True)
+
+
+def placed_from_bytes(data: bytes) -> pa.Table:
+    """The inverse of `placed_to_bytes`."""
+    size = int.from_bytes(data[:_SIZE_BYTES], "little")
+    batch = pa.ipc.read_record_batch(pa.decompress(data[_SIZE_BYTES:], size, codec=_CODEC), _PLACED_SCHEMA)
+    return pa.Table.from_batches([batch])
 
 
 def unit_table(rows: Sequence[dict[str, Any]], rejected: Sequence[dict[str, Any]]) -> pa.Table:
@@ -81,10 +98,14 @@ def digest_of(table: pa.Table) -> str:
     return hasher.hexdigest()
 
 
-def place_rows(table: pa.Table, keys: Sequence[str], row: np.ndarray, columns: dict[str, np.ndarray]) -> pa.Table:
-    """The rows `row` of a unit's table with their final `keys` and the columns of PLACED."""
-    taken = table.replace_schema_metadata(None).take(pa.array(row))
-    taken = taken.set_column(taken.schema.get_field_index("key"), "key", pa.array(keys, pa.string()))
+def with_keys(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The table with other keys."""
+    return table.set_column(table.schema.get_field_index("key"), "key", pa.array(keys, pa.string()))
+
+
+def place_rows(table: pa.Table, row: np.ndarray, columns: Mapping[str, np.ndarray]) -> pa.Table:
+    """The rows `row` of a unit's table, in one piece, with the columns of PLACED."""
+    taken = table.replace_schema_metadata(None).take(pa.array(row)).combine_chunks()
     for name, dtype in PLACED:
         taken = taken.append_column(name, pa.array(columns[name], dtype))
     return taken

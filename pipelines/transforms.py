@@ -1,6 +1,7 @@
 """Thin Beam shells around indexing, assigning, writing and committing."""
 
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import apache_beam as beam
@@ -8,7 +9,7 @@ import numpy as np
 from apache_beam.metrics import Metrics
 
 from pipelines import tables
-from pipelines.assigning import assign_unit, find_twins, make_plan, plan_shards
+from pipelines.assigning import Twins, assign_units, find_twins, make_plan, plan_shards
 from pipelines.committing import commit
 from pipelines.indexing import index_unit
 from pipelines.job import BuildFile, Job, PlanFile, UnitLine
@@ -44,15 +45,8 @@ class IndexUnit(beam.DoFn):
         yield indexed.summary
 
 
-class FindTwins(beam.DoFn):
-    """(bucket, parts) -> (unit, {row: how many hold its key before it})."""
-
-    def process(self, element: tuple[int, Iterable[tuple[int, np.ndarray]]]) -> Iterator[tuple[int, dict[int, int]]]:
-        yield from find_twins(element[1]).items()
-
-
 class MakePlan(beam.DoFn):
-    """All summaries -> PlanFile; tagged `starts`: (unit, where its samples start)."""
+    """All summaries -> PlanFile; tagged `starts`: (batch of units, (unit, where its samples start))."""
 
     def __init__(self, job: Job, build: BuildFile) -> None:
         self._job, self._build = job, build
@@ -60,22 +54,34 @@ class MakePlan(beam.DoFn):
     def process(self, element: None, summaries: list[UnitSummary]) -> Iterator[Any]:
         plan, starts = make_plan(self._job, self._build, summaries)
         for unit, start in enumerate(starts):
-            yield beam.pvalue.TaggedOutput("starts", (unit, start))
+            yield beam.pvalue.TaggedOutput("starts", (plan.batch_of(unit), (unit, start)))
         yield plan
 
 
-class AssignUnit(beam.DoFn):
-    """(unit, its starts and twins) -> ((split, group), references as Arrow bytes)."""
+class FindTwins(beam.DoFn):
+    """(bucket, parts) -> (batch of units, (unit, {row: how many hold its key before it}))."""
+
+    def process(
+        self, element: tuple[int, Iterable[tuple[int, np.ndarray]]], plan: PlanFile
+    ) -> Iterator[tuple[int, tuple[int, Twins]]]:
+        for unit, twins in find_twins(element[1]).items():
+            yield plan.batch_of(unit), (unit, twins)
+
+
+class AssignUnits(beam.DoFn):
+    """(batch of units, their starts and twins) -> ((split, group), references as Arrow bytes)."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterator[tuple[tuple[str, int], bytes]]:
-        unit, found = element
-        (starts,) = found["starts"]
-        twins = {row: number for part in found["twins"] for row, number in part.items()}
-        for group, table in assign_unit(self._job, plan, unit, starts, twins):
-            yield group, tables.to_bytes(table)
+        found = element[1]
+        twins: dict[int, Twins] = {}
+        for unit, rows in found["twins"]:
+            twins.setdefault(unit, {}).update(rows)
+        units = [(unit, starts, twins.get(unit, {})) for unit, starts in sorted(found["starts"], key=itemgetter(0))]
+        for group, table in assign_units(self._job, plan, units):
+            yield group, tables.placed_to_bytes(table)
 
 
 class PlanShards(beam.DoFn):
@@ -86,7 +92,7 @@ class PlanShards(beam.DoFn):
 
     def process(self, element: tuple[tuple[str, int], Iterable[bytes]], plan: PlanFile) -> Iterator[tuple[str, int]]:
         (split, _), parts = element
-        for number in plan_shards(self._job, plan.splits[split], map(tables.from_bytes, parts)):
+        for number in plan_shards(self._job, plan.splits[split], map(tables.placed_from_bytes, parts)):
             yield split, number
 
 

@@ -1,10 +1,12 @@
 """Writes one shard: a pure function of the plan and the raw bytes that it names."""
 
 from collections.abc import Iterator
+from itertools import tee
 from typing import Any
 
 import google_crc32c
 import msgspec
+import pyarrow as pa
 
 from pipelines import tables
 from pipelines.encoding import encode, stored_field
@@ -17,6 +19,8 @@ from shardset.errors import ChangedInput, NotFound
 from shardset.manifest import IndexFile, Shard
 from shardset.storage import ABSENT, Storage
 from shardset.tarindex import StoredSample, TarBuilder, crc32c_text, index_to_bytes
+
+_ROWS_IN_PYTHON = 512
 
 
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +84,17 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
 
 def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
     table = tables.from_bytes(job.output.read(naming.references_path(split, number)))
-    rows = table.to_pylist()
-    wanted = [[_extent(field) for field in row["fields"] if field["data"] is None] for row in rows]
+    rows, ahead = tee(_rows(table))
+    wanted = ([_extent(field) for field in row["fields"] if field["data"] is None] for row in ahead)
     contents = fetch(wanted, job.source.input, job.output)
     for row, content in zip(rows, contents, strict=True):
         yield _stored(job, row, content)
+
+
+def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """The rows one by one: as Python objects all of a shard's take many times the table's memory."""
+    for batch in table.to_batches(max_chunksize=_ROWS_IN_PYTHON):
+        yield from batch.to_pylist()
 
 
 def _stored(job: Job, row: dict[str, Any], content: list[bytes]) -> StoredSample:
