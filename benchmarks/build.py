@@ -1,6 +1,6 @@
 """Shards from the same raw files with this project and with others, in turns.
 
-python -m benchmarks.build [--scale S] [--repeats N] [--inputs cifar,folders,imagenet] [--folder DIR]
+python -m benchmarks.build [--scale S] [--repeats N] [--inputs cifar,folders,imagenet] [--folder DIR] [--add]
 
 Every contestant runs on the whole input and on a fifth of it, each as a process of its own. The steady rate is that
 of the additional images in the additional time, so that it holds all work on images and no start-up. Writes
@@ -58,11 +58,12 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
     ]
     if kind == "cifar":
         alone = [sys.executable, script, "encode", *places]
-        return [*found, Contestant("encoding alone, all cores", "limit", alone, False)]
+        return [*found, Contestant(report.ENCODING, "limit", alone, False)]
     return [
         *found,
         Contestant("tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False),
-        Contestant("decoding alone, all cores", "limit", [sys.executable, script, "decode", *places], False),
+        Contestant(report.DECODING_EIGHTH, "limit", [sys.executable, script, "decode_eighth", *places], False),
+        Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]
 
 
@@ -81,9 +82,12 @@ def run_once(contestant: Contestant, folder: Path, output: Path) -> Run:
     return run
 
 
-def measure(kinds: Sequence[str], scale: float, repeats: int, folder: Path) -> list[report.Result]:
-    """All runs of all contestants, in turns, each turn beginning with another one."""
-    peers, results = environment.peers_python(), []
+def measure(
+    kinds: Sequence[str], scale: float, repeats: int, folder: Path, before: Sequence[report.Result]
+) -> list[report.Result]:
+    """All runs of all contestants, in turns, each turn beginning with another one; `before` are added to."""
+    peers = environment.peers_python()
+    results = {(one.kind, one.name): one for one in before}
     for kind in kinds:
         places = [folder / f"{kind}-{part:g}" for part in (scale, scale * FIFTH)]
         sizes = [
@@ -91,21 +95,43 @@ def measure(kinds: Sequence[str], scale: float, repeats: int, folder: Path) -> l
             for place, part in zip(places, (scale, scale * FIFTH), strict=True)
         ]
         field = [contestants(kind, place, folder / "output", peers) for place in places]
-        runs: dict[str, list[tuple[Run, Run]]] = {one.name: [] for one in field[0]}
-        for turn in range(repeats):
+        sizes = (sizes[0], sizes[1])
+        runs = {one.name: _runs_of(results.get((kind, one.name)), sizes) for one in field[0]}
+        first = len(runs[field[0][0].name])
+        for turn in range(first, first + repeats):
             for number in range(len(field[0])):
                 number = (number + turn) % len(field[0])
                 pair = [run_once(each[number], folder, folder / "output") for each in field]
                 runs[field[0][number].name].append((pair[0], pair[1]))
-                print(f"{kind} {turn + 1}/{repeats} {field[0][number].name}: {pair[0].seconds:.1f} s", flush=True)
-        results += [
-            report.Result(
+                print(
+                    f"{kind} {turn + 1}/{first + repeats} {field[0][number].name}: {pair[0].seconds:.1f} s", flush=True
+                )
+        results |= {
+            (kind, one.name): report.Result(
                 kind=kind, name=one.name, role=one.role, shuffles=one.shuffles,
-                num_images=(sizes[0], sizes[1]), runs=runs[one.name],
+                num_images=sizes, runs=runs[one.name],
             )
             for one in field[0]
-        ]  # fmt: skip
-    return results
+        }  # fmt: skip
+    return sorted(results.values(), key=lambda one: list(SOURCES).index(one.kind))
+
+
+def read_results(path: Path) -> list[report.Result]:
+    """The results that an earlier call wrote."""
+    return [
+        report.Result(
+            **{**one, "num_images": tuple(one["num_images"]), "runs": [(Run(**a), Run(**b)) for a, b in one["runs"]]}
+        )
+        for one in json.loads(path.read_text())["results"]
+    ]
+
+
+def _runs_of(before: report.Result | None, sizes: tuple[int, int]) -> list[tuple[Run, Run]]:
+    if before and before.num_images != sizes:
+        raise SystemExit(
+            f"{before.kind}: the runs before were of {before.num_images} images, now {sizes}: same --scale"
+        )
+    return list(before.runs) if before else []
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -116,9 +142,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--inputs", default=",".join(SOURCES))
     parser.add_argument("--folder", type=Path, default=environment.REPOSITORY / ".tools" / "bench")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where .json, .md and .svg go, without extension")
+    parser.add_argument(
+        "--add", action="store_true", help="keep the runs of earlier calls (same scale) and add to them"
+    )
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
-    results = measure(args.inputs.split(","), args.scale, args.repeats, args.folder)
+    before = read_results(args.output.with_suffix(".json")) if args.add else []
+    results = measure(args.inputs.split(","), args.scale, args.repeats, args.folder, before)
     ours = ["apache-beam", "pillow", "pyarrow"]
     peers = ["webdataset", "mosaicml-streaming", "litdata", "torch"]
     facts = {

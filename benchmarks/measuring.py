@@ -1,6 +1,7 @@
 """Runs a command and watches it from outside: time, processor time, memory of the largest process, first byte."""
 
 import os
+import select
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 POLL_S = 0.05
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class FailedRun(RuntimeError):
@@ -16,7 +18,11 @@ class FailedRun(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of a command. `first_byte_s` is None where it wrote nothing; `peak_bytes` is of the largest process."""
+    """One run of a command. `first_byte_s` is None where it wrote nothing; `peak_bytes` is of the largest process.
+
+    `cpu_s` is of all its processes: what the system accounts for those that were waited for, or, where that is more,
+    what was last seen of each.
+    """
 
     seconds: float
     cpu_s: float
@@ -30,21 +36,23 @@ def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[st
     started = time.perf_counter()
     with log.open("wb") as printed:
         process = subprocess.Popen(words, stdout=printed, stderr=printed, env={**os.environ, **environment})
-    peak, first_byte, usage = 0, None, None
-    while usage is None:
-        time.sleep(POLL_S)
-        peak = max([peak, *map(_peak_bytes, _family(process.pid))])
+    peak, first_byte, seen = 0, None, {}
+    ended = os.pidfd_open(process.pid)
+    while not select.select([ended], [], [], POLL_S)[0]:
+        family = list(_family(process.pid))
+        peak = max([peak, *map(_peak_bytes, family)])
+        seen |= {pid: spent for pid in family if (spent := _cpu_s(pid))}
         if first_byte is None and size_of(output):
             first_byte = time.perf_counter() - started
-        pid, status, found = os.wait4(process.pid, os.WNOHANG)
-        usage = found if pid else None
     seconds = time.perf_counter() - started
+    os.close(ended)
+    _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise FailedRun(f"{' '.join(words)}: code {process.returncode}\n{log.read_text(errors='replace')[-3000:]}")
     return Run(
         seconds=seconds,
-        cpu_s=usage.ru_utime + usage.ru_stime,
+        cpu_s=max(usage.ru_utime + usage.ru_stime, sum(seen.values())),
         peak_bytes=peak,
         first_byte_s=first_byte,
         num_bytes=size_of(output),
@@ -76,6 +84,14 @@ def _family(pid: int) -> Iterator[int]:
                 yield from _family(int(child))
     except (FileNotFoundError, ProcessLookupError):
         return
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 def _peak_bytes(pid: int) -> int:
