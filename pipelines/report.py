@@ -5,7 +5,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -68,6 +67,7 @@ def render(report: Report) -> bytes:
     """The page."""
     manifest = report.manifest
     found = overview(manifest, "")
+    wnids = any(row.wnid for row in found.classes)
     return page.render(
         "pipelines",
         "report.html",
@@ -86,9 +86,9 @@ def render(report: Report) -> bytes:
             for row in found.splits
         ],
         class_plot=_class_plot(manifest) if manifest.classes else None,
-        class_columns=["label#", "class~", "wnid", *(f"{row.name}#" for row in found.splits)],
+        class_columns=["label#", "class~", *(["wnid"] if wnids else []), *(f"{row.name}#" for row in found.splits)],
         class_rows=[
-            (row.label, row.name, row.wnid or "", *(row.counts[split.name] for split in found.splits))
+            (row.label, row.name, *([row.wnid or ""] if wnids else []), *(row.counts[name] for name in manifest.splits))
             for row in found.classes[:MAX_ROWS]
         ],
         num_classes=len(manifest.classes),
@@ -280,9 +280,16 @@ def _shard_plots(manifest: Manifest) -> list[Plot]:
         ]
     labels = [f"{name} {number}" for name, split in manifest.splits.items() for number in range(split.num_shards)]
     return [
-        plots.rows("Samples in each shard", labels, {"samples": [*chain(*samples.values())]}, x_label="samples"),
-        plots.rows("Size of each shard", labels, {"bytes": [*chain(*sizes.values())]}, x_label="bytes"),
+        plots.rows("Samples in each shard", labels, _one_below_the_other(samples), x_label="samples"),
+        plots.rows("Size of each shard", labels, _one_below_the_other(sizes), x_label="bytes"),
     ]
+
+
+def _one_below_the_other(values: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """For rows that belong to one series each: every series with zeros in the rows of the others."""
+    return {
+        name: [value if name == other else 0 for other, found in values.items() for value in found] for name in values
+    }
 
 
 def _image_plots(report: Report) -> list[Plot]:
@@ -319,7 +326,8 @@ def _image_words(report: Report) -> str:
     able = int(((report.catalog.image_bytes > 0) & (report.catalog.copy == 0)).sum())
     colour = Counter(look.mode for look in report.looks.values())
     words = f"Stored bytes are those of all samples. {count(len(report.looks), 'image')} of {able:,} were decoded"
-    words += f": {colour['RGB']:,} in colour, {colour['L']:,} grey." if report.looks else "."
+    kinds = [f"{colour[mode]:,} {name}" for mode, name in (("RGB", "in colour"), ("L", "grey")) if colour[mode]]
+    words += f": {', '.join(kinds)}." if kinds else "."
     if report.num_looked < able:
         words += " They are a fixed random choice; `python -m pipelines report --images N` looks at N."
     return words
@@ -403,7 +411,8 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
 
 def _loading(manifest: Manifest) -> str:
     """A snippet for plain webdataset, to be run in the folder of the manifest."""
-    name, split = next(iter(manifest.splits.items()))
+    name = _train_split(manifest)
+    split = manifest.splits[name]
     image = next((field for field in split.fields if field.rpartition(".")[2] in IMAGE_FIELDS), split.fields[0])
     first, last = split.shards[0].path, split.shards[-1].path
     listed = f"{first[:-10]}{{{first[-10:-4]}..{last[-10:-4]}}}.tar"
@@ -423,10 +432,13 @@ def _loading(manifest: Manifest) -> str:
     )
 
 
+def _train_split(manifest: Manifest) -> str:
+    return "train" if "train" in manifest.splits else next(iter(manifest.splits))
+
+
 def _training(manifest: Manifest) -> str:
-    names = list(manifest.splits)
-    train = "train" if "train" in names else names[0]
-    others = [name for name in names if name != train]
+    train = _train_split(manifest)
+    others = [name for name in manifest.splits if name != train]
     wanted = "" if train == "train" else f" --set train_split={train}"
     wanted += f" --set eval_split={others[0]}" if len(others) > 1 else ""
     return f"python -m pipelines verify . --deep\npython -m trainer train --manifest . --run-dir run{wanted}\n"

@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 420, 250
-"""Small enough that letters of 11 units stay readable when a telephone shrinks the plot to its width."""
+WIDTH, HEIGHT = 380, 240
+"""Small enough that letters of 12 units stay readable when a telephone shrinks the plot to its width."""
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
 ROW = 20
@@ -99,16 +99,17 @@ def rows(title: str, labels: Sequence[str], series: Mapping[str, Sequence[int]],
     for row in range(len(labels)):
         start = 0
         for number, (name, values) in enumerate(series.items()):
-            bars.append(
-                Bar(
-                    x=round(left + start * scale, 2),
-                    y=TOP + ROW * row + 3,
-                    width=round(values[row] * scale, 2),
-                    height=ROW - 6,
-                    series=number,
-                    title=f"{labels[row]}, {name}: {values[row]:,}",
+            if values[row]:
+                bars.append(
+                    Bar(
+                        x=round(left + start * scale, 2),
+                        y=TOP + ROW * row + 3,
+                        width=round(values[row] * scale, 2),
+                        height=ROW - 6,
+                        series=number,
+                        title=f"{labels[row]}, {name}: {values[row]:,}",
+                    )
                 )
-            )
             start += values[row]
     return Plot(
         title=title,

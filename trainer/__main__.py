@@ -84,6 +84,11 @@ def parser() -> argparse.ArgumentParser:
     merge.add_argument("--debug", action="store_true", help="show tracebacks")
     merge.set_defaults(command=merge_logs)
     tpu.register(verbs, tpu.TrainingFlags(add=_add_flags, config=config_of, words=words_of))
+    report = verbs.add_parser("report", help="make one HTML page that shows a run", allow_abbrev=False)
+    report.add_argument("run_dir", metavar="RUN", help="the run folder, local or gs://")
+    report.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
+    report.add_argument("--debug", action="store_true", help="show tracebacks")
+    report.set_defaults(command=make_report)
     return top
 
 
@@ -191,6 +196,13 @@ def merge_logs(options: argparse.Namespace) -> None:
         raise ConfigError(f"{options.run_dir}: no such run folder")
     for line in merged_logs(open_storage(options.run_dir)):
         print(line)
+
+
+def make_report(options: argparse.Namespace) -> None:
+    """`report`."""
+    from trainer import report
+
+    report.report(options)
 
 
 def program() -> None:
