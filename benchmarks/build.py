@@ -38,11 +38,12 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
     script = str(Path(peers_write.__file__))
     places = [kind, str(folder), str(output)]
     ours = ["-m", "pipelines", "build", "--source", SOURCES[kind], "--input", places[1], "--output", places[2]]
+    ours += ["--no-report", "--num-shards", str(peers_write.NUM_SHARDS)]
     found = [
         Contestant(
             f"shardset, --verify {verify}",
             "ours",
-            [sys.executable, *ours, "--num-shards", str(peers_write.NUM_SHARDS), "--verify", verify],
+            [sys.executable, *ours, "--verify", verify],
             True,
         )
         for verify in ("none", "decode")
