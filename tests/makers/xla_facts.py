@@ -5,12 +5,21 @@ A process of its own, because torch_xla's choice of devices and of SPMD is for a
 
 import json
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
+
+from trainer.config import ModelConfig, TrainConfig
 
 RATES = (0.1, 0.0, 1.0, 0.9, 5e-5, 0.05, 0.1)
 """Learning rates that meet torch_xla's constants (0 and 1) and other numbers of the optimizer (0.9, 5e-5, 0.1)."""
+
+
+def small(num_classes: int) -> nn.Module:
+    """A model that compiles in a second."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, num_classes))
 
 
 def main() -> None:
@@ -19,7 +28,8 @@ def main() -> None:
     from trainer import runtime
 
     with runtime.running("spmd", "fp32") as spmd:
-        print(json.dumps({**_placing(spmd), **_agreeing(spmd), "graphs": _graphs(spmd)}))
+        facts = {**_placing(spmd), **_agreeing(spmd), "graphs": _graphs(spmd), "steps": _steps(spmd)}
+        print(json.dumps({**facts, "part of a pod": _part_of_a_pod()}))
 
 
 def _placing(spmd: Any) -> dict[str, object]:
@@ -48,15 +58,66 @@ def _graphs(spmd: Any) -> list[int]:
     from trainer.learner import Learner
 
     learner = Learner(spmd, config.digits_smoke(), 10, None)
-    batch = {
-        "image": torch.zeros(64, 8, 8, 3, dtype=torch.uint8),
-        "label": torch.zeros(64, dtype=torch.int64),
-        "weight": torch.ones(64),
-        "flip": torch.zeros(64, dtype=torch.bool),
-    }
     for step, rate in enumerate(RATES):
-        learner.train_step(spmd.put(batch), rate, key=step)
+        learner.train_step(spmd.put(_batch(64, step)), rate, key=step)
     return list(spmd.graphs.values())
+
+
+def _steps(spmd: Any) -> dict[str, list[float]]:
+    """For each way to learn: the graphs it compiled, and how far its weights end from those of plain torch."""
+    from trainer.config import OptimizerConfig, RegularizeConfig, digits_smoke
+    from trainer.runtime import STATIC_OPTIMIZERS
+
+    base = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16)
+    ways = {name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01)) for name in STATIC_OPTIMIZERS}
+    ways["averages, clipping"] = replace(base, regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.5))
+    ways["mixing, smoothing"] = replace(base, regularize=RegularizeConfig(mixup=0.2, label_smoothing=0.1))
+    ways["two passes"] = replace(base, accumulate=2)
+    return {name: _step(spmd, config) for name, config in ways.items()}
+
+
+def _step(spmd: Any, config: TrainConfig) -> list[float]:
+    from trainer.augment import mix_of
+    from trainer.learner import Learner
+    from trainer.runtime import Single
+
+    spmd.graphs.clear()
+    states = []
+    for runtime in (spmd, Single("fp32")):
+        learner = Learner(runtime, config, 10, None)
+        for step, rate in enumerate((0.001, 0.002, 0.0, 0.003)):
+            batch = mix_of(config)(_batch(16, step), 0, step)
+            placed = {name: torch.as_tensor(value) for name, value in batch.items()}
+            learner.train_step(runtime.put(placed), rate, key=step)
+        states.append(learner.state())
+    pairs = [(states[0][kind], states[1][kind]) for kind in ("model", "ema") if states[0][kind] is not None]
+    far = max((left[name] - right[name]).abs().max().item() for left, right in pairs for name in right)
+    return [spmd.graphs["train step"], far]
+
+
+def _batch(size: int, seed: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "image": torch.randint(0, 256, (size, 8, 8, 3), generator=draw, dtype=torch.uint8),
+        "label": torch.randint(0, 10, (size,), generator=draw),
+        "weight": torch.ones(size),
+        "flip": torch.zeros(size, dtype=torch.bool),
+    }
+
+
+def _part_of_a_pod() -> list[int]:
+    """What a runtime reads as host 3 of 4, where rank and world size of torch_xla stay 0 and 1."""
+    import torch_xla.runtime as xr
+
+    from trainer.runtime import Spmd
+
+    before = xr.process_index, xr.process_count
+    xr.process_index, xr.process_count = lambda: 3, lambda: 4
+    try:
+        host = Spmd("fp32")
+        return [host.host, host.num_hosts, xr.global_ordinal(), xr.world_size()]
+    finally:
+        xr.process_index, xr.process_count = before
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from trainer import checkpoint
 from trainer import config as configs
 from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
 from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
+from trainer.runtime import STATIC_OPTIMIZERS
 
 pytestmark = pytest.mark.slow
 
@@ -161,10 +162,15 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert "devices=[4]" in facts["shardings"]["label"]
     assert "devices=[4,1,1,1]" in facts["shardings"]["image"]
     assert facts["label"] == list(range(8))
-    # This process reads everything: world size and rank of torch_xla (1 and 0) would be right by accident only.
     assert facts["part"] == [0, 1, 4]
+    # Rank and world size of torch_xla are 0 and 1 on every host: a pod that reads by them trains on the same data.
+    assert facts["part of a pod"] == [3, 4, 0, 1]
     assert facts["alone"] == facts["over the mesh"] == facts["values"]
     assert facts["graphs"] == [1, 0]
+    assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
+    for way, (graphs, far) in facts["steps"].items():
+        assert graphs == 1, way
+        assert far < TOLERANCE, way
 
 
 def changing_model(num_classes: int) -> Any:

@@ -1,0 +1,169 @@
+"""The arithmetic of a step against the same written down plainly."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, log_softmax, one_hot
+
+from tests.makers.training import tiny_config
+from trainer import model
+from trainer.augment import Normalize
+from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.learner import Learner
+from trainer.runtime import Single
+
+CLASSES = 5
+PLAIN = OptimizerConfig(name="momentum", learning_rate=1.0, weight_decay=0.0, momentum=0.0)
+"""Its step at rate r takes r times the gradient away."""
+
+Batch = dict[str, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def linear(num_classes: int) -> nn.Module:
+    """A model without statistics of the batch."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, num_classes))
+
+
+def config_of(**changes: Any) -> TrainConfig:
+    changes = {"model": ModelConfig(name=f"{__name__}:linear"), "optimizer": PLAIN, **changes}
+    return tiny_config(None, "run", **changes)
+
+
+def learner_of(**changes: Any) -> Learner:
+    return Learner(Single("fp32"), config_of(**changes), CLASSES, None)
+
+
+def batch_of(size: int, *, seed: int = 0) -> Batch:
+    draw = torch.Generator().manual_seed(seed)
+    return {
+        "image": torch.randint(0, 256, (size, 4, 4, 3), generator=draw, dtype=torch.uint8),
+        "label": torch.randint(0, CLASSES, (size,), generator=draw),
+        "weight": torch.ones(size),
+    }
+
+
+def weights(net: nn.Module) -> torch.Tensor:
+    return torch.cat([parameter.detach().clone().flatten() for parameter in net.parameters()])
+
+
+def gradient(batch: Batch, loss_of: Any) -> torch.Tensor:
+    """The gradient of a loss of (logits, labels) for fresh weights."""
+    net = model.build(config_of().model, CLASSES, 0)
+    loss = loss_of(net(Normalize()(batch["image"])), batch["label"])
+    return torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(net.parameters()))])
+
+
+def moved(batch: Batch, rate: float = 0.5, **changes: Any) -> torch.Tensor:
+    """How far one step at that rate moves the weights, divided by the rate."""
+    learner = learner_of(**changes)
+    before = weights(learner.net)
+    learner.train_step(batch, rate, key=1)
+    return (before - weights(learner.net)) / rate
+
+
+def test_a_step_takes_the_gradient_of_the_mean_loss_away() -> None:
+    batch = batch_of(6)
+    torch.testing.assert_close(moved(batch), gradient(batch, cross_entropy))
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_samples_of_weight_0_count_in_no_gradient_and_no_sum(passes: int) -> None:
+    whole = batch_of(8)
+    whole["weight"][5:] = 0
+    part = {name: tensor[:5] for name, tensor in whole.items()}
+    torch.testing.assert_close(moved(whole, accumulate=passes), gradient(part, cross_entropy))
+    row = learner_of().train_step(whole, 0.0, key=1)
+    torch.testing.assert_close(row, learner_of().train_step(part, 0.0, key=1))
+    assert row[1] == 5
+
+
+def test_label_smoothing_gives_all_classes_a_share() -> None:
+    def smooth(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        target = 0.8 * one_hot(labels, CLASSES) + 0.2 / CLASSES
+        return -(target * log_softmax(logits, 1)).sum(1).mean()
+
+    batch = batch_of(6)
+    found = moved(batch, regularize=RegularizeConfig(label_smoothing=0.2))
+    torch.testing.assert_close(found, gradient(batch, smooth))
+
+
+def test_mixed_images_have_the_labels_of_both() -> None:
+    batch = batch_of(6)
+    share = 0.75
+    batch["mix"] = torch.tensor([share, 0, 0, 0, 0]).repeat(6, 1)
+
+    def mixed_loss(net: nn.Module) -> torch.Tensor:
+        images = Normalize()(batch["image"])
+        logits = net(share * images + (1 - share) * images.flip(0))
+        return share * cross_entropy(logits, batch["label"]) + (1 - share) * cross_entropy(
+            logits, batch["label"].flip(0)
+        )
+
+    net = model.build(config_of().model, CLASSES, 0)
+    expected = torch.cat([one.flatten() for one in torch.autograd.grad(mixed_loss(net), list(net.parameters()))])
+    torch.testing.assert_close(moved(batch), expected)
+
+
+def test_a_clipped_gradient_has_the_length_asked_for_and_a_short_one_stays() -> None:
+    batch = batch_of(6)
+    full = moved(batch)
+    clipped = moved(batch, regularize=RegularizeConfig(clip_norm=0.01))
+    assert clipped.norm().item() == pytest.approx(0.01, rel=1e-3)
+    torch.testing.assert_close(clipped / clipped.norm(), full / full.norm(), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(moved(batch, regularize=RegularizeConfig(clip_norm=1e6)), full)
+
+
+def test_clipping_is_of_the_whole_step_and_not_of_each_pass() -> None:
+    batch = batch_of(8)
+    found = [moved(batch, accumulate=passes, regularize=RegularizeConfig(clip_norm=0.5)) for passes in (1, 2, 4)]
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
+def test_averaged_weights_follow_slowly_and_are_what_is_evaluated() -> None:
+    learner = learner_of(regularize=RegularizeConfig(ema_decay=0.75))
+    expected = weights(learner.net)
+    for step in range(3):
+        learner.train_step(batch_of(6, seed=step), 0.1, key=step)
+        expected = 0.75 * expected + 0.25 * weights(learner.net)
+    averaged = learner.state()["ema"]
+    torch.testing.assert_close(torch.cat([one.flatten() for one in averaged.values()]), expected)
+    net = model.build(config_of().model, CLASSES, 0)
+    net.load_state_dict(averaged)
+    batch = batch_of(6)
+    loss = cross_entropy(net(Normalize()(batch["image"])), batch["label"], reduction="sum")
+    torch.testing.assert_close(learner.eval_step(batch)[0], loss.detach())
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "lars", "lamb", "rmsprop"])
+def test_any_optimizer_of_timm_lowers_the_loss(name: str) -> None:
+    learner = learner_of(optimizer=OptimizerConfig(name=name, learning_rate=0.01))
+    batch = batch_of(6)
+    found = [learner.train_step(batch, 0.01, key=step)[0].item() for step in range(20)]
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "lars"])
+def test_a_rate_that_is_a_tensor_gives_the_steps_of_one_that_is_a_number(name: str) -> None:
+    # What compiled runtimes do, so that a learning rate that changes is no new graph.
+    class TensorRates(Single):
+        def rate(self, value: float) -> torch.Tensor:
+            return torch.tensor(value)
+
+    config = config_of(optimizer=OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01))
+    learners = [Learner(kind("fp32"), config, CLASSES, None) for kind in (Single, TensorRates)]
+    for step, rate in enumerate((0.01, 0.1, 0.0, 0.05, 0.002)):
+        for learner in learners:
+            learner.train_step(batch_of(6, seed=step), rate, key=step)
+    torch.testing.assert_close(*(weights(learner.net) for learner in learners), rtol=1e-5, atol=1e-6)
