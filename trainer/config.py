@@ -83,7 +83,8 @@ class TrainConfig:
 
     `global_batch_size` counts samples per step over all replicas; `accumulate` cuts each step into that many smaller
     forward and backward passes. `max_steps` stops a run early without changing its schedule. `resume` is
-    "auto" (the newest whole checkpoint of the run folder, if any), "never", or a checkpoint's URL.
+    "auto" (the newest whole checkpoint of the run folder, if any), "never", or a checkpoint's URL. `cache_dir` and
+    `cache_bytes` together keep what comes from a bucket on a local disk (docs/stream.md).
     """
 
     recipe: str = "default"
@@ -106,6 +107,8 @@ class TrainConfig:
     checkpoint_every_steps: int | None = None
     keep_checkpoints: int = 3
     stall_timeout_s: int = 900
+    cache_dir: str | None = None
+    cache_bytes: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
     image: ImageConfig = field(default_factory=ImageConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -122,6 +125,8 @@ class TrainConfig:
             )
         if self.profile_steps is not None and not 0 <= self.profile_steps[0] < self.profile_steps[1]:
             raise ConfigError(f"profile_steps is {self.profile_steps}, expected START:STOP with START before STOP")
+        if (self.cache_dir is None) != (self.cache_bytes is None):
+            raise ConfigError("cache_dir and cache_bytes belong together; give both, or none")
         if self.fake_data and self.manifest is not None:
             raise ConfigError(
                 "fake_data reads no shard set, so it can't be given with a manifest; leave one of them out"

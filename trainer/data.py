@@ -10,6 +10,7 @@ from shardset import manifest as manifests
 from shardset.errors import ConfigError
 from shardset.manifest import Manifest
 from shardset.permutation import derive_key, hash64
+from trainer.blockcache import DiskCache
 from trainer.config import ImageConfig, TrainConfig
 from trainer.decode import CenterCrop, Crop, ImageSpec, PadCrop, RandomResizedCrop
 from trainer.errors import PlanMismatch
@@ -173,7 +174,14 @@ def _stream(
         world_size=num_hosts,
         seed=seed,
         image=image,
+        disk_cache=_disk_cache(config),
     )
+
+
+def _disk_cache(config: TrainConfig) -> DiskCache | None:
+    if config.cache_dir is None or config.cache_bytes is None:
+        return None
+    return DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
 
 
 def _fake(config: TrainConfig, host: int, num_hosts: int) -> Data:

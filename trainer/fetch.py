@@ -9,11 +9,10 @@ import heapq
 import itertools
 import logging
 import os
-import queue
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -29,10 +28,13 @@ from shardset.manifest import Shard, Split
 from shardset.order import Order, Pieces, Slots
 from shardset.storage import LocalStorage, Storage
 from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
+from trainer.blockcache import BlockCache
+from trainer.threads import Threads
 
 _log = logging.getLogger(__name__)
 
 NUM_FETCHERS = 32
+NUM_CACHE_READERS = 4
 MAX_OPEN_FILES = 256
 HEDGE_AFTER = 0.95
 MIN_HEDGE_S = 0.05
@@ -226,11 +228,29 @@ class Reads(Protocol):
         ...
 
 
-def open_reads(order: Order, table: ShardTable, budget_bytes: int) -> Reads:
-    """Reads by sample on a local disk, by block anywhere else."""
+class RangeReader(Protocol):
+    """A way to ranges of shards that begin and end with a sample."""
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes that storage has sent so far."""
+        ...
+
+    def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
+        """The bytes [start, stop) of a shard, all of them; `fresh` asks storage even where they are cached."""
+        ...
+
+    def close(self) -> None:
+        """Ends all threads and fails what is open."""
+        ...
+
+
+def open_reads(order: Order, table: ShardTable, budget_bytes: int, cache: BlockCache | None = None) -> Reads:
+    """Reads by sample on a local disk, by block anywhere else, from the cache what it has."""
     if isinstance(table.storage, LocalStorage):
         return LocalReads(table)
-    return BlockReads(order, table, RemoteReader(table), budget_bytes)
+    remote = RemoteReader(table)
+    return BlockReads(order, table, remote if cache is None else CachedReader(remote, table, cache), budget_bytes)
 
 
 class LocalReads:
@@ -327,13 +347,13 @@ class RemoteReader:
         self._lock = threading.Lock()
         self._times: dict[int, deque[float]] = {}
         self._running: set[_Read] = set()
-        self._fetchers = _Threads("shardset-fetch", num_fetchers)
-        self._hedgers = _Threads("shardset-hedge", max(1, num_fetchers // 8))
+        self._fetchers = Threads("shardset-fetch", num_fetchers)
+        self._hedgers = Threads("shardset-hedge", max(1, num_fetchers // 8))
         self._closed = threading.Event()
         self._watch = threading.Thread(target=self._hedge_late_ones, name="shardset-watch", daemon=True)
         self._watch.start()
 
-    def submit(self, shard: int, start: int, stop: int) -> Future[bytes]:
+    def submit(self, shard: int, start: int, stop: int, *, fresh: bool = True) -> Future[bytes]:
         """The bytes [start, stop) of a shard, all of them, from the object that the manifest describes."""
         read = _Read(shard, start, stop)
         with self._lock:
@@ -355,7 +375,7 @@ class RemoteReader:
         for read in running:
             _settle(read.result, CancelledError())
 
-    def _attempt(self, read: "_Read", threads: "_Threads") -> None:
+    def _attempt(self, read: "_Read", threads: "Threads") -> None:
         read.attempts += 1
         threads.submit(lambda: self._try(read))
 
@@ -423,30 +443,66 @@ class RemoteReader:
         return earned
 
 
-class _Threads:
-    """Daemon threads for jobs that may wait for minutes: leaving the program does not wait for them."""
+class CachedReader:
+    """A reader that asks another one only for what a cache has not, and keeps what that brings."""
 
-    def __init__(self, name: str, num_threads: int) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)]
-        for thread in self._threads:
-            thread.start()
+    def __init__(self, reader: RangeReader, table: ShardTable, cache: BlockCache) -> None:
+        self.reader, self.table, self.cache = reader, table, cache
+        self._threads = Threads("shardset-cache", NUM_CACHE_READERS)
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Runs `job` on the next thread that is free."""
-        self._jobs.put(job)
+    @property
+    def num_bytes_read(self) -> int:
+        """See RangeReader."""
+        return self.reader.num_bytes_read
+
+    def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
+        """See RangeReader."""
+        first, last = np.searchsorted(self.table.index(shard).starts, [start, stop]).tolist()
+        wanted, result = _Samples(shard, first, last, start, stop), Future[bytes]()
+        if fresh or (span := self.cache.missing(shard, first, last)) == (first, last):
+            self._fetch(result, wanted, wanted)
+        elif span is None:
+            self._threads.submit(lambda: self._read(result, wanted))
+        else:
+            index = self.table.index(shard)
+            start, stop = index.starts.item(span[0]), index.stops.item(span[1] - 1)
+            self._fetch(result, wanted, _Samples(shard, *span, start, stop))
+        return result
 
     def close(self) -> None:
-        """Each thread ends with the job that it has; the others are not done."""
-        with suppress(queue.Empty):
-            while True:
-                self._jobs.get_nowait()
-        for _ in self._threads:
-            self._jobs.put(None)
+        """See RangeReader."""
+        self.reader.close()
+        self._threads.close()
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+    def _read(self, result: Future[bytes], wanted: "_Samples") -> None:
+        data = self.cache.read(wanted.shard, wanted.start, wanted.stop)
+        if len(data) == wanted.stop - wanted.start:
+            _settle(result, data)
+        else:
+            self._fetch(result, wanted, wanted)
+
+    def _fetch(self, result: Future[bytes], wanted: "_Samples", span: "_Samples") -> None:
+        def arrived(read: Future[bytes]) -> None:
+            try:
+                data = read.result()
+                self.cache.put(span.shard, span.first, span.last, span.start, data)
+                before = self.cache.read(wanted.shard, wanted.start, span.start)
+                outcome: bytes | BaseException = before + data + self.cache.read(wanted.shard, span.stop, wanted.stop)
+            except BaseException as error:  # noqa: BLE001 - raised again to whoever waits for the bytes
+                outcome = error
+            _settle(result, outcome)
+
+        self.reader.submit(span.shard, span.start, span.stop).add_done_callback(arrived)
+
+
+class _Samples(NamedTuple):
+    """The samples [first, last) of a shard, and their bytes [start, stop)."""
+
+    shard: int
+    first: int
+    last: int
+    start: int
+    stop: int
 
 
 def _settle(result: "Future[bytes]", outcome: bytes | BaseException) -> None:
@@ -482,7 +538,7 @@ class BlockReads:
     begins after its own bytes and no others. What is held is counted; `has_room` says when to wait.
     """
 
-    def __init__(self, order: Order, table: ShardTable, reader: RemoteReader, budget_bytes: int) -> None:
+    def __init__(self, order: Order, table: ShardTable, reader: RangeReader, budget_bytes: int) -> None:
         self.order = order
         self.table = table
         self.reader = reader
@@ -610,9 +666,10 @@ class BlockTicket:
         try:
             return check_sample(sample, self.address, where)
         except DamagedShard as error:
-            _log.warning("%s; asking for it once more, in case it was the wire", error)
+            _log.warning("%s; asking for it once more, in case it was the wire or the cache", error)
         with _naming(self.address, where):
-            again = self.reads.reader.submit(self.address.shard, self.address.start, self.address.stop).result()
+            place = self.address.shard, self.address.start, self.address.stop
+            again = self.reads.reader.submit(*place, fresh=True).result()
         return check_sample(again, self.address, where)
 
 

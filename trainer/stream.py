@@ -26,6 +26,8 @@ from shardset import manifest as manifests
 from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order
 from shardset.errors import ConfigError, DamagedShard
 from shardset.order import LastBatch, OrderState, Slots, check_world
+from shardset.storage import LocalStorage
+from trainer.blockcache import BlockCache, DiskCache
 from trainer.cache import DecodedCache
 from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, draws, pad_crop
 from trainer.fetch import (
@@ -57,7 +59,8 @@ class Stream:
     are part of the order: give those of the state to go on with a run. `bad_samples` says what happens to a sample
     whose bytes are damaged or no image: `raise`, take another one of its lane (`substitute`), or a black image of
     weight 0 (`mask`); slots never shift, and it is logged. Where all small images (PadCrop) fit the rest of the budget
-    decoded, they are decoded once in the life of the stream.
+    decoded, they are decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
+    disk. `num_bytes_read` counts the bytes of samples that finished runs asked of storage, without indexes.
 
     Raises ConfigError where the numbers do not fit, ManifestError where there is no whole shard set.
     """
@@ -83,6 +86,7 @@ class Stream:
         num_threads: int | None = None,
         prefetch: int = PREFETCH,
         budget_bytes: int = BUDGET_BYTES,
+        disk_cache: DiskCache | None = None,
     ) -> None:
         check_world(global_batch_size, rank, world_size)
         self.manifest, storage = manifests.load(manifest_url)
@@ -96,7 +100,11 @@ class Stream:
         self.fields, self.with_key, self.bad_samples = tuple(fields), with_key, bad_samples
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self.prefetch = prefetch
+        self.num_bytes_read = 0
         self.table = ShardTable(storage, self.split)
+        if disk_cache is not None and isinstance(storage, LocalStorage):
+            raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
+        self.disk_cache = None if disk_cache is None else BlockCache(disk_cache, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
         self.order = fit_order(
             [shard.num_samples for shard in self.split.shards],
@@ -207,7 +215,7 @@ class _Pipeline:
 
     def __init__(self, stream: Stream, spans: Iterator[tuple[int, range]]) -> None:
         self.stream = stream
-        self.reads: Reads = open_reads(stream.order, stream.table, stream.memory.raw)
+        self.reads: Reads = open_reads(stream.order, stream.table, stream.memory.raw, stream.disk_cache)
         self._spans = spans
         self._stopped = threading.Event()
         self._planned: queue.Queue[_Step | _Failure | None] = queue.Queue(READ_AHEAD)
@@ -229,6 +237,7 @@ class _Pipeline:
         for thread in self._threads:
             thread.join()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self.stream.num_bytes_read += self.reads.num_bytes_read
 
     def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
         while (work := self._receive(self._begun)) is not None:

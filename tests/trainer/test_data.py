@@ -1,3 +1,4 @@
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, ManifestError
+from shardset.storage import open_storage
+from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer import data
 from trainer.config import ModelConfig
@@ -119,3 +122,20 @@ def test_a_fake_epoch_is_its_plan_too(monkeypatch: pytest.MonkeyPatch) -> None:
         for _, _, batch in steps_of(part.train, 0, len(part.train)):
             seen = seen.plus(batch["id"][batch["weight"] > 0])
     assert seen == opened[0].plan
+
+
+def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path) -> None:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
+    write_shard_set(open_storage(url), splits)
+    config = replace(tiny_config(url, tmp_path), cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 20)
+    opened = open_data(config, 0, 1)
+    for stream in (opened.train, opened.evaluation):
+        for _ in stream.run(iter([(0, range(len(stream)))])):
+            pass
+    assert len([path for path in (tmp_path / "cache").glob("*/*") if path.name.isdigit()]) == 4
+
+
+def test_a_cache_needs_a_folder_and_a_size(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="belong together"):
+        replace(tiny_config("memory://none/set", tmp_path), cache_dir=str(tmp_path))

@@ -1,0 +1,236 @@
+"""What came from a bucket is kept on disk: nothing is read twice, nothing wrong is believed, the budget holds."""
+
+import pickle
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardset.errors import ConfigError
+from shardset.manifest import load
+from shardset.storage import open_storage
+from tests.makers.shardset import png_samples, write_shard_set
+from trainer import blockcache
+from trainer.blockcache import BlockCache, DiskCache
+from trainer.stream import Stream
+
+NUM_SAMPLES, NUM_SHARDS = 80, 4
+SHOWN = Path(__file__).parents[2]
+
+
+def shard_set(url=None, split="train"):
+    url = url or f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {split: png_samples(split, NUM_SAMPLES, size=8)}, num_shards=NUM_SHARDS)
+    return url
+
+
+@pytest.fixture(scope="module")
+def url():
+    return shard_set()
+
+
+def opened(url, folder, num_bytes=1 << 20, **options):
+    choices = {"global_batch_size": 10, "rank": 0, "world_size": 1, "seed": 3, "block_size": 4, "window": 3}
+    cache = DiskCache(folder=str(folder), num_bytes=num_bytes)
+    return Stream(url, "train", image=None, fields=("png",), disk_cache=cache, **choices | options)
+
+
+def read(stream, epoch=0):
+    """(bytes of each sample by id, how many bytes were read for it)."""
+    before, found = stream.num_bytes_read, {}
+    for batch in stream.epoch(epoch):
+        found |= dict(zip(batch["id"].tolist(), batch["png"], strict=True))
+    return found, stream.num_bytes_read - before
+
+
+@pytest.fixture(scope="module")
+def expected(url):
+    return {
+        number: dict(sample.fields)["png"] for number, sample in enumerate(png_samples("train", NUM_SAMPLES, size=8))
+    }
+
+
+def cached_shards(folder):
+    return sorted(path for path in Path(folder).glob("*/*") if path.name.isdigit())
+
+
+def shard_bytes(url, number=0):
+    shard = load(url)[0].split("train").shards[number]
+    return shard.num_bytes + shard.num_samples
+
+
+def test_the_second_epoch_reads_nothing_from_the_bucket(url, tmp_path, expected):
+    stream = opened(url, tmp_path)
+    found, num_bytes = read(stream)
+    assert found == expected
+    assert 0 < num_bytes < stream.stored_bytes
+    assert read(stream, 1) == (expected, 0)
+
+
+def test_a_new_run_reads_nothing_from_the_bucket(url, tmp_path, expected):
+    read(opened(url, tmp_path))
+    assert read(opened(url, tmp_path, seed=8, global_batch_size=20), 5) == (expected, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_what_is_missing_is_read(url, tmp_path, expected, rank):
+    half = opened(url, tmp_path, rank=rank, world_size=2)
+    _, num_bytes = read(half)
+    found, rest = read(opened(url, tmp_path))
+    assert found == expected
+    assert 0 < rest < 1.5 * num_bytes
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "zero", "remove", "empty"])
+def test_a_damaged_cache_is_a_miss_and_is_mended(url, tmp_path, expected, damage):
+    read(opened(url, tmp_path))
+    path = cached_shards(tmp_path)[2]
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[600] ^= 1
+    elif damage == "cut":
+        del data[len(data) // 2 :]
+    elif damage == "zero":
+        data[1000:5000] = bytes(4000)
+    else:
+        data = bytearray()
+    path.write_bytes(data)
+    if damage == "remove":
+        path.unlink()
+    found, num_bytes = read(opened(url, tmp_path))
+    assert found == expected
+    assert num_bytes > 0
+    assert read(opened(url, tmp_path), 1) == (expected, 0)
+
+
+def test_a_cache_that_is_damaged_while_it_is_read_is_a_miss(url, tmp_path, expected):
+    stream = opened(url, tmp_path)
+    read(stream)
+    for path in cached_shards(tmp_path):
+        with path.open("r+b") as file:
+            file.truncate(700)
+    assert read(stream, 1)[0] == expected
+
+
+def test_the_budget_is_kept_and_what_came_first_stays(url, tmp_path, expected):
+    budget = 2 * shard_bytes(url) + 100
+    stream = opened(url, tmp_path, budget)
+    found, first = read(stream)
+    assert found == expected
+    assert sum(path.stat().st_size for path in cached_shards(tmp_path)) <= budget
+    assert len(cached_shards(tmp_path)) == 2
+    found, num_bytes = read(stream, 1)
+    assert found == expected
+    assert num_bytes == pytest.approx(first / 2, rel=0.2)
+
+
+def test_a_set_that_nobody_reads_makes_room_and_one_in_use_does_not(url, tmp_path, expected):
+    budget = 4 * shard_bytes(url) + 400
+    other = opened(shard_set(), tmp_path, budget, seed=1)
+    read(other)
+    kept = cached_shards(tmp_path)
+    write_other = shard_set(split="train")
+    assert len(kept) == 4
+    stream = opened(write_other, tmp_path, budget)
+    assert stream.disk_cache._folder == other.disk_cache._folder  # equal shards are one set, wherever they lie
+    different = f"memory://{uuid.uuid4().hex}/set"
+    samples = png_samples("train", NUM_SAMPLES, size=9)
+    write_shard_set(open_storage(different), {"train": samples}, num_shards=NUM_SHARDS)
+    third = opened(different, tmp_path, budget)
+    read(third)
+    assert [path for path in kept if path.exists()] == kept
+    del other, stream
+    read(opened(different, tmp_path, budget), 1)
+    assert not any(path.exists() for path in kept)
+
+
+def test_files_that_are_not_ours_stay(url, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "000000").write_bytes(b"mine" * 10_000)
+    budget = shard_bytes(url) + 100
+    read(opened(url, tmp_path, budget))
+    assert (tmp_path / "notes" / "000000").read_bytes() == b"mine" * 10_000
+
+
+def test_a_full_disk_costs_the_cache_and_not_the_run(url, tmp_path, expected, caplog, monkeypatch):
+    def full(fd, data, at):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(blockcache, "_pwrite", full)
+    assert read(opened(url, tmp_path))[0] == expected
+    assert "No space left on device" in caplog.text
+
+
+def test_a_budget_that_holds_no_shard_is_refused(url, tmp_path):
+    with pytest.raises(ConfigError, match="holds not one shard"):
+        opened(url, tmp_path, 1000)
+
+
+def test_a_budget_that_the_disk_has_not_is_refused(url, tmp_path):
+    with pytest.raises(ConfigError, match=r"bytes are free for the cache, \d+ were asked for"):
+        opened(url, tmp_path, 1 << 60)
+
+
+def test_a_folder_that_can_not_be_one_is_refused(url, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="can't be the folder of a cache"):
+        opened(url, tmp_path / "file" / "cache")
+
+
+def test_shards_on_a_local_disk_need_no_cache(tmp_path):
+    with pytest.raises(ConfigError, match="lies on a local disk already"):
+        opened(shard_set(str(tmp_path / "set")), tmp_path / "cache")
+
+
+def test_a_cache_travels_between_processes(url, tmp_path, expected):
+    stream = opened(url, tmp_path)
+    read(stream)
+    again = pickle.loads(pickle.dumps(BlockCache(stream.disk_cache.spec, stream.split)))
+    assert again.missing(0, 0, 20) is None
+    assert np.array_equal(again.missing(0, 0, 20), stream.disk_cache.missing(0, 0, 20))
+
+
+READER = """
+import sys
+from tests.trainer.test_blockcache import opened, read
+stream = opened(sys.argv[1], sys.argv[2])
+for epoch in range(int(sys.argv[3])):
+    found, num_bytes = read(stream, epoch)
+print(len(found), stream.num_bytes_read, num_bytes)
+"""
+
+
+def start(url, folder, epochs):
+    words = [sys.executable, "-c", READER, url, str(folder), str(epochs)]
+    return subprocess.Popen(words, cwd=SHOWN, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.gcs
+def test_two_processes_share_a_cache(gcs_root, tmp_path, expected):
+    url = shard_set(f"{gcs_root}/set")
+    both = [start(url, tmp_path, 3) for _ in range(2)]
+    outcomes = [tuple(map(int, process.communicate(timeout=100)[0].split())) for process in both]
+    assert [(count, last) for count, _, last in outcomes] == [(NUM_SAMPLES, 0)] * 2
+    assert len(cached_shards(tmp_path)) == NUM_SHARDS
+    assert read(opened(url, tmp_path), 7) == (expected, 0)
+
+
+@pytest.mark.gcs
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [0, 1, 2, 3])
+def test_a_process_killed_in_the_middle_leaves_a_cache_that_serves(gcs_root, tmp_path, expected, shards):
+    url = shard_set(f"{gcs_root}/set")
+    process = start(url, tmp_path, 1000)
+    deadline = time.monotonic() + 60
+    while len(cached_shards(tmp_path)) <= shards and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    stream = opened(url, tmp_path)
+    assert read(stream)[0] == expected
+    assert read(stream, 1) == (expected, 0)
