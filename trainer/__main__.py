@@ -1,4 +1,4 @@
-"""`python -m trainer train|evaluate|bench-input|merge-logs`: arguments -> config -> one call."""
+"""`python -m trainer train|evaluate|bench-input|doctor|merge-logs|tpu`: arguments -> config -> one call."""
 
 import argparse
 import json
@@ -79,6 +79,9 @@ def parser() -> argparse.ArgumentParser:
     _verb(verbs, "train", train, "train from a manifest to a model, or go on where the run folder stands")
     _verb(verbs, "evaluate", evaluate, "print the accuracy of the best checkpoint of a run folder, or of --resume URL")
     _verb(verbs, "bench-input", bench_input, "read and decode as training would, without a model, and print the rate")
+    check = _verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
+    check.add_argument("--want-images-per-second", type=float, metavar="N", help="what the whole run is to read")
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
     merge = verbs.add_parser("merge-logs", help="print the logs of all hosts by time", allow_abbrev=False)
     merge.add_argument("--run-dir", required=True, help="the run folder, local or gs://")
     merge.add_argument("--debug", action="store_true", help="show tracebacks")
@@ -92,8 +95,10 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _verb(verbs: Any, name: str, command: Callable[[argparse.Namespace], None], help_text: str) -> None:
-    verb = verbs.add_parser(
+def _verb(
+    verbs: Any, name: str, command: Callable[[argparse.Namespace], None], help_text: str
+) -> argparse.ArgumentParser:
+    verb: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=help_text,
         description=help_text,
@@ -104,6 +109,7 @@ def _verb(verbs: Any, name: str, command: Callable[[argparse.Namespace], None], 
     _add_flags(verb)
     verb.add_argument("--debug", action="store_true", help="show tracebacks")
     verb.set_defaults(command=command)
+    return verb
 
 
 def _add_flags(verb: argparse.ArgumentParser) -> None:
@@ -186,6 +192,16 @@ def bench_input(options: argparse.Namespace) -> None:
         samples += int((batch["weight"] > 0).sum())
     seconds = time.perf_counter() - start
     print(f"{samples} samples in {limit} steps and {seconds:.2f} s: {samples / seconds:.0f} samples/s on this host")
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """`doctor`."""
+    from trainer import doctor
+
+    wanted = options.want_images_per_second
+    if wanted is not None and not 0 < wanted < float("inf"):
+        raise ConfigError(f"--want-images-per-second {wanted} is not a rate, for example 5000")
+    doctor.report(doctor.findings(config_of(options), wanted), as_json=options.json)
 
 
 def merge_logs(options: argparse.Namespace) -> None:
