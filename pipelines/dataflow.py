@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import grpc
 from apache_beam.options.pipeline_options import (
     GoogleCloudOptions,
     PipelineOptions,
@@ -43,9 +44,9 @@ def is_wanted(options: PipelineOptions) -> bool:
 
 
 def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:
-    """What Beam raises when the job failed or the service refused it."""
+    """What Beam raises when a job failed, or the service that runs it refused it or went away."""
     if not is_wanted(options):
-        return (RuntimeError,)
+        return RuntimeError, grpc.RpcError
     # Both take a second to import, which other runners do without.
     from apache_beam.runners.dataflow.dataflow_runner import DataflowRuntimeException
     from google.api_core.exceptions import GoogleAPICallError

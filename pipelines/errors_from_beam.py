@@ -20,6 +20,7 @@ _NAMES = {
 _LOST = re.compile(
     r"(?:Pipeline \S+ failed in state |Dataflow pipeline failed\. State: )(\w+)(?:: |, Error:)(.*)", flags=re.DOTALL
 )
+_HUNG_UP = re.compile(r"<_\w+ of RPC that terminated with:.*?details = \"(.*?)\"", flags=re.DOTALL)
 _LINE = re.compile(
     r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(" + "|".join(sorted(_NAMES)) + r"): (.*?)(?: \[while running |\\n|\n|$)"
 )
@@ -34,7 +35,7 @@ def translated(failures: tuple[type[Exception], ...] = (RuntimeError,)) -> Itera
     try:
         yield
     except failures as error:
-        ours = find(str(error)) or _lost_job(str(error))
+        ours = find(str(error)) or _lost_job(str(error)) or _lost_server(str(error))
         if ours is None and isinstance(error, RuntimeError):
             raise
         ours = ours or _refused(error)
@@ -57,6 +58,16 @@ def _lost_job(text: str) -> errors.ShardsetError | None:
     return errors.ShardsetError(
         f"the job ended as {lost[1]} ({_gist(lost[2])}); "
         "the runner's log has the whole of it; the same command goes on from here"
+    )
+
+
+def _lost_server(text: str) -> errors.ShardsetError | None:
+    lost = _HUNG_UP.match(text)
+    if lost is None:
+        return None
+    return errors.ShardsetError(
+        f"the job server is gone ({lost[1]}); start it again, its own log may say why; "
+        "the same command goes on from here"
     )
 
 

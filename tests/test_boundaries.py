@@ -40,6 +40,7 @@ DISTRIBUTIONS = {
     "cv2": "opencv-python-headless",
     "google": "google-cloud-storage",
     "google_crc32c": "google-crc32c",
+    "grpc": "apache-beam",
     "jpegio": "pyjpegio",
     "requests": "google-cloud-storage",
     "urllib3": "google-cloud-storage",

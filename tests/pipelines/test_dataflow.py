@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 
+import grpc
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
@@ -150,6 +151,23 @@ def test_a_location_holds_its_regions(location, region, expected):
 def test_a_failed_job_becomes_one_sentence(text, sentence):
     with pytest.raises(ShardsetError, match=re.escape(sentence)), errors_from_beam.translated():
         raise RuntimeError(text)
+
+
+class HungUp(grpc.RpcError):
+    """As it was seen when a job server was killed."""
+
+    def __str__(self) -> str:
+        return (
+            "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
+            '\tdetails = "Stream removed (Socket closed)"\n\tdebug_error_string = "UNAVAILABLE:Stream removed"\n>'
+        )
+
+
+def test_a_job_server_that_dies_is_said_in_one_sentence():
+    failures = dataflow.failures(options(runner="PortableRunner"))
+    sentence = re.escape("the job server is gone (Stream removed (Socket closed)); start it again")
+    with pytest.raises(ShardsetError, match=sentence), errors_from_beam.translated(failures):
+        raise HungUp
 
 
 def test_an_error_that_is_nobody_s_stays_what_it_is():
