@@ -1,7 +1,9 @@
 import itertools
+import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from tests.makers.training import (
     tiny_config,
 )
 from trainer import checkpoint, data, hold, loop, preemption, runtime
+from trainer import config as configs
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.data import Counted, open_data, steps_of
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
@@ -99,6 +102,32 @@ def test_the_run_folder_holds_the_config_the_logs_and_the_last_checkpoint(undist
     assert (undisturbed / "logs/host-000.log").exists()
     assert list((undisturbed / "tensorboard").iterdir())
     assert newest_state(undisturbed)["step"] == 2 * STEPS
+
+
+def test_the_full_configuration_is_in_the_run_folder_and_was_printed(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(manifest, tmp_path, max_steps=1, seed=3)
+    run(config)
+    written = (tmp_path / "config.json").read_text()
+    assert configs.from_dict(json.loads(written)) == config
+    assert written in capsys.readouterr().out
+
+
+def test_a_run_that_waits_for_data_says_so_and_what_to_change(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Stream.run
+
+    def slowed(self: Stream, spans: Any) -> Iterator[Any]:
+        for item in slow(self, spans):
+            time.sleep(0.2)
+            yield item
+
+    monkeypatch.setattr(Stream, "run", slowed)
+    run(tiny_config(manifest, tmp_path, epochs=1))
+    assert read_records(tmp_path, "epoch")[0]["input_wait_percent"] > 10
+    assert "input-bound: steps waited" in (tmp_path / "logs/host-000.log").read_text()
 
 
 def test_a_run_ends_with_a_line_that_says_the_accuracy(manifest: str, tmp_path: Path, capsys: Any) -> None:

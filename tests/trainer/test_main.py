@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,29 @@ def test_errors_are_one_line_and_have_their_exit_code(
     assert command.main(arguments) == code
     errors = capsys.readouterr().err
     assert message in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("flag", ["--manifest", "--run-dir"])
+def test_a_bucket_that_cannot_be_read_is_named(
+    flag: str, manifest: str, tmp_path: Path, gcs_root: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = gcs_root.replace("gs://bucket", "gs://no-such-bucket")
+    assert command.main(["train", *tiny(manifest, tmp_path), flag, url]) == command.FAILED
+    errors = capsys.readouterr().err
+    assert url in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_manifest_of_another_version_is_refused(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = json.loads((Path(manifest) / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**values, "version": 99}))
+    assert command.main(["train", *tiny(str(tmp_path), tmp_path / "run")]) == command.FAILED
+    errors = capsys.readouterr().err
+    assert "version 99 is newer than this program reads" in errors
     assert errors.count("\n") == 1
 
 

@@ -1,4 +1,5 @@
 import json
+import sys
 import uuid
 from pathlib import Path
 
@@ -65,6 +66,23 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     assert (tmp_path / "logs/host-000.log").read_text().count("\n") == 3
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert "a sentence" in capsys.readouterr().out
+
+
+def test_a_terminal_has_one_progress_line_that_makes_way_for_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress = metrics.Progress()
+    progress.show("step 10")
+    progress.show("step 9")
+    progress.clear()
+    progress.clear()
+    assert capsys.readouterr().err == "\rstep 10\rstep 9 \r      \r"
+
+
+def test_no_progress_line_goes_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.Progress().show("step 10")
+    assert capsys.readouterr().err == ""
 
 
 def test_only_the_first_host_prints_and_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
+from tests.makers import kills
 from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
     NUM_EVAL,
@@ -35,6 +36,7 @@ from trainer import checkpoint
 from trainer import config as configs
 from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
 from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
+from trainer.data import open_data, steps_of
 from trainer.runtime import STATIC_OPTIMIZERS
 
 pytestmark = pytest.mark.slow
@@ -237,6 +239,12 @@ def test_thirty_kills_change_nothing(manifest: str, tmp_path: Path) -> None:
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     left, right = (read_records(tmp_path / name, "epoch") for name in ("killed", "whole"))
     assert [one["key_digest"] for one in left] == [one["key_digest"] for one in right]
+    stream = open_data(config, 0, 1).train
+    planned = [batch["id"][batch["weight"] > 0].tolist() for _, _, batch in steps_of(stream, 0, 20 * STEPS)]
+    seen = [json.loads(line) for line in (tmp_path / "killed" / kills.IDS).read_text().splitlines()]
+    assert len(seen) > 20 * STEPS
+    assert {step for step, _ in seen} == set(range(20 * STEPS))
+    assert all(ids == planned[step] for step, ids in seen)
 
 
 def test_sigterm_ends_a_run_with_its_exit_code_and_everything_saved(manifest: str, tmp_path: Path) -> None:
