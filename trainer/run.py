@@ -80,6 +80,8 @@ class Run:
             raise
 
     def _open(self) -> None:
+        self._watch()
+        self._exits.callback(faulthandler.cancel_dump_traceback_later)
         self.notice = self._exits.enter_context(Notice(METADATA if self.runtime.is_cloud else None))
         self.hold = self._take_folder()
         own_log = log_name(self.runtime.host)
@@ -96,6 +98,7 @@ class Run:
         self._restore(saved)
         self._mix = augment.mix_of(self.config)
         self.writer = self._open_writer()
+        # Not while the last checkpoint is being written, which may take longer than a step.
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
 
     def __enter__(self) -> "Run":

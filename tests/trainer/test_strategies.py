@@ -289,6 +289,25 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
     assert output.splitlines()[-1].startswith("PeerLost: another process of this run ended")
 
 
+def sleeping_model(num_classes: int) -> Any:
+    """A model that never gets through its first step."""
+    from torch import nn
+
+    class Sleeping(nn.Linear):
+        def forward(self, images_NCHW: Any) -> Any:
+            time.sleep(600)
+
+    return Sleeping(1, num_classes)
+
+
+def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:sleeping_model")
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=4)), timeout_s=120)
+    assert code == FAILED, output
+    assert "Timeout" in output
+    assert "in forward" in output
+
+
 def test_processes_of_different_seeds_refuse_to_start(manifest: str, tmp_path: Path) -> None:
     config = tiny_config(manifest, tmp_path, strategy="ddp")
     for code, output in map(finish, pair(config, replace(config, seed=5))):
