@@ -227,6 +227,32 @@ class Order:
         """The ids at some positions of the line; int64, of the same shape."""
         return self._line(epoch).ids(positions)
 
+    def find(self, epoch: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, lanes) at which an epoch gives some samples: the inverse of `positions` and `ids`; int64 [n] each.
+
+        Raises ConfigError for an id that is quarantined or outside the split. Costs O(len(ids) * window) and, once
+        an epoch, the order of its blocks.
+        """
+        ids = np.asarray(ids, dtype=np.int64)
+        if ids.size == 0:
+            return ids, ids
+        _check_ids(self, ids)
+        positions = self._line(epoch).positions(ids)
+        lanes = ((positions + 1) * self.num_lanes - 1) // self.num_samples
+        begin = self.lane_starts(lanes)
+        return self._rank(epoch, lanes, self.lane_starts(lanes + 1) - begin, positions - begin), lanes
+
+    def _rank(self, epoch: int, lanes: np.ndarray, length: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """The rows to which the in-lane shuffle sends some places of lanes: how many keys are below theirs."""
+        if self.window == 0:
+            return places
+        first = np.maximum(places - self.window, 0)
+        near = first[:, None] + np.arange(2 * self.window + 1, dtype=np.int64)
+        keys = _shuffle_keys(hash64(self.seed, epoch, _SHUFFLE, lanes[:, None], near), near, self.window)
+        own = np.take_along_axis(keys, (places - first)[:, None], axis=1)
+        below = (keys < own) | ((keys == own) & (near < places[:, None]))
+        return first + np.count_nonzero(below & (near < length[:, None]), axis=1)
+
     def pieces(self, epoch: int, start: int, stop: int) -> Pieces:
         """The ranged reads behind the positions [start, stop) of the line, in line order."""
         return self._line(epoch).pieces(start, stop)
@@ -426,6 +452,16 @@ class _Line:
         first = self._line_number(self._ranges(blocks)[0])
         return self._id_of(first[found] + positions - starts[found])
 
+    def positions(self, ids: np.ndarray) -> np.ndarray:
+        """The inverse of `ids`."""
+        shard = _owner(self.order.first_ids, ids)
+        within = ids - self.order.first_ids[shard] + self.phases[shard]
+        wanted = self.first_blocks[shard] + within // self.order.block_size
+        blocks, starts = self._sorted(np.unique(self._bucket_of(self.hashes[wanted]).astype(np.int64)))
+        by_number = np.argsort(blocks)
+        found = by_number[np.searchsorted(blocks, wanted, sorter=by_number)]
+        return starts[found] + self._line_number(ids) - self._line_number(self._ranges(wanted)[0])
+
     def pieces(self, start: int, stop: int) -> Pieces:
         """Each read of a range once, in line order."""
         reads = self.reads(np.arange(start, stop), np.array([start]), np.array([stop]))
@@ -484,6 +520,13 @@ def _check_samples(order: Order) -> None:
         raise ConfigError("every sample is quarantined; nothing is left to read")
     if order.num_rows + order.window >= 1 << 32:
         raise ConfigError(f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes")
+
+
+def _check_ids(order: Order, ids: np.ndarray) -> None:
+    if ids.min() < 0 or ids.max() >= order.first_ids[-1]:
+        raise ConfigError(f"ids reach {ids.min()} to {ids.max()}, expected 0 to {order.first_ids[-1] - 1}")
+    if (bad := np.intersect1d(ids, order.bad_ids)).size:
+        raise ConfigError(f"id {bad[0]} is quarantined, so it is in no epoch")
 
 
 def _refuse_difference(expected: OrderState, found: OrderState) -> None:

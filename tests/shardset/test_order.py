@@ -153,6 +153,46 @@ def test_the_parts_of_any_world_are_the_same_global_batch(order, wish):
 
 
 @given(orders(), st.integers(0, 3))
+@settings(deadline=None)
+def test_every_sample_is_found_where_the_epoch_gives_it(order, epoch):
+    slots = [order.batch(epoch, step) for step in range(order.num_batches)]
+    there = {
+        id_: (row, lane)
+        for batch in slots
+        for id_, weight, row, lane in zip(batch.ids, batch.weights, batch.rows, batch.lanes, strict=True)
+        if weight
+    }
+    wanted = np.array(sorted(there))
+    assert set(wanted.tolist()) == set(range(int(order.first_ids[-1]))) - set(order.quarantined)
+    rows, lanes = order.find(epoch, wanted)
+    assert list(zip(rows.tolist(), lanes.tolist(), strict=True)) == [there[id_] for id_ in wanted.tolist()]
+
+
+@given(st.integers(0, 2**20), st.integers(0, 10**6), st.sampled_from([8, 38, 512]), st.sampled_from([0, 19, 256]))
+@settings(deadline=None, max_examples=20)
+def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(seed, id_, block_size, window):
+    sizes = [1001] * 1000
+    order = make(sizes, seed=seed, num_lanes=256, global_batch_size=1024, block_size=block_size, window=window)
+    rows, lanes = order.find(2, np.array([id_, 7]))
+    for wanted, row, lane in zip([id_, 7], rows.tolist(), lanes.tolist(), strict=True):
+        batch = order.batch(2, row // order.items)
+        slot = lane * order.items + row % order.items
+        assert (batch.ids[slot], batch.weights[slot]) == (wanted, 1)
+
+
+@pytest.mark.parametrize(("ids", "message"), [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is quar")])
+def test_a_sample_of_no_epoch_is_not_found(ids, message):
+    order = make([8, 9, 9], quarantined=[5])
+    with pytest.raises(ConfigError, match=message):
+        order.find(0, np.array(ids))
+
+
+def test_no_samples_are_found_nowhere():
+    rows, lanes = make([8, 9, 9]).find(0, np.array([], dtype=np.int64))
+    assert (rows.tolist(), lanes.tolist()) == ([], [])
+
+
+@given(orders(), st.integers(0, 3))
 def test_the_number_of_reads_is_known_without_listing_them(order, epoch):
     starts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
     listed = [len(order.pieces(epoch, start, stop).shard) for start, stop in itertools.pairwise(starts)]
