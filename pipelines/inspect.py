@@ -13,16 +13,15 @@ from typing import Any
 import google_crc32c
 import msgspec
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from shardset import manifest as manifests
-from shardset import naming
-from shardset.errors import ConfigError, DamagedShard, NotFound
+from shardset.errors import ConfigError, DamagedShard
 from shardset.manifest import ClassInfo, Manifest, Shard, Split
+from shardset.originals import read_names, read_references
 from shardset.storage import Storage
 from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
 
@@ -181,7 +180,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
     """
 
     def rows(split_name: str, number: int, shard: Shard) -> list[Sample]:
-        table = _read_references(storage, split_name, number)
+        table = read_references(storage, split_name, number)
         if table is None:
             raise ConfigError(f"{storage.url}: {NO_NAMES}; search by --key")
         same = pc.or_(pc.equal(table["name"], name), pc.ends_with(table["name"], pattern=f"/{name}"))
@@ -205,14 +204,6 @@ def is_copy(stored: str, key: str) -> bool:
     return stored == key or (stored.startswith(f"{key}@") and stored[len(key) + 1 :].isdigit())
 
 
-def read_names(storage: Storage, split: str, number: int, keys: np.ndarray) -> list[str] | None:
-    """The original names of a shard's samples; None if the plan is gone or speaks of other keys."""
-    table = _read_references(storage, split, number)
-    if table is None or table["key"].to_pylist() != [key.decode("ascii", "replace") for key in keys.tolist()]:
-        return None
-    return table["name"].to_pylist()
-
-
 def read_fixes(
     storage: Storage, manifest: Manifest, shards: Sequence[tuple[str, int, np.ndarray]], most: int
 ) -> list[tuple[str, int, int, str, str]]:
@@ -222,7 +213,7 @@ def read_fixes(
     """
     found: list[tuple[str, int, int, str, str]] = []
     for split, number, keys in shards if manifest.fixes else []:
-        table = _read_references(storage, split, number, ("key", "name", "fix"))
+        table = read_references(storage, split, number, ("key", "name", "fix"))
         if table is None or table["key"].to_pylist() != [key.decode("ascii", "replace") for key in keys.tolist()]:
             continue
         rows = np.flatnonzero(pc.not_equal(table["fix"], "").to_numpy()).tolist()
@@ -230,22 +221,6 @@ def read_fixes(
         if len(found) >= most:
             break
     return found[:most]
-
-
-def _read_references(
-    storage: Storage, split: str, number: int, columns: Sequence[str] = ("key", "name")
-) -> pa.Table | None:
-    path = naming.references_path(split, number)
-    try:
-        data = storage.read(path)
-    except NotFound:
-        return None
-    try:
-        schema = pa.ipc.open_file(pa.BufferReader(data)).schema
-        wanted = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
-        return pa.ipc.open_file(pa.BufferReader(data), options=wanted).read_all().select(list(columns))
-    except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
-        raise DamagedShard(f"{storage.url}/{path}: not a plan of a shard; remove it or build again") from error
 
 
 def read_index(storage: Storage, shard: Shard) -> np.ndarray:

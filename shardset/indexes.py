@@ -1,12 +1,18 @@
 """A shard's index as it is stored, compared with the manifest before anybody trusts it."""
 
+from collections.abc import Sequence
+
 import google_crc32c
 import numpy as np
 
 from shardset.errors import DamagedShard, NotFound
 from shardset.manifest import Shard
 from shardset.storage import Storage
-from shardset.tarindex import crc32c_text, index_from_bytes
+from shardset.tarindex import crc32c_text, index_from_bytes, index_header
+
+HEADER = 4096
+SMALL = 1 << 20
+"""Up to so many bytes an index is read whole: one request, and its checksum can be compared."""
 
 
 def read_index(storage: Storage, shard: Shard) -> np.ndarray:
@@ -22,3 +28,20 @@ def read_index(storage: Storage, shard: Shard) -> np.ndarray:
     if len(index) != shard.num_samples:
         raise DamagedShard(f"{where}: lists {len(index)} samples, the manifest says {shard.num_samples}; rebuild it")
     return index
+
+
+def read_rows(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.ndarray:
+    """The records of some samples of a shard: from the whole index where that is small, else from two ranged reads.
+
+    Ranges of an index have no checksum of their own, so only small indexes are compared with the manifest's.
+    """
+    if shard.index.num_bytes <= SMALL:
+        return read_index(storage, shard)[list(positions)]
+    where = f"{storage.url}/{shard.index.path}"
+    dtype, num_samples, start = index_header(storage.read(shard.index.path, 0, HEADER), where)
+    if start + num_samples * dtype.itemsize != shard.index.num_bytes or num_samples != shard.num_samples:
+        raise DamagedShard(f"{where}: its header is not that of the manifest's index; rebuild the shard")
+    first, last = min(positions), max(positions)
+    begin, end = (start + position * dtype.itemsize for position in (first, last + 1))
+    rows = np.frombuffer(storage.read(shard.index.path, begin, end), dtype)
+    return rows[[position - first for position in positions]]

@@ -138,11 +138,10 @@ def index_to_bytes(index: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def index_from_bytes(data: bytes, where: str) -> np.ndarray:
-    """The records of an index; raises DamagedShard unless `data` is what `index_to_bytes` writes.
+def index_header(data: bytes, where: str) -> tuple[np.dtype, int, int]:
+    """(record type, number of records, where the first begins) from the first bytes of an index: 4,096 or all.
 
-    NumPy's own reader is not used: it builds a syntax tree of the header, and CPython 3.11 now and then fails to do
-    so ("AST constructor recursion depth mismatch") while another thread does the same.
+    Raises DamagedShard unless it is one.
     """
     size = int.from_bytes(data[8:10], "little")
     text = data[10 : 10 + size]
@@ -155,9 +154,19 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     expected = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': ({num_samples},), }}"
     if text.rstrip() != expected.encode("ascii"):
         raise DamagedShard(f"{where}: its columns are not those of a shard index; rebuild the shard with --only-shards")
-    if len(data) != 10 + size + num_samples * dtype.itemsize:
+    return dtype, num_samples, 10 + size
+
+
+def index_from_bytes(data: bytes, where: str) -> np.ndarray:
+    """The records of an index; raises DamagedShard unless `data` is what `index_to_bytes` writes.
+
+    NumPy's own reader is not used: it builds a syntax tree of the header, and CPython 3.11 now and then fails to do
+    so ("AST constructor recursion depth mismatch") while another thread does the same.
+    """
+    dtype, num_samples, start = index_header(data, where)
+    if len(data) != start + num_samples * dtype.itemsize:
         raise DamagedShard(f"{where}: {len(data)} bytes do not hold {num_samples} samples; rebuild the shard")
-    return np.frombuffer(data, dtype, offset=10 + size).copy()
+    return np.frombuffer(data, dtype, offset=start).copy()
 
 
 def index_fields(index: np.ndarray) -> list[str]:
