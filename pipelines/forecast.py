@@ -16,6 +16,7 @@ from pipelines.prices import Prices
 from shardset.budget import BUDGET_BYTES, INDEX_BUDGET_BYTES, INDEX_BYTES, Memory, fit_memory, fit_order
 from shardset.errors import ConfigError
 from shardset.order import DEFAULT_WINDOW, LastBatch, Order, check_world, default_lanes, held_bytes
+from shardset.tarindex import BLOCK
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
 
@@ -105,7 +106,10 @@ class Reading:
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "num_replicas", "num_hosts", "num_lanes", "block_size", "num_workers"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{_FLAGS.get(name, name)} is {value}, expected a whole number from 1")
+                raise ConfigError(f"{_FLAGS[name]} is {value}, expected a whole number from 1")
+        for name in ("image_size", "crop_padding"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected pixels from 0")
 
     @property
     def num_readers(self) -> int:
@@ -318,7 +322,7 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
         index_gets=index_gets,
         looks=num_shards * num_readers,
         manifest_gets=num_readers,
-        num_bytes=math.ceil(stored.num_bytes * shared + extra * stored.mean_bytes),
+        num_bytes=math.ceil(stored.num_bytes * shared + extra * (stored.mean_bytes - BLOCK)),
         amplification=shared,
         indexes_fit=kept == 1,
     )
@@ -331,7 +335,7 @@ def cold_start(stored: StoredSet, split: str, order: Order, num_readers: int) ->
     return ColdStart(
         manifest_bytes=stored.manifest_bytes * num_readers,
         index_bytes=sum(int(sizes[shards].sum()) for shards in _shards_of_first_batch(order, num_readers)),
-        sample_bytes=math.ceil(order.global_batch_size * found.mean_bytes),
+        sample_bytes=math.ceil(order.global_batch_size * (found.mean_bytes - BLOCK)),  # the first header is not read
     )
 
 
