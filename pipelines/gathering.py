@@ -306,28 +306,23 @@ def _quarantine(
 
 
 def _rejected(entry: dict[str, Any], raw: Storage | None) -> Rejected:
-    offset, size = entry.get("offset"), entry.get("num_bytes")
-    where = (
-        f"{entry['object']} at byte {offset}, {page.size(size)}"
-        if entry.get("object") and isinstance(size, int)
-        else ""
-    )
+    place = (entry.get("object"), entry.get("offset"), entry.get("num_bytes"))
+    known = isinstance(place[0], str) and all(isinstance(number, int) and number >= 0 for number in place[1:])
     return Rejected(
         name=str(entry.get("name", "")),
         split=str(entry.get("split", "")),
         reason=str(entry.get("reason", "")),
-        where=where,
-        picture=_picture_of_rejected(entry, raw) if raw and where else None,
+        where=f"{place[0]} at byte {place[1]}, {page.size(place[2] or 0)}" if known else "",
+        picture=_picture_of_rejected(str(place[0]), place[1] or 0, place[2] or 0, raw) if known and raw else None,
     )
 
 
-def _picture_of_rejected(entry: dict[str, Any], raw: Storage) -> Picture | None:
+def _picture_of_rejected(name: str, start: int, num_bytes: int, raw: Storage) -> Picture | None:
     """As much of a rejected image as can be shown; a cut JPEG is shown as far as it goes."""
-    name, start, stop = str(entry["object"]), int(entry["offset"]), int(entry["offset"]) + int(entry["num_bytes"])
     if name.startswith("spool:") or "://" in name or name.startswith("/"):
         return None
     try:
-        data = raw.read(name, start, stop)
+        data = raw.read(name, start, start + num_bytes)
     except (StorageError, ConfigError):
         return None  # the raw input may be gone: the list is what counts
     for attempt in (data, data + b"\xff\xd9"):

@@ -164,7 +164,7 @@ def first_of_each(catalog: Catalog, of: np.ndarray, most: int) -> dict[int, list
     able = np.flatnonzero(catalog.image_bytes > 0)
     order = able[np.lexsort((catalog.rank[able], of[able]))]
     values, starts = np.unique(of[order], return_index=True)
-    stops = [*starts[1:].tolist(), len(order)]
+    stops = [*starts[1:].tolist(), len(order)][: len(values)]
     return {
         value: order[start : min(stop, start + most)].tolist()
         for value, start, stop in zip(values.tolist(), starts.tolist(), stops, strict=True)

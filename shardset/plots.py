@@ -1,7 +1,6 @@
 """Pure: numbers -> the geometry of a plot, in the units of its own view box. `shardset/page.html` draws it."""
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -216,14 +215,6 @@ def spread(values: Sequence[float], bins: int = 24) -> list[float]:
         step = max(1, math.ceil((high - low + 1) / bins))
         return [low + step * number for number in range(math.ceil((high - low + 1) / step) + 1)]
     return [low + (high - low) * number / bins for number in range(bins)] + [high]
-
-
-def binned(values: Sequence[float], edges: Sequence[float]) -> list[int]:
-    """How many values are in each bin; the last bin holds its upper edge."""
-    counts = [0] * (len(edges) - 1)
-    for value in values:
-        counts[min(len(counts) - 1, bisect_right(edges, value) - 1)] += 1
-    return counts
 
 
 def _dotted(points: Sequence[Point]) -> Sequence[Point]:

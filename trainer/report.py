@@ -194,7 +194,7 @@ def render(run: Run) -> bytes:
         subtitle=_subtitle(run),
         tool=f"shardset {__version__}",
         sections=[(anchor, anchor.capitalize()) for anchor in anchors],
-        closing=f"Made by shardset {__version__} from the run folder, without scripts or links to elsewhere. A curve of "
+        closing=f"Made by shardset {__version__} from the run folder, without scripts or outside links. A curve of "
         f"more than {plots.MAX_POINTS} points is drawn from means of neighbouring points.",
         tiles=_tiles(run),
         findings=list(_findings(run)),
@@ -292,7 +292,7 @@ def _plots(run: Run) -> list[Plot]:
         "Learning rate": {"learning rate": _points(steps, "learning_rate")},
         "Samples a second of the first host": {
             "now": _points(steps, "rate"),
-            "since the start": _points(steps, "global_rate"),
+            "since the epoch began": _points(steps, "global_rate"),
         },
         "Percent of the time of an epoch": {
             "waiting for data": _points(epochs, "input_wait_percent"),
