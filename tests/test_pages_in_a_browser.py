@@ -1,0 +1,120 @@
+"""Both pages in a real browser, at the widths of a telephone and a desk, light and dark."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser
+
+from pipelines import report as set_report
+from scripts.screenshots import browser, opened
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.manifest import Manifest
+from shardset.storage import Storage, open_storage
+from tests.makers import odd_images
+from tests.makers.shardset import jpeg_samples, put, write_shard_set
+from tests.trainer.test_report import folder, line, whole
+from trainer import report as run_report
+
+pytestmark = pytest.mark.slow
+
+WINDOWS = {"desk": (1280, False), "desk, dark": (1280, True), "telephone": (375, False), "telephone, dark": (375, True)}
+CONTRAST = """() => {
+  const style = getComputedStyle(document.body);
+  return [style.backgroundColor, style.color];
+}"""
+PICTURES = """() => [...document.images].map(one => [one.complete && one.naturalWidth > 0, one.alt.length > 0])"""
+TOO_WIDE = "() => document.documentElement.scrollWidth - innerWidth"
+FOLDED = "() => document.querySelectorAll('details').forEach(one => one.open = true)"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A page of a set with everything that a page can hold, and one of a run."""
+    place = tmp_path_factory.mktemp("pages")
+    storage = open_storage(str(place / "set"))
+    manifest = write_shard_set(
+        storage, {"train": jpeg_samples("train", 60), "validation": jpeg_samples("validation", 30)}, num_shards=8
+    )
+    _with_everything(storage, manifest, place)
+    set_report.write(str(place / "set"), raw=open_storage(str(place)))
+    run_report.write(str(folder(place / "run", [line(one) for one in whole()])))
+    return {name: place / name / "report.html" for name in ("set", "run")}
+
+
+def _with_everything(storage: Storage, manifest: Manifest, place: Path) -> None:
+    """Quarantine with and without a picture, a class with a long name, damage."""
+    whole_jpeg = odd_images.encoded(odd_images.picture(1, (320, 240)), "JPEG", quality=90)
+    (place / "cut.jpg").write_bytes(whole_jpeg[:3000])
+    entry = {"name": "cut.jpg", "split": "train", "reason": "truncated", "object": "cut.jpg", "offset": 0}
+    lines = [json.dumps({**entry, "num_bytes": size}) for size in (3000, 100_000)]
+    put(storage, "quarantine.jsonl", "".join(f"{one}\n" for one in lines).encode())
+    values = json.loads(manifests.to_json(manifest))
+    values["quarantine"]["count"] = 2
+    values["classes"][3]["name"] = "averylongnamewithoutanyplacetobreakit" * 6
+    values["fixes"] = {"cmyk-to-rgb": 3}
+    values["provenance"]["options"] = {"image": {"quality": 95, "words": "x" * 200}}
+    sealed = manifests.seal(msgspec.convert({**values, "digest": "0" * 64}, Manifest))
+    put(storage, naming.MANIFEST, manifests.to_json(sealed))
+    storage.delete(sealed.splits["validation"].shards[7].path)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("name", ["set", "run"])
+def test_a_page_opens_from_disk_fits_its_window_and_is_accessible(pages, chromium, name, window):
+    width, dark = WINDOWS[window]
+    with opened(chromium, pages[name], width=width, dark=dark) as tab:
+        complaints: list[str] = []
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        asked: list[str] = []
+        tab.on("request", lambda request: asked.append(request.url))
+        tab.reload()
+        tab.evaluate(FOLDED)
+        assert [url for url in asked if not url.startswith("data:")] == [pages[name].resolve().as_uri()]
+        assert complaints == []
+        assert tab.evaluate(TOO_WIDE) <= 0
+        assert all(loaded and described for loaded, described in tab.evaluate(PICTURES))
+        found = Axe().run(tab)
+        assert [(one["id"], one["nodes"][0]["html"][:200]) for one in found.response["violations"]] == []
+
+
+def test_dark_and_light_are_different_pages(pages, chromium):
+    colours = []
+    for dark in (False, True):
+        with opened(chromium, pages["set"], width=1280, dark=dark) as tab:
+            colours.append(tab.evaluate(CONTRAST))
+    assert colours[0][0] != colours[1][0]
+    assert colours[0][1] != colours[1][1]
+
+
+def test_everything_that_scrolls_or_folds_is_reached_by_the_keyboard(pages, chromium):
+    with opened(chromium, pages["set"], width=375) as tab:
+        tab.keyboard.press("Tab")
+        assert tab.evaluate("() => document.activeElement.textContent") == "Skip to the content"
+        reached = []
+        for _ in range(60):
+            tab.keyboard.press("Tab")
+            reached.append(tab.evaluate("() => document.activeElement.tagName"))
+        assert {"A", "SUMMARY", "DIV", "PRE"} <= set(reached)
+        tab.locator("summary").first.focus()
+        before = tab.evaluate("() => document.querySelector('details').open")
+        tab.keyboard.press("Enter")
+        assert tab.evaluate("() => document.querySelector('details').open") is not before
+
+
+def test_a_page_holds_pictures_of_samples_and_of_what_was_rejected(pages, chromium):
+    with opened(chromium, pages["set"], width=1280) as tab:
+        shown = tab.evaluate("() => [...document.images].map(one => one.alt)")
+        assert sum("train-" in alt or "validation-" in alt for alt in shown) > 100
+        assert "rejected image cut.jpg" in shown
