@@ -78,7 +78,9 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     _verb(verbs, "train", train, "train from a manifest to a model, or go on where the run folder stands")
     _verb(verbs, "evaluate", evaluate, "print the accuracy of the best checkpoint of a run folder, or of --resume URL")
-    _verb(verbs, "bench-input", bench_input, "read and decode as training would, without a model, and print the rate")
+    _add_sweep(
+        _verb(verbs, "bench-input", bench_input, "read and decode as training would, without a model; print the rate")
+    )
     check = _verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
     check.add_argument("--want-images-per-second", type=float, metavar="N", help="what the whole run is to read")
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -86,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     merge.add_argument("--run-dir", required=True, help="the run folder, local or gs://")
     merge.add_argument("--debug", action="store_true", help="show tracebacks")
     merge.set_defaults(command=merge_logs)
+    _add_explain(verbs)
     tpu.register(verbs, tpu.TrainingFlags(add=_add_flags, config=config_of, words=words_of))
     report = verbs.add_parser("report", help="make one HTML page that shows a run", allow_abbrev=False)
     report.add_argument("run_dir", metavar="RUN", help="the run folder, local or gs://")
@@ -110,6 +113,36 @@ def _verb(
     verb.add_argument("--debug", action="store_true", help="show tracebacks")
     verb.set_defaults(command=command)
     return verb
+
+
+def _add_sweep(verb: argparse.ArgumentParser) -> None:
+    many = verb.add_argument_group("many settings (docs/sweep.md)")
+    many.add_argument("--sweep", nargs="+", metavar="AXIS=VALUE,VALUE",
+                      help="measure every combination; axes: shard (manifests), q, w, L, threads, batch")  # fmt: skip
+    many.add_argument("--seconds", type=float, metavar="N", help="with --sweep: of each run (default 3)")
+    many.add_argument("--rounds", type=int, metavar="N", help="with --sweep: runs of each point (default 3)")
+    many.add_argument("--output", metavar="FOLDER", help="with --sweep: where sweep.json, .md and .svg go")
+    many.add_argument("--json", action="store_true", help="with --sweep: print JSON instead of a table")
+
+
+def _add_explain(verbs: Any) -> None:
+    text = "print which samples are in a step, or in which steps a sample is, of a run that was or will be"
+    verb = verbs.add_parser("explain", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    verb.add_argument("--run-dir", help="the folder of a run, local or gs://; or describe one with the next five:")
+    verb.add_argument("--manifest", help="the shard set: its folder or manifest.json, local or gs://")
+    verb.add_argument("--recipe", help=f"one of {', '.join(configs.RECIPES)}")
+    verb.add_argument("--seed", help="of the order")
+    verb.add_argument("--global-batch-size", metavar="SIZE", help="samples per step over all replicas")
+    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
+    verb.add_argument("--step", metavar="STEP", help="of the run, counted from 0 over all epochs; or EPOCH:STEP")
+    verb.add_argument("--key", help="of a sample of the training split; reads the split's indexes to find it")
+    verb.add_argument("--id", type=int, help="of a sample, instead of its key; reads one index")
+    verb.add_argument("--epochs", metavar="A:B", help="with --key or --id: epochs A to B - 1 (default: all)")
+    verb.add_argument("--thumbnails", metavar="FILE", help="with --step: a contact sheet, .html or .png")
+    verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    verb.add_argument("--debug", action="store_true", help="show tracebacks")
+    verb.set_defaults(command=explain)
 
 
 def _add_flags(verb: argparse.ArgumentParser) -> None:
@@ -183,6 +216,15 @@ def evaluate(options: argparse.Namespace) -> None:
 def bench_input(options: argparse.Namespace) -> None:
     """`bench-input`: the training stream of one host that feeds all replicas."""
     config = config_of(options)
+    if options.sweep:
+        from trainer import sweep
+
+        sweep.run(
+            config, options.sweep, seconds=3.0 if options.seconds is None else options.seconds,
+            rounds=3 if options.rounds is None else options.rounds, output=options.output, as_json=options.json,
+        )  # fmt: skip
+        return
+    _refuse_flags_of_sweep(options)
     from trainer.data import open_data
 
     stream = open_data(config, 0, 1).train
@@ -194,6 +236,12 @@ def bench_input(options: argparse.Namespace) -> None:
     print(f"{samples} samples in {limit} steps and {seconds:.2f} s: {samples / seconds:.0f} samples/s on this host")
 
 
+def _refuse_flags_of_sweep(options: argparse.Namespace) -> None:
+    given = [name for name in ("seconds", "rounds", "output", "json") if getattr(options, name) not in (None, False)]
+    if given:
+        raise ConfigError(f"--{given[0]} goes with --sweep; leave it out, or name what to sweep, for example q=4,8")
+
+
 def doctor(options: argparse.Namespace) -> None:
     """`doctor`."""
     from trainer import doctor
@@ -202,6 +250,13 @@ def doctor(options: argparse.Namespace) -> None:
     if wanted is not None and not 0 < wanted < float("inf"):
         raise ConfigError(f"--want-images-per-second {wanted} is not a rate, for example 5000")
     doctor.report(doctor.findings(config_of(options), wanted), as_json=options.json)
+
+
+def explain(options: argparse.Namespace) -> None:
+    """`explain`."""
+    from trainer import explain as explaining
+
+    explaining.run(options)
 
 
 def merge_logs(options: argparse.Namespace) -> None:
