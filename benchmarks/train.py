@@ -1,30 +1,42 @@
-"""Training with real data against `--fake-data`, and over 1, 2 and 4 devices or processes.
+"""Training with real data against `--fake-data`, over 1, 2 and 4 devices or processes, and to an accuracy.
 
     python -m benchmarks.train ratio --model resnet50 --size 224 --steps 12 --batch 16
     python -m benchmarks.train scaling --strategy spmd --model resnet18 --size 32 --steps 30 --batch 64
+    python -m benchmarks.train accuracy --strategy spmd
 
-Real data are JPEGs of 400 x 500 pixels. Every run is a process of its own; rates are those that the run logs, without
-compiling. On a machine whose devices share the same cores, scaling says what sharing costs and nothing about a pod.
+Real data are JPEGs of 400 x 500 pixels; the accuracy is that of the demo's digits, with another seed in each round.
+Every run is a process of its own; rates are those that the run logs, without compiling. On a machine whose devices
+share the same cores, scaling says what sharing costs and nothing about a pod.
 """
 
 import argparse
+import math
+import resource
 import statistics
+import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from examples.demo import commands, write_digits
 from shardset.storage import open_storage
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
-from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, TrainConfig
+from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig, digits_smoke
+from trainer.metrics import log_name
 
 WORLDS = (1, 2, 4)
+ACCURACIES = (0.9, 0.95, 0.97)
 
 
 def main() -> None:
     """Prints one table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ratio", "scaling"])
+    parser.add_argument("what", choices=["ratio", "scaling", "accuracy"])
     parser.add_argument("--strategy", default="single")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--precision", default="fp32")
@@ -34,12 +46,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = config_of(args, Path(folder))
-        print(
-            ratio_table(config, Path(folder), args.rounds)
-            if args.what == "ratio"
-            else scaling_table(config, Path(folder), args.rounds)
-        )
+        if args.what == "accuracy":
+            print(accuracy_table(args.strategy, Path(folder), args.rounds))
+            return
+        table = ratio_table if args.what == "ratio" else scaling_table
+        print(table(config_of(args, Path(folder)), Path(folder), args.rounds))
 
 
 def config_of(args: argparse.Namespace, folder: Path) -> TrainConfig:
@@ -60,14 +71,28 @@ def config_of(args: argparse.Namespace, folder: Path) -> TrainConfig:
 def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     """Samples a second with real and with fake data, alternating, and their ratio."""
     manifest = real_data(folder / "set", (config.max_steps or 0) * config.global_batch_size + 1)
-    real, fake = replace(config, manifest=manifest), replace(config, fake_data=True)
-    runs = [(rate(real, folder / f"real{n}"), rate(fake, folder / f"fake{n}")) for n in range(rounds)]
-    left, right = (statistics.median(rates) for rates in zip(*runs, strict=True))
-    return (
-        "| data | samples/s (median) | each run |\n|---|---|---|\n"
-        f"| real | {left:.2f} | {', '.join(f'{run[0]:.2f}' for run in runs)} |\n"
-        f"| fake | {right:.2f} | {', '.join(f'{run[1]:.2f}' for run in runs)} |\n\nratio {left / right:.3f}"
-    )
+    kinds = {"real": replace(config, manifest=manifest), "fake": replace(config, fake_data=True)}
+    rates: dict[str, list[float]] = {"real": [], "fake": []}
+    cpu_s: dict[str, list[float]] = {"real": [], "fake": []}
+    for number in range(rounds):
+        for kind, changed in kinds.items():
+            before = children_s()
+            rates[kind].append(rate(changed, folder / f"{kind}{number}"))
+            cpu_s[kind].append(children_s() - before)
+    rows = [
+        f"| {kind} | {statistics.median(rates[kind]):.2f} | {', '.join(f'{one:.2f}' for one in rates[kind])} | "
+        f"{statistics.median(cpu_s[kind]):.1f} |"
+        for kind in kinds
+    ]
+    head = ["| data | samples/s (median) | each run | CPU s a run (median) |", "|---|---|---|---|"]
+    left, right = (statistics.median(rates[kind]) for kind in kinds)
+    return "\n".join([*head, *rows, "", f"ratio {left / right:.3f}"])
+
+
+def children_s() -> float:
+    """Processor time of all processes that this one has started and waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def scaling_table(config: TrainConfig, folder: Path, rounds: int) -> str:
@@ -81,6 +106,29 @@ def scaling_table(config: TrainConfig, folder: Path, rounds: int) -> str:
         for world, value in rates.items()
     ]
     return "\n".join(["| devices | samples/s | speed-up | efficiency |", "|---|---|---|---|", *rows])
+
+
+def accuracy_table(strategy: Strategy, folder: Path, rounds: int) -> str:
+    """The digits recipe to its end: when it first reached each accuracy, with its start and its compiling."""
+    raw = write_digits(folder / "raw")
+    subprocess.run([sys.executable, "-m", *commands("digits", raw, folder)[0]], check=True, stdout=subprocess.DEVNULL)
+    rows = []
+    for seed in range(rounds):
+        run_dir = folder / f"run{seed}"
+        config = replace(digits_smoke(), manifest=str(folder / "shards"), strategy=strategy, seed=seed)
+        rate(config, run_dir)
+        final, evaluated = read_records(run_dir, "final")[0], read_records(run_dir, "eval")
+        reached = (f"{seconds_to(run_dir, evaluated, share):.1f}" for share in ACCURACIES)
+        rows.append(f"| {seed} | {' | '.join(reached)} | {final['seconds']:.1f} | {final['accuracy']:.4f} |")
+    head = " | ".join(f"s to {share:.0%}" for share in ACCURACIES)
+    return "\n".join([f"| seed | {head} | s in all | accuracy |", "|---|---|---|---|---|---|", *rows])
+
+
+def seconds_to(run_dir: Path, evaluated: Sequence[dict[str, Any]], share: float) -> float:
+    """From the first line of the log to the first evaluation of at least that accuracy; not a number if none was."""
+    start = (run_dir / log_name(0)).read_text().partition(" ")[0]
+    found = [one["time"] for one in evaluated if one["top1"] >= share]
+    return (datetime.fromisoformat(min(found)) - datetime.fromisoformat(start)).total_seconds() if found else math.nan
 
 
 def real_data(folder: Path, num_samples: int) -> str:

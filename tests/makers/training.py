@@ -47,22 +47,27 @@ def tiny_config(manifest: str | None, run_dir: Path | str, **changes: Any) -> Tr
     return replace(base, **changes)
 
 
-def arguments(config: TrainConfig) -> list[str]:
-    """The command line of `python -m trainer train` that means this config."""
+def arguments(config: TrainConfig, verb: str = "train") -> list[str]:
+    """The command line of `python -m trainer VERB` that means this config."""
     values = {key: configs.value(config, key) for key in configs.keys(config)}
     known = [f"--set={key}={_text(value)}" for key, value in values.items() if key not in ("recipe", "profile_steps")]
-    return ["-m", "trainer", "train", *known]
+    return ["-m", "trainer", verb, *known]
 
 
 def trainer(
-    config: TrainConfig, *, devices: int = 1, processes: int = 0, environment: dict[str, str] | None = None
+    config: TrainConfig,
+    *,
+    verb: str = "train",
+    devices: int = 1,
+    processes: int = 0,
+    environment: dict[str, str] | None = None,
 ) -> subprocess.Popen[str]:
     """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with so many processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
     extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "OMP_NUM_THREADS": "1", **(environment or {})}
     return subprocess.Popen(
-        [sys.executable, *launcher, *arguments(config)],
+        [sys.executable, *launcher, *arguments(config, verb)],
         env=clean | extra,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -58,6 +58,16 @@ def test_fake_data_and_a_manifest_exclude_each_other() -> None:
         TrainConfig(fake_data=True, manifest="gs://bucket/set")
 
 
+@pytest.mark.parametrize("name", ["cifar10_resnet50", "imagenet_resnet50", "imagenet_resnet50_gn"])
+@pytest.mark.parametrize("devices", [32, 16, 8])
+def test_the_large_recipes_fit_the_slices_that_they_are_made_for(name: str, devices: int) -> None:
+    # 32 cores of a v3-32, 16 chips of a v4-32, a single host of 8.
+    config = configs.recipe(name)
+    assert config.global_batch_size % devices == 0
+    assert config.global_batch_size // 32 == 128
+    assert config.precision == "bf16"
+
+
 def test_variants_differ_from_imagenet_in_what_their_names_say() -> None:
     base, group = configs.imagenet_resnet50(), configs.imagenet_resnet50_gn()
     different = [key for key in configs.keys(base) if configs.value(base, key) != configs.value(group, key)]

@@ -147,6 +147,16 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     assert len(set(digests)) == 1
 
 
+def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=1)
+    succeed(config)
+    record = read_records(tmp_path, "eval")[0]
+    expected = f"step {STEPS}: accuracy {record['top1']:.4f} (top-5 {record['top5']:.4f}), loss {record['loss']:.4f}"
+    for strategy, how in (("spmd", {"devices": 4}), ("ddp", {"processes": 2})):
+        changed = replace(config, strategy=strategy)  # type: ignore[arg-type]
+        assert expected in succeed(changed, verb="evaluate", **how)
+
+
 def test_bfloat16_trains_with_float32_weights_and_a_loss_nearby(
     manifest: str, tmp_path: Path, plain: dict[str, list[float]]
 ) -> None:
