@@ -8,6 +8,8 @@ BENCHMARKS = {
     "contract": "what a tar member and a manifest cost (seconds)",
     "scale": "planning 10^5 to 10^7 samples: time, memory, objects (minutes)",
     "upsampled": "CIFAR-10 upsampled to 1,280,000 samples (minutes)",
+    "pages": "the page about a shard set (minutes)",
+    "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
     "build": "shards from raw files, against other tools (an hour)",
 }
 

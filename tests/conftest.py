@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,16 @@ _folders = itertools.count()
 @pytest.fixture(scope="session")
 def gcs_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of a fake-gcs-server with one empty bucket; it runs as long as the tests."""
+    with emulator(tmp_path_factory.mktemp("emulator") / "log") as url:
+        yield url
+
+
+@contextmanager
+def emulator(log: Path) -> Iterator[str]:
+    """The URL of a fake-gcs-server with one empty bucket; it runs as long as the block and keeps all in memory."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    log = tmp_path_factory.mktemp("emulator") / "log"
     command = [emulator_binary(), "-backend=memory", "-scheme=http", "-host=127.0.0.1", "-log-level=warn"]
     command += [f"-port={address.rpartition(':')[2]}", f"-public-host={address}", f"-external-url=http://{address}"]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
