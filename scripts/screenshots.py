@@ -1,6 +1,6 @@
 """Screenshots of a page in headless Chromium: `python -m scripts.screenshots PAGE OUTPUT.png [--width 1280] [--dark]`.
 
-Debian's browser (`apt-get install chromium`) driven by playwright. `docs` makes the two pictures of docs/report.md.
+Debian's browser (`apt-get install chromium`) driven by playwright. docs/report.md says how its pictures were made.
 """
 
 import argparse

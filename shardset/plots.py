@@ -77,13 +77,13 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
-    """Round numbers that span [low, high], about as many as wanted and at least two."""
+def ticks(low: float, high: float, wanted: int = 5, *, whole: bool = False) -> list[float]:
+    """Round numbers that span [low, high], about as many as wanted and at least two; `whole` ones for counts."""
     if not high > low:
         high = low + (abs(low) or 1.0)
-    rough = (high - low) / max(1, wanted - 1)
+    rough = max((high - low) / max(1, wanted - 1), 1 if whole else 0)
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 
@@ -91,7 +91,7 @@ def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
 def rows(title: str, labels: Sequence[str], series: Mapping[str, Sequence[int]], *, x_label: str) -> Plot:
     """Horizontal bars, one row a label, the series stacked in it."""
     totals = [sum(values) for values in zip(*series.values(), strict=True)]
-    marks = ticks(0, max(totals, default=0) or 1, 4)
+    marks = ticks(0, max(totals, default=0) or 1, 4, whole=True)
     left = 14 + 7 * min(LABEL_LETTERS, max(map(len, labels), default=0))
     scale = (WIDTH - RIGHT - left) / marks[-1]
     bars = []
@@ -127,7 +127,7 @@ def rows(title: str, labels: Sequence[str], series: Mapping[str, Sequence[int]],
 def histogram(title: str, edges: Sequence[float], series: Mapping[str, Sequence[int]], *, x_label: str) -> Plot:
     """Vertical bars between `edges`, the series stacked in each."""
     counts = list(zip(*series.values(), strict=True))
-    marks = ticks(0, max((sum(count) for count in counts), default=0) or 1)
+    marks = ticks(0, max((sum(count) for count in counts), default=0) or 1, whole=True)
     across = (WIDTH - RIGHT - LEFT) / ((edges[-1] - edges[0]) or 1)
     up = (HEIGHT - BOTTOM - TOP) / marks[-1]
     bars = []

@@ -25,6 +25,11 @@ def test_ticks_are_evenly_spaced_and_span_the_values(one, other):
     assert max(steps) == pytest.approx(min(steps), rel=1e-3)
 
 
+@given(st.integers(0, 10**7))
+def test_counts_have_whole_ticks(most):
+    assert all(mark == int(mark) for mark in plots.ticks(0, most, whole=True))
+
+
 @given(POINTS)
 def test_curves_stay_inside_their_frame(points):
     plot = plots.curves("curve", {"a": sorted(points)}, x_label="step")
