@@ -20,7 +20,7 @@ import torch
 from shardset.errors import NotFound
 from shardset.storage import Storage
 from shardset.tarindex import crc32c_text
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, NotFinite
 
 FOLDER = "checkpoints/"
 STATE: Final = "state.pt"
@@ -206,7 +206,8 @@ class Writer:
 
 
 def write(storage: Storage, blank: Commit, state: State, before_commit: Callable[[], None] = lambda: None) -> Commit:
-    """Writes and checks a state, then commits it; returns the commit."""
+    """Writes and checks a state, then commits it; returns the commit. Raises NotFinite if a weight is no number."""
+    _check_weights(state)
     folder = folder_of(blank.step)
     data = encode(state)
     replaced = _standing(storage, folder)
@@ -219,6 +220,16 @@ def write(storage: Storage, blank: Commit, state: State, before_commit: Callable
     if replaced is not None:
         storage.delete(folder + replaced)
     return commit
+
+
+def _check_weights(state: State) -> None:
+    # The update can spoil weights after a loss that was a number; every run that goes on from them would end.
+    bad = [name for name, value in state["model"].items() if value.is_floating_point() and not value.isfinite().all()]
+    if bad:
+        raise NotFinite(
+            f"{len(bad)} weights of step {state['step']} are not finite, {bad[0]!r} first; lower the learning rate, or "
+            "clip gradients with --set regularize.clip_norm=1"
+        )
 
 
 def _standing(storage: Storage, folder: str) -> str | None:
