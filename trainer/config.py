@@ -15,6 +15,8 @@ Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16"]
 RECORD = "config.json"
 """The file of the run folder that holds the full config."""
+ORDER = "order.json"
+"""The file of the run folder that holds the order of the training stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

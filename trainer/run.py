@@ -96,6 +96,7 @@ class Run:
         saved = self._resumed()
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, saved)
         self._restore(saved)
+        self._write_order()
         self._mix = augment.mix_of(self.config)
         self.writer = self._open_writer()
         # Not while the last checkpoint is being written, which may take longer than a step.
@@ -467,6 +468,12 @@ class Run:
         self.log.note(
             f"trainer {__version__}, strategy {self.runtime.strategy}, {self.runtime.num_devices} devices: {text}"
         )
+
+    def _write_order(self) -> None:
+        """The order of the training stream, for `python -m trainer explain`."""
+        state = stream_state(self.data.train, 0, 0)
+        if self.runtime.is_master and state is not None:
+            (self.folder.local / configs.ORDER).write_text(state + "\n")
 
 
 def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:

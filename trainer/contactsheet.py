@@ -1,0 +1,134 @@
+"""A page or a picture of small images with a line under each: which samples were in a step."""
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from PIL import Image, ImageDraw, UnidentifiedImageError
+
+from shardset.errors import ConfigError
+from shardset.indexes import read_rows
+from shardset.manifest import Split
+from shardset.storage import Storage
+from shardset.tarindex import index_fields
+from trainer.stream import IMAGE_FIELDS
+from trainer.timetable import Seen
+
+SIZE = 112
+CAPTION = 26
+COLUMNS = 10
+THREADS = 16
+FORMATS = (".html", ".png")
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font: 13px sans-serif; margin: 1.5em; }}
+div {{ display: flex; flex-wrap: wrap; gap: 8px; }}
+figure {{ margin: 0; width: {size}px; }}
+figure.pad {{ opacity: 0.4; }}
+img {{ width: {size}px; height: {size}px; object-fit: contain; background: #eee; image-rendering: pixelated; }}
+figcaption {{ overflow-wrap: anywhere; }}
+</style>
+<h1>{title}</h1>
+<div>
+{figures}
+</div>
+</html>
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Thumbnail:
+    """A small picture and what is said under it; `image` is None where the sample has none that can be decoded."""
+
+    seen: Seen
+    image: Image.Image | None
+
+    @property
+    def lines(self) -> tuple[str, str]:
+        """The key; the label and its class, and whether it is a pad."""
+        sample = self.seen.sample
+        label = f"{sample.label} {sample.class_name}".strip()
+        return sample.key, f"{label} (pad)" if self.seen.pad else label
+
+
+def check_name(path: str) -> None:
+    """Raises ConfigError unless the name says one of the formats."""
+    if not path.endswith(FORMATS):
+        raise ConfigError(f"--thumbnails {path}: the name must end with {' or '.join(FORMATS)}")
+
+
+def render(storage: Storage, split: Split, seen: Sequence[Seen], *, title: str, path: str) -> bytes:
+    """The sheet in the format that `path` ends with; reads the images, several at a time."""
+    check_name(path)
+    numbers = {shard.path: number for number, shard in enumerate(split.shards)}
+
+    def thumbnail(one: Seen) -> Thumbnail:
+        return Thumbnail(one, _small(_image_of(storage, split, numbers[one.sample.shard], one.sample.position)))
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = list(threads.map(thumbnail, seen))
+    return _page(found, title) if path.endswith(".html") else _picture(found)
+
+
+def _image_of(storage: Storage, split: Split, number: int, position: int) -> bytes | None:
+    shard = split.shards[number]
+    row = read_rows(storage, shard, [position])[0]
+    places = {name: row[f".{name}"] for name in index_fields(row.reshape(1)) if name in IMAGE_FIELDS}
+    for offset, size in (place.tolist() for place in places.values() if place["offset"]):
+        return storage.read(shard.path, offset, offset + size)
+    return None
+
+
+def _small(data: bytes | None) -> Image.Image | None:
+    if data is None:
+        return None
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            image.draft("RGB", (SIZE, SIZE))
+            small = image.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+    small.thumbnail((SIZE, SIZE))
+    return small
+
+
+def _page(thumbnails: Sequence[Thumbnail], title: str) -> bytes:
+    figures = "\n".join(_figure(thumbnail) for thumbnail in thumbnails)
+    return _PAGE.format(title=html.escape(title), size=SIZE, figures=figures).encode()
+
+
+def _figure(thumbnail: Thumbnail) -> str:
+    key, label = (html.escape(line) for line in thumbnail.lines)
+    name = html.escape(thumbnail.seen.sample.name or "")
+    kind = ' class="pad"' if thumbnail.seen.pad else ""
+    return f'<figure{kind} title="{name}">{_img(thumbnail.image)}<figcaption>{key}<br>{label}</figcaption></figure>'
+
+
+def _img(image: Image.Image | None) -> str:
+    if image is None:
+        return '<img alt="no image">'
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode("ascii")}">'
+
+
+def _picture(thumbnails: Sequence[Thumbnail]) -> bytes:
+    width, height = SIZE + 8, SIZE + CAPTION + 8
+    columns = min(COLUMNS, len(thumbnails))
+    sheet = Image.new("RGB", (columns * width, -(-len(thumbnails) // columns) * height), "white")
+    draw = ImageDraw.Draw(sheet)
+    for number, thumbnail in enumerate(thumbnails):
+        row, column = divmod(number, columns)
+        left, top = column * width + 4, row * height + 4
+        if thumbnail.image is not None:
+            sheet.paste(thumbnail.image, (left, top))
+        for line, text in enumerate(thumbnail.lines):
+            draw.text((left, top + SIZE + 12 * line), text[-18:] if line == 0 else text[:18], fill="black")
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG")
+    return buffer.getvalue()
