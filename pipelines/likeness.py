@@ -55,8 +55,8 @@ def equal_groups(crc: np.ndarray, num_bytes: np.ndarray) -> list[np.ndarray]:
     """Groups of two and more with the same CRC32C and size, each in ascending order, the first member's order."""
     both = (np.asarray(crc).astype(np.uint64) << np.uint64(32)) ^ np.asarray(num_bytes).astype(np.uint64)
     order = np.argsort(both, kind="stable")
-    cuts = np.flatnonzero(np.diff(both[order])) + 1
-    groups = [group for group in np.split(order, cuts) if len(group) > 1]
+    ends = np.flatnonzero(np.diff(both[order], prepend=~both[order[:1]], append=~both[order[-1:]]))
+    groups = [order[ends[run] : ends[run + 1]] for run in np.flatnonzero(np.diff(ends) > 1).tolist()]
     return sorted(groups, key=lambda group: int(group[0]))
 
 

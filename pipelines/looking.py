@@ -23,7 +23,7 @@ from shardset.tarindex import index_fields
 
 T = TypeVar("T")
 
-THREADS = 8
+THREADS = 16
 MAX_SAMPLES = 4_000_000
 """A catalog of more would not fit: of larger sets every second, third, ... shard is looked into."""
 

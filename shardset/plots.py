@@ -83,7 +83,9 @@ def ticks(low: float, high: float, wanted: int = 5, *, whole: bool = False) -> l
         high = low + (abs(low) or 1.0)
     rough = max((high - low) / max(1, wanted - 1), 1 if whole else 0)
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough * 0.999)
+    step = next(
+        size * factor for factor in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)) if size * factor >= rough * 0.999
+    )
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
 

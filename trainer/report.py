@@ -247,8 +247,8 @@ def _tiles(run: Run) -> list[tuple[str, str, str]]:
     if run.epochs:
         last = run.epochs[-1]
         tiles += [
-            ("samples a second", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"),
-            ("waiting for data", f"{last.input_wait_percent:.1f} %", "of the time, last epoch"),
+            ("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"),
+            ("waiting for data", f"{last.input_wait_percent:.1f}\N{NO-BREAK SPACE}%", "of the time, last epoch"),
             ("compilations", f"{last.compilations:,}", ""),
         ]
     if run.final:
@@ -316,7 +316,7 @@ def _settings(config: dict[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
+    return f"{100 * share:.2f}\N{NO-BREAK SPACE}%"
 
 
 def _duration(seconds: float) -> str:

@@ -292,6 +292,10 @@ def test_where_no_manifest_is_no_page_is_made(capsys):
     assert "no manifest there" in capsys.readouterr().err
 
 
+def test_the_command_line_states_the_number_of_images_that_is_the_default():
+    assert program.parser().parse_args(["report", "set"]).images == report.IMAGES
+
+
 def test_a_negative_number_of_images_is_refused(capsys):
     storage, _ = stored(train=samples("train", range(4)))
     with pytest.raises(ConfigError, match="--images is -1"):
