@@ -299,6 +299,18 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
     assert output.splitlines()[-1].startswith("PeerLost: another process of this run ended")
 
 
+def test_a_process_whose_peer_hangs_does_not_wait_for_ever(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=5000, strategy="ddp")
+    left, right = pair(config, config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, left)
+    right.send_signal(signal.SIGSTOP)
+    code, output = finish(left, timeout_s=180)
+    right.kill()
+    finish(right)
+    assert code == FAILED, output
+    assert output.splitlines()[-1].startswith("PeerLost: another process of this run ended, or did not answer for 60 s")
+
+
 def sleeping_model(num_classes: int) -> Any:
     """A model that never gets through its first step."""
     from torch import nn
