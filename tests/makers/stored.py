@@ -9,9 +9,10 @@ from shardset.tarindex import members, sample_members
 
 
 def files_of(folder: Path | str) -> dict[str, bytes]:
-    """Everything of a shard set but the plan."""
+    """Everything of a shard set; the plan and the page about it are no part of it."""
     storage = open_storage(str(folder))
-    return {f.name: storage.read(f.name) for f in storage.list() if not f.name.startswith(naming.PLAN_FOLDER)}
+    names = [found.name for found in storage.list() if not found.name.startswith(naming.PLAN_FOLDER)]
+    return {name: storage.read(name) for name in names if name != naming.REPORT}
 
 
 def samples_of(folder: Path | str, manifest: Manifest, split: str) -> dict[str, dict[str, bytes]]:
