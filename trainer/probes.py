@@ -230,15 +230,14 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> Rate:
     from trainer.data import open_data
 
     stream = open_data(replace(config, global_batch_size=RATE_BATCH, accumulate=1), 0, 1).train
-    begin = start = time.perf_counter()
-    num_images = 0
+    start, num_images = time.perf_counter(), 0
     for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
         # The first one waits for indexes and connections; only a set of one batch has no other.
         if number or len(stream) == 1:
             num_images += int((batch["weight"] > 0).sum())
         else:
             start = time.perf_counter()
-        if time.perf_counter() - begin > duration_s and num_images:
+        if num_images and time.perf_counter() - start > duration_s:
             break
     return Rate(num_images / max(1e-9, time.perf_counter() - start), num_images)
 
