@@ -106,6 +106,7 @@ def _obituary(code: int) -> str:
 
 def main() -> None:
     """A worker process: serves the launching process, and ends at once when that one is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but it is the launcher that stops
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     from apache_beam.runners.worker import sdk_worker_main
 

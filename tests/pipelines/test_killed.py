@@ -6,6 +6,7 @@ SHARDSET_KILLS says how many builds are killed on disk, and half as often in `gs
 import os
 import random
 import shutil
+import signal
 import threading
 from dataclasses import replace
 
@@ -133,6 +134,21 @@ def test_a_worker_that_dies_ends_the_build_with_one_sentence(raw, tmp_path):
     assert code == 1
     assert "ShardsetError: a worker process was killed (SIGKILL)" in errors
     assert "Traceback" not in errors
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(raw, undisturbed, tmp_path):
+    words = words_of(raw, tmp_path / "out")
+    with Life(words, tmp_path / "log") as life:
+        wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
+        os.killpg(life.process.pid, signal.SIGINT)  # as a terminal does
+        code, _, errors = life.wait()
+        assert not life.wait_for_orphans()
+    assert code == 130
+    assert errors.endswith("stopped; the same command goes on from here\n")
+    assert "Traceback" not in errors
+    finish(words, tmp_path / "log")
+    assert files_of(tmp_path / "out") == files_of(undisturbed)
 
 
 # A set that replaces another
