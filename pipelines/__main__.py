@@ -267,7 +267,7 @@ def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     # Beam takes a second to import, so only the verb that needs it does.
     from pipelines import build as builds
-    from pipelines import progress, report, summary
+    from pipelines import progress, summary
     from pipelines.config import BuildConfig
     from pipelines.encoding import ImageOptions
     from pipelines.terminal import quiet_workers
@@ -282,6 +282,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             jpeg_restart=args.jpeg_restart,
         ),
     )
+    if not args.no_report:
+        from pipelines import report  # now, so that a missing library shows before the build, not after it
     run = builds.dry_run if args.dry_run else builds.build
     with quiet_workers(show=args.debug) as console:
         result = run(config, beam_flags, progress.for_console(console))

@@ -37,6 +37,9 @@ MAX_SHOWN = 24
 MAX_CONFIRMED = 400
 """Groups of equal size and CRC32C that are compared byte for byte; of more, the rest are taken at their word."""
 
+MAX_RAW_BYTES = 64 * 2**20
+"""Of quarantined files, larger ones are not read for their picture."""
+
 THUMBNAIL = 96
 LOSSLESS_PIXELS = 1024
 
@@ -319,7 +322,7 @@ def _rejected(entry: dict[str, Any], raw: Storage | None) -> Rejected:
 
 def _picture_of_rejected(name: str, start: int, num_bytes: int, raw: Storage) -> Picture | None:
     """As much of a rejected image as can be shown; a cut JPEG is shown as far as it goes."""
-    if name.startswith("spool:") or "://" in name or name.startswith("/"):
+    if name.startswith("spool:") or "://" in name or name.startswith("/") or num_bytes > MAX_RAW_BYTES:
         return None
     try:
         data = raw.read(name, start, start + num_bytes)

@@ -27,6 +27,9 @@ THREADS = 16
 MAX_SAMPLES = 4_000_000
 """A catalog of more would not fit: of larger sets every second, third, ... shard is looked into."""
 
+WITHOUT_PICTURE = ("no image", "no 8-bit form")
+"""Reasons that are no damage: a sample of text, an image of 32-bit numbers."""
+
 MAX_GAP = 64 * 1024
 MAX_READ = 8 * 2**20
 
@@ -174,7 +177,10 @@ def first_of_each(catalog: Catalog, of: np.ndarray, most: int) -> dict[int, list
 def read_each(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[dict[str, bytes]], T]
 ) -> tuple[dict[int, T], list[Damage]]:
-    """What `use` makes of the fields of each sample, and those that are damaged or not decodable; runs in threads."""
+    """What `use` makes of the fields of each sample, and what is damaged or does not decode; runs in threads.
+
+    A sample that `use` finds WITHOUT_PICTURE is in neither.
+    """
     samples = np.unique(samples)
     cuts = np.searchsorted(samples, catalog.starts)
     tasks = [
@@ -217,7 +223,8 @@ def _read_shard(
             try:
                 found[start + row] = use(contents)
             except UndecodableImage as error:
-                damage.append(Damage(where, f"can't be decoded: {error}; build again with --verify decode"))
+                if error.reason not in WITHOUT_PICTURE:
+                    damage.append(Damage(where, f"can't be decoded: {error}; build again with --verify decode"))
     except StorageError as error:
         damage.append(Damage(opened.shard.path, _sentence(error, f"{storage.url}/{opened.shard.path}")))
     return found, damage

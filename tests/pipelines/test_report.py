@@ -285,6 +285,20 @@ def test_a_set_without_images_or_classes_has_a_page():
     assert "Samples of each class" not in text
 
 
+def test_an_image_that_no_page_can_show_is_no_damage():
+    image = odd_images.Image.new("F", (8, 8))
+    content = odd_images.encoded(image, "TIFF")
+    fields = (("tif", content), ("cls", b"1"))
+    number = [StoredSample(key=f"deep{n}", fields=fields, label=1, source=n) for n in range(2)]
+    words = [StoredSample(key=f"text{n}", fields=(("txt", b"same"),), label=-1, source=2 + n) for n in range(2)]
+    storage, manifest = stored(train=[*number, *words, *samples("train", range(4))])
+    found = gathered(storage, manifest)
+    assert found.damage == []
+    assert len(found.looks) == 4
+    assert len(found.groups) == 2
+    assert "no picture" in text_of(found)
+
+
 def test_where_no_manifest_is_no_page_is_made(capsys):
     with pytest.raises(ManifestError, match="no manifest there"):
         report.write("memory://nothing/here")
