@@ -117,6 +117,12 @@ def _img(image: Image.Image | None) -> str:
     return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode("ascii")}">'
 
 
+def _enlarged(image: Image.Image) -> Image.Image:
+    """Whole multiples: pixels of tiny images stay sharp squares."""
+    times = max(1, SIZE // max(image.size))
+    return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
+
+
 def _picture(thumbnails: Sequence[Thumbnail]) -> bytes:
     width, height = SIZE + 8, SIZE + CAPTION + 8
     columns = min(COLUMNS, len(thumbnails))
@@ -126,7 +132,7 @@ def _picture(thumbnails: Sequence[Thumbnail]) -> bytes:
         row, column = divmod(number, columns)
         left, top = column * width + 4, row * height + 4
         if thumbnail.image is not None:
-            sheet.paste(thumbnail.image, (left, top))
+            sheet.paste(_enlarged(thumbnail.image), (left, top))
         for line, text in enumerate(thumbnail.lines):
             draw.text((left, top + SIZE + 12 * line), text[-18:] if line == 0 else text[:18], fill="black")
     buffer = io.BytesIO()
