@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,15 @@ def register(verbs: Any, flags: TrainingFlags) -> None:
     """Adds `tpu` and its verbs to the command line of the trainer."""
     top = verbs.add_parser("tpu", help="create, set up, use and delete Cloud TPU VMs by gcloud", allow_abbrev=False)
     inner = top.add_subparsers(required=True, metavar="VERB")
-    made = _verb(inner, "create", create, "ask for a TPU VM or a slice and wait until it is ready")
+    queued = "what was asked for stays asked for: the same command waits for it, `tpu delete` withdraws it"
+    made = _verb(inner, "create", create, "ask for a TPU VM or a slice and wait until it is ready", queued)
     _add_request(made, required=True)
     setup_verb = _verb(inner, "setup", setup, "build this project's wheel and install it on all workers")
     setup_verb.add_argument("--wheel", help="a wheel to install instead of one built from this source tree")
     doctor_verb = _verb(inner, "doctor", doctor, "run `python -m trainer doctor` on all workers at once")
-    train_verb = _verb(inner, "train", train, "train on all workers, or join the training that runs there")
+    doctor_verb.add_argument("--want-images-per-second", metavar="N", help="what the whole run is to read")
+    goes_on = "a training that runs there goes on: the same command joins it, `tpu stop` ends it"
+    train_verb = _verb(inner, "train", train, "train on all workers, or join the training that runs there", goes_on)
     _add_request(train_verb, required=False)
     train_verb.add_argument("--wheel", help="what to install on a TPU that is created again")
     train_verb.add_argument(
@@ -65,8 +69,13 @@ def register(verbs: Any, flags: TrainingFlags) -> None:
 
 
 def _verb(
-    verbs: Any, name: str, command: Callable[[argparse.Namespace], None], text: str
-) -> argparse.ArgumentParser:  # fmt: skip
+    verbs: Any,
+    name: str,
+    command: Callable[[argparse.Namespace], None],
+    text: str,
+    left: str = "the same command does what is left",
+) -> argparse.ArgumentParser:
+    """A verb with the flags that all have; `left` is what an interruption leaves behind."""
     verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
     verb.add_argument("name", help="of the TPU VM, and of its queued request")
     verb.add_argument("--zone", required=True, help="for example us-central2-b")
@@ -75,8 +84,15 @@ def _verb(
     verb.add_argument("--dry-run", action="store_true", help="only print the commands")
     verb.add_argument("--poll-seconds", type=float, default=20.0, metavar="S", help="between two looks at its state")
     verb.add_argument("--debug", action="store_true", help="show tracebacks")
-    verb.set_defaults(command=command)
+    verb.set_defaults(command=partial(_interruptible, command, left))
     return verb
+
+
+def _interruptible(command: Callable[[argparse.Namespace], None], left: str, options: argparse.Namespace) -> None:
+    try:
+        command(options)
+    except KeyboardInterrupt as error:
+        raise CloudError(f"interrupted; {left}") from error
 
 
 def _add_request(verb: argparse.ArgumentParser, *, required: bool) -> None:
@@ -131,7 +147,10 @@ def doctor(options: argparse.Namespace) -> None:
     options.training_flags.config(options)
     environment = commands.environment_of(options.env)
     work = _work(options)
-    done = work.runner.follow(commands.doctor(work.node, options.training_flags.words(options), environment))
+    words = options.training_flags.words(options)
+    if options.want_images_per_second is not None:
+        words.append(f"--want-images-per-second={options.want_images_per_second}")
+    done = work.runner.follow(commands.doctor(work.node, words, environment))
     if done.code == NOT_SET_UP:
         raise CloudError(f"{work.node.name}: nothing is installed there; run `python -m trainer tpu setup` first")
     if done.code == 1 and "ERROR: (" not in done.errors:

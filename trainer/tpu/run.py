@@ -1,5 +1,6 @@
 """Runs commands, or only shows them; says in our words why gcloud failed and what to do."""
 
+import itertools
 import re
 import subprocess
 import sys
@@ -193,9 +194,11 @@ def checked(done: Done) -> Done:
 def explained(done: Done) -> str:
     """Where it failed, why, and what to do."""
     what = " ".join(word for word in done.words[:5] if not word.startswith("-"))
-    for pattern, meaning, advice in _CAUSES:
-        if found := re.search(pattern, done.errors):
-            return f"{what}: {meaning} ({_line(done.errors, found.start())}); {advice}"
+    # gcloud's own word first: what a worker printed is in the same stream.
+    own = "".join(line for line in done.errors.splitlines(keepends=True) if line.startswith("ERROR:"))
+    for text, (pattern, meaning, advice) in itertools.product((own, done.errors), _CAUSES):
+        if found := re.search(pattern, text):
+            return f"{what}: {meaning} ({_line(text, found.start())}); {advice}"
     return f"{what}: ended with code {done.code} ({_said(done.errors)}); see its output above, or run it again yourself"
 
 

@@ -3,6 +3,10 @@
 import json
 import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -180,9 +184,11 @@ def test_something_else_than_a_wheel_is_refused(cloud, tpu, path):
 
 def test_doctor_runs_on_all_workers_with_the_flags_of_a_training(cloud, tpu):
     homes = cloud.ready("my-tpu", "v4-32", 4)
-    assert tpu("doctor", "--recipe=imagenet_resnet50", "--set", "seed=3")[0] == command.OK
+    words = ["--recipe=imagenet_resnet50", "--set", "seed=3", "--want-images-per-second", "9000"]
+    assert tpu("doctor", *words)[0] == command.OK
     for home in homes:
-        expected = "PJRT_DEVICE=TPU -m trainer doctor --recipe=imagenet_resnet50 --set=seed=3"
+        expected = "PJRT_DEVICE=TPU -m trainer doctor --recipe=imagenet_resnet50 --set=seed=3 "
+        expected += "--want-images-per-second=9000"
         assert (home / "ran").read_text().strip() == expected
 
 
@@ -314,6 +320,33 @@ def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
         command.main(["tpu", *words])
     assert exit_code.value.code == command.USAGE
     assert cloud.calls == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "left"),
+    [
+        ("create", ["--accelerator-type=v4-8", "--poll-seconds=60"], "`tpu delete` withdraws it"),
+        ("train", RUN, "the same command joins it, `tpu stop` ends it"),
+    ],
+)
+def test_ctrl_c_says_what_is_left_behind(cloud, verb, words, left):
+    if verb == "train":
+        (home,) = cloud.ready("my-tpu", "v4-8", 1)
+        (home / "shardset-tpu/env/bin/python").write_text('#!/bin/sh\ntouch "$HOME/ran"; exec sleep 60\n')
+    program = subprocess.Popen(
+        [sys.executable, "-m", "trainer", "tpu", verb, *PLACE, *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    while program.poll() is None:
+        if list(cloud.folder.glob("my-tpu/0/ran")) or cloud.asked("describe") == 4:
+            break
+        time.sleep(0.02)
+    time.sleep(0.2)
+    os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+    _, errors = program.communicate(timeout=60)
+    assert program.returncode == command.FAILED, errors
+    assert last(errors).startswith("CloudError: interrupted; ")
+    assert left in last(errors)
 
 
 # --- logs, stop, delete ----------------------------------------------------------------------------------------------

@@ -95,3 +95,8 @@ def test_a_dry_run_runs_nothing(capsys, tmp_path):
     runner.say("it was made")
     assert not file.exists()
     assert "it was made" not in capsys.readouterr().out
+
+
+def test_what_gcloud_says_counts_more_than_what_a_worker_printed():
+    errors = "worker 2: disk quota exceeded\nERROR: (gcloud.x) PERMISSION_DENIED: no\n"
+    assert "roles/tpu.admin" in explained(Done(words=WORDS, code=1, errors=errors))
