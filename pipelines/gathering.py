@@ -23,7 +23,7 @@ from shardset.manifest import Manifest
 from shardset.page import Picture
 from shardset.storage import Storage
 
-MAX_THUMBNAIL_BYTES = 3 * 2**20
+MAX_THUMBNAIL_BYTES = 2 * 2**20
 """Thumbnails beyond this are left out."""
 
 CLASS_THUMBNAILS = 480
