@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,7 +39,7 @@ Ids = dict[tuple[int, int], list[tuple[int, float]]]
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
     """The folder of a run of two epochs, and the ids and weights that each of its steps trained on."""
     place = tmp_path_factory.mktemp("explained")
-    url = shard_set(place / "set")
+    url = shard_set(place / "shards")
     _write_names(url)
     seen: Ids = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -216,6 +218,26 @@ def test_a_mixture_s_streams_are_explained_by_their_orders(recorded):
     order = mixed.streams[0].order
     rows, _ = order.find(0, np.array(list(places)))
     assert (rows // order.items).tolist() == list(places.values())
+
+
+PAGE = (Path(__file__).parents[2] / "docs/explain.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch, capsys):
+    place = Path(recorded[0]).parent
+    for name in ("run", "shards"):
+        (tmp_path / name).symlink_to(place / name)
+    monkeypatch.chdir(tmp_path)
+    for line in COMMANDS:
+        python, module, trainer, *words = shlex.split(line)
+        assert (python, module, trainer) == ("python", "-m", "trainer")
+        assert command.main(words) == command.OK, line
+    assert len(COMMANDS) == 5
+    assert (tmp_path / "step.html").exists()
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("sample 17 of the first set is in step")
 
 
 # --- what can't be explained ------------------------------------------------------------------------------------------
