@@ -141,25 +141,34 @@ class Steps:
 class Reads:
     """What all readers together ask of a bucket.
 
-    `block_gets` are the ranged reads of an epoch; `extra_gets` the samples that are asked for one by one: those of the
-    first batch of a run, and the pads of the last. `index_gets` and `looks` (for an object's generation) come once a
-    run unless the indexes do not fit. `amplification` is bytes read by bytes stored.
+    `block_gets` are the ranged reads of an epoch; the samples of a run's first batch and the pads of each epoch's last
+    are asked for one by one. Manifests, indexes and `looks` (for a shard's generation) come once a run; indexes in
+    every epoch if they do not fit the memory. `amplification` is bytes read by bytes stored; `num_bytes` are of samples
+    in the first epoch.
     """
 
     num_readers: int
     block_gets: int
-    extra_gets: int
+    first_batch_gets: int
+    pad_gets: int
     index_gets: int
     looks: int
     manifest_gets: int
     num_bytes: int
+    index_bytes: int
     amplification: float
     indexes_fit: bool
 
     @property
     def first_gets(self) -> int:
         """All requests of a run's first epoch."""
-        return self.block_gets + self.extra_gets + self.index_gets + self.looks + self.manifest_gets
+        once = self.first_batch_gets + self.looks + self.manifest_gets + self.index_gets
+        return self.block_gets + self.pad_gets + once
+
+    @property
+    def later_gets(self) -> int:
+        """All requests of an epoch after it."""
+        return self.block_gets + self.pad_gets + (0 if self.indexes_fit else self.index_gets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,20 +318,23 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
     """The requests and bytes of a run's first epoch, all readers together."""
     shared = sum(len(order.rank_lanes(rank, num_readers)) for rank in range(num_readers)) / order.num_lanes
     num_shards = len(stored.shard_sizes)
-    extra = min(order.global_batch_size, steps.num_steps * order.global_batch_size) + steps.num_pads
+    first_batch = order.global_batch_size if steps.num_steps else 0
     kept = min(1.0, INDEX_BUDGET_BYTES / (INDEX_BYTES * order.num_samples))
     index_gets = num_shards * num_readers
     if kept < 1:
         touched = sum(len(shards) for shards in _shards_of_first_batch(order, num_readers))
         index_gets = max(index_gets, math.ceil(steps.num_steps * touched * (1 - kept)))
+    alone = (first_batch + steps.num_pads) * (stored.mean_bytes - BLOCK)  # without the sample's first header
     return Reads(
         num_readers=num_readers,
         block_gets=math.ceil(order.num_reads(0) * shared),
-        extra_gets=extra,
+        first_batch_gets=first_batch,
+        pad_gets=steps.num_pads,
         index_gets=index_gets,
         looks=num_shards * num_readers,
         manifest_gets=num_readers,
-        num_bytes=math.ceil(stored.num_bytes * shared + extra * (stored.mean_bytes - BLOCK)),
+        num_bytes=math.ceil(stored.num_bytes * shared + alone),
+        index_bytes=math.ceil(index_gets * sum(stored.index_bytes) / num_shards),
         amplification=shared,
         indexes_fit=kept == 1,
     )
@@ -335,7 +347,7 @@ def cold_start(stored: StoredSet, split: str, order: Order, num_readers: int) ->
     return ColdStart(
         manifest_bytes=stored.manifest_bytes * num_readers,
         index_bytes=sum(int(sizes[shards].sum()) for shards in _shards_of_first_batch(order, num_readers)),
-        sample_bytes=math.ceil(order.global_batch_size * (found.mean_bytes - BLOCK)),  # the first header is not read
+        sample_bytes=math.ceil(order.global_batch_size * (found.mean_bytes - BLOCK)),
     )
 
 
@@ -488,8 +500,8 @@ def _advice_on_indexes(order: Order, reads: Reads | None) -> list[str]:
         return []
     return [
         f"The indexes of {order.num_samples:,} samples take about {INDEX_BYTES * order.num_samples / 2**30:.1f} GiB in "
-        f"memory and a reader keeps {INDEX_BUDGET_BYTES >> 20} MiB of them: it reads them again and again, "
-        f"about {reads.index_gets:,} times in an epoch."
+        f"memory and a reader keeps {INDEX_BUDGET_BYTES >> 20} MiB of them: the readers read indexes again and again, "
+        f"about {reads.index_gets:,} times in an epoch, {reads.index_bytes / 1e12:,.2f} TB."
     ]
 
 

@@ -174,16 +174,18 @@ def _read_lines(found: Forecast, about: str) -> Iterator[tuple[str, str]]:
     reads, prices = found.reads, found.prices
     if reads is None:
         return
+    single = reads.first_batch_gets + reads.pad_gets
     yield (
         "requests",
         f"{reads.first_gets:,} in the first epoch, {_dollars(prices.requests(class_b=reads.first_gets))}: "
-        f"{reads.block_gets:,} reads of blocks, {reads.extra_gets:,} of single samples, {reads.index_gets:,} of "
-        f"indexes, {reads.looks:,} looks at shards; hedging adds 3 % at most. "
-        f"{_dollars(prices.requests(class_b=reads.block_gets))} each epoch after it",
+        f"{reads.block_gets:,} reads of blocks, {single:,} of single samples, {reads.index_gets:,} of indexes, "
+        f"{reads.looks:,} looks at shards; hedging adds 3 % at most. Each epoch after it {reads.later_gets:,}, "
+        f"{_dollars(prices.requests(class_b=reads.later_gets))}",
     )
     yield (
         "bytes read",
-        f"{about}{_size(reads.num_bytes)} in the first epoch; amplification {reads.amplification:.3f}",
+        f"{about}{_size(reads.num_bytes)} of samples in the first epoch, amplification {reads.amplification:.3f}; "
+        f"{_size(reads.index_bytes)} of indexes",
     )
 
 
@@ -201,7 +203,7 @@ def to_json(found: Forecast) -> dict[str, Any]:
         "order": {"L": found.order.num_lanes, "q": found.order.block_size, "w": found.order.window},
         "steps": asdict(found.steps),
         "mixing": asdict(found.mixing) if found.mixing else None,
-        "reads": asdict(reads) | {"first_gets": reads.first_gets} if reads else None,
+        "reads": asdict(reads) | {"first_gets": reads.first_gets, "later_gets": reads.later_gets} if reads else None,
         "cold_start": asdict(cold) | {"num_bytes": cold.num_bytes} if cold else None,
         "memory": asdict(memory) | {"total": memory.total, "readers_per_host": found.readers_per_host}
         if memory
@@ -235,7 +237,7 @@ def _dollars_json(found: Forecast) -> dict[str, float | None]:
         "storage_month": prices.month(found.stored.num_bytes),
         "build": prices.requests(class_a=build.class_a, class_b=build.class_b) if build else None,
         "first_epoch": prices.requests(class_b=reads.first_gets) if reads else None,
-        "later_epoch": prices.requests(class_b=reads.block_gets) if reads else None,
+        "later_epoch": prices.requests(class_b=reads.later_gets) if reads else None,
     }
 
 

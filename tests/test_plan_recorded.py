@@ -165,7 +165,7 @@ def assert_requests(reads: Reads, requests: list[Seen]) -> None:
     assert 0.7 * reads.index_gets <= found["index"] <= reads.index_gets
     assert reads.num_readers > 1 or found["index"] == reads.index_gets
     # A block whose samples all came alone in the first batch is not read; a few late reads are asked for again.
-    most = reads.block_gets + reads.extra_gets
+    most = reads.block_gets + reads.first_batch_gets + reads.pad_gets
     assert 0.9 * reads.block_gets <= found["block"] <= most + HEDGED * most + reads.num_readers
     read = num_bytes([seen for seen in requests if kind_of(seen) == "block"])
     assert 0.9 * reads.num_bytes <= read <= (1 + HEDGED) * reads.num_bytes

@@ -77,7 +77,8 @@ def test_the_order_of_imagenet_reads_about_a_block_for_37_samples_and_every_inde
     # 1,251 / 37 = 33.8: with a cut at a random phase 35 or so of each shard, and at most 255 more at lane borders
     assert 1024 * 34 <= reads.block_gets <= 1024 * 35.5 + 255
     assert (reads.index_gets, reads.looks, reads.manifest_gets) == (4096, 4096, 4)
-    assert reads.extra_gets == 4096 + 881
+    assert (reads.first_batch_gets, reads.pad_gets) == (4096, 881)
+    assert reads.later_gets == reads.block_gets + 881
     assert reads.amplification == 1
 
 
@@ -230,7 +231,9 @@ def test_indexes_that_do_not_fit_are_read_again_and_it_is_said():
     found = numbers(10_000_000, mean_bytes=20_000, num_shards={"": 2000})
     assert not found.reads.indexes_fit
     assert found.reads.index_gets > 100 * 2000
-    assert "reads them again and again" in advice(found)
+    assert found.reads.later_gets > found.reads.index_gets
+    assert found.reads.index_bytes > 100 * sum(found.stored.splits["train"].index_bytes)
+    assert "read indexes again and again" in advice(found)
 
 
 def test_small_images_stay_decoded_where_there_is_room():
