@@ -2,35 +2,45 @@
 
 python -m benchmarks.build [--scale S] [--repeats N] [--inputs cifar,folders,imagenet] [--folder DIR] [--add]
 
-Every contestant runs on the whole input and on a fifth of it, each as a process of its own. The steady rate is that
-of the additional images in the additional time, so that it holds all work on images and no start-up. Writes
-`docs/benchmarks/build.json`, `.md` and `.svg`.
+--scale 1 is 10,000 photographs for those who copy them fast, and 4,000 photographs or 24,000 pictures of CIFAR for all
+others. Every contestant runs on the whole input and on a fifth of it, each as a process of its own. The steady rate is
+that of the additional images in the additional time, so that it holds all work on images and no start-up. Writes
+`docs/benchmarks/build.json`, `.md` and `.svg` after each run.
 """
 
 import argparse
 import json
 import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from benchmarks import environment, inputs, peers_write, report
 from benchmarks.measuring import Run, watch
 
 FIFTH = 0.2
+SMALL_SHARE = 0.4
+FAST = {
+    "shardset, --verify none",
+    "webdataset ShardWriter",
+    "MosaicML MDSWriter",
+    "pool of TarWriters, unshuffled",
+    "tar cf",
+}
 SOURCES = {"cifar": "cifar10", "folders": "folder", "imagenet": "imagenet"}
 OUTPUT = environment.REPOSITORY / "docs" / "benchmarks" / "build"
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A way to make shards. `role` is ours, peer or limit."""
+    """A way to make shards. `role` is ours, peer or limit; `share` is that of the largest input that it gets."""
 
     name: str
     role: str
     words: Sequence[str]
     shuffles: bool
+    share: float = 1.0
 
 
 def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Contestant]:
@@ -58,14 +68,14 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
         Contestant("pool of TarWriters, unshuffled", "peer", [peers, script, "pool", *places], False),
     ]
     if kind == "cifar":
-        alone = [sys.executable, script, "encode", *places]
-        return [*found, Contestant(report.ENCODING, "limit", alone, False)]
-    return [
-        *found,
+        found.append(Contestant(report.ENCODING, "limit", [sys.executable, script, "encode", *places], False))
+        return [replace(one, share=SMALL_SHARE) for one in found]
+    found += [
         Contestant("tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False),
         Contestant(report.DECODING_EIGHTH, "limit", [sys.executable, script, "decode_eighth", *places], False),
         Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]
+    return [one if one.name in FAST else replace(one, share=SMALL_SHARE) for one in found]
 
 
 def run_once(contestant: Contestant, folder: Path, output: Path) -> Run:
@@ -84,37 +94,44 @@ def run_once(contestant: Contestant, folder: Path, output: Path) -> Run:
 
 
 def measure(
-    kinds: Sequence[str], scale: float, repeats: int, folder: Path, before: Sequence[report.Result]
-) -> list[report.Result]:
-    """All runs of all contestants, in turns, each turn beginning with another one; `before` are added to."""
+    kinds: Sequence[str], only: Sequence[str], scale: float, repeats: int, folder: Path, before: Sequence[report.Result]
+) -> Iterator[list[report.Result]]:
+    """All results after each run: contestants in turns, each turn beginning with another; `before` are added to."""
     peers = environment.peers_python()
+    order = {one.name: number for number, one in enumerate(contestants("folders", folder, folder, peers))}
     results = {(one.kind, one.name): one for one in before}
     for kind in kinds:
-        places = [folder / f"{kind}-{part:g}" for part in (scale, scale * FIFTH)]
-        sizes = [
-            inputs.make(kind, place, max(30, round(inputs.FULL_SIZE[kind] * part)))
-            for place, part in zip(places, (scale, scale * FIFTH), strict=True)
-        ]
-        field = [contestants(kind, place, folder / "output", peers) for place in places]
-        sizes = (sizes[0], sizes[1])
-        runs = {one.name: _runs_of(results.get((kind, one.name)), sizes) for one in field[0]}
-        first = len(runs[field[0][0].name])
-        for turn in range(first, first + repeats):
-            for number in range(len(field[0])):
-                number = (number + turn) % len(field[0])
-                pair = [run_once(each[number], folder, folder / "output") for each in field]
-                runs[field[0][number].name].append((pair[0], pair[1]))
-                print(
-                    f"{kind} {turn + 1}/{first + repeats} {field[0][number].name}: {pair[0].seconds:.1f} s", flush=True
+        names = [one.name for one in contestants(kind, folder, folder, peers) if any(part in one.name for part in only)]
+        for turn in range(repeats):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                one = _one_more(results.get((kind, name)), kind, name, scale, folder, peers)
+                results[kind, name] = one
+                print(f"{kind} {name}: {one.runs[-1][0].seconds:.1f} s, run {len(one.runs)}", flush=True)
+                yield sorted(
+                    results.values(), key=lambda one: (list(SOURCES).index(one.kind), order.get(one.name, len(order)))
                 )
-        results |= {
-            (kind, one.name): report.Result(
-                kind=kind, name=one.name, role=one.role, shuffles=one.shuffles,
-                num_images=sizes, runs=runs[one.name],
-            )
-            for one in field[0]
-        }  # fmt: skip
-    return sorted(results.values(), key=lambda one: list(SOURCES).index(one.kind))
+
+
+def _one_more(
+    before: report.Result | None, kind: str, name: str, scale: float, folder: Path, peers: str
+) -> report.Result:
+    """The result of a contestant with one more pair of runs."""
+    sizes, runs = [], []
+    for fraction in (1, FIFTH):
+        share = next(one.share for one in contestants(kind, folder, folder, peers) if one.name == name)
+        place = folder / f"{kind}-{scale * share * fraction:g}"
+        sizes.append(inputs.make(kind, place, max(30, round(inputs.FULL_SIZE[kind] * scale * share * fraction))))
+        contestant = next(one for one in contestants(kind, place, folder / "output", peers) if one.name == name)
+        runs.append(run_once(contestant, folder, folder / "output"))
+    num_images = (sizes[0], sizes[1])
+    if before and before.num_images != num_images:
+        raise SystemExit(
+            f"{kind}, {name}: {before.num_images} images in the runs before, now {num_images}; same --scale?"
+        )
+    return report.Result(
+        kind=kind, name=name, role=contestant.role, shuffles=contestant.shuffles, num_images=num_images,
+        runs=[*(before.runs if before else []), (runs[0], runs[1])],
+    )  # fmt: skip
 
 
 def read_results(path: Path) -> list[report.Result]:
@@ -127,18 +144,11 @@ def read_results(path: Path) -> list[report.Result]:
     ]
 
 
-def _runs_of(before: report.Result | None, sizes: tuple[int, int]) -> list[tuple[Run, Run]]:
-    if before and before.num_images != sizes:
-        raise SystemExit(
-            f"{before.kind}: the runs before were of {before.num_images} images, now {sizes}: same --scale"
-        )
-    return list(before.runs) if before else []
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="1 is 10,000 photographs, 60,000 pictures of CIFAR")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the inputs' sizes (see above)")
+    parser.add_argument("--only", default="", metavar="PART,...", help="contestants with that in their name")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--inputs", default=",".join(SOURCES))
     parser.add_argument("--folder", type=Path, default=environment.REPOSITORY / ".tools" / "bench")
@@ -149,7 +159,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     before = read_results(args.output.with_suffix(".json")) if args.add else []
-    results = measure(args.inputs.split(","), args.scale, args.repeats, args.folder, before)
     ours = ["apache-beam", "pillow", "pyarrow"]
     peers = ["webdataset", "mosaicml-streaming", "litdata", "torch"]
     facts = {
@@ -160,10 +169,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         **environment.versions(environment.peers_python(), peers),
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.with_suffix(".json").write_text(
-        json.dumps({"facts": facts, "results": [asdict(one) for one in results]}, indent=1) + "\n"
-    )
-    report.write(args.output, facts, results)
+    for results in measure(args.inputs.split(","), args.only.split(","), args.scale, args.repeats, args.folder, before):
+        args.output.with_suffix(".json").write_text(
+            json.dumps({"facts": facts, "results": [asdict(one) for one in results]}, indent=1) + "\n"
+        )
+        report.write(args.output, facts, results)
 
 
 if __name__ == "__main__":

@@ -39,9 +39,9 @@ def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[st
     peak, first_byte, seen = 0, None, {}
     ended = os.pidfd_open(process.pid)
     while not select.select([ended], [], [], POLL_S)[0]:
-        family = list(_family(process.pid))
-        peak = max([peak, *map(_peak_bytes, family)])
-        seen |= {pid: spent for pid in family if (spent := _cpu_s(pid))}
+        processes = list(family(process.pid))
+        peak = max([peak, *map(peak_bytes_of, processes)])
+        seen |= {pid: spent for pid in processes if (spent := _cpu_s(pid))}
         if first_byte is None and size_of(output):
             first_byte = time.perf_counter() - started
     seconds = time.perf_counter() - started
@@ -75,13 +75,13 @@ def _size(path: str) -> int:
         return 0
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
     """A process and all below it."""
     yield pid
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
             for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
-                yield from _family(int(child))
+                yield from family(int(child))
     except (FileNotFoundError, ProcessLookupError):
         return
 
@@ -94,7 +94,8 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-def _peak_bytes(pid: int) -> int:
+def peak_bytes_of(pid: int) -> int:
+    """The most memory that a process has had resident; 0 once it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

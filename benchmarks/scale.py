@@ -1,14 +1,15 @@
 """How planning grows: its steps on synthetic references, each in a process of its own.
 
-python -m benchmarks.scale [--n 100000,1000000,10000000] [--json]
+python -m benchmarks.scale [--n 100000,1000000,10000000]
 
-The functions are those of the build; only the raw files are not there. `--n 1000000000` takes about an hour, and
-memory for the summaries of 100,000 units. Steps that run once for each unit or group are run on some of them, which
-the table says, because one is as large as another.
+The functions are those of the build; only the raw files are not there. `--n 1e9` takes some ten minutes. Steps that
+treat a unit, a batch of units, a bucket or a group alone are run on a few of them, because one is as large as another;
+the column of measured references says on how many. What sees all units or all shards is run in full.
 """
 
 import argparse
 import json
+import pickle
 import resource
 import subprocess
 import sys
@@ -22,15 +23,19 @@ import pyarrow as pa
 
 from pipelines import planning, tables
 from pipelines.assigning import assign_units, find_twins, plan_shards
+from pipelines.committing import make_manifest
 from pipelines.config import BuildConfig
 from pipelines.indexing import summarize
-from pipelines.job import Job, PlanFile
+from pipelines.job import Job, PlanFile, put
 from pipelines.planning import Sizing, SplitPlan, UnitStart, UnitSummary, plan_split
 from pipelines.sources.folder import Folder
 from pipelines.transforms import num_buckets
+from pipelines.writing import ShardRecord
+from shardset import manifest as manifests
 from shardset import naming
+from shardset.manifest import ClassInfo, IndexFile, Shard
 from shardset.permutation import derive_key, hash64, hash_text, unpermute
-from shardset.storage import MemoryStorage, Stat, Storage
+from shardset.storage import MemoryStorage, Stat
 
 UNIT_SAMPLES = 10_000
 SAMPLE_BYTES = 100_000
@@ -42,7 +47,7 @@ SOME_UNITS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step of planning: what a worker holds, and whether every unit or group was really gone through."""
+    """One step of planning: how many references were treated, how many objects or elements it makes of all."""
 
     name: str
     num_refs: int
@@ -120,13 +125,14 @@ def plan_all(n: int) -> tuple[int, int, int]:
     template = summarize(unit_table(0), 0)
     started()
     summaries = [_renumbered(template, unit) for unit in range(num_units(n))]
+    num_bytes = len(pickle.dumps(summaries))
     plan_split(
         "train", planning.sum_strata(summaries, "train"), num_bytes=n * SAMPLE_BYTES, fields=["jpg"],
         sizing=Sizing(), balance="none",
     )  # fmt: skip
     starts = planning.unit_starts(summaries, stratified=False)
     assert starts[-1]["train"].serial == UNIT_SAMPLES * (num_units(n) - 1)
-    return n, 1, 0
+    return n, len(summaries), num_bytes
 
 
 def place_all(n: int) -> tuple[int, int, int]:
@@ -142,10 +148,10 @@ def place_all(n: int) -> tuple[int, int, int]:
 
 def assign_batches(n: int) -> tuple[int, int, int]:
     """One batch of neighbouring units: its references, cut by group and serialised as they go through the shuffle."""
-    job, plan = _job(n)
+    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
     units = list(range(min(num_units(n), planning.units_at_once(plan.num_units, plan.splits.values()))))
     for unit in units:
-        _put(job.output, naming.unit_path(unit), tables.to_bytes(unit_table(unit)))
+        put(job.output, naming.unit_path(unit), tables.to_bytes(unit_table(unit)))
     started()
     starts = [UnitStart(serial=unit * UNIT_SAMPLES, strata={0: unit * UNIT_SAMPLES}) for unit in units]
     found = assign_units(job, plan, [(unit, {"train": start}, {}) for unit, start in zip(units, starts, strict=True)])
@@ -170,13 +176,23 @@ def find_twins_in_bucket(n: int) -> tuple[int, int, int]:
 
 def plan_group(n: int) -> tuple[int, int, int]:
     """The references of the first group of shards, sorted and written: what a worker holds at once."""
-    job, plan = _job(n)
+    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
     table = _group_table(split)
     started()
     numbers = list(plan_shards(job, split, [table]))
     num_bytes = sum(found.num_bytes for found in job.output.list())
     return len(table), split.num_shards, round(num_bytes / len(numbers) * split.num_shards)
+
+
+def commit_all(n: int) -> tuple[int, int, int]:
+    """The records of all shards to the manifest: the one step that sees all shards."""
+    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
+    split = plan.splits["train"]
+    started()
+    records = {("train", number): _record(split, number) for number in range(split.num_shards)}
+    manifest = make_manifest(job, plan, records)
+    return n, split.num_shards, len(manifests.to_json(manifest))
 
 
 def survey_folder(n: int) -> tuple[int, int, int]:
@@ -195,10 +211,12 @@ STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "place_all": place_all,
     "assign_batches": assign_batches,
     "plan_group": plan_group,
+    "commit_all": commit_all,
 }
 """Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
 
-SURVEYED_AT_MOST = 1_000_000
+AT_MOST = {"survey_folder": 1_000_000, "commit_all": 100_000_000}
+"""Steps whose memory grows are measured up to here."""
 
 _before = {"seconds": 0.0, "peak": 0}
 
@@ -224,20 +242,20 @@ def measure(name: str, n: int) -> Step:
 
 
 def steps_for(n: int) -> list[str]:
-    """The steps that are measured at that size; a listing of more files is left to the patient."""
-    return [name for name in STEPS if name != "survey_folder" or n <= SURVEYED_AT_MOST]
+    """The steps that are measured at that size."""
+    return [name for name in STEPS if n <= AT_MOST.get(name, n)]
 
 
 def report(sizes: Sequence[int]) -> Iterator[str]:
     """The table of all steps, a Markdown line at a time."""
-    yield "| samples | step | references/s a core | grew by, MiB | objects | bytes of them |"
-    yield "|---|---|---|---|---|---|"
+    yield "| samples | step | measured references | references/s a core | grew by, MiB | objects | bytes of them |"
+    yield "|---|---|---|---|---|---|---|"
     for n in sizes:
         for name in steps_for(n):
             step = measure(name, n)
             yield (
-                f"| {n:,} | {name} | {step.rate:,.0f} | {step.added_bytes / 2**20:,.0f} | {step.num_objects:,} "
-                f"| {step.num_object_bytes:,} |"
+                f"| {n:,} | {name} | {step.num_refs:,} | {step.rate:,.0f} | {step.added_bytes / 2**20:,.0f} "
+                f"| {step.num_objects:,} | {step.num_object_bytes:,} |"
             )
 
 
@@ -256,14 +274,34 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(line, flush=True)
 
 
-def _job(n: int) -> tuple[Job, PlanFile]:
+def _record(split: SplitPlan, number: int) -> ShardRecord:
+    """What a worker reports of a shard; the counts of 1,000 classes are most of it."""
+    path, size = naming.shard_path("train", "train", number), split.shard_size(number)
+    index = IndexFile(path=naming.index_path(path), num_bytes=150 * size, crc32c="AAAAAA==")
+    shard = Shard(
+        path=path, num_samples=size, num_bytes=size * SAMPLE_BYTES, crc32c="AAAAAA==", sha256=f"{number:064x}",
+        first_id=0, index=index, class_counts=[size // NUM_CLASSES] * NUM_CLASSES,
+    )  # fmt: skip
+    return ShardRecord(
+        split="train", number=number, plan_digest="", num_content_bytes=size * SAMPLE_BYTES, fields=["jpg", "cls"],
+        shard=shard,
+    )  # fmt: skip
+
+
+def job_of(n: int) -> Job:
+    """A build whose output is empty memory."""
     output = MemoryStorage(f"scale-{n}")
     config = BuildConfig(source="folder", input="synthetic", output=output.url)
-    plan = PlanFile(
-        digest="", source_digest="", classes=[], splits={"train": plan_of(n)}, fixes={}, num_rejected=0,
-        num_units=num_units(n), spooled=False, notes=[],
+    return Job(config=config, source=Folder(output), output=output)
+
+
+def plan_file(split: SplitPlan, units: int) -> PlanFile:
+    """A plan with one split."""
+    classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
+    return PlanFile(
+        digest="", source_digest="", classes=classes, splits={split.name: split}, fixes={}, num_rejected=0,
+        num_units=units, spooled=False, notes=[],
     )  # fmt: skip
-    return Job(config=config, source=Folder(output), output=output), plan
 
 
 def _group_table(plan: SplitPlan) -> pa.Table:
@@ -311,11 +349,6 @@ class _Listing(MemoryStorage):
         names = (f"train/n{label:08d}/n{label:08d}_{row}.JPEG" for label in range(NUM_CLASSES) for row in range(each))
         for name in islice(names, self.num_files):
             yield Stat(name=name, num_bytes=SAMPLE_BYTES, generation="1700000000000000", crc32c=None)
-
-
-def _put(storage: Storage, name: str, data: bytes) -> None:
-    with storage.writer(name) as out:
-        out.write(data)
 
 
 def _peak_bytes() -> int:

@@ -101,16 +101,16 @@ def find_twins(parts: Iterable[tuple[int, np.ndarray]]) -> dict[int, Twins]:
 
 def plan_shards(job: Job, plan: SplitPlan, parts: Iterable[pa.Table]) -> Iterator[int]:
     """Writes the references of every shard of one group, in their final order; yields the shard numbers."""
-    table = pa.concat_tables(parts)
+    table = pa.concat_tables(parts).combine_chunks()
     shard = tables.numbers(table, "shard")
     order = planning.rank_order(
         shard, tables.numbers(table, "rank"), tables.numbers(table, "source"), tables.numbers(table, "copy")
     )
-    table, shard = table.take(pa.array(order)), shard[order]
-    numbers, firsts = np.unique(shard, return_index=True)
+    numbers, firsts = np.unique(shard[order], return_index=True)
     for number, start, stop in zip(numbers.tolist(), firsts, [*firsts[1:], len(shard)], strict=True):
         assert stop - start == plan.shard_size(number), "the arithmetic of the plan and the references agree"
-        put(job.output, naming.references_path(plan.name, number), tables.to_bytes(table.slice(start, stop - start)))
+        mine = table.take(pa.array(order[start:stop]))
+        put(job.output, naming.references_path(plan.name, number), tables.to_bytes(mine))
         yield number
 
 

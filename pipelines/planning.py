@@ -22,7 +22,7 @@ TARGET_SHARD_BYTES = 128 * 2**20
 MIN_SHARDS = 4
 GROUP_SAMPLES = 2**17
 """References are gathered in groups of whole shards with about this many samples: bounds a worker's memory."""
-ROWS_AT_ONCE = 2**18
+ROWS_AT_ONCE = 2**17
 """So many references are cut by group at once, at most: bounds a worker's memory."""
 _ROWS_PER_PART = 64
 """Units are taken together until a group's part of them has about this many references: bounds the parts' number."""

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import islice
 
 from pipelines.sources.base import Extent
@@ -11,14 +12,52 @@ from shardset.storage import Storage, open_file
 
 MAX_GAP = 4096
 MAX_READ = 8 * 2**20
-IN_FLIGHT = 32
 NUM_THREADS = 16
+FIRST_IN_FLIGHT = 4
+MOST_IN_FLIGHT = 32
 
 SPOOLED = "spool:"
 """Before the name of a plan's object, in an extent of bytes that a source gave to its spool."""
 
 
-def fetch(groups: Iterable[Sequence[Extent]], source: Storage, output: Storage) -> Iterator[list[bytes]]:
+class Window:
+    """How many reads are on their way at once: one more after each, half as many when the server refuses or fails.
+
+    All workers may read one object, and a bucket takes a new load only step by step.
+    """
+
+    def __init__(self) -> None:
+        self.size = FIRST_IN_FLIGHT
+
+    def grow(self) -> None:
+        """A read is done."""
+        self.size = min(MOST_IN_FLIGHT, self.size + 1)
+
+    def shrink(self) -> None:
+        """A read has to be tried again."""
+        self.size = max(1, self.size // 2)
+
+    def watching(self, storage: Storage) -> Storage:
+        """The storage; on gs:// each pause before another try makes the window smaller."""
+        from shardset.gcs import GcsStorage  # imports Google's client, which local work needs none of
+
+        if not isinstance(storage, GcsStorage):
+            return storage
+        sleep = storage.retry.sleep
+
+        def shrink_and_sleep(seconds: float) -> None:
+            self.shrink()
+            sleep(seconds)
+
+        return replace(storage, retry=replace(storage.retry, sleep=shrink_and_sleep))
+
+
+_of_process = Window()
+
+
+def fetch(
+    groups: Iterable[Sequence[Extent]], source: Storage, output: Storage, window: Window = _of_process
+) -> Iterator[list[bytes]]:
     """For each group of extents (a sample's), their contents; neighbours in a group are read together.
 
     Of `groups` only those in flight are held.
@@ -32,18 +71,23 @@ def fetch(groups: Iterable[Sequence[Extent]], source: Storage, output: Storage) 
     if not any(storage.url.startswith("gs://") for storage in (source, output)):
         yield from map(read_group, groups)
         return
+    source, output = window.watching(source), window.watching(output)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        yield from _ahead(pool, read_group, groups)
+        yield from _ahead(pool, read_group, groups, window)
 
 
-def _ahead(pool: ThreadPoolExecutor, read: Callable, groups: Iterable[Sequence[Extent]]) -> Iterator[list[bytes]]:
+def _ahead(
+    pool: ThreadPoolExecutor, read: Callable, groups: Iterable[Sequence[Extent]], window: Window
+) -> Iterator[list[bytes]]:
     waiting: deque[Future[list[bytes]]] = deque()
     left = iter(groups)
-    waiting.extend(pool.submit(read, group) for group in islice(left, IN_FLIGHT))
     try:
-        while waiting:
+        while True:
+            waiting.extend(pool.submit(read, group) for group in islice(left, max(0, window.size - len(waiting))))
+            if not waiting:
+                return
             yield waiting.popleft().result()
-            waiting.extend(pool.submit(read, group) for group in islice(left, 1))
+            window.grow()
     finally:
         for future in waiting:
             future.cancel()

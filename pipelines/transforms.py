@@ -82,6 +82,7 @@ class AssignUnits(beam.DoFn):
         units = [(unit, starts, twins.get(unit, {})) for unit, starts in sorted(found["starts"], key=itemgetter(0))]
         for group, table in assign_units(self._job, plan, units):
             yield group, tables.placed_to_bytes(table)
+        tables.release_memory()
 
 
 class PlanShards(beam.DoFn):
@@ -94,6 +95,7 @@ class PlanShards(beam.DoFn):
         (split, _), parts = element
         for number in plan_shards(self._job, plan.splits[split], map(tables.placed_from_bytes, parts)):
             yield split, number
+        tables.release_memory()
 
 
 class WriteShard(beam.DoFn):

@@ -1,0 +1,76 @@
+"""The pipeline's shape: what a runner may scale is cut off from what feeds it."""
+
+import apache_beam as beam
+import pytest
+from apache_beam.pipeline import PipelineVisitor
+
+from pipelines import transforms
+from pipelines.build import construct
+from pipelines.config import BuildConfig
+from pipelines.job import BuildFile, Job, UnitLine
+from pipelines.sources.folder import Folder
+from shardset.storage import MemoryStorage
+
+OURS = {
+    name for name, value in vars(transforms).items() if isinstance(value, type) and issubclass(value, beam.DoFn)
+}  # fmt: skip
+JOB_LIMIT_BYTES = 20 * 2**20
+"""Dataflow refuses a larger job."""
+
+
+class Steps(PipelineVisitor):
+    """Every step of ours by its class, as Beam holds it."""
+
+    def __init__(self):
+        self.found = {}
+
+    def visit_transform(self, step):
+        if isinstance(step.transform, beam.ParDo) and type(step.transform.fn).__name__ in OURS:
+            self.found[type(step.transform.fn).__name__] = step
+
+
+def pipeline_of(num_units):
+    output = MemoryStorage("graph")
+    job = Job(config=BuildConfig(source="folder", input="raw", output=output.url), source=Folder(output), output=output)
+    file = BuildFile(tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[])
+    pipeline = beam.Pipeline(runner="FnApiRunner")
+    lines = [UnitLine(unit, unit * 293, unit * 293 + 293) for unit in range(num_units)]
+    construct(pipeline, job, file, lines, dry_run=False)
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def steps():
+    visitor = Steps()
+    pipeline_of(3).visit(visitor)
+    return visitor.found
+
+
+def what_feeds(step):
+    """The nearest step upstream of ours, or the shuffle or start that stands between."""
+    (source,) = step.main_inputs.values()
+    producer = source.producer
+    if isinstance(producer.transform, beam.GroupByKey | beam.Impulse):
+        return type(producer.transform).__name__
+    if isinstance(producer.transform, beam.ParDo) and type(producer.transform.fn).__name__ in OURS:
+        return type(producer.transform.fn).__name__
+    return what_feeds(producer)
+
+
+def test_every_step_of_ours_is_in_the_pipeline(steps):
+    assert set(steps) == OURS
+
+
+@pytest.mark.parametrize("name", sorted(OURS - {"MakePlan", "Commit"}))
+def test_between_two_steps_of_ours_there_is_a_shuffle_so_none_is_bound_to_the_workers_of_the_one_before(steps, name):
+    assert what_feeds(steps[name]) == "GroupByKey"
+
+
+@pytest.mark.parametrize("name", ["MakePlan", "Commit"])
+def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
+    assert what_feeds(steps[name]) == "Impulse"
+    assert len(steps[name].side_inputs) == {"MakePlan": 1, "Commit": 2}[name]
+
+
+def test_a_hundred_thousand_units_of_input_fit_into_a_job():
+    assert pipeline_of(100_000).to_runner_api().ByteSize() < JOB_LIMIT_BYTES // 4
