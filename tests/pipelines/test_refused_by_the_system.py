@@ -67,8 +67,11 @@ def mounted(folder: Path, num_bytes: int) -> bool:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[..., None]]]:
-    """A folder with little room, as far as we may mount one, and how to build in it with little room or enough."""
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, str, Callable[..., subprocess.CompletedProcess[str]]]]:
+    """A folder with little room, what is said there, and how to build in it with little room or enough.
+
+    A disk of its own if we may mount one, else a limit on the size of files.
+    """
     folder = tmp_path / "disk"
     small = mounted(folder, SMALL)
 
@@ -77,14 +80,14 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[..., None]]]:
             subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
         return run(raw, folder / "out", limit=resource.RLIM_INFINITY if small or room else SMALL)
 
-    yield folder, build
+    yield folder, "the disk is full; free some space" if small else "larger than the system allows", build
     if small:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)  # files that were read are kept open
 
 
 def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(raw, tmp_path, small_disk):
-    folder, build = small_disk
-    check_refusal(build(raw, room=False), f"StorageError: {folder}/out/", "then run again")
+    folder, complaint, build = small_disk
+    check_refusal(build(raw, room=False), f"StorageError: {folder}/out/", complaint)
     assert not (folder / "out" / naming.MANIFEST).exists()
     assert not [path for path in folder.rglob("*") if path.name.startswith(".")]
     assert build(raw, room=True).returncode == 0
