@@ -59,7 +59,10 @@ class Cloud:
         return sum(text in " ".join(call) for call in self.calls)
 
     def fail(self, *failures: dict[str, Any]) -> None:
-        """What is to go wrong, in this order: {"on": REGEX, "code": 1, "says": TEXT, "preempt": True}."""
+        """What is to go wrong, in this order: {"on": REGEX, "code": 1, "says": TEXT, "preempt": True, "goes_on": True}.
+
+        With `goes_on` the call itself works; `expire` fails the queued request.
+        """
         (self.folder / "failures.json").write_text(json.dumps(failures))
 
     def has(self, name: str, type_: str, *, node: str | None = "READY", request: str | None = "ACTIVE") -> None:

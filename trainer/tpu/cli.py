@@ -16,7 +16,18 @@ from trainer.errors import CloudError, Preempted
 from trainer.tpu import commands
 from trainer.tpu.commands import Node, Request, Words
 from trainer.tpu.run import Done, DryRun, Failed, Runner, Shell, checked, explained
-from trainer.tpu.states import SAVED, STOPPED, Seen, Standing, Verdict, seen, standing, verdict
+from trainer.tpu.states import (
+    SAVED,
+    STOPPED,
+    UNREACHABLE,
+    Seen,
+    Standing,
+    Verdict,
+    seen,
+    standing,
+    verdict,
+    was_taken_away,
+)
 
 SOURCE = Path(__file__).parents[2]
 NUM_LOOKS = 4
@@ -82,7 +93,7 @@ def _verb(
     verb.add_argument("--project", help="default: the one that gcloud is configured for")
     verb.add_argument("--internal-ips", action="store_true", help="no external addresses; reached from its own network")
     verb.add_argument("--dry-run", action="store_true", help="only print the commands")
-    verb.add_argument("--poll-seconds", type=float, default=20.0, metavar="S", help="between two looks at its state")
+    verb.add_argument("--poll-seconds", type=_seconds, default=20.0, metavar="S", help="between two looks at its state")
     verb.add_argument("--debug", action="store_true", help="show tracebacks")
     verb.set_defaults(command=partial(_interruptible, command, left))
     return verb
@@ -111,6 +122,12 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 0 or more")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,5}(\.[0-9]+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, such as 20")
+    return float(text)
 
 
 # --- verbs -----------------------------------------------------------------------------------------------------------
@@ -246,13 +263,26 @@ def delete(options: argparse.Namespace) -> None:
         work.runner.say(f"{work.node.name} is not there: nothing to delete")
     else:
         work.remove(found)
+    unknown = []
     for name, words in commands.remaining(work.node, options.run_dir).items():
         work.runner.head(f"{name}:")
-        work.runner.say(checked(work.runner.capture(words)).output.strip() or "none")
+        done = work.runner.capture(words)
+        work.runner.say(done.output.strip() or ("none" if done.code == 0 else f"unknown: {explained(done)}"))
+        unknown += [name] if done.code else []
     work.runner.say("what is listed above goes on costing money until it is deleted")
+    if unknown:
+        raise CloudError(f"it is not known what remains of: {', '.join(unknown)}; see above")
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------
+
+
+class Lost(CloudError):
+    """What was waited for can't become ready any more."""
+
+    def __init__(self, text: str, found: Seen) -> None:
+        super().__init__(text)
+        self.found = found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +317,7 @@ class Work:
                 self.runner.say(f"{self.node.name} is READY, {found.num_workers or 1} workers")
                 return
             if now in ("gone", "stopped", "absent"):
-                raise CloudError(f"{self.node.name}: {found.text}; {_advice(self.node, now)}")
+                raise Lost(f"{self.node.name}: {found.text}; {_advice(self.node, now)}", found)
             if told != found.text:
                 told = found.text
                 self.runner.say(f"waiting for {self.node.name}: {told}; Ctrl-C leaves the request in the queue")
@@ -346,10 +376,14 @@ class Work:
             return None
         try:
             self.make_ready(request, wheel)
+        except Lost as error:
+            if not was_taken_away(error.found):
+                raise
+            return Done(words=commands.create(request), code=UNREACHABLE, errors=str(error))
         except Failed as error:
-            if standing(self.look()) in ("gone", "leaving"):
-                return error.done
-            raise
+            if standing(self.look()) not in ("gone", "leaving"):
+                raise
+            return error.done
         return None
 
     def _settled(self, code: int) -> Seen:

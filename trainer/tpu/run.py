@@ -30,8 +30,8 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"SERVICE_DISABLED|has not been used in project|it is disabled",
-        "the Cloud TPU API is not enabled in this project",
-        "run `gcloud services enable tpu.googleapis.com`, wait a minute, then try again",
+        "an API is not enabled in this project",
+        "run `gcloud services enable tpu.googleapis.com compute.googleapis.com`, wait a minute, then try again",
     ),
     (
         r"PERMISSION_DENIED|does not have permission|[Pp]ermission '",

@@ -78,6 +78,11 @@ def standing(found: Seen) -> Standing:
     return "gone" if found.node is None else "coming"
 
 
+def was_taken_away(found: Seen) -> bool:
+    """Whether it was there, or about to be, and was preempted; a request that was never met was not."""
+    return found.request == "SUSPENDED" or found.node in ("PREEMPTED", "TERMINATED")
+
+
 def verdict(code: int, now: Standing) -> Verdict:
     """What follows from the exit code of a training and from where the TPU stands after it.
 

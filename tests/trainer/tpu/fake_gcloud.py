@@ -120,10 +120,13 @@ def fail_as_told(folder: Path, text: str) -> None:
         return
     first = failures.pop(0)
     file.write_text(json.dumps(failures))
-    if first.get("preempt"):
-        with changed(folder) as state:
+    with changed(folder) as state:
+        if first.get("preempt"):
             preempt(state)
-    raise Refused(first.get("code", 1), first.get("says", ""))
+        if first.get("expire"):
+            state["requests"]["my-tpu"]["state"] = "FAILED"
+    if not first.get("goes_on"):
+        raise Refused(first.get("code", 1), first.get("says", ""))
 
 
 def act(folder: Path, name: str, positionals: list[str], flags: dict[str, str]) -> int:

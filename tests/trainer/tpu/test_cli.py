@@ -231,6 +231,27 @@ def test_a_preemption_during_the_setup_counts_as_one_too(cloud, tpu, tmp_path):
     assert cloud.asked(" create ") == 2
 
 
+def test_a_preemption_while_it_is_waited_for_counts_as_one_too(cloud, tpu, tmp_path):
+    look = {"on": "queued-resources describe", "goes_on": True}
+    cloud.fail(look, look, look, {**look, "preempt": True})
+    cloud.home("my-tpu", 0)
+    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
+    code, output, errors = tpu("train", *RUN, *flags)
+    assert code == command.OK, errors
+    assert "queued request SUSPENDED); 1 restarts left" in output
+    assert cloud.asked(" create ") == 2
+
+
+def test_a_request_that_expires_is_not_asked_for_again_and_again(cloud, tpu, tmp_path):
+    look = {"on": "queued-resources describe", "goes_on": True}
+    cloud.fail(look, look, {**look, "expire": True})
+    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=5"]
+    code, _, errors = tpu("train", *RUN, *flags)
+    assert code == command.FAILED
+    assert "the request expired" in last(errors)
+    assert cloud.asked(" create ") == 1
+
+
 def test_exit_code_3_of_a_tpu_that_stays_trains_again_on_it(cloud, tpu, tmp_path):
     cloud.ready("my-tpu", "v4-8", 1)
     cloud.fail({"on": "worker train", "code": 3, "says": ""})
@@ -311,6 +332,8 @@ def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message
         ["train", *PLACE, *RUN, "--max-restart=1"],
         ["create", "my-tpu", "--accelerator-type=v4-8"],
         ["create", *PLACE],
+        ["create", *PLACE, "--accelerator-type=v4-8", "--poll-seconds=-1"],
+        ["create", *PLACE, "--accelerator-type=v4-8", "--poll-seconds=nan"],
         ["destroy", *PLACE],
         [],
     ],
@@ -420,6 +443,16 @@ def test_delete_of_one_that_went_by_itself_meanwhile_is_no_error(cloud, tpu):
     cloud.has("my-tpu", "v4-8")
     cloud.fail({"on": "queued-resources delete", "says": "ERROR: (gcloud.x) NOT_FOUND: it was not found"})
     assert tpu("delete")[0] == command.OK
+
+
+def test_a_list_that_can_not_be_had_is_said_to_be_unknown_and_the_others_are_shown(cloud, tpu):
+    cloud.has("my-tpu", "v4-8")
+    cloud.fail({"on": "disks list", "says": "ERROR: (gcloud.x) PERMISSION_DENIED: compute API ... it is disabled"})
+    code, output, errors = tpu("delete", "--run-dir=gs://bucket/run")
+    assert code == command.FAILED
+    assert "disks in this zone:\nunknown: gcloud compute disks list" in output
+    assert "1234567  gs://bucket/run" in output
+    assert "not known what remains of: disks" in last(errors)
 
 
 def test_delete_that_is_refused_says_so(cloud, tpu):

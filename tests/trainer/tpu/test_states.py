@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from trainer.tpu.states import SAVED, STOPPED, UNREACHABLE, Seen, seen, standing, verdict
+from trainer.tpu.states import SAVED, STOPPED, UNREACHABLE, Seen, seen, standing, verdict, was_taken_away
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,18 @@ def test_the_reason_of_a_failed_request_is_told():
 
 def test_a_description_without_a_state_is_not_taken_for_ready():
     assert standing(seen("{}", None)) == "coming"
+
+
+@pytest.mark.parametrize(
+    ("node", "request_", "expected"),
+    [
+        ("PREEMPTED", None, True),
+        (None, "SUSPENDED", True),
+        ("TERMINATED", "ACTIVE", True),
+        (None, "FAILED", False),
+        (None, None, False),
+        ("STOPPED", None, False),
+    ],
+)
+def test_a_request_that_was_never_met_was_not_taken_away(node, request_, expected):
+    assert was_taken_away(Seen(node=node, request=request_)) is expected
