@@ -221,7 +221,7 @@ def test_importing_every_module_of_the_contract_brings_neither_beam_nor_torch():
 
 
 def test_the_verbs_that_only_read_come_up_without_beam():
-    modules = "pipelines.__main__, pipelines.verify, pipelines.inspect, pipelines.sources, pipelines.writing"
+    modules = "pipelines.__main__, pipelines.verify, pipelines.inspect, pipelines.plan_report, pipelines.sources, pipelines.writing"
     assert "apache_beam" not in imported_after(f"import {modules}")
 
 

@@ -9,7 +9,7 @@ import pytest
 from shardset.version import __version__
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-PROGRAMS = {"shardset-pipelines": ["build", "verify", "inspect"], "shardset-trainer": ["train", "evaluate"]}
+PROGRAMS = {"shardset-pipelines": ["build", "verify", "inspect", "plan"], "shardset-trainer": ["train", "evaluate"]}
 
 
 def run(words: list[str], text: str | None = None) -> str:
