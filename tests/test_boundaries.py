@@ -221,8 +221,8 @@ def test_importing_every_module_of_the_contract_brings_neither_beam_nor_torch():
 
 
 def test_the_verbs_that_only_read_come_up_without_beam():
-    modules = "pipelines.__main__, pipelines.verify, pipelines.inspect, pipelines.plan_report, pipelines.sources, pipelines.writing"
-    assert "apache_beam" not in imported_after(f"import {modules}")
+    modules = ("__main__", "verify", "inspect", "plan_report", "sources", "writing")
+    assert "apache_beam" not in imported_after(f"import {', '.join(f'pipelines.{name}' for name in modules)}")
 
 
 def test_importing_every_module_that_writes_brings_no_torch():
