@@ -365,12 +365,10 @@ class _Line:
         self.first_blocks = np.concatenate([[0], np.cumsum(-(-(sizes + self.phases) // order.block_size))])
         num_blocks = int(self.first_blocks[-1])
         self.hashes = np.arange(num_blocks, dtype=np.uint64)
-        if self.shuffled:
-            self._hash_blocks(epoch)
         bits = min(_MAX_BUCKET_BITS, max(0, num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
         span = 64 if self.shuffled else max(1, num_blocks.bit_length())
         self.shift = np.uint64(max(0, span - bits))
-        self._fill_buckets(1 << bits)
+        self._fill_buckets(epoch, 1 << bits)
 
     def _phases(self, epoch: int, shards: np.ndarray) -> np.ndarray:
         if not self.shuffled:
@@ -378,17 +376,15 @@ class _Line:
         size = np.uint64(self.order.block_size)
         return (hash64(self.order.seed, epoch, _PHASE, shards) % size).astype(np.int64)
 
-    def _hash_blocks(self, epoch: int) -> None:
-        for start, stop in self._chunks():
-            shard, block = self._place(np.arange(start, stop, dtype=np.int64))
-            self.hashes[start:stop] = hash64(self.order.seed, epoch, _BLOCK, shard, block)
-
-    def _fill_buckets(self, num_buckets: int) -> None:
+    def _fill_buckets(self, epoch: int, num_buckets: int) -> None:
         counts = np.zeros(num_buckets)
         buckets = np.empty(len(self.hashes), dtype=np.uint16)
         for start, stop in self._chunks():
+            shard, block = self._places(start, stop)
+            if self.shuffled:
+                self.hashes[start:stop] = hash64(self.order.seed, epoch, _BLOCK, shard, block)
             buckets[start:stop] = self._bucket_of(self.hashes[start:stop])
-            sizes = self._sizes(np.arange(start, stop, dtype=np.int64))
+            sizes = self._sizes_at(shard, block)
             counts += np.bincount(buckets[start:stop], weights=sizes, minlength=num_buckets)
         self.blocks = np.argsort(buckets, kind="stable")
         self.bucket_samples = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
@@ -405,15 +401,27 @@ class _Line:
         shard = _owner(self.first_blocks, blocks)
         return shard, blocks - self.first_blocks[shard]
 
+    def _places(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """`_place` of consecutive blocks, without a search for each."""
+        first, last = (int(_owner(self.first_blocks, np.int64(block))) for block in (start, stop - 1))
+        cuts = np.clip(self.first_blocks[first : last + 2], start, stop)
+        shard = np.repeat(np.arange(first, last + 1, dtype=np.int64), np.diff(cuts))
+        return shard, np.arange(start, stop, dtype=np.int64) - self.first_blocks[shard]
+
     def _ranges(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First and last + 1 id of some blocks, quarantined ones included."""
-        shard, block = self._place(blocks)
+        return self._ranges_at(*self._place(blocks))
+
+    def _ranges_at(self, shard: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         low, high = self.order.first_ids[shard], self.order.first_ids[shard + 1]
         start = low + block * self.order.block_size - self.phases[shard]
         return np.maximum(start, low), np.minimum(start + self.order.block_size, high)
 
     def _sizes(self, blocks: np.ndarray) -> np.ndarray:
-        start, stop = self._ranges(blocks)
+        return self._sizes_at(*self._place(blocks))
+
+    def _sizes_at(self, shard: np.ndarray, block: np.ndarray) -> np.ndarray:
+        start, stop = self._ranges_at(shard, block)
         return self._line_number(stop) - self._line_number(start)
 
     def _line_number(self, ids: np.ndarray) -> np.ndarray:
@@ -440,7 +448,7 @@ class _Line:
 
     def num_filled_blocks(self) -> int:
         """The blocks that hold a sample which is not quarantined."""
-        parts = (self._sizes(np.arange(start, stop, dtype=np.int64)) for start, stop in self._chunks())
+        parts = (self._sizes_at(*self._places(start, stop)) for start, stop in self._chunks())
         return sum(int(np.count_nonzero(sizes)) for sizes in parts)
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
