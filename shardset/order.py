@@ -403,7 +403,7 @@ class _Line:
 
     def _places(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """`_place` of consecutive blocks, without a search for each."""
-        first, last = (int(_owner(self.first_blocks, np.int64(block))) for block in (start, stop - 1))
+        first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
         cuts = np.clip(self.first_blocks[first : last + 2], start, stop)
         shard = np.repeat(np.arange(first, last + 1, dtype=np.int64), np.diff(cuts))
         return shard, np.arange(start, stop, dtype=np.int64) - self.first_blocks[shard]
