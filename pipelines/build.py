@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ from typing import TypeVar
 import apache_beam as beam
 import msgspec
 from apache_beam.metrics.execution import MetricResult
-from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, StandardOptions
+from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, SetupOptions, StandardOptions
 from apache_beam.runners.runner import PipelineState
 
 from pipelines import dataflow, errors_from_beam, sources, workers
@@ -81,6 +82,7 @@ def _run(
     options = beam_options(beam_flags, output)
     if dataflow.is_wanted(options):
         dataflow.check(options, source=config.input, output=output.url)
+    _check_job_server(options)
     job, file, lines = prepare(config, output)
     with Watch(output, len(lines), progress):
         counters = run_pipeline(
@@ -173,6 +175,20 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
             options = _all_cores(options, output)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
     return options
+
+
+def _check_job_server(options: PipelineOptions) -> None:
+    """ConfigError if nobody listens where the job is to be sent: Beam would wait there for five minutes."""
+    endpoint = options.view_as(PortableOptions).job_endpoint or ""
+    host, _, port = endpoint.rpartition(":")
+    if not port.isdigit():  # none is given, or another kind of address
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--job_endpoint {endpoint}: nobody listens there ({error}); start the job server (docs/flink.md)"
+        ) from error
 
 
 def _all_cores(options: PipelineOptions, output: Storage) -> PipelineOptions:

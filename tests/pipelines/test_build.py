@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -351,6 +352,14 @@ def test_an_output_that_can_not_be_written_is_an_error(raw, tmp_path):
 def test_the_mode_that_loses_elements_is_refused(raw, tmp_path):
     with pytest.raises(ConfigError, match="multi_threading loses elements"):
         build(config_of(raw, tmp_path / "out"), ["--direct_running_mode=multi_threading"])
+
+
+def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(ConfigError, match=f"--job_endpoint {endpoint}: nobody listens there"):
+        build(config_of(raw, tmp_path / "out"), ["--runner=PortableRunner", f"--job_endpoint={endpoint}"])
+    assert not (tmp_path / "out").exists()
 
 
 def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):

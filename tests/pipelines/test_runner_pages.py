@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ FLINK, SPARK = [command for command in commands_of("docs/flink.md") if " build "
 @pytest.mark.parametrize("command", [FLINK, SPARK])
 def test_a_command_for_a_cluster_is_taken_up_to_its_input(command, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)  # where there are no photos
-    assert main(words_after_build(command)) == 1
+    with socket.create_server(("127.0.0.1", 0)) as job_server:
+        endpoint = f"localhost:{job_server.getsockname()[1]}"
+        assert main(words_after_build(command.replace("localhost:8099", endpoint))) == 1
     assert f"SourceError: {tmp_path}/photos" in capsys.readouterr().err
 
 
