@@ -246,7 +246,7 @@ def _add_reading(plan: argparse.ArgumentParser) -> None:
                      help="train_crop=pad with N pixels: small images stay decoded where they fit")  # fmt: skip
     how.add_argument("--budget-bytes", type=_positive, default=BUDGET_BYTES, metavar="N",
                      help="memory of one reader (default 2 GiB)")  # fmt: skip
-    how.add_argument("--seed", type=int, default=0, help="of the order (default 0)")
+    how.add_argument("--seed", type=int, default=0, help="of the order, and of --holdout (default 0)")
 
 
 def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser) -> argparse.ArgumentParser:
