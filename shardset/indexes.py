@@ -38,7 +38,9 @@ def read_rows(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.nd
     if shard.index.num_bytes <= SMALL:
         return read_index(storage, shard)[list(positions)]
     where = f"{storage.url}/{shard.index.path}"
-    dtype, num_samples, start = index_header(storage.read(shard.index.path, 0, HEADER), where)
+    dtype, num_samples, start = index_header(
+        storage.read(shard.index.path, 0, min(HEADER, shard.index.num_bytes)), where
+    )
     if start + num_samples * dtype.itemsize != shard.index.num_bytes or num_samples != shard.num_samples:
         raise DamagedShard(f"{where}: its header is not that of the manifest's index; rebuild the shard")
     first, last = min(positions), max(positions)

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from shardset import indexes, naming
 from shardset import manifest as manifests
-from shardset import naming
 from shardset.errors import ConfigError
 from shardset.storage import open_storage
 from tests.makers.shardset import png_samples, put, write_shard_set
@@ -188,6 +188,24 @@ def test_an_image_that_can_t_be_decoded_leaves_its_place_empty(tmp_path):
     page = contactsheet.render(plan.timetable.storage, plan.timetable.split, seen, title="a<b", path="x.html").decode()
     assert page.count('alt="no image"') == 4
     assert "a&lt;b" in page
+
+
+@pytest.mark.gcs
+def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, gcs_root, capsys, monkeypatch):
+    monkeypatch.setattr(indexes, "SMALL", 0)
+    run_dir, _ = recorded
+    for folder in ("run", "shards"):
+        target = open_storage(f"{gcs_root}/{folder}")
+        source = open_storage(str(Path(run_dir).parent / folder))
+        for stat in source.list():
+            put(target, stat.name, source.read(stat.name))
+    config = json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"manifest": f"{gcs_root}/shards"}
+    put(open_storage(f"{gcs_root}/run"), configs.RECORD, json.dumps(config).encode())
+    there = told(capsys, "--run-dir", f"{gcs_root}/run", "--step", "6")
+    here = told(capsys, "--run-dir", run_dir, "--step", "6")
+    assert there.pop("manifest") == f"{gcs_root}/shards"
+    assert here.pop("manifest") != f"{gcs_root}/shards"
+    assert there == here
 
 
 def test_steps_that_the_log_has_not_seen_are_not_called_taken(recorded, tmp_path):
