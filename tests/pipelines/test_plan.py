@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines import __main__ as command
@@ -117,6 +117,7 @@ def test_classes_expected_is_what_drawing_gives():
     assert classes_in(batches, 1000, 50) == pytest.approx(classes_expected(1000, 64, 50), rel=0.01)
 
 
+@settings(deadline=None)
 @given(number=st.integers(1, 5000), wish=st.integers(1, 6000))
 def test_the_nearest_divisors_and_multiples_are_next_to_the_wish(number, wish):
     divisors = [n for n in range(1, number + 1) if number % n == 0]
@@ -152,6 +153,7 @@ def split_of(order: Order, mean_bytes: int = 2000) -> StoredSplit:
     )
 
 
+@settings(max_examples=40, deadline=None)
 @given(orders())
 def test_steps_count_every_sample_of_an_epoch(order):
     steps = steps_of(order)
@@ -162,6 +164,7 @@ def test_steps_count_every_sample_of_an_epoch(order):
     assert not weights or steps.num_last == int(weights[-1].sum())
 
 
+@settings(max_examples=60, deadline=None)
 @given(orders(), st.data())
 def test_reads_are_those_of_all_readers_together(order, data):
     worlds = [n for n in range(1, order.global_batch_size + 1) if order.global_batch_size % n == 0]
@@ -170,7 +173,7 @@ def test_reads_are_those_of_all_readers_together(order, data):
     pieces = [piece for rank in range(world) for piece in pieces_of(order, rank, world)]
     # Lanes differ by one sample, so which of them are shared matters that much.
     assert sum(size for _, _, size in pieces) <= reads.amplification * order.num_samples + order.num_lanes
-    assert world > order.num_lanes or reads.amplification <= 1 + (world - 1) / order.num_lanes
+    assert world > order.num_lanes or reads.amplification <= 1 + (world - 1) / order.num_lanes + 1e-9
     if order.num_lanes % world == 0:
         assert reads.amplification == 1
         assert len(pieces) <= reads.block_gets

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.budget import BUDGET_BYTES, fit_memory, fit_order
@@ -33,6 +33,7 @@ def test_the_stored_order_has_no_window():
     assert order(seed=None, budget_bytes=1 << 40).window == 0
 
 
+@settings(deadline=None)
 @given(world=st.sampled_from([1, 2, 4, 8, 32, 64]), budget=st.integers(1 << 29, 1 << 34))
 def test_what_a_reader_holds_is_within_its_budget_or_refused(world, budget):
     found = order(budget_bytes=budget)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
@@ -76,6 +76,7 @@ def test_axes_that_are_none_are_refused(words, message):
         parse_axes(words)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["q", "w", "threads"]), st.sets(st.integers(1, 9), min_size=1), min_size=1))
 def test_points_are_the_whole_grid_once(axes):
     points = points_of({axis: sorted(values) for axis, values in axes.items()})
