@@ -137,7 +137,9 @@ def test_a_worker_that_dies_ends_the_build_with_one_sentence(raw, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(raw, undisturbed, tmp_path):
+def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(tmp_path):
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 100, splits=["train"])
+    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": NUM_SHARDS})
     words = words_of(raw, tmp_path / "out")
     with Life(words, tmp_path / "log") as life:
         wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
@@ -147,8 +149,9 @@ def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_comple
     assert code == 130
     assert errors.endswith("stopped; the same command goes on from here\n")
     assert "Traceback" not in errors
-    finish(words, tmp_path / "log")
-    assert files_of(tmp_path / "out") == files_of(undisturbed)
+    build(config, HERE)
+    build(replace(config, output=str(tmp_path / "undisturbed")), HERE)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "undisturbed")
 
 
 # A set that replaces another
