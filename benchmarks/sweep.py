@@ -2,7 +2,7 @@
 
     python -m benchmarks.sweep --write docs/sweep.md
 
-Makes 2,048 JPEGs of about 110 KB from a seed, builds them into two shard sets, then runs `bench-input --sweep` on the
+Makes 1,024 JPEGs of about 110 KB from a seed, builds them into two shard sets, then runs `bench-input --sweep` on the
 local disk and on a GCS emulator on this machine, which takes a part of the processor time itself. With `--write` the
 tables of the page and the plots beside it are replaced.
 """
@@ -24,7 +24,7 @@ from tests.conftest import BUCKET, emulator
 from trainer import __main__ as trainer
 
 FOLDER = REPOSITORY / ".tools" / "bench-sweep"
-NUM_IMAGES = 2048
+NUM_IMAGES = 1024
 SETS = {"4-shards": 4, "64-shards": 64}
 LOCAL = ["threads=1,2", "batch=64,256"]
 REMOTE = ["q=1,8,38,128", "w=0,256"]
