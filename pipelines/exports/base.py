@@ -14,6 +14,7 @@ from pipelines.encoding import IMAGE_FIELDS
 from shardset.errors import ConfigError, DamagedShard
 from shardset.indexes import read_index
 from shardset.manifest import Manifest, Shard, Split
+from shardset.naming import is_member
 from shardset.storage import Storage
 from shardset.tarindex import crc32c_text, index_fields
 
@@ -95,13 +96,19 @@ def md5_of(storage: Storage, shard: Shard) -> str:
     return md5.hexdigest()
 
 
-def components(index: np.ndarray) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
-    """For each sample its key and its members as they stand: (field, offset of the content, size in bytes)."""
+def components(index: np.ndarray, where: str) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
+    """For each sample its key and its members as they stand: (field, offset of the content, size in bytes).
+
+    Raises DamagedShard at a key that no tar of ours can have: the formats rely on what stands in none.
+    """
     fields = index_fields(index)
     columns = [index[f".{field}"].tolist() for field in fields]
-    for key, *places in zip(index["key"].tolist(), *columns, strict=True):
+    keys = (key.decode("ascii", "replace") for key in index["key"].tolist())
+    for key, *places in zip(keys, *columns, strict=True):
+        if "." in key or not is_member(f"{key}.cls"):
+            raise DamagedShard(f"{where}: {key!r} can't be a key; verify the set, then rebuild the shard")
         there = [(field, *place) for field, place in zip(fields, places, strict=True) if place[0]]
-        yield key.decode("ascii"), sorted(there, key=lambda member: member[1])
+        yield key, sorted(there, key=lambda member: member[1])
 
 
 def image_fields(manifest: Manifest) -> list[str]:

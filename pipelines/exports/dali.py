@@ -12,13 +12,13 @@ VERSION = "v1.2"
 def files(found: ShardSet) -> Iterator[SideFile]:
     """`SPLIT/SPLIT-000000.idx` for each tar; reads the indexes."""
     for shard in found.shards():
-        yield SideFile(shard.path.removesuffix(".tar") + ".idx", text(found.index(shard)))
+        yield SideFile(shard.path.removesuffix(".tar") + ".idx", text(found.index(shard), shard.index.path))
 
 
-def text(index: np.ndarray) -> bytes:
+def text(index: np.ndarray, where: str) -> bytes:
     """`v1.2 SAMPLES`, then one line a sample: `FIELD OFFSET BYTES NAME` for each of its members."""
     lines = [f"{VERSION} {len(index)}"]
-    for key, members in components(index):
+    for key, members in components(index, where):
         lines.append(" ".join(f"{field} {offset} {size} {key}.{field}" for field, offset, size in members))
     return ("\n".join(lines) + "\n").encode("ascii")
 

@@ -17,6 +17,7 @@ from pipelines.exports.base import (
     image_fields,
     json_bytes,
 )
+from shardset.errors import DamagedShard
 from shardset.manifest import Manifest, Shard
 from shardset.tarindex import END
 
@@ -75,12 +76,17 @@ def _ends(offsets: np.ndarray, shard: Shard) -> np.ndarray:
 
 def _add(database: sqlite3.Connection, number: int, shard: Shard, index: np.ndarray) -> None:
     ends = _ends(index["offset"], shard).astype(np.int64)
-    places = zip(ends[:-1].tolist(), np.diff(ends).tolist(), components(index), strict=True)
+    places = zip(ends[:-1].tolist(), np.diff(ends).tolist(), components(index, shard.index.path), strict=True)
     samples, parts = [], []
     for position, (offset, size, (key, members)) in enumerate(places):
         samples.append((number, key, position, offset, size))
         parts += [(number, position, *member) for member in members]
-    database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+    try:
+        database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+    except sqlite3.IntegrityError as error:
+        raise DamagedShard(
+            f"{shard.index.path}: a key is there twice, or in a shard before it; `verify --deep` names it"
+        ) from error
     database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
     database.commit()
 

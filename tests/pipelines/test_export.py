@@ -8,6 +8,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 
+import google_crc32c
 import msgspec
 import numpy as np
 import pytest
@@ -20,9 +21,10 @@ from pipelines.verify import verify
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.indexes import read_index
 from shardset.manifest import Manifest, Shard
 from shardset.storage import Storage, open_storage
-from shardset.tarindex import StoredSample, members, sample_members
+from shardset.tarindex import StoredSample, crc32c_text, index_to_bytes, members, sample_members
 from tests.makers.shardset import jpeg_samples, png_samples, put, write_shard_set
 
 _counter = itertools.count()
@@ -314,6 +316,38 @@ def test_a_changed_index_is_not_exported(name):
     storage.delete(path)
     with pytest.raises(DamagedShard, match="missing"):
         export(storage.url, [name])
+
+
+@pytest.mark.parametrize("name", ["energon", "dali"])
+@pytest.mark.parametrize("key", ["a b", "a\nb", "../a", "a.b", "ä"])
+def test_a_key_that_would_break_a_format_is_damage(name, key):
+    storage = open_storage(f"memory://export-{next(_counter)}/set")
+    write_shard_set(storage, {"train": png_samples("train", 4, size=4)}, num_shards=1)
+    _rename_first_key(storage, key.encode())
+    with pytest.raises(DamagedShard, match="can't be a key"):
+        export(storage.url, [name])
+
+
+def test_a_key_that_is_there_twice_is_damage():
+    storage, _ = made(test=png_samples("train", 4, size=4))
+    with pytest.raises(DamagedShard, match="there twice"):
+        export(storage.url, ["energon"])
+
+
+def _rename_first_key(storage: Storage, key: bytes) -> None:
+    """Another key in the index of the only shard, and a manifest that vouches for it."""
+    manifest, _ = manifests.load(storage.url)
+    split = manifest.split("train")
+    (shard,) = split.shards
+    rows = read_index(storage, shard)
+    rows["key"][0] = key
+    data = index_to_bytes(rows)
+    put(storage, shard.index.path, data)
+    index = msgspec.structs.replace(shard.index, crc32c=crc32c_text(google_crc32c.value(data)), num_bytes=len(data))
+    shard = msgspec.structs.replace(shard, index=index)
+    splits = {"train": msgspec.structs.replace(split, shards=[shard])}
+    changed = manifests.seal(msgspec.structs.replace(manifest, splits=splits))
+    put(storage, naming.MANIFEST, manifests.to_json(changed))
 
 
 def test_an_md5_is_given_of_whole_tars_only():
