@@ -26,8 +26,8 @@ TORCHVISION = "0.24"
 PORTS = (8471, 8476, 8477, 8478, 8479)
 """TCP between the workers of a slice: libtpu joins them by 8471, and with one process for each chip by 8476 onwards."""
 
-MIB = 1 << 20
-LOW_DISK, NO_DISK = 10 << 30, 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
+LOW_DISK, NO_DISK = 10 * GIB, GIB
 """A checkpoint of ResNet-50 with momentum has 0.2 GB; `keep_checkpoints` and the best one are kept."""
 
 MIN_OPEN_FILES = 512
@@ -270,12 +270,22 @@ def check_ports(states: Mapping[str, PortState]) -> Finding:
 
 def check_disk(name: str, path: str, free: int) -> Finding:
     """Room for checkpoints and logs."""
-    check, text = f"disk for {name}", f"{free / (1 << 30):.1f} GiB free in {path}"
+    check, text = f"disk for {name}", f"{free / GIB:.1f} GiB free in {path}"
     if free < NO_DISK:
         return Finding(check, "fail", text, "free some space: a checkpoint would not fit")
     if free < LOW_DISK:
         return Finding(check, "warn", text, "keep at least 10 GiB for checkpoints, logs and what waits for its upload")
     return Finding(check, "pass", text)
+
+
+def check_cache(path: str, wanted: int, held: int, free: int) -> Finding:
+    """Room for the blocks that are kept on a local disk, besides those that are there already."""
+    text = f"{wanted / GIB:.1f} GiB wanted, {held / GIB:.1f} GiB there, {free / GIB:.1f} GiB free in {path}"
+    if free < wanted - held:
+        return Finding("cache", "fail", text, "free some space, or lower --set cache_bytes")
+    if free - (wanted - held) < NO_DISK:
+        return Finding("cache", "warn", text, "once it is full, there is hardly room for anything else")
+    return Finding("cache", "pass", text)
 
 
 def check_memory(wanted: int, available: int) -> Finding:
@@ -316,7 +326,7 @@ def findings(config: TrainConfig, wanted_rate: float | None) -> Iterator[Finding
     yield check_open_files(probes.open_file_limit())
     yield check_disk("temporary files", probes.temporary_folder(), probes.free_bytes(probes.temporary_folder()))
     unreachable = yield from _check_buckets([config.manifest, config.run_dir])
-    yield from _check_run_dir(config, unreachable)
+    yield from _check_folders(config, unreachable)
     if config.manifest is not None and probes.bucket_of(config.manifest) not in unreachable:
         yield from _check_data(config, wanted_rate, num_hosts)
 
@@ -338,13 +348,14 @@ def _check_buckets(urls: list[str | None]) -> Generator[Finding, None, set[str]]
     return unreachable
 
 
-def _check_run_dir(config: TrainConfig, unreachable: set[str]) -> Iterator[Finding]:
-    bucket = probes.bucket_of(config.run_dir)
-    if bucket in unreachable:
-        return
-    yield check_run_dir(config.run_dir, probes.write_refused(config.run_dir))
+def _check_folders(config: TrainConfig, unreachable: set[str]) -> Iterator[Finding]:
+    if probes.bucket_of(config.run_dir) not in unreachable:
+        yield check_run_dir(config.run_dir, probes.write_refused(config.run_dir))
     if "://" not in config.run_dir:
         yield check_disk("the run folder", config.run_dir, probes.free_bytes(config.run_dir))
+    if config.cache_dir is not None and config.cache_bytes is not None:
+        held, free = probes.held_bytes(config.cache_dir), probes.free_bytes(config.cache_dir)
+        yield check_cache(config.cache_dir, config.cache_bytes, held, free)
 
 
 def _check_data(config: TrainConfig, wanted_rate: float | None, num_hosts: int) -> Iterator[Finding]:

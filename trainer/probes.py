@@ -199,6 +199,11 @@ def free_bytes(path: str) -> int:
     return shutil.disk_usage(standing_folder(Path(path))).free
 
 
+def held_bytes(path: str) -> int:
+    """What the files of a folder hold; 0 if it is not there."""
+    return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
+
+
 def temporary_folder() -> str:
     """Where files wait for their upload."""
     return tempfile.gettempdir()
@@ -229,7 +234,7 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> Rate:
     """How fast this host reads and decodes training images, after the first batch; raises ShardsetError."""
     from trainer.data import open_data
 
-    stream = open_data(replace(config, global_batch_size=RATE_BATCH, accumulate=1), 0, 1).train
+    stream = open_data(replace(_uncached(config), global_batch_size=RATE_BATCH, accumulate=1), 0, 1).train
     start, num_images = time.perf_counter(), 0
     for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
         # The first one waits for indexes and connections; only a set of one batch has no other.
@@ -240,6 +245,11 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> Rate:
         if num_images and time.perf_counter() - start > duration_s:
             break
     return Rate(num_images / max(1e-9, time.perf_counter() - start), num_images)
+
+
+def _uncached(config: TrainConfig) -> TrainConfig:
+    """Without the cache on a local disk: looking is to leave nothing, and to see how fast the bucket is."""
+    return replace(config, cache_dir=None, cache_bytes=None)
 
 
 def _version(name: str) -> str | None:
@@ -291,7 +301,7 @@ def sharded(config: TrainConfig, num_hosts: int) -> Any:
     """The training and the evaluation stream of host 0 of so many; raises ShardsetError."""
     from trainer.data import open_data
 
-    return open_data(config, 0, num_hosts)
+    return open_data(_uncached(config), 0, num_hosts)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import pytest
 from shardset.errors import ManifestError, NotFound, StorageError, TransientError
 from shardset.manifest import Manifest, load
 from shardset.storage import open_storage
-from tests.makers.training import shard_set
+from tests.makers.training import shard_set, tiny_config
 from trainer import __main__ as command
 from trainer import doctor
 from trainer.doctor import Finding
@@ -231,6 +231,20 @@ def test_disk(free, status):
     stands(doctor.check_disk("the run folder", "/run", free), status, "/run")
 
 
+@pytest.mark.parametrize(
+    ("held", "free", "status"),
+    [
+        (0, 21 * GIB, "pass"),
+        (20 * GIB, 2 * GIB, "pass"),
+        (0, 20 * GIB, "warn"),
+        (20 * GIB, 0, "warn"),
+        (0, GIB, "fail"),
+    ],
+)
+def test_cache(held, free, status):
+    stands(doctor.check_cache("/cache", 20 * GIB, held, free), status, "20.0 GiB wanted", "/cache")
+
+
 @pytest.mark.parametrize(("available", "status"), [(5 * GIB, "pass"), (3 * GIB, "warn"), (GIB, "fail")])
 def test_memory(available, status):
     stands(doctor.check_memory(2 * GIB, available), status, "2,048 MiB")
@@ -312,6 +326,17 @@ def test_a_bucket_that_does_not_exist_is_one_failure_and_no_more(doctored, gcs_r
     assert code == command.FAILED
     assert [check for check, finding in found.items() if finding["status"] == "fail"] == ["bucket no-such-bucket"]
     assert "run folder" not in found
+
+
+def test_a_cache_on_disk_is_measured_and_left_alone(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:9")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "block").write_bytes(bytes(1 << 20))
+    config = tiny_config(folder, tmp_path / "run", cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 60)
+    found = {finding.check: finding for finding in doctor.findings(config, None)}
+    assert found["cache"].status == "fail"
+    assert found["decode rate"].status == "pass"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["block", "cache"]
 
 
 def test_what_is_wrong_fails_with_code_1_and_says_how_much(doctored, tmp_path, monkeypatch):
