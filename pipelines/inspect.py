@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import google_crc32c
 import msgspec
 import numpy as np
 import pyarrow.compute as pc
@@ -19,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from shardset import manifest as manifests
-from shardset.errors import ConfigError, DamagedShard
+from shardset.errors import ConfigError
+from shardset.indexes import read_index
 from shardset.manifest import ClassInfo, Manifest, Shard, Split
 from shardset.originals import read_names, read_references
 from shardset.storage import Storage
-from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
+from shardset.tarindex import index_fields
 
 THREADS = 8
 MAX_ROWS = 20
@@ -221,15 +221,6 @@ def read_fixes(
         if len(found) >= most:
             break
     return found[:most]
-
-
-def read_index(storage: Storage, shard: Shard) -> np.ndarray:
-    """The index of a shard, compared with the manifest; raises NotFound, StorageError or DamagedShard."""
-    where = f"{storage.url}/{shard.index.path}"
-    data = storage.read(shard.index.path)
-    if crc32c_text(google_crc32c.value(data)) != shard.index.crc32c:
-        raise DamagedShard(f"{where}: its CRC32C is not that of the manifest; rebuild the shard with --only-shards")
-    return index_from_bytes(data, where)
 
 
 def _over_shards(splits: dict[str, Split], rows: Callable[[str, int, Shard], list[Sample]]) -> list[Sample]:

@@ -13,9 +13,9 @@ import google_crc32c
 import numpy as np
 
 from pipelines.encoding import IMAGE_FIELDS, UndecodableImage
-from pipelines.inspect import read_index
 from pipelines.likeness import crc_before
 from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.indexes import read_index
 from shardset.manifest import Manifest, Shard
 from shardset.permutation import derive_key, hash64
 from shardset.storage import Storage

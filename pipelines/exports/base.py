@@ -46,7 +46,7 @@ class ShardSet:
         return self.prefix + shard.path
 
     def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard; raises DamagedShard unless it is what the manifest lists."""
+        """The index of a shard, compared with the manifest; raises NotFound, StorageError or DamagedShard."""
         return read_index(self.storage, shard)
 
     def shards(self) -> list[Shard]:

@@ -20,7 +20,7 @@ from pipelines.exports import FORMATS
 from pipelines.verify import verify
 from shardset import manifest as manifests
 from shardset import naming
-from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.indexes import read_index
 from shardset.manifest import Manifest, Shard
 from shardset.storage import Storage, open_storage
@@ -314,7 +314,7 @@ def test_a_changed_index_is_not_exported(name):
     with pytest.raises(DamagedShard, match=re.escape(path)):
         export(storage.url, [name])
     storage.delete(path)
-    with pytest.raises(DamagedShard, match="missing"):
+    with pytest.raises(NotFound):
         export(storage.url, [name])
 
 
