@@ -26,7 +26,7 @@ def tpu(cloud: Cloud, verb: str, *words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "trainer", "tpu", verb, *PLACE, *words],
         cwd=cloud.folder,
-        env=environment | cloud.environment,
+        env=environment | {"OMP_NUM_THREADS": "1"} | cloud.environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -70,10 +70,6 @@ def test_a_run_that_is_stopped_goes_on_and_its_logs_reach_the_bucket(tmp_path, g
     flags = [f"--manifest={gcs_root}/set", f"--run-dir={run_dir}", "--strategy=single", "--global-batch-size=8"]
     flags += ["--model=trainer.model:tiny_resnet", *(f"--set={setting}" for setting in settings)]
     flags += ["--env=PJRT_DEVICE=CPU"]
-
-    code, output = ended(tpu(cloud, "doctor", *flags))
-    assert code == command.OK, output
-    assert "pass  shards: all 16 files there" in output
 
     log = home / commands.FOLDER / commands.LOG
     first = tpu(cloud, "train", *flags, "--epochs=1000")
