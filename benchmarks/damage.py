@@ -1,0 +1,210 @@
+"""What the stream does with a damaged set or a broken wire, and what plain webdataset does: docs/damage.md.
+
+    python -m benchmarks.damage --write docs/damage.md
+
+Each damage is done to a fresh copy of a set of 24 samples in two shards; both read one epoch. On the wire both read the
+GCS emulator through a proxy that breaks one request, or every request for one shard; webdataset opens `http:` URLs with
+curl, as it does by itself.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import webdataset
+
+from shardset.storage import open_storage
+from shardset.tarindex import Member, members
+from tests.conftest import BUCKET, emulator
+from tests.faulty_proxy import Fault, FaultyProxy, is_media
+from tests.makers.shardset import put
+from tests.trainer.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
+
+FIRST = "train/train-000000.tar"
+IN_SAMPLE, IN_TAR = 60, 572
+"""The same byte of an image, for a reader of ranges and for a reader of whole tars."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A damage and what both made of it."""
+
+    damage: str
+    stream: str
+    webdataset: str
+
+
+LOCAL: dict[str, Callable[[Path], None]] = {
+    "nothing": lambda copy: None,
+    "one bit of a tar header flipped (a size)": lambda copy: flip(copy / SHARD, _member(copy).header_offset + 130, 0),
+    "one bit of a tar header flipped (a name)": lambda copy: flip(copy / SHARD, _member(copy).header_offset + 8, 0),
+    "one bit of an image flipped": lambda copy: flip(copy / SHARD, _member(copy).offset + 60, 3),
+    "one bit of an index flipped": lambda copy: flip(copy / INDEX, (copy / INDEX).stat().st_size - 5, 1),
+    "one bit of the manifest flipped": lambda copy: flip(copy / "manifest.json", 400, 0),
+    "shard cut between two samples": lambda copy: _cut(copy, borders(copy / SHARD)[20]),
+    "shard cut inside a sample": lambda copy: _cut(copy, borders(copy / SHARD)[21] + 40),
+    "shard missing": lambda copy: (copy / SHARD).unlink(),
+    "index missing": lambda copy: (copy / INDEX).unlink(),
+    "manifest missing": lambda copy: (copy / "manifest.json").unlink(),
+}
+
+WIRE: dict[str, Sequence[Fault]] = {
+    "429, once": [Fault("status", status=429)],
+    "503, once": [Fault("status", status=503)],
+    "connection reset before the answer, once": [Fault("reset")],
+    "connection reset in the body, once": [Fault("reset_at", at=3000)],
+    "body shorter than announced, once": [Fault("truncate", at=3000)],
+    "1 s of silence in the body, then closed, once": [Fault("stall", at=3000, seconds=1)],
+    "one bit flipped on the way, once": [Fault("flip", at=IN_SAMPLE)],
+    "one bit flipped on the way, every time": [Fault("flip", at=IN_SAMPLE)] * 1000,
+}
+
+
+def local_rows(whole: Path) -> list[Row]:
+    """Damage on disk."""
+    rows = []
+    for name, damage in LOCAL.items():
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(shutil.copytree(whole, Path(folder, "set")))
+            truth = _truth(copy)
+            damage(copy)
+            rows.append(Row(name, _ours(str(copy)), _theirs([str(copy / FIRST), str(copy / SHARD)], truth)))
+    return rows
+
+
+def wire_rows(whole: Path, server: str) -> list[Row]:
+    """Damage on the way."""
+    os.environ["STORAGE_EMULATOR_HOST"] = server
+    url, truth, rows = f"gs://{BUCKET}/set", _truth(whole), []
+    _upload(whole, url)
+    with FaultyProxy(server) as proxy:
+        os.environ["STORAGE_EMULATOR_HOST"] = proxy.url
+        urls = [f"{proxy.url}/download/storage/v1/b/{BUCKET}/o/{_escaped(name)}?alt=media" for name in (FIRST, SHARD)]
+        for name, faults in WIRE.items():
+            proxy.script = _broken(faults)
+            ours = _ours(url)
+            proxy.script = _broken([replace(one, at=IN_TAR) if one.kind == "flip" else one for one in faults])
+            rows.append(Row(name, ours, _theirs(urls, truth)))
+        proxy.script = lambda seen: None
+        storage = open_storage(url)
+        data = bytearray(storage.read(SHARD))
+        data[_member(whole).offset + 60] ^= 8
+        put(storage, SHARD, bytes(data))
+        rows.append(Row("object replaced by another of the same size", _ours(url), _theirs(urls, truth)))
+    return rows
+
+
+def _broken(faults: Sequence[Fault]) -> Callable:
+    left = iter(faults)
+    return lambda seen: next(left, None) if is_media(seen) and "000001.tar" in seen.path else None
+
+
+def _ours(url: str) -> str:
+    said = refusal(url)
+    return f"stops: {_short(said)}" if said else f"all {NUM_SAMPLES} samples, right"
+
+
+def _theirs(urls: list[str], truth: dict[str, tuple[bytes, bytes]]) -> str:
+    found, wrong, error = set(), 0, ""
+    try:
+        with Path(os.devnull).open("w") as silent, contextlib.redirect_stderr(silent):
+            for sample in webdataset.WebDataset(urls, shardshuffle=False):
+                found.add(sample["__key__"])
+                wrong += truth.get(sample["__key__"]) != (sample.get("png"), sample.get("cls"))
+    except Exception as caught:  # noqa: BLE001 - whatever it raises belongs into the table
+        error = f"stops: {type(caught).__name__} after {len(found)} samples"
+    if error:
+        return error
+    if len(found) == NUM_SAMPLES and not wrong:
+        return f"all {NUM_SAMPLES} samples, right"
+    return f"**{len(found)} of {NUM_SAMPLES} samples{f', {wrong} wrong' if wrong else ''}, no error**"
+
+
+def _truth(whole: Path) -> dict[str, tuple[bytes, bytes]]:
+    urls = [str(whole / FIRST), str(whole / SHARD)]
+    return {
+        sample["__key__"]: (sample["png"], sample["cls"]) for sample in webdataset.WebDataset(urls, shardshuffle=False)
+    }
+
+
+def _member(copy: Path) -> Member:
+    return [found for found in members((copy / SHARD).read_bytes(), "here") if found.field == "png"][5]
+
+
+def _cut(copy: Path, size: int) -> None:
+    (copy / SHARD).write_bytes((copy / SHARD).read_bytes()[:size])
+
+
+def _upload(whole: Path, url: str) -> None:
+    source, target = open_storage(str(whole)), open_storage(url)
+    for found in source.list():
+        put(target, found.name, source.read(found.name))
+
+
+def _escaped(name: str) -> str:
+    return f"set/{name}".replace("/", "%2F")
+
+
+def _short(said: str) -> str:
+    """The message without the folder it was found in."""
+    for name in (INDEX, SHARD, FIRST, "manifest.json"):
+        if name in said:
+            words = re.sub(r"\S*/set/", "", said[said.index(name) :].split("; ")[0])
+            return f"`{words.replace('`', '')}`"
+    return f"`{said}`"
+
+
+def page(local: Sequence[Row], wire: Sequence[Row]) -> str:
+    """The Markdown page."""
+
+    def table(rows: Sequence[Row]) -> str:
+        lines = [f"| {row.damage} | {row.stream} | {row.webdataset} |" for row in rows]
+        return "\n".join(["| damage | the stream | webdataset |", "|---|---|---|", *lines])
+
+    return f"""# What damage does
+
+The same damage to the same {NUM_SAMPLES} samples in two shards, and what comes of it: with the stream
+(`bad_samples="raise"`) and with `webdataset.WebDataset(urls)` of version {webdataset.__version__} as it comes. Bold is
+what nobody would notice.
+
+Written by `python -m benchmarks.damage --write docs/damage.md`; `tests/trainer/test_damage.py` holds the left column,
+there with a flip at any byte, a cut at every border and a fault at every single request.
+
+## On disk
+
+{table(local)}
+
+## On the way from a bucket
+
+{table(wire)}
+
+A reader of tars learns where samples are from the tar itself, so what is missing looks like an end. The stream takes it
+from the manifest and the indexes, compares every sample's length and CRC32C before anyone sees it, asks again where the
+wire may be at fault, and says what it found and what to do where not. A damaged tar header costs it nothing: it reads
+none.
+"""
+
+
+def main() -> None:
+    """Prints or writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(write(str(Path(folder, "whole"))))
+        with emulator(Path(folder, "log")) as server:
+            text = page(local_rows(whole), wire_rows(whole, server))
+    if options.write:
+        options.write.write_text(text)
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()
