@@ -1,63 +1,86 @@
-"""The stream against webdataset and ImageFolder on identical images, and against what bounds them all.
+"""The stream against other readers on identical images, and against what bounds them all.
 
-    python benchmarks/stream.py --kind jpeg --write docs/benchmarks-stream.md
+    python -m benchmarks.stream --kind jpeg --rounds 5 --results results.jsonl --folder /tmp/images
+    python -m benchmarks.stream --results results.jsonl --write docs/benchmarks/stream.md
 
-Makes the images from a seed (110 KB JPEGs, or 2 KB PNGs of 32 x 32), runs every contestant in turn `--rounds` times and
-prints medians. Every contestant delivers shuffled batches of 256 uint8 or float images to a loop that does nothing.
+Makes the images from a seed (110 KB JPEGs, or 2 KB PNGs of 32 x 32) in every reader's form, runs every contestant in a
+process of its own, one after the other, and appends what it measured to the results; medians go to the page and plot.
 """
 
 import argparse
+import json
 import os
-import re
-import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
+from typing import Any
+from xml.sax.saxutils import escape
 
 import cv2
 import numpy as np
-import torch
-import webdataset
 from sklearn.datasets import load_sample_images
-from torch.utils.data import DataLoader
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
+from benchmarks import environment, reading
+from benchmarks.reading import BATCH, WORKERS, Contestant, Data
+from pipelines.restarts import with_restarts
 from shardset.storage import open_storage
+from shardset.tarindex import StoredSample
+from tests.conftest import BUCKET, REPOSITORY, emulator
+from tests.faulty_proxy import FaultyProxy
 from tests.makers.shardset import encode, image_sample, write_shard_set
-from trainer.decode import ImageSpec, PadCrop, decode, decode_into, draws
+from trainer.decode import ImageSpec, PadCrop, decode_into, draws
 from trainer.stream import Stream
 
-BATCH, WORKERS, NUM_CLASSES = 256, 2, 10
+NUM_CLASSES, NUM_SHARDS = 10, 8
+NUM_SAMPLES = {"jpeg": 3072, "png": 20480}
+LATENCY_S, BYTES_PER_S = 0.05, 200e6
+PEERS = [
+    *(f"{name}, {how}" for name in ("webdataset", "MosaicML Streaming", "LitData", "Grain on files", "ImageFolder")
+      for how in ("as documented", "tuned")),
+    "timm on files", "webdataset, bytes only",
+]  # fmt: skip
+TITLES = {"jpeg": "JPEGs of 110 KB, random resized crop to 224", "png": "PNGs of 32 x 32, padded random crop"}
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Where the same images lie as shards and as files, and what a training image becomes."""
-
-    shards: str
-    folder: str
-    field: str
-    num_samples: int
-    spec: ImageSpec
+# --- the images ------------------------------------------------------------------------------------------------------
 
 
-def make_data(kind: str, root: Path, num_samples: int) -> Data:
-    """Writes the images both ways; the same seed gives the same bytes."""
-    draw = np.random.default_rng(0)
-    photos = load_sample_images().images
-    make, field = (_photo, "jpg") if kind == "jpeg" else (_thumbnail, "png")
-    samples = [image_sample("train", n, make(photos[n % 2], draw), field, NUM_CLASSES) for n in range(num_samples)]
-    write_shard_set(open_storage(str(root / "shards")), {"train": samples}, num_shards=8)
-    for sample in samples:
-        path = root / "folder" / f"{sample.label:02d}" / f"{sample.key}.{field}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(sample.fields[0][1])
-    spec = ImageSpec(size=224, flip=True) if kind == "jpeg" else ImageSpec(size=32, crop=PadCrop(4), flip=True)
-    return Data(str(root / "shards"), str(root / "folder"), field, num_samples, spec)
+def make_data(kind: str, folder: Path, num_samples: int) -> Data:
+    """Writes the images in every form, unless an earlier call did; the same seed gives the same bytes."""
+    data = Data(folder=str(folder), kind=kind, num_samples=num_samples)
+    if not (folder / "made").exists():
+        samples = list(_samples(data))
+        write_shard_set(open_storage(str(folder / "shards")), {"train": samples}, num_shards=NUM_SHARDS)
+        for sample in samples:
+            path = folder / "files" / f"{sample.label:02d}" / f"{sample.key}.{data.field}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(sample.fields[0][1])
+        if kind == "jpeg":
+            rewritten = [_rewritten(sample) for sample in samples]
+            write_shard_set(open_storage(str(folder / "restarts")), {"train": rewritten}, num_shards=NUM_SHARDS)
+        _run([environment.peers_python(), "-m", "benchmarks.peers_read", "convert", json.dumps(asdict(data))])
+        (folder / "made").write_text("")
+    return data
+
+
+def _samples(data: Data) -> Iterator[StoredSample]:
+    draw, photos = np.random.default_rng(0), load_sample_images().images
+    make = _photo if data.kind == "jpeg" else _thumbnail
+    for number in range(data.num_samples):
+        yield image_sample("train", number, make(photos[number % 2], draw), data.field, NUM_CLASSES)
+
+
+def _rewritten(sample: StoredSample) -> StoredSample:
+    (name, content), *others = sample.fields
+    return replace(sample, fields=((name, with_restarts(content)), *others))
 
 
 def _photo(photo: np.ndarray, draw: np.random.Generator) -> bytes:
@@ -71,150 +94,270 @@ def _thumbnail(photo: np.ndarray, draw: np.random.Generator) -> bytes:
     return encode(cv2.resize(photo[top : top + 100, left : left + 100], (32, 32), interpolation=cv2.INTER_AREA), "png")
 
 
-def open_stream(data: Data) -> Stream:
-    """The stream as the README shows it."""
-    return Stream(data.shards, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=1, image=data.spec)
+# --- our side and the limits -----------------------------------------------------------------------------------------
 
 
-def ours(data: Data) -> Iterator[int]:
+def spec_of(data: Data) -> ImageSpec:
+    """What a training image becomes."""
+    return ImageSpec(size=224, flip=True) if data.kind == "jpeg" else ImageSpec(size=32, crop=PadCrop(4), flip=True)
+
+
+def stream_of(url: str, data: Data, **options: Any) -> Stream:
+    """The stream as its page shows it."""
+    choices = {"global_batch_size": BATCH, "rank": 0, "world_size": 1, "seed": 1, "image": spec_of(data)}
+    return Stream(url, "train", **choices | options)
+
+
+def ours(data: Data, start: int) -> Iterator[int]:
     """The first epoch of a new stream."""
-    return (len(batch["id"]) for batch in open_stream(data).epoch(0))
+    return (len(batch["id"]) for batch in stream_of(f"{data.folder}/shards", data).epoch(0, start))
 
 
-def ours_undecoded(data: Data) -> Iterator[int]:
-    """Checked bytes, not decoded."""
-    options = {"global_batch_size": BATCH, "rank": 0, "world_size": 1, "seed": 1}
-    stream = Stream(data.shards, "train", image=None, fields=(data.field,), **options)
-    return (len(batch["id"]) for batch in stream.epoch(0))
+def ours_restarts(data: Data, start: int) -> Iterator[int]:
+    """The same with shards built with --jpeg-restart."""
+    return (len(batch["id"]) for batch in stream_of(f"{data.folder}/restarts", data).epoch(0, start))
 
 
-def webdataset_documented(data: Data) -> Iterator[int]:
-    """webdataset as its documentation shows it: Pillow, a shuffle buffer of 1,000, torchvision, two workers."""
-    shards = sorted(str(path) for path in Path(data.shards).glob("train/*.tar"))
-    dataset = (
-        webdataset.WebDataset(shards, shardshuffle=len(shards))
-        .shuffle(1000)
-        .decode("pil")
-        .to_tuple(data.field, "cls")
-        .map_tuple(_torchvision(data), int)
-        .batched(BATCH)
-    )
-    return (len(labels) for _, labels in webdataset.WebLoader(dataset, batch_size=None, num_workers=WORKERS))
+def ours_remote(data: Data, start: int) -> Iterator[int]:
+    """From the emulator, through a proxy that adds latency and limits each connection."""
+    return (len(batch["id"]) for batch in stream_of(f"gs://{BUCKET}/shards", data).epoch(0, start))
 
 
-def webdataset_undecoded(data: Data) -> Iterator[int]:
-    """webdataset in one process, neither decoding nor shuffling."""
-    shards = sorted(str(path) for path in Path(data.shards).glob("train/*.tar"))
-    return (1 for _ in webdataset.WebDataset(shards, shardshuffle=False))
+def ours_again(data: Data, start: int) -> Iterator[int]:
+    """The second epoch of a stream whose decoded images fit the memory."""
+    stream = stream_of(f"{data.folder}/shards", data)
+    for _ in stream.epoch(0):
+        pass
+    return (len(batch["id"]) for batch in stream.epoch(1, start))
 
 
-def image_folder(data: Data) -> Iterator[int]:
-    """torchvision's ImageFolder and PyTorch's DataLoader with two workers."""
-    loader = DataLoader(ImageFolder(data.folder, _torchvision(data)), BATCH, shuffle=True, num_workers=WORKERS)
-    return (len(labels) for _, labels in loader)
+def ours_bytes(data: Data, start: int) -> Iterator[int]:
+    """Checked bytes, not decoded, shuffled."""
+    stream = stream_of(f"{data.folder}/shards", data, image=None, fields=(data.field,))
+    return (len(batch["id"]) for batch in stream.epoch(0, start))
 
 
-def decoding_alone(data: Data) -> Iterator[int]:
-    """Decoding and cropping bytes that lie in memory, with two threads: nothing can be faster with these decoders."""
-    files = [path.read_bytes() for path in sorted(Path(data.folder).glob("*/*"))]
-    rows = np.arange(len(files))
-    drawn = draws(data.spec, 1, 0, rows, rows * 0)
+def decoding_alone(data: Data, start: int) -> Iterator[int]:
+    """Decoding and cropping bytes that lie in memory, with two threads: these decoders can't be faster."""
+    files = [path.read_bytes() for path in sorted(Path(data.folder, "files").glob("*/*"))][start * BATCH :]
+    spec, rows = spec_of(data), np.arange(len(files))
+    drawn = draws(spec, 1, 0, rows, rows * 0)
 
-    def part(start: int) -> int:
-        out = np.empty((data.spec.size, data.spec.size, 3), np.uint8)
-        for number in range(start, min(len(files), start + 32)):
-            decode_into(out, files[number], data.spec, drawn[number])
-        return min(len(files), start + 32) - start
+    def part(begin: int) -> int:
+        out = np.empty((spec.size, spec.size, 3), np.uint8)
+        for number in range(begin, min(len(files), begin + 32)):
+            decode_into(out, files[number], spec, drawn[number])
+        return min(len(files), begin + 32) - begin
 
     with ThreadPoolExecutor(WORKERS, initializer=lambda: cv2.setNumThreads(1)) as pool:
-        yield 0
         yield from pool.map(part, range(0, len(files), 32))
 
 
-def reading_alone(data: Data) -> Iterator[int]:
-    """Reading every shard front to back."""
-    yield 0
-    for path in sorted(Path(data.shards).glob("train/*.tar")):
+def reading_alone(data: Data, start: int) -> Iterator[int]:
+    """Reading every shard front to back into one buffer."""
+    buffer, num_bytes = bytearray(1 << 20), 0
+    paths = sorted(Path(data.folder, "shards", "train").glob("*.tar"))
+    mean = sum(path.stat().st_size for path in paths) / data.num_samples
+    for path in paths[start * NUM_SHARDS * BATCH // data.num_samples :]:
         with path.open("rb", buffering=0) as file:
-            while file.read(8 << 20):
-                pass
-    yield data.num_samples
+            while count := file.readinto(buffer):
+                before, num_bytes = num_bytes, num_bytes + count
+                yield int(num_bytes / mean) - int(before / mean)
 
 
-def _torchvision(data: Data) -> Callable:
-    if isinstance(data.spec.crop, PadCrop):
-        crop: Callable = transforms.RandomCrop(data.spec.size, padding=data.spec.crop.padding)
-    else:
-        crop = transforms.RandomResizedCrop(data.spec.size)
-    return transforms.Compose([crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+OURS: dict[str, Contestant] = {
+    "shardset, --jpeg-restart": ours_restarts,
+    "shardset": ours,
+    "shardset, second epoch": ours_again,
+    "shardset, from gs:// (50 ms, 200 MB/s)": ours_remote,
+    "decoding alone, both cores": decoding_alone,
+    "shardset, bytes only": ours_bytes,
+    "reading alone": reading_alone,
+}
+KINDS = {
+    "jpeg": [name for name in OURS if name != "shardset, second epoch"],
+    "png": [name for name in OURS if name != "shardset, --jpeg-restart"],
+}
+ONLY_JPEG = ("timm on files",)
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One run: samples a second, CPU seconds for 1,000 samples (children too), seconds to the first batch."""
-
-    rate: float
-    cpu: float
-    first: float
+# --- running them ----------------------------------------------------------------------------------------------------
 
 
-def run(contestant: Callable[[Data], Iterator[int]], data: Data) -> Result:
-    """One epoch."""
-    cpu, begun, first, count = _cpu_s(), time.perf_counter(), 0.0, 0
-    for num_samples in contestant(data):
-        first = first or time.perf_counter() - begun
-        count += num_samples
-    return Result(count / (time.perf_counter() - begun), 1000 * (_cpu_s() - cpu) / count, first)
+def contestants(kind: str) -> list[str]:
+    """All of them, as they take turns."""
+    return [*KINDS[kind], *(name for name in PEERS if kind == "jpeg" or name not in ONLY_JPEG)]
 
 
-def _cpu_s() -> float:
-    used = os.times()
-    return used.user + used.system + used.children_user + used.children_system
+def run(name: str, data: Data, start: int, host: str) -> dict[str, Any]:
+    """One contestant in a process of its own; `peak_bytes` counts its workers, memory that is shared once."""
+    module = "stream" if name in OURS else "peers_read"
+    python = sys.executable if name in OURS else environment.peers_python()
+    mode = ["--one"] if name in OURS else []
+    words = [python, "-m", f"benchmarks.{module}", *mode, name, json.dumps(asdict(data)), str(start)]
+    environ = {**os.environ, "STORAGE_EMULATOR_HOST": host, "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=REPOSITORY, text=True)
+        peak = 0
+        while process.poll() is None:
+            peak = max(peak, sum(map(_proportional_bytes, _family(process.pid))))
+            time.sleep(0.1)
+        printed = process.stdout.read() if process.stdout else ""
+        if process.returncode:
+            log.seek(0)
+            raise RuntimeError(f"{name}: code {process.returncode}\n{log.read().decode(errors='replace')[-3000:]}")
+    return {**json.loads(printed.splitlines()[-1]), "peak_bytes": peak}
 
 
-CONTESTANTS = {
-    "shardset stream, first epoch": ours,
-    "webdataset as documented": webdataset_documented,
-    "ImageFolder and DataLoader": image_folder,
-    "decoding alone, two threads": decoding_alone,
-    "shardset stream, not decoded": ours_undecoded,
-    "webdataset, not decoded": webdataset_undecoded,
-    "reading the bytes in order": reading_alone,
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            children = path.read_text().split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        for child in children:
+            yield from _family(int(child))
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+@contextmanager
+def far_bucket(data: Data) -> Iterator[str]:
+    """The address of an emulator that holds the shards, behind a slow network."""
+    with tempfile.TemporaryDirectory() as folder, emulator(Path(folder, "log")) as url:
+        os.environ["STORAGE_EMULATOR_HOST"] = url
+        source, target = open_storage(f"{data.folder}/shards"), open_storage(f"gs://{BUCKET}/shards")
+        for found in source.list():
+            with target.writer(found.name) as out:
+                out.write(source.read(found.name))
+        with FaultyProxy(url) as proxy:
+            proxy.delay_s, proxy.bytes_per_s = LATENCY_S, BYTES_PER_S
+            yield proxy.url
+
+
+def measure(data: Data, names: Sequence[str], rounds: int, results: Path, *, resumes: bool) -> None:
+    """Appends a line for each run."""
+    middle = data.num_samples // BATCH // 2
+    with far_bucket(data) as host, results.open("a") as out:
+        for _ in range(rounds):
+            for name in names:
+                found = {"kind": data.kind, "name": name, **run(name, data, 0, host)}
+                if resumes:
+                    found["resume_s"] = run(name, data, middle, host)["first_s"]
+                out.write(json.dumps(found) + "\n")
+                out.flush()
+                print(json.dumps(found), flush=True)
+
+
+def _run(words: list[str]) -> None:
+    subprocess.run(words, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+
+
+# --- the page --------------------------------------------------------------------------------------------------------
+
+COLUMNS = {
+    "samples/s": ("rate", "{:,.0f}"),
+    "CPU s per 1,000": ("cpu_s", "{:.3f}"),
+    "first batch, s": ("first_s", "{:.2f}"),
+    "first batch from the middle, s": ("resume_s", "{:.2f}"),
+    "peak memory, MiB": ("peak_bytes", "{:,.0f}"),
 }
 
 
-def table(results: dict[str, list[Result]]) -> str:
-    """Medians in Markdown."""
-    head = "| reader | samples/s | CPU s per 1,000 | first batch, s |\n|---|---|---|---|\n"
-    lines = []
-    for name, found in results.items():
-        rate, cpu, first = (statistics.median(getattr(one, what) for one in found) for what in ("rate", "cpu", "first"))
-        lines.append(f"| {name} | {rate:,.0f} | {cpu:.3f} | {first:.2f} |\n")
-    return head + "".join(lines)
+def summary(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Medians by contestant, the fastest first."""
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(line["name"] for line in lines):
+        mine = [line for line in lines if line["name"] == name]
+        found[name] = {
+            key: median(line[key] for line in mine if key in line)
+            for key, _ in COLUMNS.values()
+            if any(key in line for line in mine)
+        }
+        found[name]["peak_bytes"] /= 2**20
+        found[name]["runs"] = len(mine)
+    return dict(sorted(found.items(), key=lambda pair: -pair[1]["rate"]))
+
+
+def table(found: dict[str, dict[str, float]]) -> str:
+    """One row a contestant."""
+    rows = [f"| reader | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
+    for name, numbers in found.items():
+        cells = [shown.format(numbers[key]) if key in numbers else "" for key, shown in COLUMNS.values()]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def plot(panels: dict[str, dict[str, dict[str, float]]]) -> str:
+    """Bars of the rates, a panel a kind, as an SVG."""
+    parts, top = [], 10
+    for kind, found in panels.items():
+        shown = {name: one["rate"] for name, one in found.items() if "bytes" not in name and "reading" not in name}
+        shown = {name: rate for name, rate in shown.items() if name != "shardset, second epoch"}
+        parts.append(f'<text x="10" y="{top + 14}" font-weight="bold">{escape(TITLES[kind])}, samples/s</text>')
+        for number, (name, rate) in enumerate(shown.items(), start=1):
+            y, width = top + number * 20, 420 * rate / max(shown.values())
+            colour = "#2b6cb0" if name.startswith("shardset") else "#e2e8f0" if "alone" in name else "#a0aec0"
+            parts.append(f'<text x="264" y="{y + 14}" text-anchor="end">{escape(name)}</text>')
+            parts.append(f'<rect x="270" y="{y + 3}" width="{width:.1f}" height="14" fill="{colour}"/>')
+            parts.append(f'<text x="{275 + width:.1f}" y="{y + 14}">{rate:,.0f}</text>')
+        top += 20 * (len(shown) + 2)
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="780" height="{top}" font-family="sans-serif" font-size="12">'
+    )
+    return "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>"]) + "\n"
+
+
+def write(path: Path, results: Path) -> None:
+    """Replaces what stands between the marks of the page, and the plot beside it."""
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    panels = {kind: summary([line for line in lines if line["kind"] == kind]) for kind in KINDS}
+    path.with_suffix(".svg").write_text(plot(panels))
+    text = path.read_text()
+    versions = environment.versions(
+        environment.peers_python(), ["webdataset", "mosaicml-streaming", "litdata", "grain"]
+    )
+    libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
+    when = datetime.now(UTC).date()
+    runs = min(int(one["runs"]) for found in panels.values() for one in found.values())
+    facts = f"{when}, {environment.machine()}, commit {environment.commit()}; {libraries}; medians of {runs} runs.\n"
+    for name, content in {"facts": facts, **{kind: table(found) for kind, found in panels.items()}}.items():
+        before, mark, rest = text.partition(f"<!-- {name} -->\n")
+        text = before + mark + content + "<!-- end -->" + rest.partition("<!-- end -->")[2]
+    path.write_text(text)
 
 
 def main() -> None:
-    """Runs all contestants in turn, and prints or writes the table."""
+    """Measures, or writes the page."""
+    if sys.argv[1:2] == ["--one"]:
+        reading.main(OURS, sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=["jpeg", "png"], default="jpeg")
-    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--kind", choices=list(KINDS), default="jpeg")
+    parser.add_argument("--samples", type=int)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as root:
-        data = make_data(arguments.kind, Path(root), arguments.samples)
-        decode(next(Path(data.folder).glob("*/*")).read_bytes())
-        results: dict[str, list[Result]] = {name: [] for name in CONTESTANTS}
-        for _ in range(arguments.rounds):
-            for name, contestant in CONTESTANTS.items():
-                results[name].append(run(contestant, data))
-    found = table(results)
-    print(found)
-    if arguments.write:
-        page = arguments.write.read_text()
-        marked = rf"(?<=<!-- table: {arguments.kind} -->\n).*?(?=<!-- end -->)"
-        arguments.write.write_text(re.sub(marked, found, page, flags=re.DOTALL))
+    parser.add_argument("--folder", type=Path, help="where the images are kept (default: a temporary folder)")
+    parser.add_argument("--results", type=Path, required=True, help="a file of JSON lines that grows")
+    parser.add_argument("--only", action="append", metavar="NAME", help="only this contestant; may be repeated")
+    parser.add_argument("--resumes", action="store_true", help="also measure the first batch from the middle")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page from the results and run nothing")
+    options = parser.parse_args()
+    if options.write:
+        write(options.write, options.results)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (options.folder or Path(temporary)) / options.kind
+        folder.mkdir(parents=True, exist_ok=True)
+        data = make_data(options.kind, folder, options.samples or NUM_SAMPLES[options.kind])
+        names = options.only or contestants(options.kind)
+        measure(data, names, options.rounds, options.results, resumes=options.resumes)
 
 
 if __name__ == "__main__":

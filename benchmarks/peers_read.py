@@ -1,0 +1,228 @@
+"""The other readers, in their own environment (.tools/bench-venv): each as its documentation shows it, and tuned.
+
+"As documented" decodes with Pillow and crops with torchvision, as all of their documentations do. "Tuned" decodes with
+the functions of trainer/decode.py (simplejpeg and OpenCV), collates uint8 arrays and mirrors nothing on the host, as
+the stream does; batches are made in the worker processes wherever the reader can.
+"""
+
+import io
+import itertools
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+
+from benchmarks.reading import BATCH, WORKERS, Contestant, Data, main
+from trainer.decode import NUM_TRIES, ImageSpec, PadCrop, decode_into
+
+
+def convert(data: Data) -> None:
+    """Writes the images in the forms of MosaicML Streaming and LitData, unless they are there."""
+    import litdata
+    from streaming import MDSWriter
+
+    root = Path(data.folder)
+    files = sorted(map(str, (root / "files").glob("*/*")))
+    if not (root / "mds").exists():
+        with MDSWriter(out=str(root / "mds"), columns={"image": "bytes", "label": "int"}) as out:
+            for path in files:
+                out.write(_sample(path))
+    if not (root / "litdata").exists():
+        litdata.optimize(_sample, files, str(root / "litdata"), num_workers=WORKERS, chunk_bytes="64MB")
+
+
+def _sample(path: str) -> dict[str, Any]:
+    return {"image": Path(path).read_bytes(), "label": int(Path(path).parent.name)}
+
+
+def webdataset_reader(make: Callable[[Data], Callable]) -> Contestant:
+    """Its documentation's chain: shuffled shards, a shuffle buffer of 1,000, batches in the workers, a WebLoader."""
+
+    def read(data: Data, start: int) -> Iterator[int]:
+        import webdataset
+
+        shards = sorted(map(str, Path(data.folder, "shards", "train").glob("*.tar")))
+        dataset = (
+            webdataset.WebDataset(shards, shardshuffle=len(shards))
+            .shuffle(1000)
+            .to_tuple(data.field, "cls")
+            .map_tuple(make(data), int)
+            .batched(BATCH)
+        )
+        loader = webdataset.WebLoader(dataset, batch_size=None, num_workers=WORKERS)
+        return _skipped((len(labels) for _, labels in loader), start)
+
+    return read
+
+
+def webdataset_bytes(data: Data, start: int) -> Iterator[int]:
+    """In one process, neither shuffled nor decoded."""
+    import webdataset
+
+    shards = sorted(map(str, Path(data.folder, "shards", "train").glob("*.tar")))
+    return _skipped((1 for _ in webdataset.WebDataset(shards, shardshuffle=False)), start * BATCH)
+
+
+def streaming_reader(make: Callable[[Data], Callable]) -> Contestant:
+    """MosaicML's StreamingDataset and StreamingDataLoader, its state loaded to go on."""
+
+    def read(data: Data, start: int) -> Iterator[int]:
+        from streaming import StreamingDataLoader, StreamingDataset
+        from streaming.base.util import clean_stale_shared_memory
+
+        clean_stale_shared_memory()
+        decoded = make(data)
+
+        class Images(StreamingDataset):
+            def __getitem__(self, at: int) -> Any:
+                found = super().__getitem__(at)
+                return decoded(found["image"]), found["label"]
+
+        dataset = Images(local=str(Path(data.folder, "mds")), shuffle=True, batch_size=BATCH)
+        loader = StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
+        if start:
+            done = {"epoch": 0, "sample_in_epoch": start * BATCH, "num_canonical_nodes": 64, "shuffle_seed": 9176}
+            loader.load_state_dict({**done, "initial_physical_nodes": 1})
+        return (len(labels) for _, labels in loader)
+
+    return read
+
+
+def litdata_reader(make: Callable[[Data], Callable]) -> Contestant:
+    """LitData's StreamingDataset and StreamingDataLoader."""
+
+    def read(data: Data, start: int) -> Iterator[int]:
+        import litdata
+
+        decoded = make(data)
+
+        class Images(litdata.StreamingDataset):
+            def __getitem__(self, at: Any) -> Any:
+                found = super().__getitem__(at)
+                return decoded(found["image"]), found["label"]
+
+        dataset = Images(str(Path(data.folder, "litdata")), shuffle=True, drop_last=False)
+        loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)
+        return _skipped((len(labels) for _, labels in loader), start)
+
+    return read
+
+
+def grain_reader(make: Callable[[Data], Callable]) -> Contestant:
+    """Grain's MapDataset over the files: shuffled, mapped, batched, read by two processes."""
+
+    def read(data: Data, start: int) -> Iterator[int]:
+        import grain
+
+        decoded = make(data)
+        files = sorted(map(str, Path(data.folder, "files").glob("*/*")))
+
+        def load(path: str) -> tuple[Any, int]:
+            found = _sample(path)
+            return np.asarray(decoded(found["image"])), found["label"]
+
+        dataset = grain.MapDataset.source(files).shuffle(seed=1).map(load).batch(BATCH)
+        found = dataset[start:].to_iter_dataset(grain.ReadOptions(num_threads=0))
+        return (len(labels) for _, labels in found.mp_prefetch(grain.MultiprocessingOptions(num_workers=WORKERS)))
+
+    return read
+
+
+def image_folder(make: Callable[[Data], Callable]) -> Contestant:
+    """torchvision's ImageFolder and PyTorch's DataLoader."""
+
+    def read(data: Data, start: int) -> Iterator[int]:
+        decoded = make(data)
+
+        def load(path: str) -> Any:
+            return decoded(Path(path).read_bytes())
+
+        files = ImageFolder(str(Path(data.folder, "files")), loader=load)
+        order = torch.randperm(len(files), generator=torch.Generator().manual_seed(1)).tolist()[start * BATCH :]
+        loader = DataLoader(files, BATCH, sampler=order, num_workers=WORKERS, collate_fn=_collated)
+        return (len(labels) for _, labels in loader)
+
+    return read
+
+
+def timm_reader(data: Data, start: int) -> Iterator[int]:
+    """timm's create_dataset and create_loader on the files, with its training transform."""
+    from timm.data import create_dataset, create_loader
+
+    dataset = create_dataset("", root=str(Path(data.folder, "files")), is_training=True)
+    loader = create_loader(
+        dataset, (3, data.size, data.size), BATCH, is_training=True, use_prefetcher=False, num_workers=WORKERS,
+        auto_augment=None, color_jitter=None, persistent_workers=False,
+    )  # fmt: skip
+    return _skipped((len(labels) for _, labels in loader), start)
+
+
+def documented(data: Data) -> Callable[[bytes], Any]:
+    """Pillow and torchvision, to float tensors."""
+    if data.kind == "jpeg":
+        crop: Any = transforms.RandomResizedCrop(data.size)
+    else:
+        crop = transforms.RandomCrop(data.size, padding=4)
+    transform = transforms.Compose([crop, transforms.RandomHorizontalFlip(), transforms.ToTensor()])
+    return lambda content: transform(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+def tuned(data: Data) -> Callable[[bytes], Any]:
+    """The stream's own decoding of whole images, with random numbers of the process."""
+    spec = ImageSpec(size=data.size) if data.kind == "jpeg" else ImageSpec(size=data.size, crop=PadCrop(4))
+    draw = random.Random(1)
+
+    def decoded(content: bytes) -> np.ndarray:
+        cv2.setNumThreads(1)
+        out = np.empty((data.size, data.size, 3), np.uint8)
+        decode_into(out, content, spec, np.array([draw.random() for _ in range(3 + 2 * NUM_TRIES)]))
+        return out
+
+    return decoded
+
+
+def _collated(samples: list[Any]) -> Any:
+    if isinstance(samples[0][0], np.ndarray):
+        return torch.from_numpy(np.stack([image for image, _ in samples])), torch.tensor(
+            [label for _, label in samples]
+        )
+    return default_collate(samples)
+
+
+def _skipped(batches: Iterator[int], start: int) -> Iterator[int]:
+    """What such a reader can do to go on in the middle: read and drop what comes before."""
+    return itertools.islice(batches, start, None)
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    "webdataset, as documented": webdataset_reader(documented),
+    "webdataset, tuned": webdataset_reader(tuned),
+    "MosaicML Streaming, as documented": streaming_reader(documented),
+    "MosaicML Streaming, tuned": streaming_reader(tuned),
+    "LitData, as documented": litdata_reader(documented),
+    "LitData, tuned": litdata_reader(tuned),
+    "Grain on files, as documented": grain_reader(documented),
+    "Grain on files, tuned": grain_reader(tuned),
+    "ImageFolder, as documented": image_folder(documented),
+    "ImageFolder, tuned": image_folder(tuned),
+    "timm on files": timm_reader,
+    "webdataset, bytes only": webdataset_bytes,
+}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "convert":
+        import json
+
+        convert(Data(**json.loads(sys.argv[2])))
+    else:
+        main(CONTESTANTS, sys.argv[1:])

@@ -1,0 +1,73 @@
+"""One run of a reader, measured from inside: its first batch, its rate, its processor time. Needs no library.
+
+python -m benchmarks.stream --one NAME '{"folder": ...}'
+"""
+
+import gc
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+BATCH, WORKERS = 256, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Where the same images lie in every reader's form, how many, and what a training image becomes."""
+
+    folder: str
+    kind: str
+    num_samples: int
+
+    @property
+    def field(self) -> str:
+        """Their extension."""
+        return "jpg" if self.kind == "jpeg" else "png"
+
+    @property
+    def size(self) -> int:
+        """Pixels of a side of a training image."""
+        return 224 if self.kind == "jpeg" else 32
+
+
+Contestant = Callable[[Data, int], Iterator[int]]
+"""Gives the number of samples of each batch from a step of the first epoch on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Seconds to the first batch; samples a second of a whole epoch, its start too; CPU seconds for 1,000 samples."""
+
+    first_s: float
+    rate: float
+    cpu_s: float
+    num_samples: int
+
+
+def one(contestants: dict[str, Contestant], name: str, data: Data, *, start: int) -> Measured:
+    """An epoch from step `start` on; from the middle on only its first batch."""
+    cpu, begun = _cpu_s(), time.perf_counter()
+    batches = contestants[name](data, start)
+    count = next(batches)
+    first = time.perf_counter() - begun
+    if not start:
+        count += sum(batches)
+    ended = time.perf_counter()
+    del batches
+    gc.collect()
+    rate = count / (ended - begun)
+    return Measured(first_s=first, rate=rate, cpu_s=1000 * (_cpu_s() - cpu) / count, num_samples=count)
+
+
+def main(contestants: dict[str, Contestant], words: list[str]) -> None:
+    """`NAME DATA START`: prints the measurement as JSON."""
+    name, data, start = words
+    found = one(contestants, name, Data(**json.loads(data)), start=int(start))
+    print(json.dumps(asdict(found)), flush=True)
+
+
+def _cpu_s() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
