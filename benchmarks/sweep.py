@@ -27,7 +27,7 @@ FOLDER = REPOSITORY / ".tools" / "bench-sweep"
 NUM_IMAGES = 1024
 SETS = {"4-shards": 4, "64-shards": 64}
 LOCAL = ["threads=1,2", "batch=64,256"]
-REMOTE = ["q=1,8,38,128", "w=0,256"]
+REMOTE = ["q=1,8,38", "w=0,256"]
 
 
 def prepare() -> None:

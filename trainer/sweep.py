@@ -46,8 +46,8 @@ FILES = ("sweep.json", "sweep.md", "sweep.svg")
 class Run:
     """One run of one point. `epochs` is how much of the split it read: more than 1 means that data came again.
 
-    `rate` is samples a second after the first batch, `cpu` processor seconds for 1,000 samples, `first_s` the seconds
-    from opening the stream to its first batch.
+    `rate` is samples a second after the first batch, `cpu` processor seconds for 1,000 of them, `first_s` the seconds
+    from the start of the stream to its first batch.
     """
 
     rate: float
@@ -142,22 +142,21 @@ def check(config: TrainConfig, axes: Axes) -> None:
 
 def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.perf_counter) -> Run:
     """Reads for so many seconds after the first batch, and at least one batch more."""
-    cpu, begun = _cpu_s(), clock()
+    begun = clock()
     batches = stream.epochs()
     try:
         next(batches)
-        first, num_samples = clock(), 0
+        first, cpu, num_samples = clock(), _cpu_s(), 0
         while (now := clock()) < first + seconds or not num_samples:
             num_samples += int((next(batches)[2]["weight"] > 0).sum())
-        now = clock()
+        now, cpu = clock(), _cpu_s() - cpu
     finally:
         batches.close()
-    total = num_samples + stream.batch_size
     return Run(
         rate=num_samples / (now - first),
-        cpu=1000 * (_cpu_s() - cpu) / total,
+        cpu=1000 * cpu / num_samples,
         first_s=first - begun,
-        epochs=total / stream.split.num_samples,
+        epochs=(num_samples + stream.batch_size) / stream.split.num_samples,
     )
 
 
