@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from shardset.storage import Storage, open_storage
@@ -21,6 +22,10 @@ REPOSITORY = Path(__file__).parent.parent
 BUCKET = "bucket"
 
 _folders = itertools.count()
+
+# How long an example takes says more about the machine's other work than about the code.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 
 
 @pytest.fixture(scope="session")
