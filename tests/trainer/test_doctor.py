@@ -174,7 +174,8 @@ def test_shards(manifest):
     stands(doctor.check_shards(manifest, sizes | {"manifest.json": 1}), "pass", "all 16 files")
     stands(doctor.check_shards(manifest, sizes | {"train/train-000009.tar": 5}), "warn", "1 more tars", "000009")
     stands(doctor.check_shards(manifest, {k: v for k, v in sizes.items() if k != name}), "fail", "1 missing", name)
-    stands(doctor.check_shards(manifest, sizes | {name: 7}), "fail", "1 of another size", name)
+    for wrong in (0, sizes[name] - 1, sizes[name] + 1):
+        stands(doctor.check_shards(manifest, sizes | {name: wrong}), "fail", "1 of another size", name)
     stands(doctor.check_shards(manifest, {}), "fail", "16 missing")
     index = manifest.split("val").shards[0].index.path
     stands(doctor.check_shards(manifest, sizes | {index: 0}), "fail", index)

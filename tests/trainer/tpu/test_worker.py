@@ -49,6 +49,7 @@ class Machine:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     def train(self, code: int = 0) -> subprocess.Popen[str]:
@@ -106,6 +107,17 @@ def test_a_training_goes_on_when_the_connection_breaks_and_can_be_joined(machine
     machine.go()
     code, output, _ = ended(second)
     assert (code, output) == (1, "final\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
+def test_a_training_does_not_end_with_the_session_that_started_it(machine, number):
+    first = machine.train(0)
+    os.killpg(first.pid, number)
+    first.wait(timeout=60)
+    assert machine.place.is_training
+    machine.go()
+    until(lambda: not machine.place.is_training)
+    assert machine.place.code.read_text() == "0"
 
 
 def test_another_training_is_refused_while_one_runs(machine):
