@@ -147,15 +147,17 @@ def place_all(n: int) -> tuple[int, int, int]:
 
 
 def assign_batches(n: int) -> tuple[int, int, int]:
-    """One batch of neighbouring units: its references, cut by group and serialised as they go through the shuffle."""
+    """Batches of neighbouring units: their references, cut by group and serialised as they go through the shuffle."""
     job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
-    units = list(range(min(num_units(n), planning.units_at_once(plan.num_units, plan.splits.values()))))
+    at_once = planning.units_at_once(plan.num_units, plan.splits.values())
+    units = range(min(num_units(n), max(1, SOME_UNITS // at_once) * at_once))
     for unit in units:
         put(job.output, naming.unit_path(unit), tables.to_bytes(unit_table(unit)))
     started()
-    starts = [UnitStart(serial=unit * UNIT_SAMPLES, strata={0: unit * UNIT_SAMPLES}) for unit in units]
-    found = assign_units(job, plan, [(unit, {"train": start}, {}) for unit, start in zip(units, starts, strict=True)])
-    sizes = [len(tables.placed_to_bytes(part)) for _, part in found]
+    sizes = []
+    for first in units[::at_once]:
+        batch = [(unit, _start(unit), {}) for unit in units[first : first + at_once]]
+        sizes += [len(tables.placed_to_bytes(part)) for _, part in assign_units(job, plan, batch)]
     share = num_units(n) / len(units)
     return UNIT_SAMPLES * len(units), round(len(sizes) * share), round(sum(sizes) * share)
 
@@ -302,6 +304,11 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
         digest="", source_digest="", classes=classes, splits={split.name: split}, fixes={}, num_rejected=0,
         num_units=units, spooled=False, notes=[],
     )  # fmt: skip
+
+
+def _start(unit: int) -> dict[str, UnitStart]:
+    serial = unit * UNIT_SAMPLES
+    return {"train": UnitStart(serial=serial, strata={0: serial})}
 
 
 def _group_table(plan: SplitPlan) -> pa.Table:

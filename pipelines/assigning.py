@@ -72,7 +72,7 @@ def assign_units(
                 columns[split].append(_columns(places, first_row + rows[places.row], starts[split].serial))
         if not stored.all():
             put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, np.flatnonzero(~stored))))
-        unit_tables.append(tables.with_keys(table.replace_schema_metadata(None), _final_keys(table, splits, twins)))
+        unit_tables.append(_with_final_keys(table.replace_schema_metadata(None), splits, twins))
         first_row += len(table)
     raw = pa.concat_tables(unit_tables)
     for split, found in columns.items():
@@ -167,9 +167,14 @@ def _place_rows(raw: pa.Table, columns: dict[str, np.ndarray]) -> pa.Table:
     return tables.with_keys(table, [naming.copy_key(key, copy) for key, copy in copies])
 
 
-def _final_keys(table: pa.Table, splits: Iterable[str], twins: Twins) -> list[str]:
-    rows = zip(splits, table["name"].to_pylist(), table["key"].to_pylist(), strict=True)
-    return [final_key(split, name, key, twins.get(row)) for row, (split, name, key) in enumerate(rows)]
+def _with_final_keys(table: pa.Table, splits: np.ndarray, twins: Twins) -> pa.Table:
+    rows = sorted({*tables.no_keys(table).tolist(), *twins})
+    if not rows:
+        return table
+    keys, names = table["key"].to_pylist(), table["name"]
+    for row in rows:
+        keys[row] = final_key(splits[row], names[row].as_py(), keys[row], twins.get(row))
+    return tables.with_keys(table, keys)
 
 
 def final_key(split: str, name: str, wanted: str, twin: int | None) -> str:

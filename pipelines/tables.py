@@ -13,6 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shardset import naming
+
 _EXTENT = pa.struct(
     [
         ("field", pa.string()),
@@ -106,6 +108,14 @@ def digest_of(table: pa.Table) -> str:
 def with_keys(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     """The table with other keys."""
     return table.set_column(table.schema.get_field_index("key"), "key", pa.array(keys, pa.string()))
+
+
+def no_keys(table: pa.Table) -> np.ndarray:
+    """The rows whose wanted key can't be one: `naming.is_key` of all at once."""
+    key = table["key"]
+    fits = pc.less_equal(pc.binary_length(key), pa.scalar(naming.MAX_KEY_BYTES, pa.int32()))
+    good = pc.and_(fits, pc.match_substring_regex(key, rf"\A(?:{naming.KEY_PATTERN})\z"))
+    return np.flatnonzero(~good.to_numpy())
 
 
 def place_rows(table: pa.Table, row: np.ndarray, columns: Mapping[str, np.ndarray]) -> pa.Table:

@@ -22,9 +22,12 @@ MAX_KEY_BYTES = 72
 MAX_FIELD_BYTES = 16
 """A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 11 bytes: the 100 bytes of a USTAR header's name."""
 
-_KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
+KEY_PATTERN = r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*"
+"""What a key is besides its length, for those who judge many at once."""
+
+_KEY = re.compile(KEY_PATTERN, re.ASCII)
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
-_MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
+_MEMBER = re.compile(rf"({KEY_PATTERN})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
 _QUARANTINE = re.compile(r"quarantine(-[0-9a-f]+)?\.jsonl", re.ASCII)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines import tables
 from pipelines.planning import (
     Sizing,
     SplitCount,
@@ -22,6 +23,7 @@ from pipelines.planning import (
     stored_samples,
     unit_starts,
 )
+from shardset import naming
 from shardset.errors import ConfigError, TooManyBad
 
 LABELS = st.lists(st.integers(-1, 4), min_size=1, max_size=60)
@@ -182,3 +184,10 @@ def test_too_many_bad_samples_stop_the_build_and_too_few_do_not():
     with pytest.raises(TooManyBad, match=r"split 'train': 2 of 100 raw samples are bad.*a\.jpg: empty"):
         refuse_too_many_bad([summary(2)], 0.01)
     assert merge_fields([summary(1), summary(0)], "train") == ["jpg"]
+
+
+@given(st.lists(st.text() | st.from_regex(naming.KEY_PATTERN, fullmatch=True) | st.text("aZ0_+=-/@.\n", max_size=80)))
+def test_keys_that_can_not_stay_are_found_all_at_once_as_one_by_one(keys):
+    rows = [{"split": "train", "name": "", "key": key, "image": "", "fix": ""} for key in keys]
+    table = tables.from_bytes(tables.to_bytes(tables.unit_table(rows, [])))
+    assert tables.no_keys(table).tolist() == [row for row, key in enumerate(keys) if not naming.is_key(key)]
