@@ -271,3 +271,22 @@ def test_a_split_that_is_not_there_is_named(shards):
 def test_a_state_of_another_shard_set_is_refused(shards, poisoned):
     with pytest.raises(ConfigError, match="manifest"):
         make(shards).resume(make(poisoned).state(0, 1))
+
+
+@pytest.fixture(scope="module")
+def many():
+    """2,000 samples in a bucket: enough for the borders of blocks not to count."""
+    url = f"memory://{uuid.uuid4().hex}/set"
+    image = encode(pixels(1, 16, 16), "png")
+    samples = [image_sample("train", number, image, "png", 10) for number in range(2000)]
+    write_shard_set(open_storage(url), {"train": samples}, num_shards=4)
+    return url
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8, 16])
+def test_an_epoch_reads_hardly_more_than_is_stored_in_any_world_that_divides_the_lanes(many, world):
+    options = {"global_batch_size": 16, "num_lanes": 16, "world_size": world, "block_size": 8, "window": 8}
+    streams = [make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)]
+    ids = [id_ for stream in streams for batch in stream.epoch(0) for id_ in batch["id"][batch["weight"] == 1]]
+    assert sorted(ids) == list(range(2000))
+    assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].stored_bytes
