@@ -57,7 +57,7 @@ def make_data(kind: str, folder: Path, num_samples: int) -> Data:
     """Writes the images in every form, unless an earlier call did; the same seed gives the same bytes."""
     data = Data(folder=str(folder), kind=kind, num_samples=num_samples)
     if not (folder / "made").exists():
-        samples = list(_samples(data))
+        samples = list(samples_of(data))
         write_shard_set(open_storage(str(folder / "shards")), {"train": samples}, num_shards=NUM_SHARDS)
         for sample in samples:
             path = folder / "files" / f"{sample.label:02d}" / f"{sample.key}.{data.field}"
@@ -71,7 +71,8 @@ def make_data(kind: str, folder: Path, num_samples: int) -> Data:
     return data
 
 
-def _samples(data: Data) -> Iterator[StoredSample]:
+def samples_of(data: Data) -> Iterator[StoredSample]:
+    """The images, each with its label."""
     draw, photos = np.random.default_rng(0), load_sample_images().images
     make = _photo if data.kind == "jpeg" else _thumbnail
     for number in range(data.num_samples):

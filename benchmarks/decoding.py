@@ -1,0 +1,117 @@
+"""What it costs to decode the crop of a training image: JPEGs with restart markers at several distances, PNGs by level.
+
+    python -m benchmarks.decoding --write docs/decoding.md
+
+One thread; of each image the best of `--repeats` runs, because other work on the machine only ever adds.
+"""
+
+import argparse
+import io
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from benchmarks.reading import Data
+from benchmarks.stream import samples_of
+from pipelines import restarts
+from trainer.decode import ImageSpec, decode, decode_into, draws
+
+NUM_IMAGES = 64
+WIDTHS = {"a row of blocks": (1 << 16, 1 << 16), "64 pixels": (33, 64), "32 pixels": (17, 32), "16 pixels": (1, 16)}
+
+
+def crops_ms(files: Sequence[bytes], repeats: int) -> float:
+    """Milliseconds to decode a random resized crop to 224, the mean over images."""
+    spec, rows = ImageSpec(size=224), np.arange(len(files))
+    drawn, out = draws(spec, 1, 0, rows, rows * 0), np.empty((224, 224, 3), np.uint8)
+    jobs = [lambda n=n: decode_into(out, files[n], spec, drawn[n]) for n in range(len(files))]
+    return 1e3 * sum(_best_s(job, repeats) for job in jobs) / len(files)
+
+
+def rewritten(files: Sequence[bytes], least: int, most: int) -> list[bytes]:
+    """The files with segments of that many pixels."""
+    kept = restarts.LEAST_PIXELS, restarts.MOST_PIXELS
+    restarts.LEAST_PIXELS, restarts.MOST_PIXELS = least, most
+    try:
+        return [restarts.with_restarts(data) for data in files]
+    finally:
+        restarts.LEAST_PIXELS, restarts.MOST_PIXELS = kept
+
+
+def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
+    """A line for each distance of the markers."""
+    total, plain = sum(map(len, files)), crops_ms(files, repeats)
+    own = sum(map(len, rewritten(files, 1 << 16, 1 << 16)))
+    lines = [
+        "| a marker every | bytes, original tables = 1 | own tables, no marker within a row = 1 | ms a crop |",
+        "|---|---|---|---|",
+        f"| never (as it was) | 1 | | {plain:.2f} |",
+    ]
+    for name, (least, most) in WIDTHS.items():
+        found = rewritten(files, least, most)
+        size = sum(map(len, found))
+        lines.append(f"| {name} | {size / total:.3f} | {size / own:.3f} | {crops_ms(found, repeats):.2f} |")
+    started = time.process_time()
+    rewritten(files, restarts.LEAST_PIXELS, restarts.MOST_PIXELS)
+    cost = 1e3 * (time.process_time() - started) / len(files)
+    return (
+        "\n".join(lines)
+        + f"\n\nRewriting an image takes {cost:.1f} ms of a core, comparing its coefficients included.\n"
+    )
+
+
+def png_table(files: Sequence[bytes], repeats: int) -> str:
+    """A line for each level of deflate."""
+    pixels = [np.asarray(Image.open(io.BytesIO(data))) for data in files]
+    lines = [
+        "| PNG of 32 x 32, deflate level | bytes | in the tar with its label | µs to decode |",
+        "|---|---|---|---|",
+    ]
+    for level in (0, 1, 4, 6, 9):
+        found = [_png(image, level) for image in pixels]
+        stored = sum(512 + -(-len(data) // 512) * 512 + 1024 for data in found) / len(found)
+        micros = 1e6 * sum(_best_s(lambda data=data: decode(data), repeats) for data in found) / len(found)
+        lines.append(f"| {level} | {sum(map(len, found)) / len(found):,.0f} | {stored:,.0f} | {micros:.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _png(image: np.ndarray, level: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(image).save(buffer, "PNG", compress_level=level)
+    return buffer.getvalue()
+
+
+def _best_s(job: Callable[[], object], repeats: int) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        started = time.perf_counter()
+        job()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def main() -> None:
+    """Prints the tables, or writes them into the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--write", type=Path)
+    options = parser.parse_args()
+    cv2.setNumThreads(1)
+    files = {
+        kind: [sample.fields[0][1] for sample in samples_of(Data(folder="", kind=kind, num_samples=NUM_IMAGES))]
+        for kind in ("jpeg", "png")
+    }
+    tables = {"crops": jpeg_table(files["jpeg"], options.repeats), "levels": png_table(files["png"], options.repeats)}
+    for name, table in tables.items():
+        print(table)
+        if options.write:
+            before, mark, rest = options.write.read_text().partition(f"<!-- {name} -->\n")
+            options.write.write_text(before + mark + table + "<!-- end -->" + rest.partition("<!-- end -->")[2])
+
+
+if __name__ == "__main__":
+    main()
