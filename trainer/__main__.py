@@ -162,15 +162,12 @@ def _settings() -> str:
 def config_of(options: argparse.Namespace, base: TrainConfig | None = None) -> TrainConfig:
     """The recipe, else the base, then the flags, then `--set`; raises ConfigError."""
     config = configs.recipe(options.recipe) if options.recipe else base or configs.default()
-    for _, key, _ in _FLAGS:
-        value = getattr(options, key)
-        if value is not None:
-            config = configs.with_value(config, key, value)
+    values = {key: getattr(options, key) for _, key, _ in _FLAGS if getattr(options, key) is not None}
     if options.fake_data:
-        config = configs.with_value(config, "fake_data", True)
+        values["fake_data"] = True
     if options.profile_steps is not None:
-        config = configs.with_value(config, "profile_steps", _span(options.profile_steps))
-    return configs.changed(config, options.set)
+        values["profile_steps"] = _span(options.profile_steps)
+    return configs.with_values(config, values | configs.pairs(options.set))
 
 
 def words_of(options: argparse.Namespace) -> list[str]:

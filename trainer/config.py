@@ -3,7 +3,8 @@
 import dataclasses
 import difflib
 import typing
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -257,19 +258,27 @@ def keys(config: Any) -> list[str]:
 
 def changed(config: TrainConfig, settings: Iterable[str]) -> TrainConfig:
     """The config after `KEY=VALUE` settings, each read as its field's type; raises ConfigError."""
+    return with_values(config, pairs(settings))
+
+
+def pairs(settings: Iterable[str]) -> dict[str, str]:
+    """The values of `KEY=VALUE` settings by key, the last of each; raises ConfigError."""
+    found = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting!r} is not KEY=VALUE, for example --set optimizer.learning_rate=0.2")
-        config = with_value(config, key, text)
-    return config
+        found[key] = text
+    return found
 
 
-def with_value(config: TrainConfig, key: str, value: Any) -> TrainConfig:
-    """The config with one key changed; text is read as the field's type."""
-    if key not in keys(config):
-        raise ConfigError(f"no setting {key!r}{_nearest(key, keys(config))}; `--help` shows where they are listed")
-    return _with(config, key.split("."), value, key)
+def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
+    """The config with these keys changed all at once, since some belong together; text is read as the field's type."""
+    known = keys(config)
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"no setting {key!r}{_nearest(key, known)}; `--help` shows where they are listed")
+    return _with(config, values, "")
 
 
 def value(config: Any, key: str) -> Any:
@@ -292,11 +301,16 @@ def from_dict(values: dict[str, Any]) -> TrainConfig:
         raise ConfigError(f"config.json: {error}; it was written by another version or changed by hand") from error
 
 
-def _with(record: Any, path: list[str], value: Any, key: str) -> Any:
-    name, *rest = path
-    if rest:
-        return replace(record, **{name: _with(getattr(record, name), rest, value, key)})
-    return replace(record, **{name: _typed(value, typing.get_type_hints(type(record))[name], key)})
+def _with(record: Any, values: Mapping[str, Any], outer: str) -> Any:
+    hints, own, inner = typing.get_type_hints(type(record)), {}, defaultdict[str, dict[str, Any]](dict)
+    for key, value in values.items():
+        name, dot, rest = key.partition(".")
+        if dot:
+            inner[name][rest] = value
+        else:
+            own[name] = _typed(value, hints[name], outer + key)
+    records = {name: _with(getattr(record, name), found, f"{outer}{name}.") for name, found in inner.items()}
+    return replace(record, **own, **records)
 
 
 def _typed(value: Any, hint: Any, key: str) -> Any:

@@ -252,10 +252,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     if options.run_dir is not None:
         return plan_of_run(options.run_dir)
     config = configs.recipe(options.recipe) if options.recipe else configs.default()
-    for key in ("manifest", "seed", "global_batch_size"):
-        if (value := getattr(options, key)) is not None:
-            config = configs.with_value(config, key, value)
-    return plan_of_config(configs.changed(config, options.set))
+    given = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
+    values = {key: value for key, value in given.items() if value is not None}
+    return plan_of_config(configs.with_values(config, values | configs.pairs(options.set)))
 
 
 def _epochs(text: str) -> range:

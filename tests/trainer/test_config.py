@@ -53,6 +53,13 @@ def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> N
         configs.changed(configs.default(), [setting])
 
 
+def test_settings_that_belong_together_are_changed_at_once() -> None:
+    found = configs.changed(configs.default(), ["cache_dir=/tmp/x", "cache_bytes=7", "image.size=8", "image.pad=1"])
+    assert (found.cache_dir, found.cache_bytes, found.image.size, found.image.pad) == ("/tmp/x", 7, 8, 1)
+    with pytest.raises(ConfigError, match="belong together"):
+        configs.changed(configs.default(), ["cache_dir=/tmp/x"])
+
+
 def test_fake_data_and_a_manifest_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="fake_data"):
         TrainConfig(fake_data=True, manifest="gs://bucket/set")
