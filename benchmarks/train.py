@@ -1,6 +1,7 @@
 """Training with real data against `--fake-data`, over 1, 2 and 4 devices or processes, and to an accuracy.
 
     python -m benchmarks.train ratio --model resnet50 --size 224 --steps 12 --batch 16
+    python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
     python -m benchmarks.train scaling --strategy spmd --model resnet18 --size 32 --steps 30 --batch 64
     python -m benchmarks.train accuracy --strategy spmd
 
@@ -16,18 +17,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from examples.demo import commands, write_digits
 from shardset.storage import open_storage
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig, digits_smoke
+from trainer.data import open_data
+from trainer.feed import ON_DEVICE
+from trainer.learner import Learner
 from trainer.metrics import log_name
+from trainer.model import DEFAULT_CLASSES
+from trainer.runtime import running
 
 WORLDS = (1, 2, 4)
 ACCURACIES = (0.9, 0.95, 0.97)
@@ -36,7 +45,7 @@ ACCURACIES = (0.9, 0.95, 0.97)
 def main() -> None:
     """Prints one table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ratio", "scaling", "accuracy"])
+    parser.add_argument("what", choices=["ratio", "cost", "scaling", "accuracy"])
     parser.add_argument("--strategy", default="single")
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--precision", default="fp32")
@@ -49,8 +58,8 @@ def main() -> None:
         if args.what == "accuracy":
             print(accuracy_table(args.strategy, Path(folder), args.rounds))
             return
-        table = ratio_table if args.what == "ratio" else scaling_table
-        print(table(config_of(args, Path(folder)), Path(folder), args.rounds))
+        tables = {"ratio": ratio_table, "cost": cost_table, "scaling": scaling_table}
+        print(tables[args.what](config_of(args, Path(folder)), Path(folder), args.rounds))
 
 
 def config_of(args: argparse.Namespace, folder: Path) -> TrainConfig:
@@ -79,6 +88,7 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
             before = children_s()
             rates[kind].append(rate(changed, folder / f"{kind}{number}"))
             cpu_s[kind].append(children_s() - before)
+            print(f"{kind}: {rates[kind][-1]:.2f} samples/s, {cpu_s[kind][-1]:.1f} CPU s", file=sys.stderr, flush=True)
     rows = [
         f"| {kind} | {statistics.median(rates[kind]):.2f} | {', '.join(f'{one:.2f}' for one in rates[kind])} | "
         f"{statistics.median(cpu_s[kind]):.1f} |"
@@ -87,6 +97,33 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
     head = ["| data | samples/s (median) | each run | CPU s a run (median) |", "|---|---|---|---|"]
     left, right = (statistics.median(rates[kind]) for kind in kinds)
     return "\n".join([*head, *rows, "", f"ratio {left / right:.3f}"])
+
+
+def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
+    """Processor time of a sample in the input and in the model's step, in one process: no other load is in it."""
+    steps = config.max_steps or 1
+    manifest = real_data(folder / "set", steps * config.global_batch_size)
+    stream = open_data(replace(config, manifest=manifest), 0, 1).train
+    input_ms, step_ms = [], []
+    with running("single", config.precision) as runtime:
+        learner = Learner(runtime, config, DEFAULT_CLASSES, None)
+        for epoch in range(rounds):
+            before = time.process_time()
+            batches = [batch for _, _, batch in stream.run(iter([(epoch, range(steps))]))]
+            between = time.process_time()
+            for step, batch in enumerate(batches):
+                placed = runtime.put({name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch})
+                learner.train_step(placed, 0.0, step)
+            samples = steps * config.global_batch_size
+            input_ms.append(1000 * (between - before) / samples)
+            step_ms.append(1000 * (time.process_time() - between) / samples)
+    left, right = statistics.median(input_ms), statistics.median(step_ms)
+    return (
+        "| part | CPU ms a sample (median) | each round |\n|---|---|---|\n"
+        f"| input | {left:.2f} | {', '.join(f'{one:.2f}' for one in input_ms)} |\n"
+        f"| step | {right:.2f} | {', '.join(f'{one:.2f}' for one in step_ms)} |\n\n"
+        f"step / (step + input) {right / (right + left):.4f}"
+    )
 
 
 def children_s() -> float:
