@@ -10,6 +10,7 @@ BENCHMARKS = {
     "upsampled": "CIFAR-10 upsampled to 1,280,000 samples (minutes)",
     "pages": "the page about a shard set (minutes)",
     "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
+    "stream": "the stream against seven readers (an hour)",
     "decoding": "what crops of JPEGs and small PNGs cost (seconds)",
     "damage": "the same damage to the stream and to webdataset (seconds)",
     "build": "shards from raw files, against other tools (an hour)",
