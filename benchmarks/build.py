@@ -10,10 +10,12 @@ that of the additional images in the additional time, so that it holds all work 
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from benchmarks import environment, inputs, peers_write, report
@@ -149,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", type=float, default=1.0, help="of the inputs' sizes (see above)")
     parser.add_argument("--only", default="", metavar="PART,...", help="contestants with that in their name")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="0 with --add writes the page anew")
     parser.add_argument("--inputs", default=",".join(SOURCES))
     parser.add_argument("--folder", type=Path, default=environment.REPOSITORY / ".tools" / "bench")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="where .json, .md and .svg go, without extension")
@@ -165,11 +167,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         "machine": environment.machine(),
         "commit": environment.commit(),
         "folder": str(args.folder),
+        "load": f"Other work ran on the machine too: load {os.getloadavg()[2]:.0f} in the last 15 minutes of the runs.",
         **environment.versions(sys.executable, ours),
         **environment.versions(environment.peers_python(), peers),
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
-    for results in measure(args.inputs.split(","), args.only.split(","), args.scale, args.repeats, args.folder, before):
+    turns = measure(args.inputs.split(","), args.only.split(","), args.scale, args.repeats, args.folder, before)
+    for results in chain([before] if before else [], turns):
         args.output.with_suffix(".json").write_text(
             json.dumps({"facts": facts, "results": [asdict(one) for one in results]}, indent=1) + "\n"
         )
