@@ -133,8 +133,8 @@ def table(results: Sequence[Result]) -> str:
         cpu = _number(one.steady_cpu_rate and 1e6 / one.steady_cpu_rate)
         first = "" if one.first_byte_s is None else f"{one.first_byte_s:.1f}"
         numbers = [
-            f"{one.seconds:.1f}", _number(one.rate), _number(one.steady_rate), _number(one.best_steady_rate), cpu, first,
-            _number(one.peak_bytes / 2**20), _number(one.megabytes),
+            f"{one.seconds:.1f}", _number(one.rate), _number(one.steady_rate), _number(one.best_steady_rate), cpu,
+            first, _number(one.peak_bytes / 2**20), _number(one.megabytes),
         ]  # fmt: skip
         lines.append(f"| {one.name} | {one.num_images[0]:,} | {shuffled} | {' | '.join(numbers)} |")
     return "\n".join([*lines, "", *sentences(results), ""])
