@@ -3,10 +3,15 @@
 "As documented" decodes with Pillow and crops with torchvision, as all of their documentations do. "Tuned" decodes with
 the functions of trainer/decode.py (simplejpeg and OpenCV), collates uint8 arrays and mirrors nothing on the host, as
 the stream does; batches are made in the worker processes wherever the reader can.
+
+Each function imports what it needs: workers that are spawned import this module again, and should bring no torch
+where nothing asks for it.
 """
 
+import importlib
 import io
 import itertools
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -15,11 +20,7 @@ from typing import Any
 
 import cv2
 import numpy as np
-import torch
 from PIL import Image
-from torch.utils.data import DataLoader, default_collate
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data, main
 from trainer.decode import NUM_TRIES, ImageSpec, PadCrop, decode_into
@@ -141,6 +142,10 @@ def image_folder(make: Callable[[Data], Callable]) -> Contestant:
     """torchvision's ImageFolder and PyTorch's DataLoader."""
 
     def read(data: Data, start: int) -> Iterator[int]:
+        import torch
+        from torch.utils.data import DataLoader
+        from torchvision.datasets import ImageFolder
+
         decoded = make(data)
 
         def load(path: str) -> Any:
@@ -168,6 +173,8 @@ def timm_reader(data: Data, start: int) -> Iterator[int]:
 
 def documented(data: Data) -> Callable[[bytes], Any]:
     """Pillow and torchvision, to float tensors."""
+    from torchvision import transforms
+
     if data.kind == "jpeg":
         crop: Any = transforms.RandomResizedCrop(data.size)
     else:
@@ -191,6 +198,9 @@ def tuned(data: Data) -> Callable[[bytes], Any]:
 
 
 def _collated(samples: list[Any]) -> Any:
+    import torch
+    from torch.utils.data import default_collate
+
     if isinstance(samples[0][0], np.ndarray):
         return torch.from_numpy(np.stack([image for image, _ in samples])), torch.tensor(
             [label for _, label in samples]
@@ -218,11 +228,32 @@ CONTESTANTS: dict[str, Contestant] = {
     "webdataset, bytes only": webdataset_bytes,
 }
 
+LIBRARIES = {
+    "webdataset": ("webdataset", "torchvision.transforms"),
+    "MosaicML Streaming": ("streaming", "torchvision.transforms"),
+    "LitData": ("litdata", "torchvision.transforms"),
+    "Grain on files, as documented": ("grain", "torchvision.transforms"),
+    "Grain on files, tuned": ("grain",),
+    "ImageFolder": ("torchvision.datasets",),
+    "timm": ("timm.data",),
+}
+"""What the process of a contestant has imported before it is measured, by the beginning of its name."""
+
+
+def load_libraries(name: str) -> None:
+    """Imports what a contestant needs: no import of the process itself is measured."""
+    for beginning, modules in LIBRARIES.items():
+        if name.startswith(beginning):
+            for module in modules:
+                importlib.import_module(module)
+
+
 if __name__ == "__main__":
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
     if sys.argv[1] == "convert":
         import json
 
         convert(Data(**json.loads(sys.argv[2])))
     else:
+        load_libraries(sys.argv[1])
         main(CONTESTANTS, sys.argv[1:])
