@@ -64,12 +64,13 @@ def run(words: list[str], output: Path, *, seconds: float, rounds: int) -> None:
 
 
 def put(page: Path, name: str, found: Path) -> None:
-    """Replaces the table of that name in the page, and the plot beside it."""
+    """Replaces the table of that name in the page, with its plot, which stands beside it."""
     text = (found / "sweep.md").read_text()
     body = text[text.index("\n| ") + 1 : text.index("\n![")]
     head = f"{machine()}; commit {commit()}.\n\n"
     marked = rf"(?<=<!-- table: {name} -->\n).*?(?=<!-- end -->)"
-    page.write_text(re.sub(marked, lambda _: head + body, page.read_text(), flags=re.DOTALL))
+    drawn = f"\n![samples a second](sweep-{name}.svg)\n"
+    page.write_text(re.sub(marked, lambda _: head + body + drawn, page.read_text(), flags=re.DOTALL))
     shutil.copyfile(found / "sweep.svg", page.with_name(f"sweep-{name}.svg"))
 
 
