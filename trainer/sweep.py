@@ -163,7 +163,7 @@ def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.pe
 def sweep(
     config: TrainConfig, axes: Axes, *, seconds: float, rounds: int, say: Callable[[str], None]
 ) -> list[Measured]:
-    """Measures every point once a round, in every second round backwards; each is opened before anything is measured."""
+    """Measures every point once a round, every second round backwards; each is opened before anything is measured."""
     check(config, axes)
     points = points_of(axes)
     found = [Measured(point=point, memory_bytes=open_stream(config, point).memory.total, runs=[]) for point in points]
