@@ -333,8 +333,9 @@ def write(path: Path, results: Path) -> None:
     )
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
     when = datetime.now(UTC).date()
-    runs = min(int(one["runs"]) for found in panels.values() for one in found.values())
-    facts = f"{when}, {environment.machine()}, commit {environment.commit()}; {libraries}; medians of {runs} runs.\n"
+    runs = sorted({int(one["runs"]) for found in panels.values() for one in found.values()})
+    number = f"{runs[0]} to {runs[-1]} runs" if len(runs) > 1 else f"{runs[0]} runs"
+    facts = f"{when}, {environment.machine()}, commit {environment.commit()}; {libraries}; medians of {number}.\n"
     for name, content in {"facts": facts, **{kind: table(found) for kind, found in panels.items()}}.items():
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
         text = before + mark + content + "<!-- end -->" + rest.partition("<!-- end -->")[2]
