@@ -278,7 +278,7 @@ COLUMNS = {
 
 
 def summary(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Medians by contestant, the fastest first."""
+    """Medians by contestant, the one that takes the least processor time first."""
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(line["name"] for line in lines):
         mine = [line for line in lines if line["name"] == name]
@@ -289,7 +289,7 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
         }
         found[name]["peak_bytes"] /= 2**20
         found[name]["runs"] = len(mine)
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]["rate"]))
+    return dict(sorted(found.items(), key=lambda pair: pair[1]["cpu_s"]))
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
@@ -302,12 +302,15 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 
 def plot(panels: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Bars of the rates, a panel a kind, as an SVG."""
+    """Bars of the samples for a second of one core, a panel a kind, as an SVG."""
     parts, top = [], 10
     for kind, found in panels.items():
-        shown = {name: one["rate"] for name, one in found.items() if "bytes" not in name and "reading" not in name}
+        shown = {
+            name: 1000 / one["cpu_s"] for name, one in found.items() if "bytes" not in name and "reading" not in name
+        }
         shown = {name: rate for name, rate in shown.items() if name != "shardset, second epoch"}
-        parts.append(f'<text x="10" y="{top + 14}" font-weight="bold">{escape(TITLES[kind])}, samples/s</text>')
+        title = escape(f"{TITLES[kind]}: samples for a second of one core")
+        parts.append(f'<text x="10" y="{top + 14}" font-weight="bold">{title}</text>')
         for number, (name, rate) in enumerate(shown.items(), start=1):
             y, width = top + number * 20, 420 * rate / max(shown.values())
             colour = "#2b6cb0" if name.startswith("shardset") else "#e2e8f0" if "alone" in name else "#a0aec0"
