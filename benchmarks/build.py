@@ -15,7 +15,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 from benchmarks import environment, inputs, peers_write, report
@@ -161,6 +160,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
     before = read_results(args.output.with_suffix(".json")) if args.add else []
+    if not args.repeats:
+        report.write(args.output, json.loads(args.output.with_suffix(".json").read_text())["facts"], before)
+        return
     ours = ["apache-beam", "pillow", "pyarrow"]
     peers = ["webdataset", "mosaicml-streaming", "litdata", "torch"]
     facts = {
@@ -173,7 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     args.output.parent.mkdir(parents=True, exist_ok=True)
     turns = measure(args.inputs.split(","), args.only.split(","), args.scale, args.repeats, args.folder, before)
-    for results in chain([before] if before else [], turns):
+    for results in turns:
         args.output.with_suffix(".json").write_text(
             json.dumps({"facts": facts, "results": [asdict(one) for one in results]}, indent=1) + "\n"
         )
