@@ -129,14 +129,6 @@ def ours_remote(data: Data, start: int) -> Iterator[int]:
     return (len(batch["id"]) for batch in stream_of(f"gs://{BUCKET}/shards", data, num_lanes=16).epoch(0, start))
 
 
-def ours_again(data: Data, start: int) -> Iterator[int]:
-    """The second epoch of a stream whose decoded images fit the memory."""
-    stream = stream_of(f"{data.folder}/shards", data)
-    for _ in stream.epoch(0):
-        pass
-    return (len(batch["id"]) for batch in stream.epoch(1, start))
-
-
 def ours_bytes(data: Data, start: int) -> Iterator[int]:
     """Checked bytes, not decoded, shuffled."""
     stream = stream_of(f"{data.folder}/shards", data, image=None, fields=(data.field,))
@@ -174,14 +166,13 @@ def reading_alone(data: Data, start: int) -> Iterator[int]:
 OURS: dict[str, Contestant] = {
     "shardset, --jpeg-restart": ours_restarts,
     "shardset": ours,
-    "shardset, second epoch": ours_again,
     "shardset, from gs:// (50 ms, 200 MB/s)": ours_remote,
     "decoding alone, both cores": decoding_alone,
     "shardset, bytes only": ours_bytes,
     "reading alone": reading_alone,
 }
 KINDS = {
-    "jpeg": [name for name in OURS if name != "shardset, second epoch"],
+    "jpeg": list(OURS),
     "png": [name for name in OURS if name != "shardset, --jpeg-restart"],
 }
 ONLY_JPEG = ("timm on files",)
@@ -308,7 +299,6 @@ def plot(panels: dict[str, dict[str, dict[str, float]]]) -> str:
         shown = {
             name: 1000 / one["cpu_s"] for name, one in found.items() if "bytes" not in name and "reading" not in name
         }
-        shown = {name: rate for name, rate in shown.items() if name != "shardset, second epoch"}
         title = escape(f"{TITLES[kind]}: samples for a second of one core")
         parts.append(f'<text x="10" y="{top + 14}" font-weight="bold">{title}</text>')
         for number, (name, rate) in enumerate(shown.items(), start=1):
