@@ -284,10 +284,11 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
-    """One row a contestant."""
-    rows = [f"| reader | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
+    """One row a contestant; a column that nobody measured is left out."""
+    columns = {title: pair for title, pair in COLUMNS.items() if any(pair[0] in one for one in found.values())}
+    rows = [f"| reader | {' | '.join(columns)} |", f"|---|{'---|' * len(columns)}"]
     for name, numbers in found.items():
-        cells = [shown.format(numbers[key]) if key in numbers else "" for key, shown in COLUMNS.values()]
+        cells = [shown.format(numbers[key]) if key in numbers else "" for key, shown in columns.values()]
         rows.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
