@@ -42,7 +42,7 @@ def _serialised(original: Any, replicas: int) -> Any:
     barrier, lock = threading.Barrier(replicas), threading.Lock()
 
     def sync(*args: Any, **options: Any) -> None:
-        barrier.wait(timeout=120)
+        barrier.wait(timeout=600)
         with lock:
             original(*args, **options)
 
