@@ -19,23 +19,12 @@ from apache_beam.options.pipeline_options import (
 )
 
 from shardset.errors import ConfigError, NotFound, StorageError
+from shardset.regions import holds
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _ZONE = re.compile(r"([a-z]+-[a-z]+[0-9]+)-[a-z]")
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
-_PLACES = {
-    "us": re.compile(r"us-.*"),
-    "eu": re.compile(r"europe-(?!west2$|west6$).*"),  # London and Zurich are not in the European Union
-    "asia": re.compile(r"asia-.*"),
-    "nam4": re.compile(r"us-(central1|east1)"),
-    "eur4": re.compile(r"europe-(north1|west4)"),
-    "eur5": re.compile(r"europe-(west1|west2)"),
-    "eur7": re.compile(r"europe-(west2|west3)"),
-    "eur8": re.compile(r"europe-(west3|west6)"),
-    "asia1": re.compile(r"asia-(northeast1|northeast2)"),
-}
-"""What Cloud Storage calls its locations that are more than one region."""
 
 
 def is_wanted(options: PipelineOptions) -> bool:
@@ -143,9 +132,3 @@ def _check_place(flags: str, bucket: str, region: str, locate: Callable[[str], s
             f"{flags}: bucket {bucket} is in {location}, the workers would be in {region}: every byte would cross; "
             f"use a bucket in {region}, or a region in {location}"
         )
-
-
-def holds(location: str, region: str) -> bool:
-    """Whether a bucket of this location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) has bytes there."""
-    places = location.lower().split("+")
-    return region in places or any(place in _PLACES and _PLACES[place].fullmatch(region) for place in places)

@@ -1,7 +1,6 @@
 """`python -m trainer doctor`: is this machine ready for that run? Each check is a function of what a probe found."""
 
 import json
-import re
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from shardset import manifest as manifests
 from shardset.errors import NotFound, ShardsetError, StorageError, TransientError
 from shardset.manifest import Manifest
+from shardset.regions import holds, is_known
 from trainer import probes
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
@@ -37,8 +37,6 @@ MAX_SKEW_S, BAD_SKEW_S = 5.0, 60.0
 RESERVE = 1.2
 SMALL_PART = 8
 """A TPU pads the batch of a device to a multiple of eight."""
-
-_MULTIREGIONS = {"us": "us-", "eu": "europe-", "asia": "asia-"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +164,16 @@ def check_bucket(name: str, place: str | StorageError) -> Finding:
 
 def check_region(bucket: str, place: str, zone: str | None) -> Finding:
     """A bucket in another region is slower and costs money for each byte."""
-    check, location = f"region of {bucket}", place.lower()
+    check = f"region of {bucket}"
     if zone is None:
         advice = "this is no machine of Compute Engine, as far as can be seen; train where the bucket is"
         return Finding(check, "warn", f"{place}; the region of this machine is unknown", advice)
     region = zone.rpartition("-")[0]
     text = f"{place}, this machine in {zone}"
-    if region in location.split("+"):
-        return Finding(check, "pass", text)
-    if location in _MULTIREGIONS and region.startswith(_MULTIREGIONS[location]):
-        return Finding(check, "pass", f"{text}, which is part of it")
-    if not re.fullmatch(r"[a-z]+-[a-z]+[0-9]+(\+[a-z]+-[a-z]+[0-9]+)*", location) and location not in _MULTIREGIONS:
+    if holds(place, region):
+        itself = region in place.lower().split("+")
+        return Finding(check, "pass", text if itself else f"{text}, which is part of it")
+    if not is_known(place):
         return Finding(check, "warn", text, "see whether this location includes this machine's region")
     return Finding(check, "fail", text, f"every byte would cross regions: copy the data to a bucket in {region}")
 

@@ -105,27 +105,6 @@ def test_a_bucket_that_can_not_be_seen_is_refused(error, sentence):
         dataflow.check(options(), source="gs://photos/raw", output="gs://bucket/out", locate=locate)
 
 
-@pytest.mark.parametrize(
-    ("location", "region", "expected"),
-    [
-        ("EUROPE-WEST4", "europe-west4", True),
-        ("EUROPE-WEST4", "europe-west1", False),
-        ("EU", "europe-west4", True),
-        ("EU", "europe-west2", False),
-        ("US", "us-east1", True),
-        ("US", "europe-west4", False),
-        ("ASIA", "asia-east1", True),
-        ("EUR4", "europe-north1", True),
-        ("NAM4", "us-west1", False),
-        ("US-EAST1+US-WEST1", "us-west1", True),
-        ("US-EAST1+US-WEST1", "us-central1", False),
-        ("unknown", "us-central1", False),
-    ],
-)
-def test_a_location_holds_its_regions(location, region, expected):
-    assert dataflow.holds(location, region) is expected
-
-
 # What a job's failure becomes
 
 

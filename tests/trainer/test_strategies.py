@@ -282,7 +282,7 @@ def test_when_one_ddp_process_dies_the_others_end_within_a_minute(manifest: str,
     process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
     os.kill(workers_of(process.pid)[1], signal.SIGKILL)
-    code, output = finish(process, timeout_s=180)
+    code, output = finish(process, timeout_s=60)
     assert code == FAILED, output
     assert "SIGKILL" in output or "Connection closed" in output
 
@@ -294,7 +294,7 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, left)
     right.kill()
     assert finish(right)[0] == -signal.SIGKILL
-    code, output = finish(left, timeout_s=180)
+    code, output = finish(left, timeout_s=60)
     assert code == FAILED, output
     assert output.splitlines()[-1].startswith("PeerLost: another process of this run ended")
 
@@ -324,7 +324,7 @@ def sleeping_model(num_classes: int) -> Any:
 
 def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
     model = ModelConfig(name="tests.trainer.test_strategies:sleeping_model")
-    code, output = finish(trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=4)), timeout_s=300)
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=4)), timeout_s=120)
     assert code == FAILED, output
     assert "Timeout" in output
     assert "in forward" in output
@@ -343,7 +343,7 @@ def test_processes_of_one_rank_refuse_to_start(manifest: str, tmp_path: Path) ->
     port = free_port()
     waiting = alone(config, 0, port)
     wait_for_port(port, waiting)
-    code, output = finish(alone(config, 0, port), timeout_s=180)
+    code, output = finish(alone(config, 0, port), timeout_s=60)
     assert code == USAGE, output
     assert "RANK 0 of WORLD_SIZE 2 could not join" in output.splitlines()[-1]
     waiting.kill()

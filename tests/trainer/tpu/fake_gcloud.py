@@ -12,7 +12,9 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -246,21 +248,17 @@ def preempt(state: dict[str, Any]) -> None:
         request["state"] = "SUSPENDED"
 
 
-class changed:  # noqa: N801 - reads as a verb
+@contextmanager
+def changed(folder: Path) -> Iterator[dict[str, Any]]:
     """The state, written back when the block ends."""
-
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "state.json"
-
-    def __enter__(self) -> dict[str, Any]:
-        self.lock = self.file.with_suffix(".lock").open("a")
-        fcntl.flock(self.lock, fcntl.LOCK_EX)
-        self.state = json.loads(self.file.read_text()) if self.file.exists() else {"nodes": {}, "requests": {}}
-        return self.state
-
-    def __exit__(self, *exc: object) -> None:
-        self.file.write_text(json.dumps(self.state))
-        self.lock.close()
+    file = folder / "state.json"
+    with file.with_suffix(".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        state = json.loads(file.read_text()) if file.exists() else {"nodes": {}, "requests": {}}
+        try:
+            yield state
+        finally:
+            file.write_text(json.dumps(state))
 
 
 if __name__ == "__main__":
