@@ -6,7 +6,7 @@ memory of `shardset.budget`. What can only be estimated says "about" where it is
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -233,17 +233,7 @@ class Forecast:
 def forecast(stored: StoredSet, split: str, reading: Reading, prices: Prices) -> Forecast:
     """All numbers of one split; raises ConfigError where they make no order at all."""
     found = stored.splits[split]
-    order = fit_order(
-        found.shard_sizes,
-        stored_bytes=found.num_bytes,
-        seed=reading.seed,
-        global_batch_size=reading.global_batch_size,
-        num_lanes=reading.num_lanes,
-        block_size=reading.block_size,
-        window=reading.window,
-        last_batch=reading.last_batch,
-        budget_bytes=reading.budget_bytes,
-    )
+    order = order_of(found, reading)
     steps = steps_of(order)
     refusals = refusals_of(reading)
     memory = None
@@ -267,6 +257,21 @@ def forecast(stored: StoredSet, split: str, reading: Reading, prices: Prices) ->
         build=build_requests(stored) if stored.raw else None,
         advice=[*advice_on_sizes(found), *advice_on_reading(found, order, reading, steps, reads)],
         refusals=refusals,
+    )
+
+
+def order_of(stored: StoredSplit, reading: Reading) -> Order:
+    """The order in which the trainer would read; raises ConfigError where the numbers make none."""
+    return fit_order(
+        stored.shard_sizes,
+        stored_bytes=stored.num_bytes,
+        seed=reading.seed,
+        global_batch_size=reading.global_batch_size,
+        num_lanes=reading.num_lanes,
+        block_size=reading.block_size,
+        window=reading.window,
+        last_batch=reading.last_batch,
+        budget_bytes=reading.budget_bytes,
     )
 
 
@@ -307,6 +312,7 @@ def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
         order,
         0,
         reading.num_readers,
+        order_within=lambda budget: order_of(stored, replace(reading, budget_bytes=budget)),
         stored_bytes=stored.num_bytes,
         image_bytes=3 * reading.image_size**2,
         cache_bytes=cache,
@@ -491,7 +497,7 @@ def _advice_on_window(stored: StoredSplit, order: Order, reading: Reading) -> li
     return [
         f"The budget of {reading.budget_bytes / 2**30:.3g} GiB a reader lowers w from {DEFAULT_WINDOW} to "
         f"{order.window}{lanes}: neighbours in a shard stay together. {needed / 2**30:.1f} GiB are enough for the "
-        f"default (--budget-bytes {needed}; budget_bytes of trainer.stream.Stream), or store smaller images."
+        f"default (--budget-bytes {needed}; of a run --set budget_bytes={needed}), or store smaller images."
     ]
 
 

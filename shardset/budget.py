@@ -4,12 +4,13 @@ Pure numbers: `trainer/stream.py` reads by them, `python -m pipelines plan` show
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shardset.errors import ConfigError
 from shardset.order import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes
 
+MIB = 1 << 20
 BUDGET_BYTES = 2 << 30
 INDEX_BUDGET_BYTES = 256 << 20
 INDEX_BYTES = 150
@@ -78,32 +79,55 @@ def fit_memory(
     rank: int,
     world_size: int,
     *,
+    order_within: Callable[[int], Order],
     stored_bytes: int,
     image_bytes: int,
     cache_bytes: int | None = None,
     prefetch: int = PREFETCH,
     budget_bytes: int = BUDGET_BYTES,
 ) -> Memory:
-    """What one of `world_size` readers holds; raises ConfigError if that is more than the budget.
+    """What one of `world_size` readers holds; raises ConfigError, with a budget that is enough, if that is too much.
 
-    `image_bytes` are those of one decoded image, `cache_bytes` those of all decoded images together (None where they
-    can't be kept), which are kept where the rest of the budget has room for them.
+    `order_within` is `fit_order` by its budget: a larger one makes the order wider. `image_bytes` are those of one
+    decoded image, `cache_bytes` those of all decoded images together (None where they can't be kept), which are kept
+    where the rest of the budget has room for them.
     """
-    num_samples = int(order.first_ids[-1])
-    mean_bytes = stored_bytes / num_samples
     batch_size = order.global_batch_size // world_size
-    lanes = len(order.rank_lanes(rank, world_size))
-    held = held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window)
-    memory = Memory(
-        raw=min(held, stored_bytes) + int(batch_size * mean_bytes),
-        decoded=(prefetch + 2) * batch_size * image_bytes,
-        indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * num_samples),
-        cache=0,
-        budget=budget_bytes,
-    )
+    mean_bytes = stored_bytes / int(order.first_ids[-1])
+
+    def needed(order: Order, budget: int) -> Memory:
+        lanes = len(order.rank_lanes(rank, world_size))
+        held = held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window)
+        return Memory(
+            raw=min(held, stored_bytes) + int(batch_size * mean_bytes),
+            decoded=(prefetch + 2) * batch_size * image_bytes,
+            indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * int(order.first_ids[-1])),
+            cache=0,
+            budget=budget,
+        )
+
+    memory = needed(order, budget_bytes)
     if memory.total > budget_bytes:
-        raise ConfigError(f"{memory}; raise budget_bytes, or lower window, num_lanes, prefetch or the batch size")
+        enough = _enough(budget_bytes, lambda budget: needed(order_within(budget), budget).total <= budget)
+        raise ConfigError(
+            f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set budget_bytes={enough} of a "
+            f"run, --budget-bytes {enough} of `plan`), or lower window, num_lanes, prefetch or the batch size"
+        )
     ahead = int(READ_AHEAD * batch_size * mean_bytes)
     memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
     left = budget_bytes - memory.total
     return replace(memory, cache=cache_bytes if cache_bytes is not None and cache_bytes <= left else 0)
+
+
+def _enough(too_small: int, fits: Callable[[int], bool]) -> int:
+    """A budget in whole MiB that fits while one MiB less does not.
+
+    The raw bytes of an order take half of a budget at most, unless L, q and w were given, so that doubling ends.
+    """
+    low, high = too_small // MIB, 2 * max(1, too_small // MIB)
+    while not fits(high * MIB):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle * MIB) else (middle, high)
+    return high * MIB

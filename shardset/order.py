@@ -541,7 +541,8 @@ def _refuse_difference(expected: OrderState, found: OrderState) -> None:
     for name in ("version", "manifest", "quarantine", "seed", "num_lanes", "block_size", "window"):
         here, there = getattr(expected, name), getattr(found, name)
         if here != there:
+            cause = " (it follows from budget_bytes)" if name in ("num_lanes", "block_size", "window") else ""
             raise ConfigError(
-                f"this run can't go on from that state: {name} is {here!r} here and was {there!r} there; "
+                f"this run can't go on from that state: {name} is {here!r} here and was {there!r} there{cause}; "
                 f"use the same, or start a new run"
             )

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import pytest
 import webdataset
 from PIL import Image
 
+from pipelines import __main__ as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from shardset import manifest as manifests
@@ -20,6 +22,7 @@ from shardset import naming
 from shardset.manifest import Manifest
 from shardset.tarindex import index_fields
 from tests.makers.folders import write_images
+from trainer import __main__ as trainer
 from trainer.decode import CenterCrop, ImageSpec
 from trainer.stream import Stream
 
@@ -190,3 +193,16 @@ def test_a_set_may_be_moved_as_a_whole(built, tmp_path):
         assert by_the_trainer_s_stream(Built(moved, built.manifest, {}), "test") == built.expected["test"]
     finally:
         os.rename(moved, built.folder)
+
+
+def test_plan_refuses_the_budget_that_the_trainer_refuses_and_names_the_same_that_is_enough(built, capsys):
+    reading = ["--global-batch-size", "4", "--image-size", "256"]
+    assert pipelines.main(["plan", str(built.folder), *reading, "--budget-bytes", "1000000"]) == 2
+    planned = re.findall(r"--budget-bytes (\d+)", " ".join(capsys.readouterr().out.split()))
+    flags = ["--global-batch-size", "4", "--set", "image.size=256", "--set", "image.eval_resize=256"]
+    words = ["bench-input", "--manifest", str(built.folder), *flags]
+    assert trainer.main([*words, "--set", "budget_bytes=1000000"]) == 2
+    (enough,) = re.findall(r"--set budget_bytes=(\d+)", capsys.readouterr().err)
+    assert [*map(int, planned)] == [int(enough)]
+    assert trainer.main([*words, "--set", f"budget_bytes={enough}"]) == 0
+    assert pipelines.main(["plan", str(built.folder), *reading, "--budget-bytes", enough]) == 0

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError
 
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
@@ -86,7 +87,8 @@ class TrainConfig:
 
     `global_batch_size` counts samples per step over all replicas; `accumulate` cuts each step into that many smaller
     forward and backward passes. `max_steps` stops a run early without changing its schedule. `resume` is
-    "auto" (the newest whole checkpoint of the run folder, if any), "never", or a checkpoint's URL. `cache_dir` and
+    "auto" (the newest whole checkpoint of the run folder, if any), "never", or a checkpoint's URL. `budget_bytes` is
+    the memory of each of the two streams of a host, training and evaluation (docs/stream.md). `cache_dir` and
     `cache_bytes` together keep what comes from a bucket on a local disk (docs/stream.md).
     """
 
@@ -110,6 +112,7 @@ class TrainConfig:
     checkpoint_every_steps: int | None = None
     keep_checkpoints: int = 3
     stall_timeout_s: int = 900
+    budget_bytes: int = BUDGET_BYTES
     cache_dir: str | None = None
     cache_bytes: int | None = None
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -119,7 +122,14 @@ class TrainConfig:
     regularize: RegularizeConfig = field(default_factory=RegularizeConfig)
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "global_batch_size", "accumulate", "log_every_steps", "keep_checkpoints"):
+        for name in (
+            "epochs",
+            "global_batch_size",
+            "accumulate",
+            "log_every_steps",
+            "keep_checkpoints",
+            "budget_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:

@@ -174,6 +174,7 @@ def _stream(
         world_size=num_hosts,
         seed=seed,
         image=image,
+        budget_bytes=config.budget_bytes,
         disk_cache=_disk_cache(config),
     )
 

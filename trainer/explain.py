@@ -136,6 +136,7 @@ def _order_of(config: TrainConfig, split: Split) -> Order:
         stored_bytes=sum(shard.num_bytes for shard in split.shards),
         seed=config.seed,
         global_batch_size=config.global_batch_size,
+        budget_bytes=config.budget_bytes,
     )
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from shardset import manifest as manifests
 from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order
 from shardset.errors import ConfigError, DamagedShard
-from shardset.order import LastBatch, OrderState, Slots, check_world
+from shardset.order import LastBatch, Order, OrderState, Slots, check_world
 from shardset.storage import LocalStorage
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.cache import DecodedCache
@@ -106,24 +106,29 @@ class Stream:
             raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
         self.disk_cache = None if disk_cache is None else BlockCache(disk_cache, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
-        self.order = fit_order(
-            [shard.num_samples for shard in self.split.shards],
-            stored_bytes=self.stored_bytes,
-            seed=seed,
-            global_batch_size=global_batch_size,
-            num_lanes=num_lanes,
-            block_size=block_size,
-            window=window,
-            quarantined=quarantined,
-            last_batch=last_batch,
-            budget_bytes=budget_bytes,
-        )
+
+        def order_within(budget: int) -> Order:
+            return fit_order(
+                [shard.num_samples for shard in self.split.shards],
+                stored_bytes=self.stored_bytes,
+                seed=seed,
+                global_batch_size=global_batch_size,
+                num_lanes=num_lanes,
+                block_size=block_size,
+                window=window,
+                quarantined=quarantined,
+                last_batch=last_batch,
+                budget_bytes=budget,
+            )
+
+        self.order = order_within(budget_bytes)
         size = global_batch_size // world_size
         self.part = range(rank * size, (rank + 1) * size)
         self.memory = fit_memory(
             self.order,
             rank,
             world_size,
+            order_within=order_within,
             stored_bytes=self.stored_bytes,
             image_bytes=3 * image.size**2 if image else 0,
             cache_bytes=self._cache_bytes(),

@@ -122,6 +122,7 @@ def open_stream(config: TrainConfig, point: Point) -> Stream:
             world_size=1,
             seed=config.seed,
             image=train_spec(config.image),
+            budget_bytes=config.budget_bytes,
             **options,
         )
     except ConfigError as error:

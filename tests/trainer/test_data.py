@@ -75,6 +75,12 @@ def test_the_sizes_come_from_the_manifest(manifest: str) -> None:
     assert len(opened.train) == STEPS
 
 
+def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:
+    wide, narrow = (open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1) for size in (1 << 30, 180_000))
+    assert narrow.train.order.window < wide.train.order.window
+    assert {stream.memory.budget for stream in (narrow.train, narrow.evaluation)} == {180_000}
+
+
 def test_an_epoch_of_all_hosts_together_is_the_plan(manifest: str) -> None:
     config = tiny_config(manifest, "run")
     seen = Counted()

@@ -25,7 +25,7 @@ from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_confi
 from trainer import __main__ as command
 from trainer import config as configs
 from trainer import loop, runtime
-from trainer.data import Counted
+from trainer.data import Counted, open_data
 from trainer.explain import explain_sample, explain_step, plan_of_config, plan_of_run
 from trainer.metrics import METRICS, records
 from trainer.mixture import MixedStream, Share
@@ -140,6 +140,14 @@ def test_a_run_that_is_described_is_the_one_that_was_made(recorded, capsys):
     assert by_words.pop("done") is None
     assert by_run.pop("done") is True
     assert by_words == by_run
+
+
+def test_a_run_that_is_described_has_the_order_of_its_budget(recorded):
+    run_dir, _ = recorded
+    config = configs.from_dict(json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"budget_bytes": 180_000})
+    order = plan_of_config(config).timetable.order
+    stream = open_data(config, 0, 1).train
+    assert order.window == stream.order.window < plan_of_run(run_dir).timetable.order.window
 
 
 def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):

@@ -37,6 +37,20 @@ def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: 
     assert capsys.readouterr().out.startswith("52 samples in 7 steps")
 
 
+@pytest.mark.parametrize("words", [["train"], ["bench-input"], ["bench-input", "--sweep", "threads=1"], ["doctor"]])
+def test_a_budget_that_is_too_small_is_refused_with_the_one_that_every_command_takes(
+    words: list[str], manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(budget: int) -> str:
+        assert command.main([*words, *tiny(manifest, tmp_path), "--set", f"budget_bytes={budget}"]) in (
+            command.FAILED, command.USAGE,
+        )  # fmt: skip
+        return "".join(capsys.readouterr())
+
+    assert "budget_bytes is 0, expected at least 1" in run(0)
+    assert "raise budget_bytes to 1048576 (1 MiB: --set budget_bytes=1048576 of a run" in run(1000)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

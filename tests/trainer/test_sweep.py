@@ -91,6 +91,7 @@ def test_a_point_changes_what_it_names_and_nothing_else(config):
     assert (stream.order.block_size, stream.order.window, stream.order.num_lanes) == (3, 5, 4)
     assert (stream.num_threads, stream.batch_size, stream.seed) == (1, 16, config.seed)
     assert open_stream(config, {}).order.global_batch_size == config.global_batch_size
+    assert open_stream(replace(config, budget_bytes=1 << 25), {}).memory.budget == 1 << 25
 
 
 def test_a_shard_set_can_be_a_value(config, manifest):
