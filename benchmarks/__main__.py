@@ -9,6 +9,7 @@ BENCHMARKS = {
     "scale": "planning 10^5 to 10^7 samples: time, memory, objects (minutes)",
     "upsampled": "CIFAR-10 upsampled to 1,280,000 samples (minutes)",
     "pages": "the page about a shard set (minutes)",
+    "explain": "what asking for a step or a sample costs (minutes)",
     "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
     "stream": "the stream against seven readers (an hour)",
     "decoding": "what crops of JPEGs and small PNGs cost (seconds)",

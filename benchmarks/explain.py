@@ -1,15 +1,24 @@
-"""How long `python -m trainer explain` computes: orders of 1.28 million to a thousand million samples, and the digits.
+"""What `python -m trainer explain` costs: orders of 1.28 million to a thousand million samples, and the digits.
 
-`python -m benchmarks.explain` prints a table; nothing is read but, for the digits, the indexes. The last column is a
-whole command in a process of its own, from start to exit.
+    python -m benchmarks.explain --write docs/explain.md
+
+Milliseconds of processor time: nothing waits, and nothing is read but, for the digits, the indexes. The whole command
+is a process of its own, from start to exit; its imports are measured alone. With `--write` the table of the page is
+replaced.
 """
 
+import argparse
+import re
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +29,33 @@ from pipelines.build import build
 from pipelines.config import BuildConfig
 from shardset.order import Order
 from trainer import config as configs
+from trainer.config import TrainConfig
 from trainer.explain import explain_sample, explain_step, plan_of_config
 
 SIZES = (1_280_000, 128_000_000, 1_000_000_000)
-RUNS = 9
+SHARD_SIZE = 2000
+RUNS, RUNS_OF_LARGE, LARGE = 9, 3, 500_000_000
+IMPORTS = "import trainer.__main__, trainer.explain"
 
 
-def milliseconds(call: Callable[[], object], runs: int = RUNS, clock: Callable[[], float] = time.perf_counter) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Medians in milliseconds; None where it was not measured.
+
+    `first` asks for a step of an epoch that was not asked about before, `sample` and `fresh` for the step of a sample
+    in a known epoch and in a new one, `whole` and `imports` are processes.
+    """
+
+    name: str
+    first: float
+    step: float
+    sample: float
+    fresh: float
+    whole: float | None = None
+    imports: float | None = None
+
+
+def milliseconds(call: Callable[[], object], runs: int, clock: Callable[[], float] = time.process_time) -> float:
     """The median of some runs."""
     times = []
     for _ in range(runs):
@@ -36,46 +65,102 @@ def milliseconds(call: Callable[[], object], runs: int = RUNS, clock: Callable[[
     return statistics.median(times)
 
 
-def synthetic(num_samples: int) -> str:
-    """One row: an order over shards of 2,000 samples, batches of 4,096."""
+def of_order(num_samples: int) -> Row:
+    """An order over shards of 2,000 samples, batches of 4,096, and nothing to read."""
     order = Order(
-        shard_sizes=[2000] * (num_samples // 2000),
+        shard_sizes=[SHARD_SIZE] * (num_samples // SHARD_SIZE),
         seed=7, global_batch_size=4096, num_lanes=256, block_size=38, window=256,
     )  # fmt: skip
-    first = milliseconds(lambda: order.batch(0, 1), 1)
-    steps = iter(np.linspace(0, order.num_batches - 1, RUNS).astype(int).tolist())
-    step = milliseconds(lambda: order.batch(0, next(steps)))
-    ids = iter(np.linspace(0, num_samples - 1, RUNS).astype(int).tolist())
-    found = milliseconds(lambda: order.find(0, np.array([next(ids)])))
-    fresh = milliseconds(lambda: order.find(1, np.array([5])), 1, time.process_time)
-    return f"| {num_samples:,} samples, order only | {first:,.1f} | {step:,.1f} | {found:,.2f} | {fresh:,.1f} | |"
+    epochs, steps, ids = count(), _spread(order.num_batches), _spread(order.num_samples)
+    runs = RUNS_OF_LARGE if num_samples >= LARGE else RUNS
+    first = milliseconds(lambda: order.batch(next(epochs), 1), runs)
+    known = next(epochs) - 1
+    return Row(
+        name=f"{num_samples:,} samples, order only",
+        first=first,
+        step=milliseconds(lambda: order.batch(known, next(steps)), RUNS),
+        sample=milliseconds(lambda: order.find(known, np.array([next(ids)])), RUNS),
+        fresh=milliseconds(lambda: order.find(next(epochs), np.array([5])), runs),
+    )
 
 
-def of_digits(folder: Path) -> str:
-    """One row: the digits as `make demo` stores them, keys and labels included."""
+def _spread(stop: int) -> Iterator[int]:
+    return iter(np.linspace(0, stop - 1, RUNS).astype(int).tolist())
+
+
+def of_set(name: str, config: TrainConfig) -> Row:
+    """A run that is described: keys and labels come from the indexes of its shard set."""
+    plan = plan_of_config(config)
+    first_epoch = range(1)
+    described = ["--manifest", config.manifest or "", "--recipe", config.recipe, "--step", "7", "--json"]
+    return Row(
+        name=name,
+        first=milliseconds(lambda: explain_step(plan_of_config(config), "7"), RUNS),
+        step=milliseconds(lambda: explain_step(plan, "7"), RUNS),
+        sample=milliseconds(lambda: explain_sample(plan, 7, first_epoch), RUNS),
+        fresh=milliseconds(lambda: explain_sample(plan_of_config(config), 7, first_epoch), RUNS),
+        whole=of_process(["-m", "trainer", "explain", *described]),
+        imports=of_process(["-c", IMPORTS]),
+    )
+
+
+def of_process(words: list[str]) -> float:
+    """A whole Python."""
+    command = [sys.executable, *words]
+    return milliseconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), RUNS, _children_s)
+
+
+def _children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def of_digits(folder: Path) -> Row:
+    """The digits as `make demo` stores them."""
     raw = write_digits(folder / "raw")
     build(BuildConfig(source="folder", input=str(raw), output=str(folder / "set")), ["--direct_running_mode=in_memory"])
-    config = configs.with_value(configs.digits_smoke(), "manifest", str(folder / "set"))
-    plan = plan_of_config(config)
-    first = milliseconds(lambda: explain_step(plan_of_config(config), "7"), 1)
-    step = milliseconds(lambda: explain_step(plan, "7"))
-    found = milliseconds(lambda: explain_sample(plan, 7, range(1)))
-    words = ["explain", "--manifest", str(folder / "set"), "--recipe", "digits_smoke", "--step", "7", "--json"]
-    command = [sys.executable, "-m", "trainer", *words]
-    whole = milliseconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), 5)
-    return f"| the digits, with keys and labels | {first:,.1f} | {step:,.1f} | {found:,.2f} | | {whole:,.0f} |"
+    config = configs.with_values(configs.digits_smoke(), {"manifest": str(folder / "set")})
+    return of_set("the digits, with keys and labels", config)
 
 
-def main() -> None:
-    """Prints the table."""
-    print(f"{machine()}, commit {commit()}; medians of {RUNS} runs, milliseconds")
-    print("| | first step of an epoch | another step | a sample's step in that epoch "
-          "| processor time of one in a fresh epoch | whole command |")  # fmt: skip
-    print("|---|---|---|---|---|---|")
-    for num_samples in SIZES:
-        print(synthetic(num_samples), flush=True)
+def table(rows: list[Row]) -> str:
+    """Machine, command and rows in Markdown."""
+    date = datetime.now(UTC).date()
+    head = f"{machine()}; commit {commit()}, {date}; `python -m benchmarks.explain`.\n\n"
+    columns = "| | first step of an epoch | another step | a sample's step in that epoch | in another epoch "
+    head += columns + "| whole command | of it Python and imports |\n|---|---|---|---|---|---|---|\n"
+    return head + "".join(map(_line, rows))
+
+
+def _line(row: Row) -> str:
+    cells = (row.first, row.step, row.sample, row.fresh, row.whole, row.imports)
+    return f"| {row.name} | {' | '.join(map(_number, cells))} |\n"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
+
+
+def put(page: Path, found: str) -> None:
+    """Replaces the table of the page."""
+    marked = r"(?<=<!-- table: explain.py -->\n).*?(?=<!-- end -->)"
+    page.write_text(re.sub(marked, lambda _: found, page.read_text(), flags=re.DOTALL))
+
+
+def main(words: list[str] | None = None) -> None:
+    """Prints the table, or replaces the one between the marks of a page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, nargs="+", metavar="N", default=SIZES,
+                        help="the sizes of the orders without a shard set")  # fmt: skip
+    parser.add_argument("--write", type=Path, metavar="PAGE")
+    arguments = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="shardset-explain-") as name:
-        print(of_digits(Path(name)), flush=True)
+        found = table([*map(of_order, arguments.samples), of_digits(Path(name))])
+    print(found)
+    if arguments.write:
+        put(arguments.write, found)
 
 
 if __name__ == "__main__":
