@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -184,16 +184,26 @@ def extend_crc32c(crc: int, data: bytes | memoryview) -> int:
     return google_crc32c.extend(crc, data if isinstance(data, bytes) else bytes(data))
 
 
-@contextmanager
-def explained(where: str) -> Iterator[None]:
-    """Turns an OSError of the block into NotFound or StorageError that says where, what and what to do."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise NotFound(f"{where}: nothing is stored there; check the name") from error
-    except OSError as error:
+class explained:  # noqa: N801
+    """Turns an OSError of its block into NotFound or StorageError that says where, what and what to do.
+
+    A class, because a block of `contextlib` costs more than the small read or write in it.
+    """
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not isinstance(error, OSError):
+            return
+        if isinstance(error, FileNotFoundError):
+            raise NotFound(f"{self._where}: nothing is stored there; check the name") from error
         advice = _ADVICE.get(error.errno or 0, f"the system said: {error.strerror or error}; check the disk")
-        raise StorageError(f"{where}: {advice}") from error
+        raise StorageError(f"{self._where}: {advice}") from error
 
 
 def _not_empty(part: str, url: str) -> str:
@@ -225,10 +235,9 @@ class LocalStorage:
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """See Storage.read. A replaced file is never read as the old one, though file handles are kept."""
         path = self._path(name)
-        file = _open_files().get(path, _regular(path))
+        file, facts = _open_files().get(path, generation)
+        _check_generation(facts, generation, path)
         with explained(path):
-            facts = os.fstat(file.fd)
-            _check_generation(facts, generation, path)
             data = _pread(file.fd, start, check_range(start, stop, facts.st_size, path), path)
             _check_generation(os.fstat(file.fd), generation, path)
         return data
@@ -363,15 +372,15 @@ def _pread(fd: int, start: int, stop: int, path: str) -> bytes:
 class _OpenFile:
     """A file descriptor that is closed when nobody holds it any more, so a cache may drop one that is in use."""
 
-    __slots__ = ("fd", "identity")
+    __slots__ = ("fd",)
 
-    def __init__(self, fd: int) -> None:
-        facts = os.fstat(fd)
-        self.fd = fd
-        self.identity = (facts.st_dev, facts.st_ino)
+    def __init__(self, path: str) -> None:
+        with explained(path):
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        os.close(self.fd)
+        with suppress(AttributeError):  # it was never opened
+            os.close(self.fd)
 
 
 class _OpenFiles:
@@ -381,17 +390,29 @@ class _OpenFiles:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
 
-    def get(self, path: str, facts: os.stat_result) -> _OpenFile:
-        """The file at `path`, opened again if `facts`, just taken, tell that another stands there now."""
+    def get(self, path: str, generation: str | None) -> tuple[_OpenFile, os.stat_result]:
+        """The file at `path` and its facts: the one kept if it is that generation, or still the one at `path`."""
         with self._lock:
             file = self._files.get(path)
-            if file is None or file.identity != (facts.st_dev, facts.st_ino):
-                with explained(path):
-                    file = self._files[path] = _OpenFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            if file is not None:
+                facts = os.fstat(file.fd)
+                if _is_wanted(facts, generation) if generation else _same_file(facts, _regular(path)):
+                    self._files.move_to_end(path)
+                    return file, facts
+            _regular(path)  # before the opening, which waits for a writer where a pipe stands
+            file = self._files[path] = _OpenFile(path)
             self._files.move_to_end(path)
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)
-            return file
+            return file, os.fstat(file.fd)
+
+
+def _is_wanted(facts: os.stat_result, generation: str) -> bool:
+    return facts.st_nlink > 0 and _generation(facts) == generation
+
+
+def _same_file(facts: os.stat_result, others: os.stat_result) -> bool:
+    return (facts.st_dev, facts.st_ino) == (others.st_dev, others.st_ino)
 
 
 _files_of_process: dict[int, _OpenFiles] = {}
