@@ -6,18 +6,17 @@ CRC32C have been compared with the index, and the index with the manifest.
 """
 
 import heapq
-import itertools
 import logging
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import google_crc32c
 import numpy as np
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 NUM_FETCHERS = 32
 NUM_CACHE_READERS = 4
-SMALL_BYTES = 4096
+SMALL_BYTES = 1 << 14
 MAX_OPEN_FILES = 256
 HEDGE_AFTER = 0.95
 MIN_HEDGE_S = 0.05
@@ -45,57 +44,115 @@ MIN_TIMES = 20
 
 
 class Address(NamedTuple):
-    """Where one sample is stored: the bytes [start, stop) of a shard hold all its fields.
-
-    `fields` are (name, offset from start, size in bytes) in member order; `crc32c` is over their contents.
-    """
+    """Where one sample is stored: the bytes [start, stop) of a shard hold all its fields."""
 
     shard: int
     position: int
-    key: str
-    label: int
     start: int
     stop: int
-    crc32c: int
-    fields: tuple[tuple[str, int, int], ...]
+
+
+_START, _CRC, _LABEL, _PLACES = range(4)
+"""The columns of `ShardIndex.rows`: one each, then the offset from the start of every field, then all sizes."""
+_NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """The columns of a shard's index as plain arrays: one entry a sample; `offsets` and `sizes` are [n, fields]."""
+    """What reading needs of a shard's index: one row a sample, of 4-byte numbers wherever they suffice.
 
-    keys: np.ndarray
-    labels: np.ndarray
-    crcs: np.ndarray
-    starts: np.ndarray
-    stops: np.ndarray
-    offsets: np.ndarray
-    sizes: np.ndarray
+    The CRC32C is kept as a signed number; the offset of a field that a sample has not is -1, its size 0. `keys` are
+    kept only where they are asked for.
+    """
+
+    rows: np.ndarray
+    keys: np.ndarray | None
 
     @property
     def num_bytes(self) -> int:
         """What it holds in memory."""
-        return sum(getattr(self, name).nbytes for name in self.__slots__)
+        return self.rows.nbytes + (0 if self.keys is None else self.keys.nbytes)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where each sample begins."""
+        return self.rows[:, _START]
+
+    def start(self, position: int) -> int:
+        """Where a sample begins."""
+        return self.rows.item(position, _START)
+
+    def stop(self, position: int) -> int:
+        """Where the last field of a sample ends."""
+        return int(_stops(self.rows[position : position + 1])[0])
+
+
+class Addresses:
+    """Where several samples are stored, their labels and, if asked for, their keys, in columns."""
+
+    def __init__(self, shards: np.ndarray, positions: np.ndarray, rows: np.ndarray, keys: list[str] | None) -> None:
+        self.shards, self.positions, self.rows, self.keys = shards, positions, rows, keys
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, number: int) -> Address:
+        return next(iter(self.part(number, number + 1)))
+
+    def __iter__(self) -> Iterator[Address]:
+        columns = self.shards, self.positions, self.starts, self.stops
+        return map(Address, *(column.tolist() for column in columns))
+
+    def part(self, start: int, stop: int) -> "Addresses":
+        """Those from number `start` to before `stop`."""
+        keys = None if self.keys is None else self.keys[start:stop]
+        return Addresses(self.shards[start:stop], self.positions[start:stop], self.rows[start:stop], keys)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int64 [n]."""
+        return self.rows[:, _LABEL].astype(np.int64)
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Where in their shards the samples begin."""
+        return self.rows[:, _START]
+
+    @property
+    def stops(self) -> np.ndarray:
+        """Where in their shards the last fields of the samples end."""
+        return _stops(self.rows)
 
 
 class ShardTable:
     """The shards of a split; an index is read when first asked for, checked, and kept within a budget of bytes."""
 
-    def __init__(self, storage: Storage, split: Split, budget_bytes: int = INDEX_BUDGET_BYTES) -> None:
+    def __init__(
+        self, storage: Storage, split: Split, *, with_keys: bool = False, budget_bytes: int = INDEX_BUDGET_BYTES
+    ) -> None:
         self.storage = storage
         self.split = split
+        self.with_keys = with_keys
         self.budget_bytes = budget_bytes
         self.num_bytes_read = 0
         self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
         self._kept_bytes = 0
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple:
-        return ShardTable, (self.storage, self.split, self.budget_bytes)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": OrderedDict(), "_kept_bytes": 0, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
 
     def where(self, shard: int) -> str:
         """The shard as a user would name it."""
         return f"{self.storage.url}/{self.split.shards[shard].path}"
+
+    def named(self, address: Address) -> str:
+        """A sample by shard, key and offset, as every message about one begins."""
+        key = self._read(address.shard)["key"][address.position].decode("ascii")
+        return f"{self.where(address.shard)}: sample {key!r} at byte {address.start}"
 
     def index(self, shard: int) -> ShardIndex:
         """The index of a shard; raises DamagedShard if it is missing or not the one that the manifest lists."""
@@ -112,42 +169,28 @@ class ShardTable:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return index
 
-    def address(self, shard: int, position: int) -> Address:
-        """Where sample number `position` of a shard is stored."""
-        return self.addresses(np.array([shard]), np.array([position]))[0]
-
-    def addresses(self, shards: np.ndarray, positions: np.ndarray) -> list[Address]:
-        """Where several samples are stored, in the order asked for."""
-        found: dict[int, Address] = {}
-        for shard in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == shard)
-            found |= zip(places.tolist(), self._addresses(shard, positions[places]), strict=True)
-        return [found[place] for place in range(len(shards))]
-
-    def _addresses(self, shard: int, positions: np.ndarray) -> Iterator[Address]:
-        index, names = self.index(shard), self.split.fields
-        starts = index.starts[positions]
-        offsets = (index.offsets[positions] - starts[:, None]).tolist()
-        fields = (
-            # By offset: the checksum is over the members as they stand, the columns are those of the whole split.
-            tuple(sorted((place for place in zip(names, row, sizes, strict=True) if place[1] >= 0), key=itemgetter(1)))
-            for row, sizes in zip(offsets, index.sizes[positions].tolist(), strict=True)
-        )
-        return map(
-            Address,
-            itertools.repeat(shard),
-            positions.tolist(),
-            index.keys[positions].astype(str).tolist(),
-            index.labels[positions].tolist(),
-            starts.tolist(),
-            index.stops[positions].tolist(),
-            index.crcs[positions].tolist(),
-            fields,
-        )
+    def addresses(self, shards: np.ndarray, positions: np.ndarray) -> Addresses:
+        """Where several samples are stored, in the order asked for; each index is asked for once."""
+        order = np.argsort(shards, kind="stable")
+        begins = np.flatnonzero(np.diff(shards[order], prepend=-1))
+        rows = np.empty((len(shards), _PLACES + 2 * len(self.split.fields)), dtype=np.int64)
+        keys = np.empty(len(shards), dtype=object)
+        for places in np.split(order, begins[1:]):
+            index = self.index(shards.item(places[0]))
+            rows[places] = index.rows[positions[places]]
+            if index.keys is not None:
+                keys[places] = index.keys[positions[places]].astype(str)
+        return Addresses(shards, positions, rows, keys.tolist() if self.with_keys else None)
 
     def _load(self, number: int) -> ShardIndex:
-        shard = self.split.shards[number]
-        where = f"{self.storage.url}/{shard.index.path}"
+        shard, where = self.split.shards[number], self._index_url(number)
+        return _packed(self._read(number), shard, self.split.fields, where, with_keys=self.with_keys)
+
+    def _index_url(self, number: int) -> str:
+        return f"{self.storage.url}/{self.split.shards[number].index.path}"
+
+    def _read(self, number: int) -> np.ndarray:
+        shard, where = self.split.shards[number], self._index_url(number)
         try:
             data = self.storage.read(shard.index.path)
         except NotFound as error:
@@ -161,49 +204,75 @@ class ShardTable:
                 f"{where}: {len(data)} bytes with crc32c {found}, expected {shard.index.num_bytes} with "
                 f"{shard.index.crc32c}; the index of shard {shard.path} is damaged, rebuild it with --only-shards"
             )
-        return _columns(index_from_bytes(data, where), shard, self.split.fields, where)
+        index = index_from_bytes(data, where)
+        if len(index) != shard.num_samples or index_fields(index) != list(self.split.fields):
+            raise DamagedShard(
+                f"{where}: {len(index)} records with fields {index_fields(index)}, expected {shard.num_samples} with "
+                f"{list(self.split.fields)}; rebuild shard {shard.path} with --only-shards"
+            )
+        return index
 
 
-def check_sample(data: bytes, address: Address, where: str) -> bytes:
-    """`data` itself if it is the sample at `address`; raises DamagedShard naming shard, key and offset."""
-    if len(data) != address.stop - address.start:
-        raise DamagedShard(
-            f"{named(address, where)}: {len(data)} bytes, expected {address.stop - address.start}; "
-            "the shard is cut, fetch or rebuild it"
-        )
-    crc, whole = 0, np.frombuffer(data, dtype=np.uint8)
-    for _, offset, size in address.fields:
-        # A slice of an array is no copy; the checksum takes neither a memoryview nor anything that may be written to.
-        part = whole[offset : offset + size] if size > SMALL_BYTES else data[offset : offset + size]
-        crc = google_crc32c.extend(crc, part)
-    if crc != address.crc32c:
-        raise DamagedShard(
-            f"{named(address, where)}: crc32c is {crc:08x}, expected {address.crc32c:08x}; "
-            "the shard is damaged, fetch or rebuild it"
-        )
-    return data
+Contents = Sequence[bytes | None]
+"""The contents of a sample's fields, a column each; None for one that it has not."""
 
 
-def named(address: Address, where: str) -> str:
-    """`where` with the sample's key and offset, as every message about a sample begins."""
-    return f"{where}: sample {address.key!r} at byte {address.start}"
+class Tickets(ABC):
+    """Promises of the bytes of some samples, which any thread may take."""
 
+    def __init__(self, table: ShardTable, addresses: Addresses) -> None:
+        self.table, self.addresses = table, addresses
+        offsets, sizes = np.split(addresses.rows[:, _PLACES:], 2, axis=1)
+        self.starts = addresses.starts.tolist()
+        self.sizes = (addresses.stops - addresses.starts).tolist()
+        self._fields = list(zip(offsets.T.tolist(), (offsets + sizes).T.tolist(), strict=True))
+        self._crcs = (addresses.rows[:, _CRC] & 0xFFFFFFFF).tolist()
+        self._absent = (offsets < 0).tolist() if (offsets < 0).any() else None
+        # The checksum is over the members as they stand, the columns are those of the whole split.
+        self._orders = np.argsort(offsets, axis=1, kind="stable").tolist() if _unordered(offsets) else None
 
-@contextmanager
-def _naming(address: Address, where: str) -> Iterator[None]:
-    """Adds shard, key and offset to any failure of ours."""
-    try:
-        yield
-    except ShardsetError as error:
-        raise type(error)(f"{named(address, where)}: {error}") from error
+    @abstractmethod
+    def contents(self, start: int, stop: int) -> Iterator[Contents]:
+        """The checked fields of the samples [start, stop), each once.
 
+        Raises DamagedShard or StorageError naming shard, key and offset; then nothing follows.
+        """
 
-class Ticket(Protocol):
-    """A promise of one sample's bytes."""
+    def take(self, number: int) -> Contents:
+        """The checked fields of one sample, once."""
+        return next(self.contents(number, number + 1))
 
-    def take(self) -> bytes:
-        """The checked bytes [start, stop) of the sample, once; raises DamagedShard or StorageError."""
-        ...
+    def places(self, number: int, start: int) -> list[tuple[int, int]]:
+        """Where the fields of a sample that begins at `start` begin and end."""
+        return [(start + begins[number], start + ends[number]) for begins, ends in self._fields]
+
+    def checked(self, number: int, contents: list[bytes]) -> Contents:
+        """`contents` if they are those of the sample; raises DamagedShard."""
+        crc = 0
+        for content in contents if self._orders is None else [contents[column] for column in self._orders[number]]:
+            crc = google_crc32c.extend(crc, content)
+        if crc != self._crcs[number]:
+            raise self.damaged(number, sum(map(len, contents)), crc)
+        if self._absent is None:
+            return contents
+        return [None if gone else content for gone, content in zip(self._absent[number], contents, strict=True)]
+
+    def damaged(self, number: int, found: int, crc: int) -> DamagedShard:
+        """What is wrong with a sample whose fields hold `found` bytes."""
+        expected = sum(ends[number] - begins[number] for begins, ends in self._fields)
+        if found != expected:
+            what = f"{found} bytes, expected {expected}; the shard is cut"
+        else:
+            what = f"crc32c is {crc:08x}, expected {self._crcs[number]:08x}; the shard is damaged"
+        return DamagedShard(f"{self.named(number)}: {what}, fetch or rebuild it")
+
+    def renamed(self, number: int, error: ShardsetError) -> ShardsetError:
+        """A failure of ours with shard, key and offset."""
+        return type(error)(f"{self.named(number)}: {error}")
+
+    def named(self, number: int) -> str:
+        """A sample by shard, key and offset."""
+        return self.table.named(self.addresses[number])
 
 
 class Reads(Protocol):
@@ -214,12 +283,12 @@ class Reads(Protocol):
         """Bytes that storage has sent so far, without indexes."""
         ...
 
-    def tickets(self, epoch: int, slots: Slots, addresses: Sequence[Address]) -> list[Ticket]:
+    def tickets(self, epoch: int, slots: Slots, addresses: Addresses) -> Tickets:
         """One ticket for each slot of a step."""
         ...
 
-    def alone(self, address: Address) -> Ticket:
-        """A ticket for a sample outside the order of the steps."""
+    def alone(self, addresses: Addresses) -> Tickets:
+        """Tickets for samples outside the order of the steps."""
         ...
 
     def has_room(self) -> bool:
@@ -257,26 +326,22 @@ def open_reads(order: Order, table: ShardTable, budget_bytes: int, cache: BlockC
 
 
 class LocalReads:
-    """One `pread` a sample: `mmap` would save 1 to 3 microseconds, but turn a file cut under us into a SIGBUS."""
+    """One `pread` a sample: `mmap` would save half a microsecond, but turn a file cut under us into a SIGBUS."""
 
     def __init__(self, table: ShardTable) -> None:
         self.table = table
-        self._num_bytes_read = 0
-        self._files: OrderedDict[int, _File] = OrderedDict()
+        self.num_bytes_read = 0
+        """See Reads. Threads may count over each other: a lower bound."""
+        self.files: OrderedDict[int, _File] = OrderedDict()
         self._lock = threading.Lock()
 
-    @property
-    def num_bytes_read(self) -> int:
-        """See Reads. Threads may count over each other: a lower bound."""
-        return self._num_bytes_read
-
-    def tickets(self, epoch: int, slots: Slots, addresses: Sequence[Address]) -> list[Ticket]:
+    def tickets(self, epoch: int, slots: Slots, addresses: Addresses) -> Tickets:
         """See Reads."""
-        return [LocalTicket(self, address) for address in addresses]
+        return LocalTickets(self, addresses)
 
-    def alone(self, address: Address) -> Ticket:
+    def alone(self, addresses: Addresses) -> Tickets:
         """See Reads."""
-        return LocalTicket(self, address)
+        return LocalTickets(self, addresses)
 
     def has_room(self) -> bool:
         """Always: nothing is held."""
@@ -284,38 +349,46 @@ class LocalReads:
 
     def close(self) -> None:
         """Closes the files that are not being read."""
-        self._files.clear()
-
-    def read(self, address: Address) -> bytes:
-        """The bytes of a sample, unchecked."""
-        data = os.pread(self.file(address.shard).fd, address.stop - address.start, address.start)
-        self._num_bytes_read += len(data)
-        return data
+        self.files.clear()
 
     def file(self, shard: int) -> "_File":
         """The open file of a shard, whole as its manifest says."""
         with self._lock:
-            file = self._files.get(shard)
+            file = self.files.get(shard)
             if file is None:
-                file = self._files[shard] = _File(self.table, shard)
-            if len(self._files) > MAX_OPEN_FILES:
-                self._files.popitem(last=False)
+                file = self.files[shard] = _File(self.table, shard)
+            if len(self.files) > MAX_OPEN_FILES:
+                self.files.popitem(last=False)
         return file
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTicket:
-    """A sample on a local disk."""
+class LocalTickets(Tickets):
+    """Samples on a local disk."""
 
-    reads: LocalReads
-    address: Address
+    def __init__(self, reads: LocalReads, addresses: Addresses) -> None:
+        super().__init__(reads.table, addresses)
+        self.reads = reads
+        self._shards = addresses.shards.tolist()
 
-    def take(self) -> bytes:
-        """See Ticket."""
-        where = self.reads.table.where(self.address.shard)
-        with _naming(self.address, where):
-            data = self.reads.read(self.address)
-        return check_sample(data, self.address, where)
+    def contents(self, start: int, stop: int) -> Iterator[Contents]:
+        """See Tickets."""
+        # Of a small sample a microsecond counts: nothing is looked up or called that may be known before.
+        reads, pread, checked, fields = self.reads, os.pread, self.checked, self._fields
+        samples = zip(self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True)
+        for number, (shard, begin, size) in enumerate(samples, start):
+            file = reads.files.get(shard) or self._opened(number, shard)
+            reads.num_bytes_read += size
+            if size > SMALL_BYTES:  # a field of its own is handed out as it was read; a small one costs less to copy
+                yield checked(number, [pread(file.fd, b - a, a) for a, b in self.places(number, begin)])
+            else:
+                data = pread(file.fd, size, begin)
+                yield checked(number, [data[begins[number] : ends[number]] for begins, ends in fields])
+
+    def _opened(self, number: int, shard: int) -> "_File":
+        try:
+            return self.reads.file(shard)
+        except ShardsetError as error:
+            raise self.renamed(number, error) from error
 
 
 class _File:
@@ -468,7 +541,7 @@ class CachedReader:
             self._threads.submit(lambda: self._read(result, wanted))
         else:
             index = self.table.index(shard)
-            start, stop = index.starts.item(span[0]), index.stops.item(span[1] - 1)
+            start, stop = index.start(span[0]), index.stop(span[1] - 1)
             self._fetch(result, wanted, _Samples(shard, *span, start, stop))
         return result
 
@@ -560,22 +633,24 @@ class BlockReads:
         """Bytes that storage has sent so far."""
         return self.reader.num_bytes_read
 
-    def tickets(self, epoch: int, slots: Slots, addresses: Sequence[Address]) -> list[Ticket]:
+    def tickets(self, epoch: int, slots: Slots, addresses: Addresses) -> Tickets:
         """See Reads."""
         if not self._begun:
-            return self._begin(addresses)
+            self._begun = True
+            self._first_left = len(addresses)
+            return self.alone(addresses)
         self._first_taken.wait()
         pieces = self.order.reads(epoch, slots.lanes, slots.positions)
-        tickets = [
-            self._ticket(epoch, slots, pieces, slot, address) if slots.weights[slot] else self.alone(address)
+        blocks = [
+            self._piece(epoch, slots, pieces, slot, address) if slots.weights[slot] else self._single(address)
             for slot, address in enumerate(addresses)
         ]
         self._close_passed(epoch, int(slots.rows.max()) + 1)
-        return tickets
+        return BlockTickets(self, addresses, blocks)
 
-    def alone(self, address: Address) -> Ticket:
+    def alone(self, addresses: Addresses) -> Tickets:
         """See Reads."""
-        return BlockTicket(self, self._block(address.shard, address.start, address.stop, num_samples=1), address)
+        return BlockTickets(self, addresses, [self._single(address) for address in addresses])
 
     def has_room(self) -> bool:
         """See Reads."""
@@ -595,25 +670,24 @@ class BlockReads:
         if self._first_left <= 0:
             self._first_taken.set()
 
-    def _begin(self, addresses: Sequence[Address]) -> list[Ticket]:
-        self._begun = True
-        self._first_left = len(addresses)
-        return [self.alone(address) for address in addresses]
-
-    def _ticket(self, epoch: int, slots: Slots, pieces: Pieces, slot: int, address: Address) -> Ticket:
+    def _piece(self, epoch: int, slots: Slots, pieces: Pieces, slot: int, address: Address) -> "_Block":
+        """The block of the order that brings the sample of a slot."""
         lane, first = slots.lanes.item(slot), pieces.first.item(slot)
         name = (epoch, lane, first)
         block = self._open.get(name)
         if block is None:
             index = self.table.index(address.shard)
-            start, stop = index.starts.item(pieces.start.item(slot)), index.stops.item(pieces.stop.item(slot) - 1)
+            start, stop = index.start(pieces.start.item(slot)), index.stop(pieces.stop.item(slot) - 1)
             block = self._open[name] = self._block(
                 address.shard, start, stop, num_samples=pieces.num_samples.item(slot)
             )
             last = first + pieces.num_samples.item(slot) - 1 - int(self.order.lane_starts(np.array(lane)))
             heapq.heappush(self._closing, (epoch, last + max(1, self.order.window), name))
         block.num_asked += 1
-        return BlockTicket(self, block, address)
+        return block
+
+    def _single(self, address: Address) -> "_Block":
+        return self._block(address.shard, address.start, address.stop, num_samples=1)
 
     def _block(self, shard: int, start: int, stop: int, *, num_samples: int) -> "_Block":
         with self._lock:
@@ -648,32 +722,38 @@ class _Block:
     num_taken: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTicket:
-    """A sample in a block."""
+class BlockTickets(Tickets):
+    """Samples in blocks."""
 
-    reads: BlockReads
-    block: _Block
-    address: Address
+    def __init__(self, reads: BlockReads, addresses: Addresses, blocks: "list[_Block]") -> None:
+        super().__init__(reads.table, addresses)
+        self.reads, self._blocks = reads, blocks
 
-    def take(self) -> bytes:
-        """See Ticket."""
-        where = self.reads.table.where(self.address.shard)
+    def contents(self, start: int, stop: int) -> Iterator[Contents]:
+        """See Tickets."""
+        return map(self._content, range(start, stop))
+
+    def _content(self, number: int) -> Contents:
+        block = self._blocks[number]
         try:
-            with _naming(self.address, where):
-                data = self.block.data.result()
+            data = block.data.result()
+        except ShardsetError as error:
+            raise self.renamed(number, error) from error
         finally:
-            self.reads.taken(self.block)
-        begin = self.address.start - self.block.start
-        sample = data[begin : begin + self.address.stop - self.address.start]
+            self.reads.taken(block)
         try:
-            return check_sample(sample, self.address, where)
+            return self._cut(number, data, self.starts[number] - block.start)
         except DamagedShard as error:
             _log.warning("%s; asking for it once more, in case it was the wire or the cache", error)
-        with _naming(self.address, where):
-            place = self.address.shard, self.address.start, self.address.stop
-            again = self.reads.reader.submit(*place, fresh=True).result()
-        return check_sample(again, self.address, where)
+        address = self.addresses[number]
+        try:
+            again = self.reads.reader.submit(address.shard, address.start, address.stop, fresh=True).result()
+        except ShardsetError as error:
+            raise self.renamed(number, error) from error
+        return self._cut(number, again, 0)
+
+    def _cut(self, number: int, data: bytes, start: int) -> Contents:
+        return self.checked(number, [data[begin:end] for begin, end in self.places(number, start)])
 
 
 _FREED: "Future[bytes]" = Future()
@@ -699,24 +779,29 @@ def _check_size(table: ShardTable, number: int, num_bytes: int) -> None:
         )
 
 
-def _columns(index: np.ndarray, shard: Shard, fields: Sequence[str], where: str) -> ShardIndex:
-    if len(index) != shard.num_samples or index_fields(index) != list(fields):
-        raise DamagedShard(
-            f"{where}: {len(index)} records with fields {index_fields(index)}, expected {shard.num_samples} with "
-            f"{list(fields)}; rebuild shard {shard.path} with --only-shards"
-        )
+def _packed(index: np.ndarray, shard: Shard, fields: Sequence[str], where: str, *, with_keys: bool) -> ShardIndex:
+    """What reading needs of an index; raises DamagedShard if it points outside of its shard."""
     offsets = np.stack([index[f".{name}"]["offset"] for name in fields], axis=1).astype(np.int64)
     sizes = np.stack([index[f".{name}"]["num_bytes"] for name in fields], axis=1).astype(np.int64)
     starts = np.where(offsets > 0, offsets, shard.num_bytes).min(axis=1)
     stops = (offsets + sizes).max(axis=1)
     if (offsets < 0).any() or (sizes < 0).any() or (starts > stops).any() or stops.max() > shard.num_bytes:
         raise DamagedShard(f"{where}: it points outside shard {shard.path} of {shard.num_bytes} bytes; rebuild it")
-    return ShardIndex(
-        keys=index["key"].copy(),
-        labels=index["label"].astype(np.int64),
-        crcs=index["crc32c"].astype(np.int64),
-        starts=starts,
-        stops=stops,
-        offsets=offsets,
-        sizes=sizes,
-    )
+    labels = index["label"]
+    is_small = shard.num_bytes < 1 << 31 and labels.min() >= -(1 << 31) and labels.max() < 1 << 31
+    rows = np.empty((len(index), _PLACES + 2 * len(fields)), dtype=np.int32 if is_small else np.int64)
+    rows[:, _START], rows[:, _CRC], rows[:, _LABEL] = starts, index["crc32c"].view(np.int32), labels
+    rows[:, _PLACES : _PLACES + len(fields)] = np.where(offsets > 0, offsets - starts[:, None], _NOWHERE)
+    rows[:, _PLACES + len(fields) :] = sizes
+    return ShardIndex(rows, index["key"].copy() if with_keys else None)
+
+
+def _stops(rows: np.ndarray) -> np.ndarray:
+    """Where the last fields of samples end."""
+    offsets, sizes = np.split(rows[:, _PLACES:].astype(np.int64), 2, axis=1)
+    return rows[:, _START] + (offsets + sizes).max(axis=1)
+
+
+def _unordered(offsets: np.ndarray) -> bool:
+    """Whether in any sample the fields stand in another order than the columns."""
+    return bool((np.diff(offsets, axis=1) < 0).any())

@@ -30,14 +30,7 @@ from shardset.storage import LocalStorage
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.cache import DecodedCache
 from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, draws, pad_crop
-from trainer.fetch import (
-    Address,
-    Reads,
-    ShardTable,
-    Ticket,
-    named,
-    open_reads,
-)
+from trainer.fetch import SMALL_BYTES, Addresses, Contents, Reads, ShardTable, Tickets, open_reads
 
 SLICES_PER_THREAD = 4
 MAX_STEPS_AT_ONCE = 64
@@ -101,7 +94,7 @@ class Stream:
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self.prefetch = prefetch
         self.num_bytes_read = 0
-        self.table = ShardTable(storage, self.split)
+        self.table = ShardTable(storage, self.split, with_keys=with_key)
         if disk_cache is not None and isinstance(storage, LocalStorage):
             raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
         self.disk_cache = None if disk_cache is None else BlockCache(disk_cache, self.split)
@@ -178,7 +171,7 @@ class Stream:
         """(epoch, step) at which to go on; raises ConfigError naming what differs from this stream."""
         return self.order.resume(state, self.manifest.digest)
 
-    def addresses(self, ids: np.ndarray) -> list[Address]:
+    def addresses(self, ids: np.ndarray) -> Addresses:
         """Where samples are stored, by id."""
         shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
         return self.table.addresses(shards, ids - self.order.first_ids[shards])
@@ -191,13 +184,12 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One step as planned: what stands in its slots and the promises of their bytes; none if all of it is cached."""
+    """One step as planned: what stands in its slots and the promises of their bytes; None if all of it is cached."""
 
     epoch: int
     step: int
     slots: Slots
-    addresses: list[Address]
-    tickets: list[Ticket]
+    tickets: Tickets | None
     drawn: np.ndarray
 
 
@@ -215,6 +207,10 @@ class _Failure:
     error: BaseException
 
 
+_Job = tuple[str, Callable[[], None], "queue.Queue[Any]"]
+"""The name of a thread, what it does, and the queue in which its failure or its end is told."""
+
+
 class _Pipeline:
     """The threads of one run over a stream: plan -> hand out -> decode -> whoever iterates."""
 
@@ -225,10 +221,16 @@ class _Pipeline:
         self._stopped = threading.Event()
         self._planned: queue.Queue[_Step | _Failure | None] = queue.Queue(READ_AHEAD)
         self._begun: queue.Queue[_Work | _Failure | None] = queue.Queue(max(1, stream.prefetch))
+        self._parts = SLICES_PER_THREAD * stream.num_threads if stream.image is not None else 1
+        self._columns = [(name, stream.split.fields.index(name)) for name in stream.fields]
+        self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in IMAGE_FIELDS]
         self._pool = ThreadPoolExecutor(stream.num_threads, "shardset-decode", initializer=_one_opencv_thread)
+        jobs: list[_Job] = [("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun)]
+        if _is_quick(stream):
+            jobs = [("fill", self._plan_and_fill, self._begun)]
         self._threads = [
             threading.Thread(target=self._guard, args=(work, out), name=f"shardset-{name}", daemon=True)
-            for name, work, out in (("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun))
+            for name, work, out in jobs
         ]
 
     def __enter__(self) -> "_Pipeline":
@@ -261,25 +263,42 @@ class _Pipeline:
             self._offer(out, None)
 
     def _plan(self) -> None:
+        for plan in self._plans():
+            self._offer(self._planned, plan)
+
+    def _plan_and_fill(self) -> None:
+        for plan in self._plans():
+            batch = _empty_batch(self.stream, plan)
+            self._fill(batch, plan, 0, len(plan.slots.ids))
+            self._offer(self._begun, _Work(plan, batch, []))
+
+    def _plans(self) -> Iterator[_Step]:
         for epoch, steps in self._spans:
             for start, stop in _growing(steps, max(1, self.stream.order.window // self.stream.order.items)):
                 part = self.stream.part
                 slots = self.stream.order.slots(epoch, range(start, stop), part.start, part.stop)
-                for step in (step for step in range(start, stop) if step in steps):
+                own = [step for step in range(start, stop) if step in steps]
+                addresses = self._addresses(slots.ids[[step - start for step in own]])
+                for number, step in enumerate(own):
                     self._wait_for_room()
                     if self._stopped.is_set():
                         return
-                    self._offer(self._planned, self._plan_step(epoch, step, slots[step - start]))
+                    place = addresses and addresses.part(number * len(part), (number + 1) * len(part))
+                    yield self._plan_step(epoch, step, slots[step - start], place)
 
-    def _plan_step(self, epoch: int, step: int, slots: Slots) -> _Step:
+    def _addresses(self, ids: np.ndarray) -> Addresses | None:
+        """Where the samples of several steps are stored, every index looked into once; None if all are cached."""
+        cache = self.stream.cache
+        return None if cache is not None and cache.holds(ids) else self.stream.addresses(ids.ravel())
+
+    def _plan_step(self, epoch: int, step: int, slots: Slots, addresses: Addresses | None) -> _Step:
         stream = self.stream
-        cached = stream.cache is not None and stream.cache.holds(slots.ids)
-        addresses = [] if cached else stream.addresses(slots.ids)
+        cached = addresses is None or (stream.cache is not None and stream.cache.holds(slots.ids))
         drawn = np.zeros((len(slots.ids), 0))
         if stream.image is not None and stream.image.is_random and stream.seed is not None:
             drawn = draws(stream.image, stream.seed, epoch, slots.rows, slots.lanes)
-        tickets = [] if cached else self.reads.tickets(epoch, slots, addresses)
-        return _Step(epoch, step, slots, addresses, tickets, drawn)
+        tickets = None if addresses is None or cached else self.reads.tickets(epoch, slots, addresses)
+        return _Step(epoch, step, slots, tickets, drawn)
 
     def _wait_for_room(self) -> None:
         """Waits while the budget is full and a planned step can still empty it."""
@@ -294,46 +313,54 @@ class _Pipeline:
 
     def _begin(self, plan: _Step) -> _Work:
         batch = _empty_batch(self.stream, plan)
-        if self.stream.cache is not None and not plan.tickets:
+        if self.stream.cache is not None and plan.tickets is None:
             job = self._pool.submit(self.stream.cache.crop, batch["image"], plan.slots.ids, plan.drawn)
             return _Work(plan, batch, [job])
         size = len(plan.slots.ids)
-        cuts = np.linspace(0, size, min(size, SLICES_PER_THREAD * self.stream.num_threads) + 1).astype(int).tolist()
+        cuts = np.linspace(0, size, min(size, self._parts) + 1).astype(int).tolist()
         parts = [self._pool.submit(self._fill, batch, plan, a, b) for a, b in itertools.pairwise(cuts)]
         return _Work(plan, batch, parts)
 
     def _fill(self, batch: Batch, plan: _Step, start: int, stop: int) -> None:
-        for slot in range(start, stop):
-            if self._stopped.is_set():
-                return
+        assert plan.tickets is not None
+        slot = start
+        while slot < stop and not self._stopped.is_set():
             try:
-                self._fill_slot(batch, plan, slot, plan.addresses[slot], plan.tickets[slot])
+                for contents in plan.tickets.contents(slot, stop):
+                    self._fill_slot(batch, plan, slot, contents, plan.tickets, slot)
+                    slot += 1
+                    if self._stopped.is_set():
+                        return
             except (DamagedShard, UndecodableImage) as error:
                 self._treat(batch, plan, slot, error)
+                slot += 1
 
-    def _fill_slot(self, batch: Batch, plan: _Step, slot: int, address: Address, ticket: Ticket) -> None:
-        data = ticket.take()
-        stream = self.stream
-        for name in stream.fields:
-            batch[name][slot] = _content(data, address, {name})
-        if stream.image is None:
+    def _fill_slot(
+        self, batch: Batch, plan: _Step, slot: int, contents: Contents, tickets: Tickets, number: int
+    ) -> None:
+        for name, column in self._columns:
+            batch[name][slot] = contents[column]
+        if self.stream.image is None:
             return
-        image = _content(data, address, IMAGE_FIELDS)
-        where = named(address, stream.table.where(address.shard))
+        image = next((contents[column] for column in self._image_columns if contents[column] is not None), None)
         if image is None:
-            raise UndecodableImage(f"{where}: it has no image among {[name for name, _, _ in address.fields]}")
+            found = [name for name, one in zip(self.stream.split.fields, contents, strict=True) if one is not None]
+            raise UndecodableImage(f"{tickets.named(number)}: it has no image among {found}")
         try:
-            self._decode(batch["image"][slot], image, stream.image, plan.drawn[slot], address)
+            self._decode(batch["image"][slot], image, self.stream.image, plan.drawn[slot], tickets.addresses, number)
         except UndecodableImage as error:
-            raise UndecodableImage(f"{where}: {error}") from error
+            raise UndecodableImage(f"{tickets.named(number)}: {error}") from error
 
-    def _decode(self, row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray, address: Address) -> None:
+    def _decode(
+        self, row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray, addresses: Addresses, number: int
+    ) -> None:
         cache = self.stream.cache
         if cache is None:
             decode_into(row, data, spec, drawn)
             return
-        image = decode(data)
-        cache.put(self.stream.order.first_ids.item(address.shard) + address.position, image, address.label)
+        image, address = decode(data), addresses[number]
+        first = self.stream.order.first_ids.item(address.shard)
+        cache.put(first + address.position, image, addresses.labels.item(number))
         pad_crop(row, image, cache.padding, drawn)
 
     def _treat(self, batch: Batch, plan: _Step, slot: int, error: DamagedShard | UndecodableImage) -> None:
@@ -348,17 +375,17 @@ class _Pipeline:
     def _substitute(self, batch: Batch, plan: _Step, slot: int, error: Exception) -> None:
         """The next sample of the same lane (of its last row, the one before): the same for any world size."""
         row = plan.slots.rows.item(slot)
-        for other in _neighbours(row, self.stream.order.num_rows):
+        for near in _neighbours(row, self.stream.order.num_rows):
             lane = plan.slots.lanes[slot : slot + 1]
-            positions, _ = self.stream.order.positions(plan.epoch, lane, other, other + 1)
+            positions, _ = self.stream.order.positions(plan.epoch, lane, near, near + 1)
             found = self.stream.order.ids(plan.epoch, positions.ravel())
-            address = self.stream.addresses(found)[0]
+            other = self.reads.alone(self.stream.addresses(found))
             try:
-                self._fill_slot(batch, plan, slot, address, self.reads.alone(address))
+                self._fill_slot(batch, plan, slot, other.take(0), other, 0)
             except (DamagedShard, UndecodableImage) as again:
                 _log.warning("the substitute is bad too: %s", again)
                 continue
-            _put(batch, slot, found.item(), address)
+            _put(batch, slot, found.item(), other.addresses)
             return
         raise error
 
@@ -394,23 +421,22 @@ def _empty_batch(stream: Stream, plan: _Step) -> Batch:
         batch["image"] = np.empty((len(plan.slots.ids), stream.image.size, stream.image.size, 3), dtype=np.uint8)
         if stream.image.flip:
             batch["flip"] = plan.drawn[:, 0] < 0.5
-    if stream.with_key:
-        batch["key"] = [address.key for address in plan.addresses]
-    return batch | {name: [None] * len(plan.addresses) for name in stream.fields}
+    if plan.tickets is not None and plan.tickets.addresses.keys is not None:
+        batch["key"] = list(plan.tickets.addresses.keys)
+    return batch | {name: [None] * len(plan.slots.ids) for name in stream.fields}
 
 
 def _labels(cache: DecodedCache | None, plan: _Step) -> np.ndarray:
-    if cache is not None and not plan.addresses:
-        return cache.labels[plan.slots.ids]
-    return np.array([address.label for address in plan.addresses], dtype=np.int64)
+    if plan.tickets is not None:
+        return plan.tickets.addresses.labels
+    assert cache is not None, "only what is cached needs no ticket"
+    return cache.labels[plan.slots.ids]
 
 
-def _content(data: bytes, address: Address, names: frozenset[str] | set[str]) -> bytes | None:
-    """The content of the sample's first field among `names`."""
-    for name, offset, size in address.fields:
-        if name in names:
-            return data[offset : offset + size]
-    return None
+def _is_quick(stream: Stream) -> bool:
+    """Whether a sample takes less than handing Python from thread to thread does: then one thread does it all."""
+    is_small = stream.stored_bytes <= SMALL_BYTES * stream.split.num_samples
+    return stream.image is None and is_small and isinstance(stream.table.storage, LocalStorage)
 
 
 def _blank(batch: Batch, slot: int) -> None:
@@ -419,10 +445,10 @@ def _blank(batch: Batch, slot: int) -> None:
         batch["image"][slot] = 0
 
 
-def _put(batch: Batch, slot: int, id_: int, address: Address) -> None:
-    batch["id"][slot], batch["label"][slot] = id_, address.label
-    if "key" in batch:
-        batch["key"][slot] = address.key
+def _put(batch: Batch, slot: int, id_: int, found: Addresses) -> None:
+    batch["id"][slot], batch["label"][slot] = id_, found.labels.item(0)
+    if found.keys is not None:
+        batch["key"][slot] = found.keys[0]
 
 
 def _neighbours(row: int, num_rows: int) -> Iterator[int]:

@@ -4,18 +4,20 @@ import uuid
 from concurrent.futures import CancelledError, wait
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardset.budget import INDEX_BYTES
 from shardset.errors import DamagedShard, NotFound, PreconditionFailed, TransientError
 from shardset.manifest import load
 from shardset.order import Order
 from shardset.storage import MemoryStorage, Stat, open_storage
 from shardset.tarindex import StoredSample
 from tests.makers.shardset import png_samples, put, write_shard_set
-from trainer.fetch import BlockReads, LocalReads, RemoteReader, ShardTable, check_sample, open_reads
+from trainer.fetch import SMALL_BYTES, BlockReads, LocalReads, RemoteReader, ShardTable, open_reads
 
 NUM_SAMPLES = 60
 
@@ -56,29 +58,49 @@ def order_of(split, **options):
     return Order(shard_sizes=[shard.num_samples for shard in split.shards], **{**choices, **options})
 
 
+def addresses_of(table, order, ids):
+    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
+    return table.addresses(shards, ids - order.first_ids[shards])
+
+
 def drain(reads, table, order, *, epoch=0, start=0, rank=0, world=1):
-    """All bytes of an epoch, by id."""
+    """The fields of all samples of an epoch, by id."""
     found = {}
     for step in range(start, order.num_batches):
         slots = order.rank_slots(epoch, step, rank, world)
-        shards = np.searchsorted(order.first_ids, slots.ids, side="right") - 1
-        addresses = [
-            table.address(shard, id_ - order.first_ids[shard]) for shard, id_ in zip(shards, slots.ids, strict=True)
-        ]
-        for id_, ticket in zip(slots.ids, reads.tickets(epoch, slots, addresses), strict=True):
-            found[int(id_)] = ticket.take()
+        tickets = reads.tickets(epoch, slots, addresses_of(table, order, slots.ids))
+        found |= {id_: tickets.take(number) for number, id_ in enumerate(slots.ids.tolist())}
     return found
 
 
 def test_a_table_knows_every_sample(watched):
     storage, split = watched
-    table = ShardTable(storage, split)
-    address = table.address(1, 4)
-    assert (address.key, address.label) == ("train-000024", 4)
-    assert [name for name, _, _ in address.fields] == ["png", "cls"]
+    found = ShardTable(storage, split, with_keys=True).addresses(np.array([1, 0]), np.array([4, 7]))
+    assert (found.keys, found.labels.tolist()) == (["train-000024", "train-000007"], [4, 7])
+    address = found[0]
     data = storage.read(split.shards[1].path, address.start, address.stop)
-    assert check_sample(data, address, "here") == data
-    assert data[address.fields[1][1] :] == b"4"
+    assert data.startswith(b"\x89PNG")
+    assert data.endswith(b"4")
+
+
+def test_a_table_names_a_sample_though_it_keeps_no_keys(watched):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    found = table.addresses(np.array([1]), np.array([4]))
+    assert found.keys is None
+    assert (
+        table.named(found[0]) == f"{storage.url}/train/train-000001.tar: sample 'train-000024' at byte {found[0].start}"
+    )
+
+
+def test_an_index_holds_four_bytes_a_number_and_eight_where_they_are_needed(watched):
+    storage, split = watched
+    small = ShardTable(storage, split).index(0)
+    assert small.num_bytes == INDEX_BYTES * 20
+    large = msgspec.structs.replace(split.shards[0], num_bytes=1 << 40)
+    wide = ShardTable(storage, msgspec.structs.replace(split, shards=(large, *split.shards[1:]))).index(0)
+    assert wide.num_bytes == 2 * small.num_bytes
+    assert wide.rows.tolist() == small.rows.tolist()
 
 
 def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_path):
@@ -89,10 +111,23 @@ def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_pa
     write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
     manifest, storage = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
-    found = table.address(0, 1)
-    data = storage.read("train/train-000000.tar", found.start, found.stop)
-    assert [name for name, _, _ in found.fields] == ["png", "cls"]
-    assert check_sample(data, found, "here").startswith(b"BB")
+    assert table.split.fields == ["jpg", "cls", "png"]
+    tickets = LocalReads(table).alone(table.addresses(np.array([0, 0]), np.array([1, 0])))
+    assert [tickets.take(0), tickets.take(1)] == [[None, b"2", b"BB"], [b"A", b"1", None]]
+
+
+@pytest.mark.parametrize("num_bytes", [SMALL_BYTES // 2, 2 * SMALL_BYTES])
+def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path, num_bytes):
+    content = bytes(range(256)) * (num_bytes // 256)
+    sample = StoredSample(key="a", fields=(("jpg", content), ("json", b""), ("cls", b"1")), label=1, source=0)
+    write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1)
+    manifest, storage = load(str(tmp_path))
+    table = ShardTable(storage, manifest.split("train"))
+    assert LocalReads(table).alone(table.addresses(np.array([0]), np.array([0]))).take(0) == [content, b"", b"1"]
+    path = tmp_path / "train" / "train-000000.tar"
+    path.write_bytes(path.read_bytes().replace(content[-9:], b"different"))
+    with pytest.raises(DamagedShard, match="sample 'a' at byte 512: crc32c is"):
+        LocalReads(table).alone(table.addresses(np.array([0]), np.array([0]))).take(0)
 
 
 def test_an_index_is_read_once_while_it_fits_its_budget(watched):
@@ -123,7 +158,7 @@ def test_blocks_bring_every_sample_and_end_up_empty(watched, lanes, world):
         reads.close()
     assert sorted(found) == list(range(NUM_SAMPLES))
     assert all(
-        data[table.address(*divmod(id_, 20)).fields[1][1] :] == str(id_ % 10).encode() for id_, data in found.items()
+        image.startswith(b"\x89PNG") and label == str(id_ % 10).encode() for id_, (image, label) in found.items()
     )
 
 
@@ -150,8 +185,7 @@ def test_an_epoch_reads_little_more_than_what_is_stored(watched):
     table, order = ShardTable(storage, split), order_of(split)
     reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
     drain(reads, table, order)
-    addresses = [table.address(*divmod(id_, 20)) for id_ in order.batch(0, 0).ids.tolist()]
-    first = sum(address.stop - address.start for address in addresses)
+    first = sum(address.stop - address.start for address in addresses_of(table, order, order.batch(0, 0).ids))
     stored = sum(shard.num_bytes for shard in split.shards)
     assert reads.num_bytes_read <= stored + first
     reads.close()
@@ -164,9 +198,9 @@ def test_before_the_first_batch_only_its_own_samples_are_read(watched):
         table.index(shard)
     reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
     slots = order.batch(0, 0)
-    addresses = [table.address(*divmod(int(id_), 20)) for id_ in slots.ids]
-    for ticket in reads.tickets(0, slots, addresses):
-        ticket.take()
+    addresses = addresses_of(table, order, slots.ids)
+    tickets = reads.tickets(0, slots, addresses)
+    assert len(list(tickets.contents(0, len(slots.ids)))) == len(slots.ids)
     assert reads.num_bytes_read == sum(address.stop - address.start for address in addresses)
     reads.close()
 
@@ -177,10 +211,9 @@ def test_what_blocks_hold_is_counted_against_the_budget(watched):
     reads = BlockReads(order, table, RemoteReader(table), 1)
     assert reads.has_room()
     slots = order.batch(0, 0)
-    tickets = reads.tickets(0, slots, [table.address(*divmod(int(id_), 20)) for id_ in slots.ids])
+    tickets = reads.tickets(0, slots, addresses_of(table, order, slots.ids))
     assert not reads.has_room()
-    for ticket in tickets:
-        ticket.take()
+    assert len(list(tickets.contents(0, len(slots.ids)))) == len(slots.ids)
     assert reads.has_room()
     reads.close()
 
@@ -283,9 +316,8 @@ def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path, monkey
     found = {}
     for step in range(order.num_batches):
         slots = order.batch(0, step)
-        addresses = [table.address(*divmod(int(id_), 10)) for id_ in slots.ids]
-        tickets = reads.tickets(0, slots, addresses)
-        found |= {int(id_): ticket.take() for id_, ticket in zip(slots.ids, tickets, strict=True)}
-        assert len(reads._files) <= 2
+        tickets = reads.tickets(0, slots, addresses_of(table, order, slots.ids))
+        found |= {id_: tickets.take(number) for number, id_ in enumerate(slots.ids.tolist())}
+        assert len(reads.files) <= 2
     assert sorted(found) == list(range(60))
     reads.close()
