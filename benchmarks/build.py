@@ -169,7 +169,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "machine": environment.machine(),
         "commit": environment.commit(),
         "folder": str(args.folder),
-        "load": f"Other work ran on the machine too: load {os.getloadavg()[2]:.0f} in the last 15 minutes of the runs.",
+        "load": f"Before the first run of the last call the machine's load was {os.getloadavg()[0]:.1f} (one minute).",
         **environment.versions(sys.executable, ours),
         **environment.versions(environment.peers_python(), peers),
     }
