@@ -210,8 +210,9 @@ def _add_plan(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser
     plan.set_defaults(run=_plan)
     plan.add_argument("manifest", metavar="MANIFEST", nargs="?", help="of a set that stands, or its folder")
     raw = plan.add_argument_group("before a build: a listing, or bare numbers")
-    raw.add_argument("--source", help="the raw format, as for build: folder, listing, imagenet (class folders)")
-    raw.add_argument("--input", metavar="PATH", help="local or gs://; names and sizes are listed, nothing is read")
+    raw.add_argument("--source", help="the raw format, as for build")
+    raw.add_argument("--input", metavar="PATH", 
+                     help="local or gs://; listed, and a little read of archives (docs/plan.md)")  # fmt: skip
     raw.add_argument("--holdout", type=_shares, default={}, metavar="SPLIT=FRACTION", help="as for build")
     raw.add_argument("--samples", type=_numbers, default={}, metavar="N", help="images, or SPLIT=N,SPLIT=N")
     raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")

@@ -1,29 +1,29 @@
-"""What a shard set is or will be, without reading samples: from its manifest, from a listing of raw files, or from
-bare numbers.
+"""What a shard set is or will be, without reading it through: from its manifest, from the raw input, or from bare
+numbers.
 """
 
 import io
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
-from pipelines import planning, sources
+from pipelines import archives, planning, sources
+from pipelines.archives import Found
 from pipelines.assigning import refuse_unknown_splits
 from pipelines.config import BuildConfig
-from pipelines.forecast import Raw, StoredSet, StoredSplit
-from pipelines.indexing import fields_of
+from pipelines.counting import Counted, digits, of_mean, spread
+from pipelines.forecast import Assumption, Raw, StoredSet, StoredSplit
 from pipelines.planning import SplitPlan
-from pipelines.sources.base import Extent, RawSample, Rejected
+from pipelines.sources.base import Rejected
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, SourceError
 from shardset.manifest import Split
 from shardset.storage import Stat, Storage
-from shardset.tarindex import BLOCK, END, index_dtype
+from shardset.tarindex import END, index_dtype
 
 MANIFEST_BYTES = 1_100
 """About what a manifest holds beside shards and classes."""
@@ -31,6 +31,7 @@ SHARD_ENTRY_BYTES = 395
 CLASS_ENTRY_BYTES = 55
 GUESSED_KEY_BYTES = 16
 GUESSED_UNIT = 1_000
+_GUESSED = f"images are JPEGs of the given mean size, each with a label and a key of {GUESSED_KEY_BYTES} letters"
 
 
 def from_manifest(url: str) -> StoredSet:
@@ -42,35 +43,46 @@ def from_manifest(url: str) -> StoredSet:
         manifest_bytes=len(manifests.to_json(manifest)),
         num_classes=len(manifest.classes),
         raw=None,
-        exact=True,
     )
 
 
 def from_listing(config: BuildConfig) -> StoredSet:
-    """What `build` would make of its input if every image is good, by names and sizes alone.
+    """What `build` would make of its input if every image is good: by names and sizes, of archives by `archives.look`.
 
     Raises ConfigError for a source that has to be read to know its samples.
     """
-    source: Any = sources.open_source(config)
-    survey = source.survey()
-    listed = replace(source, input=_Listed(source.input, config))
-    found: dict[str, _Counted] = {}
-    for unit in survey.units:
-        for sample in listed.index(unit, _NoSpool(config)):
-            if not isinstance(sample, Rejected):
-                found.setdefault(sample.split, _Counted()).add(sample)
-    if not found:
+    source = sources.open_source(config)
+    found = archives.look(source) or _listed(source, config)
+    if not any(counted.num_samples for counted in found.splits.values()):
         raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
-    num_samples = sum(counted.num_samples for counted in found.values())
-    num_classes = len(survey.classes) if survey.classes else 1 + max(max(each.strata) for each in found.values())
-    splits = _planned_splits(config, found)
+    splits = _planned_splits(config, found.splits)
     return StoredSet(
         title=f"{config.source}: {config.input}",
         splits=splits,
-        manifest_bytes=_manifest_bytes(splits, num_classes),
-        num_classes=num_classes,
-        raw=Raw(num_samples=num_samples, num_units=len(survey.units), num_files=num_samples),
-        exact=True,
+        manifest_bytes=_manifest_bytes(splits, found.num_classes),
+        num_classes=found.num_classes,
+        raw=Raw(num_reads=found.num_reads, num_units=found.num_units, num_files=found.num_files),
+        assumptions=found.assumptions,
+    )
+
+
+def _listed(source: Any, config: BuildConfig) -> Found:
+    """Single files: a listing says all of them."""
+    survey = source.survey()
+    listed = replace(source, input=_Listed(source.input, config))
+    splits: dict[str, Counted] = {}
+    for unit in survey.units:
+        for sample in listed.index(unit, _NoSpool(config)):
+            if not isinstance(sample, Rejected):
+                splits.setdefault(sample.split, Counted()).add(sample)
+    num_samples = sum(counted.num_samples for counted in splits.values())
+    largest = max((label for counted in splits.values() for label in counted.strata), default=-1)
+    return Found(
+        splits=splits,
+        num_classes=len(survey.classes) if survey.classes else 1 + largest,
+        num_units=len(survey.units),
+        num_files=num_samples,
+        num_reads=num_samples,
     )
 
 
@@ -80,7 +92,11 @@ def from_numbers(
     """What `build` would make of so many images of `mean_bytes`, by split; "" stands for train."""
     if not 1 <= mean_bytes < float("inf"):
         raise ConfigError(f"--mean-bytes is {mean_bytes:g}, expected the mean size of an image in bytes, from 1")
-    found = {name or "train": _Counted.guessed(count, mean_bytes, num_classes) for name, count in num_samples.items()}
+    sizes = {"jpg": mean_bytes, "cls": digits(num_classes)}
+    found = {
+        name or "train": of_mean(spread(count, num_classes), sizes, key_bytes=GUESSED_KEY_BYTES)
+        for name, count in num_samples.items()
+    }
     if len(found) < len(num_samples):
         raise ConfigError("--samples names the split train twice; a number without a name is that of train")
     for name in found:
@@ -92,63 +108,18 @@ def from_numbers(
         splits=splits,
         manifest_bytes=_manifest_bytes(splits, num_classes),
         num_classes=num_classes,
-        raw=Raw(num_samples=total, num_units=math.ceil(total / GUESSED_UNIT), num_files=total),
-        exact=False,
+        raw=Raw(num_reads=total, num_units=math.ceil(total / GUESSED_UNIT), num_files=total),
+        assumptions=[Assumption("bytes", _GUESSED)],
     )
 
 
-@dataclass(slots=True)
-class _Counted:
-    """What the listed samples of a split come to; `tar_bytes` with headers and padding, without the end of a tar."""
-
-    num_samples: int = 0
-    num_bytes: int = 0
-    tar_bytes: int = 0
-    key_bytes: int = 0
-    fields: dict[str, None] = field(default_factory=dict)
-    strata: Counter[int] = field(default_factory=Counter)
-
-    def add(self, sample: RawSample) -> None:
-        """Counts one more."""
-        sizes = [
-            (name, content.num_bytes if isinstance(content, Extent) else len(content))
-            for name, content in fields_of(sample)
-        ]
-        self.num_samples += 1
-        self.num_bytes += sum(size for _, size in sizes)
-        self.tar_bytes += sum(2 * BLOCK + (size - 1) // BLOCK * BLOCK for _, size in sizes)
-        self.key_bytes = max(
-            self.key_bytes, len(sample.key if naming.is_key(sample.key) else naming.short_key(sample.key))
-        )
-        self.fields |= dict.fromkeys(name for name, _ in sizes)
-        self.strata[sample.label] += 1
-
-    @classmethod
-    def guessed(cls, count: int, mean_bytes: float, num_classes: int) -> "_Counted":
-        """`count` JPEGs of a mean size, their labels all alike; half a block of padding each."""
-        digits = len(str(num_classes - 1))
-        each = 2 * BLOCK + BLOCK + mean_bytes + BLOCK / 2
-        return cls(
-            num_samples=count,
-            num_bytes=round(count * (mean_bytes + digits)),
-            tar_bytes=round(count * each),
-            key_bytes=GUESSED_KEY_BYTES,
-            fields={"jpg": None, "cls": None},
-            strata=Counter({label: n for label in range(num_classes) if (n := _share(count, label, num_classes))}),
-        )
-
-
-def _share(count: int, label: int, num_classes: int) -> int:
-    return count * (label + 1) // num_classes - count * label // num_classes
-
-
-def _planned_splits(config: BuildConfig, found: Mapping[str, _Counted]) -> dict[str, StoredSplit]:
+def _planned_splits(config: BuildConfig, found: Mapping[str, Counted]) -> dict[str, StoredSplit]:
     wanted = config.num_shards | config.samples_per_shard | config.target_samples | config.repeat
     refuse_unknown_splits(wanted, sorted(found))
     return {name: _planned_split(config, name, counted) for name, counted in sorted(found.items())}
 
 
-def _planned_split(config: BuildConfig, name: str, counted: _Counted) -> StoredSplit:
+def _planned_split(config: BuildConfig, name: str, counted: Counted) -> StoredSplit:
     plan = planning.plan_split(
         name,
         counted.strata,

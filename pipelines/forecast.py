@@ -20,8 +20,6 @@ from shardset.tarindex import BLOCK
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
 
-READS_PER_SAMPLE = 2
-"""Of a build: every image is read once to be checked and once to be stored."""
 UPLOADS_PER_SHARD = 4
 """The tar, its index, the references of the plan, the record of the finished shard."""
 UPLOADS_PER_BUILD = 6
@@ -56,25 +54,38 @@ class StoredSplit:
         return self.num_bytes / self.plan.num_stored
 
 
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """A sentence on what was not looked at, and about what: how many samples there are, how large, or their classes."""
+
+    about: Literal["samples", "bytes", "classes"]
+    text: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
-    """What a build reads: samples, units, and files that are listed."""
+    """What a build reads before it stores anything: `num_reads` from samples or archives, units, listed files."""
 
-    num_samples: int
+    num_reads: int
     num_units: int
     num_files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSet:
-    """A shard set; `raw` is None where it stands already. `exact` is False where sizes are guessed from a mean."""
+    """A shard set; `raw` is None where it stands already. Without `assumptions` all numbers were counted."""
 
     title: str
     splits: Mapping[str, StoredSplit]
     manifest_bytes: int
     num_classes: int
     raw: Raw | None
-    exact: bool
+    assumptions: Sequence[Assumption] = ()
+
+    @property
+    def assumed(self) -> frozenset[str]:
+        """What is assumed: `samples`, `bytes`, `classes`."""
+        return frozenset(assumption.about for assumption in self.assumptions)
 
     @property
     def num_bytes(self) -> int:
@@ -398,7 +409,7 @@ def build_requests(stored: StoredSet) -> Requests:
     lists = math.ceil(raw.num_files / LISTED_AT_ONCE) + LISTS_PER_BUILD
     return Requests(
         class_a=UPLOADS_PER_SHARD * num_shards + raw.num_units + UPLOADS_PER_BUILD + lists,
-        class_b=(READS_PER_SAMPLE - 1) * raw.num_samples
+        class_b=raw.num_reads
         + num_stored
         + LOOKS_PER_SHARD * num_shards
         + LOOKS_PER_UNIT * raw.num_units

@@ -105,19 +105,43 @@ def prices_of(args: argparse.Namespace) -> Prices:
 
 
 def show(found: Forecast, console: Console) -> None:
-    """The splits, then what reading one of them takes, then advice."""
-    console.print(summary.split_table(found.stored.title, [split.plan for split in found.stored.splits.values()]))
+    """The splits, then what reading one of them takes, then advice, then what all that is marked rests on."""
+    title = found.stored.title + _mark(found, "splits")
+    console.print(summary.split_table(title, [split.plan for split in found.stored.splits.values()]))
     console.print(f"\n{heading(found)}", highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
-    for name, text in lines(found):
-        table.add_row(name, Text(text))
+    for key, name, text in lines(found):
+        table.add_row(name + _mark(found, key), Text(text))
     console.print(table)
     for sentence in found.advice:
-        console.print(Text(f"\n- {sentence}"))
+        console.print(Text(f"\n- {sentence}{_mark(found, 'advice')}"))
     for sentence in found.refusals:
-        console.print(Text(f"\nrefused: {sentence}", style="bold red"))
+        console.print(Text(f"\nrefused: {sentence}{_mark(found, 'refusals')}", style="bold red"))
+    for assumption in found.stored.assumptions:
+        console.print(Text(f"\n* assumed: {assumption.text}."))
+
+
+_ON_BYTES = frozenset(
+    ("splits", "manifest_bytes", "stored_bytes", "order", "mixing", "reads", "cold_start", "memory", "build", "dollars",
+     "advice", "refusals")
+)  # fmt: skip
+_RESTS_ON = {
+    "samples": _ON_BYTES | {"steps"},
+    "bytes": _ON_BYTES,
+    "classes": frozenset(("num_classes", "mixing", "manifest_bytes", "stored_bytes", "dollars")),
+}
+"""What of the JSON depends on what may be assumed; `num_classes` of an archive of known size is the published one."""
+
+
+def assumed(found: Forecast) -> list[str]:
+    """The parts of the JSON that rest on an assumption."""
+    return sorted(frozenset().union(*(_RESTS_ON[about] for about in found.stored.assumed)))
+
+
+def _mark(found: Forecast, key: str) -> str:
+    return " *" if key in assumed(found) else ""
 
 
 def heading(found: Forecast) -> str:
@@ -128,21 +152,23 @@ def heading(found: Forecast) -> str:
     return f"{found.split}, read in batches of {reading.global_batch_size:,} by {replicas} on {hosts} ({readers})"
 
 
-def lines(found: Forecast) -> Iterator[tuple[str, str]]:
-    """The rows of the second table: what, and how much of it."""
+def lines(found: Forecast) -> Iterator[tuple[str, str, str]]:
+    """The rows of the second table: of which part of the JSON, what, and how much of it."""
     order, steps, stored = found.order, found.steps, found.stored.splits[found.split]
-    about = "" if found.stored.exact else "about "
+    about = "about " if found.stored.assumptions else ""
     last = f", the last with {steps.num_last:,} samples" if steps.num_pads else ""
-    yield "steps", f"{steps.num_steps:,} an epoch{last}"
-    yield "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window} (docs/order.md)"
+    yield "steps", "steps", f"{steps.num_steps:,} an epoch{last}"
+    yield "order", "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window} (docs/order.md)"
     if found.mixing:
         yield (
+            "mixing",
             "shuffle",
             f"{found.mixing.worst:.0f} of {found.mixing.num_classes:,} classes in a batch if they were stored class by "
             f"class; {found.mixing.uniform:.0f} from a uniform shuffle, which the order of a build comes near",
         )
     if found.cold:
         yield (
+            "cold_start",
             "cold start",
             f"{about}{_size(found.cold.num_bytes)} before the first batch: {_size(found.cold.manifest_bytes)} "
             f"manifest, {_size(found.cold.index_bytes)} indexes, {_size(found.cold.sample_bytes)} samples; "
@@ -157,25 +183,27 @@ def lines(found: Forecast) -> Iterator[tuple[str, str]]:
         )
         total = found.memory.total * found.readers_per_host
         each = f" ({_count(found.readers_per_host, 'reader')})" if found.readers_per_host > 1 else ""
-        yield "memory", f"at most {_size(total)} a host{each}: {parts}{' each' if each else ''}"
+        yield "memory", "memory", f"at most {_size(total)} a host{each}: {parts}{' each' if each else ''}"
     mean = f"{about}{stored.mean_bytes:,.0f} bytes a sample in its tar"
     price = _dollars(found.prices.month(found.stored.num_bytes))
-    yield "storage", f"{about}{_size(found.stored.num_bytes)} in all splits, {price} a month; {mean}"
+    yield "stored_bytes", "storage", f"{about}{_size(found.stored.num_bytes)} in all splits, {price} a month; {mean}"
     if found.build:
         cost = found.prices.requests(class_a=found.build.class_a, class_b=found.build.class_b)
         yield (
+            "build",
             "build",
             f"about {found.build.class_b:,} reads and {found.build.class_a:,} writes and lists, {_dollars(cost)}, if "
             "the raw files are in a bucket",
         )
 
 
-def _read_lines(found: Forecast, about: str) -> Iterator[tuple[str, str]]:
+def _read_lines(found: Forecast, about: str) -> Iterator[tuple[str, str, str]]:
     reads, prices = found.reads, found.prices
     if reads is None:
         return
     single = reads.first_batch_gets + reads.pad_gets
     yield (
+        "reads",
         "requests",
         f"{reads.first_gets:,} in the first epoch, {_dollars(prices.requests(class_b=reads.first_gets))}: "
         f"{reads.block_gets:,} reads of blocks, {single:,} of single samples, {reads.index_gets:,} of indexes, "
@@ -183,6 +211,7 @@ def _read_lines(found: Forecast, about: str) -> Iterator[tuple[str, str]]:
         f"{_dollars(prices.requests(class_b=reads.later_gets))}",
     )
     yield (
+        "reads",
         "bytes read",
         f"{about}{_size(reads.num_bytes)} of samples in the first epoch, amplification {reads.amplification:.3f}; "
         f"{_size(reads.index_bytes)} of indexes",
@@ -193,7 +222,9 @@ def to_json(found: Forecast) -> dict[str, Any]:
     """The same for programs; bytes, counts and US dollars."""
     reads, memory, cold = found.reads, found.memory, found.cold
     return {
-        "exact": found.stored.exact,
+        "exact": not found.stored.assumptions,
+        "assumptions": [asdict(assumption) for assumption in found.stored.assumptions],
+        "assumed": assumed(found),
         "splits": {name: _split_json(split) for name, split in found.stored.splits.items()},
         "num_classes": found.stored.num_classes,
         "manifest_bytes": found.stored.manifest_bytes,

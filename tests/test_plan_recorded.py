@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 
+from pipelines.archives import SAMPLED_ARCHIVES, SAMPLED_BYTES
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.estimate import from_listing, from_manifest
@@ -20,6 +22,7 @@ from tests.conftest import BUCKET
 from tests.faulty_proxy import FaultyProxy, Seen, is_media, is_upload
 from tests.makers.images import image_bytes
 from tests.makers.shardset import put
+from tests.makers.tars import tar_bytes
 from trainer.decode import CenterCrop, ImageSpec
 from trainer.stream import Stream
 
@@ -102,6 +105,20 @@ def test_a_build_asks_for_what_was_foreseen(built):
     assert found["upload"] + found["list"] <= build_requests.class_a <= 1.2 * (found["upload"] + found["list"])
     looks = found.total() - found["upload"] - found["list"]
     assert 2 * NUM_IMAGES < looks <= build_requests.class_b <= 1.2 * looks
+
+
+def test_of_tars_in_a_bucket_a_plan_reads_a_mib_each_of_a_few(proxy):
+    raw, random = open_storage(f"gs://{BUCKET}/tars"), np.random.default_rng(0)
+    for number in range(SAMPLED_ARCHIVES + 2):
+        put(raw, f"train-{number}.tar", tar_bytes({f"{number}-{n}.jpg": random.bytes(150_000) for n in range(10)}))
+    before = len(proxy.seen)
+    found = from_listing(BuildConfig(source="webdataset", input=raw.url, output=""))
+    requests = proxy.seen[before:]
+    assert found.splits["train"].plan.num_stored == pytest.approx(10 * (SAMPLED_ARCHIVES + 2), rel=0.02)
+    reads = [seen for seen in requests if is_media(seen)]
+    assert len({seen.path for seen in reads}) == SAMPLED_ARCHIVES
+    assert num_bytes(reads) <= SAMPLED_ARCHIVES * SAMPLED_BYTES
+    assert kinds(requests).keys() <= {"block", "list"}
 
 
 @pytest.mark.parametrize("num_readers", [1, 2, 4])

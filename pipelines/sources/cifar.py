@@ -40,10 +40,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One published form: `batches` maps a file to the start of its keys, `columns` end with the label."""
+    """One published form: `batches` maps a file to the start of its keys, `columns` end with the label.
+
+    `archive_bytes` is the size of the archive as it was published.
+    """
 
     version: Literal["python", "binary"]
     archive: str
+    archive_bytes: int
     folder: str
     batches: dict[str, str]
     columns: tuple[Column, ...]
@@ -52,6 +56,11 @@ class Form:
     def files(self) -> list[str]:
         """The base names of all files that are needed."""
         return [*self.batches, *dict.fromkeys(column.names_file for column in self.columns)]
+
+    @property
+    def record_bytes(self) -> int:
+        """Of a row in a binary version: its labels, its picture."""
+        return len(self.columns) + _NUM_VALUES
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ CIFAR10_FORMS = (
     Form(
         "python",
         "cifar-10-python.tar.gz",
+        170_498_071,
         "cifar-10-batches-py",
         CIFAR10_KEYS,
         (Column("batches.meta", "label_names", "labels"),),
@@ -77,6 +87,7 @@ CIFAR10_FORMS = (
     Form(
         "binary",
         "cifar-10-binary.tar.gz",
+        170_052_171,
         "cifar-10-batches-bin",
         {f"{name}.bin": key for name, key in CIFAR10_KEYS.items()},
         (Column("batches.meta.txt"),),
@@ -86,6 +97,7 @@ CIFAR100_FORMS = (
     Form(
         "python",
         "cifar-100-python.tar.gz",
+        169_001_437,
         "cifar-100-python",
         CIFAR100_KEYS,
         (Column("meta", "coarse_label_names", "coarse_labels"), Column("meta", "fine_label_names", "fine_labels")),
@@ -93,6 +105,7 @@ CIFAR100_FORMS = (
     Form(
         "binary",
         "cifar-100-binary.tar.gz",
+        168_513_733,
         "cifar-100-binary",
         {f"{name}.bin": key for name, key in CIFAR100_KEYS.items()},
         (Column("coarse_label_names.txt"), Column("fine_label_names.txt")),
@@ -283,7 +296,7 @@ def _coarse(unit: Unit, batch: Batch, row: int) -> dict[str, Extent | bytes]:
 
 def _size_notes(form: Form, batch: str, num_bytes: int) -> list[str]:
     """A binary file that is cut between two rows looks whole; only its size tells."""
-    published = (50_000 if form.batches[batch] == "train" else 10_000) * (len(form.columns) + _NUM_VALUES)
+    published = (50_000 if form.batches[batch] == "train" else 10_000) * form.record_bytes
     if form.version == "python" or num_bytes == published:
         return []
     return [f"{batch} has {num_bytes} bytes, the published file has {published}"]

@@ -39,6 +39,9 @@ KAGGLE_ROOT = "ILSVRC/Data/CLS-LOC/"
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 TRAIN, VALIDATION = "train", "validation"
+PUBLISHED_SAMPLES = {TRAIN: 1_281_167, VALIDATION: 50_000}
+PUBLISHED_BYTES = {TRAIN: 147_897_477_120, VALIDATION: 6_744_924_160}
+"""Of the two archives of images as they were published."""
 VALIDATION_CHUNK = 12_500
 MAX_STRAYS = 1000
 
@@ -67,13 +70,19 @@ class ImageNet:
 
     def survey(self) -> Survey:
         """The archives' or folders' units; raises SourceError listing what was looked for if nothing is there."""
-        if _stat(self.input, TRAIN_TAR):
-            return _survey_archives(self.input)
+        if archives := self.archives():
+            return _survey_archives(self.input, archives)
         for root in (KAGGLE_ROOT, ""):
             if _holds(self.input, f"{root}{TRAIN}/"):
                 return _survey_tree(self.input, root)
         found = ", ".join(stat.name for stat in islice(self.input.list(), 5)) or "nothing"
         raise SourceError(f"{self.input.url}: no ImageNet there: {_WANTED}; found {found}")
+
+    def archives(self) -> dict[str, Stat]:
+        """The published archives that are there, by name; none where the training images are a tree."""
+        names = (TRAIN_TAR, VALIDATION_TAR, DEVKIT)
+        found = {name: stat for name in names if (stat := _stat(self.input, name))}
+        return found if TRAIN_TAR in found else {}
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one inner tar, class folder or run of validation images; SourceError where one is damaged."""
@@ -93,8 +102,7 @@ class ImageNet:
 # The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit that says what they show.
 
 
-def _survey_archives(storage: Storage) -> Survey:
-    stats = {name: stat for name in (TRAIN_TAR, VALIDATION_TAR, DEVKIT) if (stat := _stat(storage, name))}
+def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
     train, validation = stats[TRAIN_TAR], stats.get(VALIDATION_TAR)
     synsets = _devkit(storage, stats.get(DEVKIT))
     if validation and not synsets.truth:

@@ -71,7 +71,7 @@ class WebDataset:
 
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
-        known = None if self.tars else self._manifest()
+        known = self.manifest()
         tars = (
             _known(self.input, known) if known else _named(self.input, self.tars) if self.tars else _below(self.input)
         )
@@ -95,8 +95,9 @@ class WebDataset:
                 yield _sample(_Group(unit, key, group, key in seen), file)
                 seen.add(key)
 
-    def _manifest(self) -> Manifest | None:
-        if not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
+    def manifest(self) -> Manifest | None:
+        """That of a shard set which is the input folder; None for tars that were named, and for those of others."""
+        if self.tars or not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
             return None
         data = self.input.read(MANIFEST)
         return manifests.parse(data, f"{self.input.url}/{MANIFEST}") if _is_ours(data) else None
