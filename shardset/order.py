@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from shardset.errors import ConfigError
-from shardset.permutation import ORDER_VERSION, hash64
+from shardset.permutation import ORDER_VERSION, hash64, hash64_on
 
 MAX_DEFAULT_LANES = 256
 DEFAULT_WINDOW = 256
@@ -26,7 +26,7 @@ _PHASE, _BLOCK, _SHUFFLE = 1, 2, 3
 """The `purpose` word of the hash. 4 belongs to the choices made per slot (crop, flip), see `slot_key`."""
 _SLOT = 4
 
-_BLOCKS_AT_ONCE = 1 << 18
+_BLOCKS_AT_ONCE = 1 << 16
 _BLOCKS_PER_BUCKET_BITS = 8
 _MAX_BUCKET_BITS = 16
 _LAST = np.uint64((1 << 64) - 1)
@@ -364,7 +364,7 @@ class _Line:
         sizes = np.diff(order.first_ids)
         self.first_blocks = np.concatenate([[0], np.cumsum(-(-(sizes + self.phases) // order.block_size))])
         num_blocks = int(self.first_blocks[-1])
-        self.hashes = np.arange(num_blocks, dtype=np.uint64)
+        self.hashes = np.empty(num_blocks, np.uint64) if self.shuffled else np.arange(num_blocks, dtype=np.uint64)
         bits = min(_MAX_BUCKET_BITS, max(0, num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
         span = 64 if self.shuffled else max(1, num_blocks.bit_length())
         self.shift = np.uint64(max(0, span - bits))
@@ -377,18 +377,37 @@ class _Line:
         return (hash64(self.order.seed, epoch, _PHASE, shards) % size).astype(np.int64)
 
     def _fill_buckets(self, epoch: int, num_buckets: int) -> None:
-        counts = np.zeros(num_buckets)
+        counts = np.zeros(num_buckets, dtype=np.int64)
         buckets = np.empty(len(self.hashes), dtype=np.uint16)
         for start, stop in self._chunks():
-            shard, block = self._places(start, stop)
             if self.shuffled:
-                self.hashes[start:stop] = hash64(self.order.seed, epoch, _BLOCK, shard, block)
+                self.hashes[start:stop] = self._hashes(epoch, start, stop)
             buckets[start:stop] = self._bucket_of(self.hashes[start:stop])
-            sizes = self._sizes_at(shard, block)
-            counts += np.bincount(buckets[start:stop], weights=sizes, minlength=num_buckets)
+            counts += np.bincount(buckets[start:stop], minlength=num_buckets)
         self.blocks = np.argsort(buckets, kind="stable")
-        self.bucket_samples = np.concatenate([[0], np.cumsum(counts.astype(np.int64))])
-        self.bucket_blocks = np.concatenate([[0], np.cumsum(np.bincount(buckets, minlength=num_buckets))])
+        self.bucket_blocks = np.concatenate([[0], np.cumsum(counts)])
+        short = self._not_full()
+        missing = np.bincount(
+            buckets[short], weights=self.order.block_size - self._sizes(short), minlength=num_buckets
+        ).astype(np.int64)
+        self.bucket_samples = np.concatenate([[0], np.cumsum(counts * self.order.block_size - missing)])
+
+    def _hashes(self, epoch: int, start: int, stop: int) -> np.ndarray:
+        """The hashes of consecutive blocks; what the blocks of a shard share is hashed once."""
+        shards, counts = self._shards_of(start, stop)
+        states = hash64(self.order.seed, epoch, _BLOCK, shards)
+        numbers = np.arange(start, stop, dtype=np.int64) - np.repeat(self.first_blocks[shards], counts)
+        return hash64_on(np.repeat(states, counts), numbers)
+
+    def _not_full(self) -> np.ndarray:
+        """All blocks that may hold fewer than q samples: at the ends of shards, and with quarantined samples."""
+        bad = self.order.bad_ids
+        shard = _owner(self.order.first_ids, bad)
+        block = (
+            self.first_blocks[shard] + (bad - self.order.first_ids[shard] + self.phases[shard]) // self.order.block_size
+        )
+        found = np.sort(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1, block]))
+        return found[np.diff(found, prepend=-1) > 0]
 
     def _chunks(self) -> Iterable[tuple[int, int]]:
         last = len(self.hashes)
@@ -401,27 +420,21 @@ class _Line:
         shard = _owner(self.first_blocks, blocks)
         return shard, blocks - self.first_blocks[shard]
 
-    def _places(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """`_place` of consecutive blocks, without a search for each."""
+    def _shards_of(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """The shards of consecutive blocks and how many of these blocks each has, without a search for every block."""
         first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
         cuts = np.clip(self.first_blocks[first : last + 2], start, stop)
-        shard = np.repeat(np.arange(first, last + 1, dtype=np.int64), np.diff(cuts))
-        return shard, np.arange(start, stop, dtype=np.int64) - self.first_blocks[shard]
+        return np.arange(first, last + 1, dtype=np.int64), np.diff(cuts)
 
     def _ranges(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """First and last + 1 id of some blocks, quarantined ones included."""
-        return self._ranges_at(*self._place(blocks))
-
-    def _ranges_at(self, shard: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        shard, block = self._place(blocks)
         low, high = self.order.first_ids[shard], self.order.first_ids[shard + 1]
         start = low + block * self.order.block_size - self.phases[shard]
         return np.maximum(start, low), np.minimum(start + self.order.block_size, high)
 
     def _sizes(self, blocks: np.ndarray) -> np.ndarray:
-        return self._sizes_at(*self._place(blocks))
-
-    def _sizes_at(self, shard: np.ndarray, block: np.ndarray) -> np.ndarray:
-        start, stop = self._ranges_at(shard, block)
+        start, stop = self._ranges(blocks)
         return self._line_number(stop) - self._line_number(start)
 
     def _line_number(self, ids: np.ndarray) -> np.ndarray:
@@ -448,8 +461,7 @@ class _Line:
 
     def num_filled_blocks(self) -> int:
         """The blocks that hold a sample which is not quarantined."""
-        parts = (self._sizes_at(*self._places(start, stop)) for start, stop in self._chunks())
-        return sum(int(np.count_nonzero(sizes)) for sizes in parts)
+        return len(self.hashes) - int(np.count_nonzero(self._sizes(self._not_full()) == 0))
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
         positions = np.asarray(positions, dtype=np.int64)

@@ -36,6 +36,11 @@ def hash64(*words: Any) -> Any:
     return state
 
 
+def hash64_on(state: Any, word: Any) -> Any:
+    """`hash64(*words, word)` from `hash64(*words)`: what many hashes begin with need not be hashed for each."""
+    return _mix(state, word)
+
+
 def derive_key(seed: int, *names: int | str) -> int:
     """A 64-bit key for one purpose, by name: `derive_key(seed, "holdout", "test")`."""
     return hash64(seed, *(_word_of(name) for name in names))
