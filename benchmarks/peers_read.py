@@ -70,7 +70,8 @@ def webdataset_bytes(data: Data, start: int) -> Iterator[int]:
     import webdataset
 
     shards = sorted(map(str, Path(data.folder, "shards", "train").glob("*.tar")))
-    return _skipped((1 for _ in webdataset.WebDataset(shards, shardshuffle=False)), start * BATCH)
+    dataset = webdataset.WebDataset(shards, shardshuffle=False)
+    return _skipped((1 for _ in range(data.passes) for _ in dataset), start * BATCH)
 
 
 def streaming_reader(make: Callable[[Data], Callable]) -> Contestant:
