@@ -10,31 +10,36 @@ the column of measured references says on how many. What sees all units or all s
 import argparse
 import json
 import pickle
+import re
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines import planning, tables
-from pipelines.assigning import assign_units, find_twins, plan_shards
-from pipelines.committing import make_manifest
+from pipelines.assigning import KEY, Starts, assign_batch, find_twins, plan_group, read_summaries, spread_keys
+from pipelines.committing import make_manifest, read_records
 from pipelines.config import BuildConfig
 from pipelines.indexing import summarize
 from pipelines.job import Job, PlanFile, put
+from pipelines.parts import Part, write_parts
 from pipelines.planning import Sizing, SplitPlan, UnitStart, UnitSummary, plan_split
 from pipelines.sources.folder import Folder
-from pipelines.transforms import num_buckets
+from pipelines.tables import Rows
 from pipelines.writing import ShardRecord
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.manifest import ClassInfo, IndexFile, Shard
-from shardset.permutation import derive_key, hash64, hash_text, unpermute
+from shardset.permutation import derive_key, hash64, unpermute
 from shardset.storage import MemoryStorage, Stat
 
 UNIT_SAMPLES = 10_000
@@ -110,90 +115,98 @@ def unit_table(unit: int) -> pa.Table:
     return tables.unit_table(rows, [])
 
 
-def summarise_units(n: int) -> tuple[int, int, int]:
-    """An index of 10,000 samples to its summary; what a plan keeps of a unit is its table."""
+def index_units(n: int) -> tuple[int, int, int]:
+    """What is done with the rows of an index: summed up and written."""
     found = [unit_table(unit) for unit in range(min(SOME_UNITS, num_units(n)))]
     started()
+    sizes = [len(tables.to_bytes(table)) for table in found]
     for unit, table in enumerate(found):
         summarize(table, unit)
-        [hash_text(key, key=0) for key in table["key"].to_pylist()]
-    return UNIT_SAMPLES * len(found), num_units(n), num_units(n) * len(tables.to_bytes(found[0]))
+    return UNIT_SAMPLES * len(found), num_units(n), num_units(n) * sizes[0]
 
 
 def plan_all(n: int) -> tuple[int, int, int]:
-    """The counts of all units to the plan and to where each unit starts: the one step that sees all units."""
-    template = summarize(unit_table(0), 0)
+    """The summaries of all units to the plan and to where each batch starts: the one step that sees all units."""
+    split, job = plan_of(n), made_job(n, _summary)
     started()
-    summaries = [_renumbered(template, unit) for unit in range(num_units(n))]
-    num_bytes = len(pickle.dumps(summaries))
-    plan_split(
-        "train", planning.sum_strata(summaries, "train"), num_bytes=n * SAMPLE_BYTES, fields=["jpg"],
-        sizing=Sizing(), balance="none",
-    )  # fmt: skip
-    starts = planning.unit_starts(summaries, stratified=False)
-    assert starts[-1]["train"].serial == UNIT_SAMPLES * (num_units(n) - 1)
-    return n, len(summaries), num_bytes
+    whole = planning.merge(read_summaries(job, num_units(n)))
+    assert whole.splits["train"].num_samples == UNIT_SAMPLES * num_units(n)
+    at_once = planning.units_at_once(num_units(n), [split])
+    starts = planning.batch_starts(read_summaries(job, num_units(n)), ["train"], at_once=at_once, stratified=True)
+    num_bytes = [len(pickle.dumps(start)) for start in starts]
+    return n, len(num_bytes), sum(num_bytes)
 
 
-def place_all(n: int) -> tuple[int, int, int]:
-    """Every sample to its shard and rank, unit by unit: arithmetic alone."""
-    plan = plan_of(n)
-    labels = np.zeros(UNIT_SAMPLES, np.int64)
-    started()
-    for first in range(0, n, UNIT_SAMPLES):
-        start = UnitStart(serial=first, strata={0: first})
-        planning.place(labels[: n - first], start, plan, seed=0, stratified=False)
-    return n, 0, 0
-
-
-def assign_batches(n: int) -> tuple[int, int, int]:
-    """Batches of neighbouring units: their references, cut by group and serialised as they go through the shuffle."""
+def spread_batch(n: int) -> tuple[int, int, int]:
+    """The key hashes of one batch of units, cut by bucket."""
     job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
-    at_once = planning.units_at_once(plan.num_units, plan.splits.values())
-    units = range(min(num_units(n), max(1, SOME_UNITS // at_once) * at_once))
-    for unit in units:
-        put(job.output, naming.unit_path(unit), tables.to_bytes(unit_table(unit)))
+    units = put_units(job, plan)
     started()
-    sizes = []
-    for first in units[::at_once]:
-        batch = [(unit, _start(unit), {}) for unit in units[first : first + at_once]]
-        sizes += [len(tables.placed_to_bytes(part)) for _, part in assign_units(job, plan, batch)]
+    parts = spread_keys(job, plan, 0)
     share = num_units(n) / len(units)
-    return UNIT_SAMPLES * len(units), round(len(sizes) * share), round(sum(sizes) * share)
+    return UNIT_SAMPLES * len(units), round(len(parts) * share), 16 * n
 
 
 def find_twins_in_bucket(n: int) -> tuple[int, int, int]:
-    """One bucket of key hashes, the largest that a worker holds."""
-    units = num_units(n)
-    buckets = num_buckets(units)
-    each = UNIT_SAMPLES // buckets
+    """One bucket of key hashes, all different."""
+    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
+    buckets = planning.num_buckets(plan.splits.values())
+    keys = np.zeros(n // buckets, KEY)
+    keys["hash"] = hash64(7, np.arange(len(keys)))
+    per_part = max(1, len(keys) // -(-num_units(n) // plan.units_at_once))
     parts = [
-        (unit, np.stack([hash64(unit, np.arange(each)), np.arange(each, dtype=np.uint64)], axis=1))
-        for unit in range(units)
-    ]
+        part for first in range(0, len(keys), per_part)
+        for _, part in write_parts(job.output, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
+    ]  # fmt: skip
     started()
-    assert not find_twins(parts)
-    return each * units, buckets, 16 * n
+    assert not find_twins(job, plan, 0, parts)
+    return len(keys), buckets, 16 * n
 
 
-def plan_group(n: int) -> tuple[int, int, int]:
-    """The references of the first group of shards, sorted and written: what a worker holds at once."""
+def place_all(n: int) -> tuple[int, int, int]:
+    """Every sample to its shard and rank: arithmetic alone."""
+    plan = plan_of(n)
+    at_once = planning.ROWS_AT_ONCE
+    some = range(0, n, at_once)[:SOME_UNITS]
+    labels = np.zeros(at_once, np.int64)
+    started()
+    for first in some:
+        start = UnitStart(serial=first, strata={0: first})
+        for _ in planning.places(labels[: n - first], start, plan, seed=0, stratified=False):
+            pass
+    return min(n, at_once * len(some)), 0, 0
+
+
+def assign(n: int) -> tuple[int, int, int]:
+    """A batch of units: read, placed, cut by group of shards and written for the groups."""
+    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
+    units = put_units(job, plan)
+    started()
+    parts = assign_batch(job, plan, 0, _start(0), [])
+    share = num_units(n) / len(units)
+    num_bytes = sum(part.stop - part.start for _, part in parts)
+    return UNIT_SAMPLES * len(units), round(len(parts) * share), round(num_bytes * share)
+
+
+def gather_group(n: int) -> tuple[int, int, int]:
+    """The references of the first group of shards: read from all batches, sorted and written, shard by shard."""
     job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
-    table = _group_table(split)
+    num_batches = -(-plan.num_units // plan.units_at_once)
+    parts, num_refs = put_group(job, split, num_batches)
     started()
-    numbers = list(plan_shards(job, split, [table]))
-    num_bytes = sum(found.num_bytes for found in job.output.list())
-    return len(table), split.num_shards, round(num_bytes / len(numbers) * split.num_shards)
+    numbers = list(plan_group(job, split, parts))
+    num_bytes = sum(found.num_bytes for found in job.output.list(naming.PLAN_FOLDER + "shards/"))
+    return num_refs, split.num_shards, round(num_bytes / len(numbers) * split.num_shards)
 
 
 def commit_all(n: int) -> tuple[int, int, int]:
     """The records of all shards to the manifest: the one step that sees all shards."""
-    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
+    plan = plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
+    job = made_job(n, lambda number: _record(split, number))
     started()
-    records = {("train", number): _record(split, number) for number in range(split.num_shards)}
-    manifest = make_manifest(job, plan, records)
+    manifest = make_manifest(job, plan, {"train": read_records(job, plan, "train")})
     return n, split.num_shards, len(manifests.to_json(manifest))
 
 
@@ -207,14 +220,18 @@ def survey_folder(n: int) -> tuple[int, int, int]:
 
 STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "survey_folder": survey_folder,
-    "summarise_units": summarise_units,
-    "find_twins_in_bucket": find_twins_in_bucket,
+    "index_units": index_units,
     "plan_all": plan_all,
+    "spread_batch": spread_batch,
+    "find_twins_in_bucket": find_twins_in_bucket,
     "place_all": place_all,
-    "assign_batches": assign_batches,
-    "plan_group": plan_group,
+    "assign": assign,
+    "gather_group": gather_group,
     "commit_all": commit_all,
 }
+PLANNING = ("plan_all", "spread_batch", "find_twins_in_bucket", "assign", "gather_group")
+"""What is done with every reference once it is indexed; `place_all` is a part of `assign`."""
+
 """Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
 
 AT_MOST = {"survey_folder": 1_000_000, "commit_all": 100_000_000}
@@ -253,12 +270,15 @@ def report(sizes: Sequence[int]) -> Iterator[str]:
     yield "| samples | step | measured references | references/s a core | grew by, MiB | objects | bytes of them |"
     yield "|---|---|---|---|---|---|---|"
     for n in sizes:
+        per_ref = 0.0
         for name in steps_for(n):
             step = measure(name, n)
+            per_ref += name in PLANNING and 1 / step.rate
             yield (
                 f"| {n:,} | {name} | {step.num_refs:,} | {step.rate:,.0f} | {step.added_bytes / 2**20:,.0f} "
                 f"| {step.num_objects:,} | {step.num_object_bytes:,} |"
             )
+        yield f"| {n:,} | planning in all | | {1 / per_ref:,.0f} | | | |"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -306,36 +326,62 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     )  # fmt: skip
 
 
-def _start(unit: int) -> dict[str, UnitStart]:
-    serial = unit * UNIT_SAMPLES
-    return {"train": UnitStart(serial=serial, strata={0: serial})}
+def put_units(job: Job, plan: PlanFile) -> range:
+    """The indexes of the units of the first batch, in the output."""
+    units = plan.units_of(0)
+    for unit, rows in zip(units, unit_rows(len(units)), strict=True):
+        put(job.output, naming.unit_path(unit), tables.rows_to_bytes(rows))
+    return units
 
 
-def _group_table(plan: SplitPlan) -> pa.Table:
-    """All references of group 0, by the inverse of what places them."""
+def unit_rows(num_units: int) -> Iterator[Rows]:
+    """The rows of some units: those of the first with other names and offsets."""
+    first = tables.rows_of(unit_table(0))
+    offsets = first.extents["offset"]
+    for unit in range(num_units):
+        names = {
+            name: pc.replace_substring(first.columns[name], "n00000000", f"n{unit:08d}") for name in ("name", "key")
+        }
+        moved = {"offset": pc.add(offsets, unit * UNIT_SAMPLES * (SAMPLE_BYTES + 512))}
+        yield replace(first.replace(**names), extents={**first.extents, **moved})
+
+
+def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[Part], int]:
+    """All references of group 0, by the inverse of what places them, a part from each batch; and how many they are."""
     shards = np.arange(plan.num_shards)
     shards = shards[plan.group_of(shards) == 0]
     line = np.concatenate([np.arange(shard, plan.num_stored, plan.num_shards) for shard in shards.tolist()])
     source = unpermute(line, n=plan.num_stored, key=derive_key(0, "place", plan.name, 0))
-    table = pa.concat_tables([unit_table(unit) for unit in range(num_units(len(line)))]).slice(0, len(line))
-    columns = {
-        "source": source,
-        "copy": np.zeros(len(line), int),
-        "shard": line % plan.num_shards,
-        "rank": hash64(derive_key(0, "rank", plan.name), line),
-    }
-    return tables.place_rows(table, np.arange(len(line)), columns)
+    line, source = line[np.argsort(source)], np.sort(source)
+    rows = tables.concat(list(unit_rows(num_units(len(line))))).take(np.arange(len(line)))
+    rows = rows.replace(
+        source=pa.array(source),
+        copy=pa.array(np.zeros(len(line), np.int32)),
+        shard=pa.array((line % plan.num_shards).astype(np.int32)),
+        rank=pa.array(hash64(derive_key(0, "rank", plan.name), line)),
+    )
+    bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
+    parts = []
+    for number, piece in enumerate(rows.slices(bounds)):
+        name = naming.part_path("references", number)
+        parts += write_parts(job.output, name, [(0, tables.part_to_bytes(piece))])
+    return [part for _, part in parts], len(line)
 
 
-def _renumbered(template: UnitSummary, unit: int) -> UnitSummary:
-    """A summary as it arrives from a worker: nothing shared with another."""
+def _start(unit: int) -> Starts:
+    serial = unit * UNIT_SAMPLES
+    return {"train": UnitStart(serial=serial, strata={0: serial})}
+
+
+def _summary(unit: int) -> UnitSummary:
+    """What a worker writes of a unit in which all classes are mixed, the largest there is."""
     count = planning.SplitCount(
         num_samples=UNIT_SAMPLES, num_rejected=0, num_bytes=UNIT_SAMPLES * SAMPLE_BYTES,
-        strata={unit % NUM_CLASSES: UNIT_SAMPLES},
+        strata=dict.fromkeys(range(NUM_CLASSES), UNIT_SAMPLES // NUM_CLASSES),
     )  # fmt: skip
     return UnitSummary(
         unit=unit, splits={"train": count}, fields={"train": ["jpg", "cls"]}, fixes={}, reasons=[],
-        max_label=template.max_label, spooled=False, digest=f"{unit:064x}",
+        max_label=NUM_CLASSES - 1, spooled=False, digest=f"{unit:064x}",
     )  # fmt: skip
 
 
@@ -356,6 +402,22 @@ class _Listing(MemoryStorage):
         names = (f"train/n{label:08d}/n{label:08d}_{row}.JPEG" for label in range(NUM_CLASSES) for row in range(each))
         for name in islice(names, self.num_files):
             yield Stat(name=name, num_bytes=SAMPLE_BYTES, generation="1700000000000000", crc32c=None)
+
+
+class _Made(MemoryStorage):
+    """A storage that holds nothing: what is read is made from the last number in its name."""
+
+    def __init__(self, make: Callable[[int], bytes]) -> None:
+        super().__init__("made")
+        object.__setattr__(self, "make", make)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+        return self.make(int(re.findall(r"[0-9]+", name)[-1]))
+
+
+def made_job(n: int, make: Callable[[int], Any]) -> Job:
+    """A build whose output holds, as JSON, what `make` gives for a number."""
+    return replace(job_of(n), output=_Made(lambda number: msgspec.json.encode(make(number))))
 
 
 def _peak_bytes() -> int:

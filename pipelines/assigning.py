@@ -1,133 +1,263 @@
-"""From the counts of all units to the plan, and from a unit's rows to the shards they belong to."""
+"""From the counts of all units to the plan, and from units' rows to the shards they belong to."""
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines import planning, tables
 from pipelines.job import BuildFile, Job, PlanFile, put
+from pipelines.parts import Part, read_parts, write_parts
 from pipelines.planning import Places, SplitPlan, UnitStart, UnitSummary
+from pipelines.tables import Rows
 from shardset import naming
 from shardset.errors import ConfigError, SourceError
 from shardset.manifest import ClassInfo
 from shardset.permutation import ORDER_VERSION
 
 Starts = dict[str, UnitStart]
-Twins = dict[int, int]
-"""The rows of a unit whose wanted key another row holds already, and how many hold it before them."""
+Group = tuple[str, int]
+
+KEYS, TWINS, REFERENCES = "keys", "twins", "references"
+"""Kinds of parts."""
+
+ROWS_PER_PIECE = 2**16
+"""So many rows are copied at once, at most: bounds a worker's memory, and the size of a part."""
+
+KEY = np.dtype([("hash", "<u8"), ("unit", "<u4"), ("row", "<u4")])
+TWIN = np.dtype([("unit", "<u4"), ("row", "<u4"), ("number", "<u4")])
+"""A row whose wanted key other rows hold already, and how many of them there are before it."""
 
 
-def make_plan(job: Job, build: BuildFile, summaries: Sequence[UnitSummary]) -> tuple[PlanFile, list[Starts]]:
-    """The plan of all splits, written to `plan/`, and where each unit's samples start.
+def make_plan(job: Job, build: BuildFile) -> PlanFile:
+    """The plan of all splits, from the summaries of all units, written to `plan/`.
 
     Raises TooManyBad, SourceError (no samples) or ConfigError (sizes that can't be) before a shard is written.
     """
-    summaries = sorted(summaries, key=lambda summary: summary.unit)
     config = job.config
-    allowed = config.max_bad_fraction if config.on_bad == "quarantine" else 0.0
-    planning.refuse_too_many_bad(summaries, allowed)
-    names = sorted({split for summary in summaries for split, count in summary.splits.items() if count.num_samples})
+    whole = planning.merge(read_summaries(job, build.num_units))
+    planning.refuse_too_many_bad(whole, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0)
+    names = sorted(split for split, count in whole.splits.items() if count.num_samples)
     if not names:
         raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
     refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
-    splits = {name: _plan_split(job, name, summaries) for name in names}
+    splits = {name: _plan_split(job, name, whole) for name in names}
     _refuse_unknown_shards(config.only_shards, splits)
     draft = PlanFile(
         digest="",
-        source_digest=_digest([summary.digest for summary in summaries]),
-        classes=_classes(build, summaries),
+        source_digest=whole.digest,
+        classes=_classes(build, whole.max_label),
         splits=splits,
-        fixes=_sum_fixes(summaries),
-        num_rejected=sum(count.num_rejected for summary in summaries for count in summary.splits.values()),
-        num_units=len(summaries),
-        spooled=any(summary.spooled for summary in summaries),
+        fixes=dict(whole.fixes),
+        num_rejected=sum(count.num_rejected for count in whole.splits.values()),
+        num_units=build.num_units,
+        spooled=whole.spooled,
         notes=build.notes,
     )
     digest = _digest([msgspec.to_builtins(draft), config.what_decides_bytes(), ORDER_VERSION])
     plan = msgspec.structs.replace(draft, digest=digest)
-    put(job.output, naming.REJECTED, b"".join(_rejected_lines(job, summaries)))
+    with job.output.writer(naming.REJECTED) as out:
+        for line in _rejected_lines(job, build.num_units):
+            out.write(line)
     put(job.output, naming.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
-    return plan, planning.unit_starts(summaries, stratified=config.balance == "stratified")
+    return plan
 
 
-def assign_units(
-    job: Job, plan: PlanFile, units: Iterable[tuple[int, Starts, Twins]]
-) -> Iterator[tuple[tuple[str, int], pa.Table]]:
-    """The stored samples of some units, cut by (split, group of shards); (unit, where it starts, its twins) each."""
-    columns: dict[str, list[dict[str, np.ndarray]]] = {split: [] for split in sorted(plan.splits)}
-    unit_tables, first_row = [], 0
-    for unit, starts, twins in units:
-        table = tables.from_bytes(job.output.read(naming.unit_path(unit)))
-        splits = np.array(table["split"].to_pylist(), dtype=object)
-        stored = np.zeros(len(splits), bool)
-        for split in columns:
-            rows = np.flatnonzero(splits == split)
-            if len(rows):
-                places = _places(job, plan.splits[split], table, rows, starts[split])
-                stored[rows[places.row]] = True
-                columns[split].append(_columns(places, first_row + rows[places.row], starts[split].serial))
-        if not stored.all():
-            put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, np.flatnonzero(~stored))))
-        unit_tables.append(_with_final_keys(table.replace_schema_metadata(None), splits, twins))
-        first_row += len(table)
-    raw = pa.concat_tables(unit_tables)
-    for split, found in columns.items():
-        if found:
-            yield from _cut_by_group(plan.splits[split], raw, found)
-
-
-def find_twins(parts: Iterable[tuple[int, np.ndarray]]) -> dict[int, Twins]:
-    """Which rows want a key that is taken: unit -> row -> how many hold it before, in (unit, row) order.
-
-    `parts` are (unit, array [n, 2] of (key hash, row)), all of those whose hash falls into one bucket.
-    """
-    parts = list(parts)
-    hashes = np.concatenate([part[:, 0] for _, part in parts])
-    rows = np.concatenate([part[:, 1] for _, part in parts])
-    units = np.concatenate([np.full(len(part), unit, np.uint64) for unit, part in parts])
-    order = np.lexsort((rows, units, hashes))
-    hashes, rows, units = hashes[order], rows[order], units[order]
-    new = np.concatenate([[True], hashes[1:] != hashes[:-1]])
-    firsts = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
-    found: dict[int, Twins] = {}
-    for place in np.flatnonzero(~new).tolist():
-        found.setdefault(int(units[place]), {})[int(rows[place])] = place - int(firsts[place])
-    return found
-
-
-def plan_shards(job: Job, plan: SplitPlan, parts: Iterable[pa.Table]) -> Iterator[int]:
-    """Writes the references of every shard of one group, in their final order; yields the shard numbers."""
-    table = pa.concat_tables(parts).combine_chunks()
-    shard = tables.numbers(table, "shard")
-    order = planning.rank_order(
-        shard, tables.numbers(table, "rank"), tables.numbers(table, "source"), tables.numbers(table, "copy")
+def starts_of(job: Job, plan: PlanFile) -> Iterator[Starts]:
+    """Where the samples of each batch of units start."""
+    return planning.batch_starts(
+        read_summaries(job, plan.num_units),
+        plan.splits,
+        at_once=plan.units_at_once,
+        stratified=job.config.balance == "stratified",
     )
-    numbers, firsts = np.unique(shard[order], return_index=True)
-    for number, start, stop in zip(numbers.tolist(), firsts, [*firsts[1:], len(shard)], strict=True):
+
+
+def read_summaries(job: Job, num_units: int) -> Iterator[UnitSummary]:
+    """The summaries of all units, in unit order."""
+    for data in read_parts(job.output, (Part(naming.summary_path(unit)) for unit in range(num_units))):
+        yield msgspec.json.decode(data, type=UnitSummary)
+
+
+def spread_keys(job: Job, plan: PlanFile, batch: int) -> list[tuple[int, Part]]:
+    """The hashes of the keys that a batch of units wants, cut by bucket: (bucket, where its part stands)."""
+    units = plan.units_of(batch)
+    found = []
+    for unit, data in zip(units, read_parts(job.output, _unit_parts(units)), strict=True):
+        hashes = tables.hash_keys(tables.keys_from_bytes(data))
+        keys = np.empty(len(hashes), KEY)
+        keys["hash"], keys["unit"], keys["row"] = hashes, unit, np.arange(len(hashes))
+        found.append(keys)
+    keys = np.concatenate(found)
+    bucket = (keys["hash"] % np.uint64(planning.num_buckets(plan.splits.values()))).astype(np.uint16)
+    keys = keys[np.argsort(bucket, kind="stable")]
+    parts = ((number, keys[start:stop].tobytes()) for number, start, stop in _runs(np.sort(bucket)))
+    return write_parts(job.output, naming.part_path(KEYS, batch), parts)
+
+
+def find_twins(job: Job, plan: PlanFile, bucket: int, parts: Iterable[Part]) -> list[tuple[int, Part]]:
+    """Which rows want a key that is taken, cut by batch of units: (batch, where its part of TWINs stands).
+
+    `parts` are all keys whose hash falls into the bucket. Nothing is written if all are different.
+    """
+    keys = np.concatenate([np.frombuffer(data, KEY) for data in read_parts(job.output, sorted(parts))])
+    twins = twins_among(keys)
+    if not len(twins):
+        return []
+    cut = ((batch, twins[start:stop].tobytes()) for batch, start, stop in _runs(twins["unit"] // plan.units_at_once))
+    return write_parts(job.output, naming.part_path(TWINS, bucket), cut)
+
+
+def twins_among(keys: np.ndarray) -> np.ndarray:
+    """The rows whose key others hold before them, in (unit, row) order."""
+    hashes = np.sort(keys["hash"])
+    taken = hashes[1:][hashes[1:] == hashes[:-1]]
+    if not len(taken):
+        return np.empty(0, TWIN)
+    keys = keys[np.isin(keys["hash"], taken)]
+    keys = keys[np.lexsort((keys["row"], keys["unit"], keys["hash"]))]
+    new = np.concatenate([[True], keys["hash"][1:] != keys["hash"][:-1]])
+    firsts = np.maximum.accumulate(np.where(new, np.arange(len(new)), 0))
+    twins = np.empty(len(keys), TWIN)
+    twins["unit"], twins["row"], twins["number"] = keys["unit"], keys["row"], np.arange(len(keys)) - firsts
+    return np.sort(twins[~new], order=["unit", "row"])
+
+
+def assign_batch(
+    job: Job, plan: PlanFile, batch: int, starts: Starts, twins: Iterable[Part]
+) -> list[tuple[Group, Part]]:
+    """The references of a batch of units, cut by group of shards: ((split, group), where its part stands).
+
+    Samples that are stored nowhere are listed in `plan/dropped/`.
+    """
+    units = plan.units_of(batch)
+    found = [tables.rows_from_bytes(data) for data in read_parts(job.output, _unit_parts(units))]
+    firsts = np.cumsum([0, *map(len, found)])
+    raw = tables.concat(found)
+    found.clear()
+    raw = raw.replace(key=_final_keys(raw, _twin_numbers(job, twins, units, firsts, len(raw))))
+    stored = np.zeros(len(raw), bool)
+    parts = write_parts(job.output, naming.part_path(REFERENCES, batch), _cut(job, plan, raw, starts, stored))
+    for unit, (first, stop) in zip(units, pairwise(firsts.tolist()), strict=True):
+        dropped = np.flatnonzero(~stored[first:stop])
+        if len(dropped):
+            table = tables.from_bytes(job.output.read(naming.unit_path(unit)))
+            put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, dropped)))
+    return parts
+
+
+def plan_group(job: Job, plan: SplitPlan, parts: Iterable[Part]) -> Iterator[int]:
+    """Writes the references of every shard of one group, in their final order; yields the shard numbers."""
+    rows = tables.concat([tables.part_from_bytes(data) for data in read_parts(job.output, sorted(parts))])
+    shard = rows.numbers("shard")
+    order = planning.rank_order(shard, rows.numbers("rank"), rows.numbers("source"), rows.numbers("copy"))
+    runs = list(_runs(shard[order]))
+    sorted_rows = rows.take(order)
+    for (number, start, stop), mine in zip(runs, sorted_rows.slices(_bounds(runs)), strict=True):
         assert stop - start == plan.shard_size(number), "the arithmetic of the plan and the references agree"
-        mine = table.take(pa.array(order[start:stop]))
-        put(job.output, naming.references_path(plan.name, number), tables.to_bytes(mine))
+        put(job.output, naming.references_path(plan.name, number), tables.rows_to_bytes(mine))
         yield number
 
 
-def _plan_split(job: Job, name: str, summaries: Sequence[UnitSummary]) -> SplitPlan:
+def _cut(job: Job, plan: PlanFile, raw: Rows, starts: Starts, stored: np.ndarray) -> Iterator[tuple[Group, bytes]]:
+    """The references of all rows as parts; marks in `stored` which rows have any."""
+    words, codes = raw.words("split"), raw.numbers("split")
+    for name, split in sorted(plan.splits.items()):
+        mine = np.flatnonzero(codes == words.index(name)) if name in words else np.zeros(0, int)
+        for places in _places(job, split, raw.numbers("label")[mine], starts[name]):
+            row = mine[places.row]
+            stored[row] = True
+            for group, rows in _by_group(split, raw, row, places, starts[name].serial):
+                yield (name, group), tables.part_to_bytes(rows)
+
+
+def _places(job: Job, plan: SplitPlan, labels: np.ndarray, start: UnitStart) -> Iterator[Places]:
+    stratified = job.config.balance == "stratified"
+    return planning.places(labels, start, plan, seed=job.config.seed, stratified=stratified)
+
+
+def _by_group(plan: SplitPlan, raw: Rows, row: np.ndarray, places: Places, serial: int) -> Iterator[tuple[int, Rows]]:
+    order = planning.by_shard(places.shard)  # groups are neighbouring shards; neighbours in a part will be neighbours
+    for runs in _pieces(_runs(plan.group_of(places.shard[order]))):
+        mine = order[runs[0][1] : runs[-1][2]]
+        taken = raw.take(row[mine])
+        taken = taken.replace(
+            key=tables.with_copies(taken.columns["key"], places.copy[mine]),
+            source=pa.array(serial + places.row[mine], pa.int64()),
+            copy=pa.array(places.copy[mine], pa.int32()),
+            shard=pa.array(places.shard[mine], pa.int32()),
+            rank=pa.array(places.rank[mine], pa.uint64()),
+        )
+        yield from zip((number for number, _, _ in runs), taken.slices(_bounds(runs)), strict=True)
+
+
+def _pieces(runs: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
+    """Neighbouring runs of together at most ROWS_PER_PIECE rows; longer runs are cut."""
+    piece: list[tuple[int, int, int]] = []
+    for number, start, stop in runs:
+        for first in range(start, stop, ROWS_PER_PIECE):
+            last = min(stop, first + ROWS_PER_PIECE)
+            if piece and last - piece[0][1] > ROWS_PER_PIECE:
+                yield piece
+                piece = []
+            piece.append((number, first, last))
+    if piece:
+        yield piece
+
+
+def _runs(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """(value, start, stop) of each run of equal values."""
+    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    for start, stop in pairwise(bounds if len(values) else ()):
+        yield int(values[start]), start, stop
+
+
+def _bounds(runs: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Where neighbouring runs are cut, from the start of the first."""
+    first = runs[0][1]
+    return [0, *(stop - first for _, _, stop in runs)]
+
+
+def _unit_parts(units: Iterable[int]) -> Iterator[Part]:
+    return (Part(naming.unit_path(unit)) for unit in units)
+
+
+def _twin_numbers(job: Job, parts: Iterable[Part], units: range, firsts: np.ndarray, num_rows: int) -> np.ndarray:
+    """For each row of a batch how many others hold its wanted key before it."""
+    numbers = np.zeros(num_rows, np.int64)
+    for data in read_parts(job.output, sorted(parts)):
+        twins = np.frombuffer(data, TWIN)
+        numbers[firsts[twins["unit"] - units.start] + twins["row"]] = twins["number"]
+    return numbers
+
+
+def _final_keys(raw: Rows, twin: np.ndarray) -> pa.Array:
+    """The keys, each free and fit for a tar: those that can't stay are made from the original name."""
+    keys, names = raw.columns["key"], raw.columns["name"]
+    change = twin > 0
+    change[tables.no_keys(keys)] = True
+    if not change.any():
+        return keys
+    words, codes = raw.words("split"), raw.numbers("split")
+    new = [naming.short_key(f"{words[codes[row]]}/{names[row]}", int(twin[row])) for row in np.flatnonzero(change)]
+    return pc.replace_with_mask(keys, pa.array(change), pa.array(new, pa.string()))
+
+
+def _plan_split(job: Job, name: str, whole: UnitSummary) -> SplitPlan:
+    count = whole.splits[name]
     return planning.plan_split(
         name,
-        planning.sum_strata(summaries, name),
-        num_bytes=sum(summary.splits[name].num_bytes for summary in summaries if name in summary.splits),
-        fields=planning.merge_fields(summaries, name),
+        count.strata,
+        num_bytes=count.num_bytes,
+        fields=whole.fields.get(name, ()),
         sizing=job.config.sizing(name),
         balance=job.config.balance,
     )
-
-
-def _places(job: Job, plan: SplitPlan, table: pa.Table, rows: np.ndarray, start: UnitStart) -> Places:
-    labels = tables.numbers(table, "label")[rows]
-    return planning.place(labels, start, plan, seed=job.config.seed, stratified=job.config.balance == "stratified")
 
 
 def _dropped_lines(table: pa.Table, rows: np.ndarray) -> Iterator[bytes]:
@@ -135,57 +265,7 @@ def _dropped_lines(table: pa.Table, rows: np.ndarray) -> Iterator[bytes]:
         yield json.dumps(row, sort_keys=True).encode() + b"\n"
 
 
-def _columns(places: Places, row: np.ndarray, serial: int) -> dict[str, np.ndarray]:
-    return {
-        "row": row,
-        "source": serial + places.row,
-        "copy": places.copy,
-        "shard": places.shard,
-        "rank": places.rank,
-    }
-
-
-def _cut_by_group(
-    plan: SplitPlan, raw: pa.Table, found: Sequence[dict[str, np.ndarray]]
-) -> Iterator[tuple[tuple[str, int], pa.Table]]:
-    columns = {name: np.concatenate([part[name] for part in found]) for name in found[0]}
-    group = plan.group_of(columns["shard"])
-    order = np.argsort(group, kind="stable")
-    for first in range(0, len(order), planning.ROWS_AT_ONCE):
-        mine = order[first : first + planning.ROWS_AT_ONCE]
-        table = _place_rows(raw, {name: column[mine] for name, column in columns.items()})
-        numbers, firsts = np.unique(group[mine], return_index=True)
-        for number, start, stop in zip(numbers.tolist(), firsts, [*firsts[1:], len(mine)], strict=True):
-            yield (plan.name, number), table.slice(start, stop - start)
-
-
-def _place_rows(raw: pa.Table, columns: dict[str, np.ndarray]) -> pa.Table:
-    table = tables.place_rows(raw, columns["row"], columns)
-    if not columns["copy"].any():
-        return table
-    copies = zip(table["key"].to_pylist(), columns["copy"].tolist(), strict=True)
-    return tables.with_keys(table, [naming.copy_key(key, copy) for key, copy in copies])
-
-
-def _with_final_keys(table: pa.Table, splits: np.ndarray, twins: Twins) -> pa.Table:
-    rows = sorted({*tables.no_keys(table).tolist(), *twins})
-    if not rows:
-        return table
-    keys, names = table["key"].to_pylist(), table["name"]
-    for row in rows:
-        keys[row] = final_key(splits[row], names[row].as_py(), keys[row], twins.get(row))
-    return tables.with_keys(table, keys)
-
-
-def final_key(split: str, name: str, wanted: str, twin: int | None) -> str:
-    """The wanted key if it can be one and is free, else a short one made from the original name."""
-    if twin is None and naming.is_key(wanted):
-        return wanted
-    return naming.short_key(f"{split}/{name}", twin or 0)
-
-
-def _classes(build: BuildFile, summaries: Sequence[UnitSummary]) -> list[ClassInfo]:
-    largest = max(summary.max_label for summary in summaries)
+def _classes(build: BuildFile, largest: int) -> list[ClassInfo]:
     if build.classes is None:
         return [ClassInfo(label=label, name=str(label)) for label in range(largest + 1)]
     if largest >= len(build.classes):
@@ -210,13 +290,8 @@ def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: dict[str, 
             )
 
 
-def _sum_fixes(summaries: Sequence[UnitSummary]) -> dict[str, int]:
-    names = sorted({name for summary in summaries for name in summary.fixes})
-    return {name: sum(summary.fixes.get(name, 0) for summary in summaries) for name in names}
-
-
-def _rejected_lines(job: Job, summaries: Sequence[UnitSummary]) -> Iterator[bytes]:
-    for summary in summaries:
+def _rejected_lines(job: Job, num_units: int) -> Iterator[bytes]:
+    for summary in read_summaries(job, num_units):
         if any(count.num_rejected for count in summary.splits.values()):
             table = tables.from_bytes(job.output.read(naming.unit_path(summary.unit)))
             for entry in tables.rejected_of(table):

@@ -28,17 +28,18 @@ from pipelines.job import (
     read_record,
     survey_bytes,
 )
+from pipelines.parts import remove_parts
 from pipelines.progress import Progress, Watch
 from pipelines.transforms import (
     NAMESPACE,
-    AssignUnits,
+    AssignBatch,
     Commit,
     FindTwins,
     IndexUnit,
     MakePlan,
-    PlanShards,
+    PlanGroup,
+    SpreadKeys,
     WriteShard,
-    num_buckets,
 )
 from shardset import manifest as manifests
 from shardset import naming
@@ -90,6 +91,7 @@ def _run(
             lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run),
             progress.say if progress else None,
         )
+    remove_parts(output)
     plan = read_record(output, naming.PLAN, PlanFile)
     manifest = None if dry_run else _published(output, plan)
     plan_bytes = sum(found.num_bytes for found in output.list(naming.PLAN_FOLDER))
@@ -104,37 +106,44 @@ def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequenc
         pipeline
         | "List units" >> beam.Create(lines)  # UnitLine
         | "Spread units" >> beam.Reshuffle()
-        | "Index" >> beam.ParDo(IndexUnit(job, num_buckets(len(lines)))).with_outputs("keys", main="summaries")
+        | "Index" >> beam.ParDo(IndexUnit(job))  # unit
+        | "Count units" >> beam.combiners.Count.Globally()
     )
-    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of its own for each.
-    summaries = indexed.summaries | "Summaries" >> beam.Map(_same)
     planned = (
         pipeline
         | "Once all is indexed" >> beam.Create([None])
-        | "Plan" >> beam.ParDo(MakePlan(job, file), beam.pvalue.AsList(summaries)).with_outputs("starts", main="plan")
+        | "Plan"
+        >> beam.ParDo(MakePlan(job, file), beam.pvalue.AsSingleton(indexed)).with_outputs("starts", main="plan")
     )
     if dry_run:
         return
+    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of its own.
     plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(_same))  # PlanFile
     twins = (
-        indexed["keys"]
-        | "Gather keys" >> beam.GroupByKey()  # (bucket, parts)
-        | "Find twins" >> beam.ParDo(FindTwins(), plan)  # (batch, (unit, {row: number}))
+        planned.starts
+        | "Spread batches" >> beam.Reshuffle()
+        | "Spread keys" >> beam.ParDo(SpreadKeys(job), plan)  # (bucket, Part)
+        | "Gather keys" >> beam.GroupByKey()
+        | "Find twins" >> beam.ParDo(FindTwins(job), plan)  # (batch, Part)
     )
     shards = (
         {"starts": planned.starts, "twins": twins}
         | "Join" >> beam.CoGroupByKey()  # (batch, {starts, twins})
-        | "Assign places" >> beam.ParDo(AssignUnits(job), plan)  # ((split, group), references)
+        | "Assign places" >> beam.ParDo(AssignBatch(job), plan)  # ((split, group), Part)
         | "Gather references" >> beam.GroupByKey()
-        | "Plan shards" >> beam.ParDo(PlanShards(job), plan)  # (split, shard)
+        | "Plan shards" >> beam.ParDo(PlanGroup(job), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, job.config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
     )
-    records = shards | "Write shards" >> beam.ParDo(WriteShard(job), plan)  # ShardRecord
+    finished = (
+        shards
+        | "Write shards" >> beam.ParDo(WriteShard(job), plan)  # (split, shard)
+        | "Count shards" >> beam.combiners.Count.Globally()
+    )
     (
         pipeline
         | "Once all is written" >> beam.Create([None])
-        | "Commit" >> beam.ParDo(Commit(job), beam.pvalue.AsList(records), plan)  # str
+        | "Commit" >> beam.ParDo(Commit(job), beam.pvalue.AsSingleton(finished), plan)  # str
     )
 
 

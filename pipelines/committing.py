@@ -1,11 +1,12 @@
 """The commit: every shard's record becomes one manifest, written last and at once."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from pipelines.encoding import ImageOptions, libraries
 from pipelines.job import Job, PlanFile, put
+from pipelines.parts import Part, read_parts
 from pipelines.planning import SplitPlan
 from pipelines.writing import ShardRecord
 from shardset import manifest as manifests
@@ -17,16 +18,14 @@ from shardset.storage import ABSENT
 from shardset.version import __version__
 
 
-def commit(job: Job, plan: PlanFile, records: Iterable[ShardRecord]) -> Manifest | None:
-    """Publishes the manifest if all shards are finished; None if only some were asked for.
+def commit(job: Job, plan: PlanFile, num_finished: int) -> Manifest | None:
+    """Publishes the manifest if that many are all shards; None if only some were asked for.
 
     A set that this one replaces stays whole until the new manifest stands; then its files go.
     """
-    found = {(record.split, record.number): record for record in records}
-    wanted = [(name, number) for name, split in plan.splits.items() for number in range(split.num_shards)]
-    if any(slot not in found for slot in wanted):
+    if num_finished != sum(split.num_shards for split in plan.splits.values()):
         return None
-    manifest = make_manifest(job, plan, found)
+    manifest = make_manifest(job, plan, {name: read_records(job, plan, name) for name in plan.splits})
     put(job.output, manifest.quarantine.path, job.output.read(naming.REJECTED))
     _publish(job, manifest)
     if job.suffix:
@@ -34,7 +33,16 @@ def commit(job: Job, plan: PlanFile, records: Iterable[ShardRecord]) -> Manifest
     return manifest
 
 
-def make_manifest(job: Job, plan: PlanFile, records: dict[tuple[str, int], ShardRecord]) -> Manifest:
+def read_records(job: Job, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
+    """The records of all shards of a split, in order, each read when it is asked for."""
+    names = (naming.record_path(split, number) for number in range(plan.splits[split].num_shards))
+    for data in read_parts(job.output, map(Part, names)):
+        record = msgspec.json.decode(data, type=ShardRecord)
+        assert record.plan_digest == plan.digest, "a finished shard is one of this plan"
+        yield record
+
+
+def make_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> Manifest:
     """The sealed manifest of a plan whose shards are all finished."""
     config = job.config
     encodes = plan.spooled or plan.fixes or config.image != ImageOptions(max_pixels=config.image.max_pixels)
@@ -48,10 +56,7 @@ def make_manifest(job: Job, plan: PlanFile, records: dict[tuple[str, int], Shard
             order_version=ORDER_VERSION,
             remainder=config.remainder,
             classes=plan.classes,
-            splits={
-                name: _split(split, [records[name, number] for number in range(split.num_shards)])
-                for name, split in sorted(plan.splits.items())
-            },
+            splits={name: _split(split, records[name]) for name, split in sorted(plan.splits.items())},
             quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(job.suffix)),
             fixes=plan.fixes,
             provenance=Provenance(
@@ -66,25 +71,25 @@ def make_manifest(job: Job, plan: PlanFile, records: dict[tuple[str, int], Shard
     )
 
 
-def _split(plan: SplitPlan, records: Sequence[ShardRecord]) -> Split:
+def _split(plan: SplitPlan, records: Iterable[ShardRecord]) -> Split:
+    num_content_bytes, first_id = 0, 0
+    fields: dict[str, None] = {}
+    shards: list[Shard] = []
+    for record in records:
+        num_content_bytes += record.num_content_bytes
+        fields.update(dict.fromkeys(record.fields))
+        shards.append(msgspec.structs.replace(record.shard, first_id=first_id))
+        first_id += record.shard.num_samples
     return Split(
         num_samples=plan.num_stored,
         num_shards=plan.num_shards,
         num_source_samples=plan.num_source,
         num_dropped=plan.num_dropped,
         num_repeats=plan.num_repeats,
-        num_content_bytes=sum(record.num_content_bytes for record in records),
-        fields=list(dict.fromkeys(field for record in records for field in record.fields)),
-        shards=_numbered([record.shard for record in records]),
+        num_content_bytes=num_content_bytes,
+        fields=list(fields),
+        shards=shards,
     )
-
-
-def _numbered(shards: Sequence[Shard]) -> list[Shard]:
-    first_id, numbered = 0, []
-    for shard in shards:
-        numbered.append(msgspec.structs.replace(shard, first_id=first_id))
-        first_id += shard.num_samples
-    return numbered
 
 
 def _publish(job: Job, manifest: Manifest) -> None:

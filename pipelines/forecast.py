@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from pipelines.planning import SplitPlan
+from pipelines.planning import SplitPlan, samples_at_once
 from pipelines.prices import Prices
 from shardset.budget import BUDGET_BYTES, INDEX_BUDGET_BYTES, INDEX_BYTES, Memory, fit_memory, fit_order
 from shardset.errors import ConfigError
@@ -24,10 +24,15 @@ UPLOADS_PER_SHARD = 4
 """The tar, its index, the references of the plan, the record of the finished shard."""
 UPLOADS_PER_BUILD = 6
 """plan/build.json, survey.jsonl, plan.json, rejected.jsonl; the quarantine list and the manifest."""
-LISTS_PER_BUILD = 8
-LOOKS_PER_SHARD = 4
-"""Its references, the record that is not there yet, and what stands where tar and index will be."""
-LOOKS_PER_UNIT = 3
+UPLOADS_PER_UNIT = 2
+"""Its index and its summary."""
+UPLOADS_PER_BATCH = 2
+"""The keys and the references of some hundred thousand samples, for the next step."""
+LISTS_PER_BUILD = 9
+LOOKS_PER_SHARD = 5
+"""Its references, the record (not there yet, then for the manifest), and what stands where tar and index will be."""
+LOOKS_PER_UNIT = 8
+"""Its line, its index and summary that are not there yet, the summary three times, keys and references."""
 LOOKS_PER_BUILD = 12
 LISTED_AT_ONCE = 1000
 
@@ -406,13 +411,19 @@ def build_requests(stored: StoredSet) -> Requests:
     assert stored.raw is not None
     raw, num_shards = stored.raw, sum(len(split.shard_sizes) for split in stored.splits.values())
     num_stored = sum(split.plan.num_stored for split in stored.splits.values())
+    num_batches = math.ceil(num_stored / samples_at_once(num_stored))
     lists = math.ceil(raw.num_files / LISTED_AT_ONCE) + LISTS_PER_BUILD
     return Requests(
-        class_a=UPLOADS_PER_SHARD * num_shards + raw.num_units + UPLOADS_PER_BUILD + lists,
+        class_a=UPLOADS_PER_SHARD * num_shards
+        + UPLOADS_PER_UNIT * raw.num_units
+        + UPLOADS_PER_BATCH * num_batches
+        + UPLOADS_PER_BUILD
+        + lists,
         class_b=raw.num_reads
         + num_stored
         + LOOKS_PER_SHARD * num_shards
         + LOOKS_PER_UNIT * raw.num_units
+        + num_batches * (num_batches + sum(split.plan.num_groups for split in stored.splits.values()))
         + LOOKS_PER_BUILD,
     )
 

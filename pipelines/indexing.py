@@ -4,35 +4,25 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import google_crc32c
+import msgspec
 import numpy as np
 import pyarrow as pa
 
 from pipelines import tables
 from pipelines.encoding import UndecodableImage, examine, stored_field
-from pipelines.job import Job, UnitLine, put, read_unit
-from pipelines.planning import SplitCount, UnitSummary
+from pipelines.job import Job, UnitLine, put, read_record, read_unit
+from pipelines.planning import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.reading import SPOOLED, fetch
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
 from shardset import naming
 from shardset.errors import NotFound, SourceError
-from shardset.permutation import hash_text
 from shardset.storage import Storage, Writer
 
 BATCH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Indexed:
-    """A unit's summary and the 64-bit hashes of its wanted keys, in row order; `fresh` if it was indexed just now."""
-
-    summary: UnitSummary
-    key_hashes: np.ndarray
-    fresh: bool
 
 
 class UnitSpool:
@@ -55,17 +45,14 @@ class UnitSpool:
         return extent
 
 
-def index_unit(job: Job, line: UnitLine) -> Indexed:
-    """Indexes a unit, or reads the index that an earlier try of the same build left."""
-    try:
-        table = tables.from_bytes(job.output.read(naming.unit_path(line.number)))
-        fresh = False
-    except NotFound:
-        table = _index(job, line)
-        put(job.output, naming.unit_path(line.number), tables.to_bytes(table))
-        fresh = True
-    hashes = np.array([hash_text(key, key=0) for key in table["key"].to_pylist()], dtype=np.uint64)
-    return Indexed(summarize(table, line.number), hashes, fresh)
+def index_unit(job: Job, line: UnitLine) -> UnitSummary:
+    """Indexes a unit and writes its index and summary, unless an earlier try of the same build left them."""
+    found: UnitSummary | None = read_record(job.output, naming.summary_path(line.number), UnitSummary)
+    if found:
+        return found
+    summary = summarize(_indexed(job, line), line.number)
+    put(job.output, naming.summary_path(line.number), msgspec.json.encode(summary))
+    return summary
 
 
 def summarize(table: pa.Table, unit: int) -> UnitSummary:
@@ -74,7 +61,7 @@ def summarize(table: pa.Table, unit: int) -> UnitSummary:
     bad = Counter(entry["split"] for entry in rejected)
     splits = np.array(table["split"].to_pylist(), dtype=object)
     labels = tables.numbers(table, "label")
-    sizes = np.array([_stored_bytes(fields) for fields in table["fields"].to_pylist()], dtype=np.int64)
+    sizes = tables.field_bytes(table)
     counts, fields = {}, {}
     for split in sorted({*splits.tolist(), *bad}):
         mine = splits == split
@@ -91,11 +78,21 @@ def summarize(table: pa.Table, unit: int) -> UnitSummary:
         splits=counts,
         fields=fields,
         fixes=dict(sorted(Counter(fix for fix in table["fix"].to_pylist() if fix).items())),
-        reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:5]],
+        reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
         max_label=int(labels.max(initial=-1)),
         spooled=_is_spooled(table),
         digest=tables.digest_of(table),
     )
+
+
+def _indexed(job: Job, line: UnitLine) -> pa.Table:
+    name = naming.unit_path(line.number)
+    try:
+        return tables.from_bytes(job.output.read(name))
+    except NotFound:
+        table = _index(job, line)
+        put(job.output, name, tables.to_bytes(table))
+        return table
 
 
 def _index(job: Job, line: UnitLine) -> pa.Table:
@@ -223,10 +220,6 @@ def _check_sample(sample: RawSample) -> None:
             raise SourceError(
                 f"{sample.name}: field {field!r} can't be an extension; use lower-case letters and digits"
             )
-
-
-def _stored_bytes(fields: list[dict[str, Any]]) -> int:
-    return sum(field["num_bytes"] for field in fields)
 
 
 def _field_names(table: pa.Table) -> list[str]:

@@ -44,9 +44,15 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     spooled: bool
     notes: list[str]
 
-    def batch_of(self, unit: int) -> int:
-        """Units of the same number are assigned together."""
-        return unit // units_at_once(self.num_units, self.splits.values())
+    @property
+    def units_at_once(self) -> int:
+        """How many units are a batch, treated together."""
+        return units_at_once(self.num_units, self.splits.values())
+
+    def units_of(self, batch: int) -> range:
+        """The units of one batch."""
+        at_once = self.units_at_once
+        return range(batch * at_once, min(self.num_units, (batch + 1) * at_once))
 
 
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,9 +7,12 @@ and the line is dealt to the shards like cards: place j goes to shard j mod S. S
 stratum's counts too, and where a sample goes is arithmetic: no sort, no memory that grows with the data set.
 """
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -20,12 +23,16 @@ from shardset.permutation import derive_key, hash64, permute
 
 TARGET_SHARD_BYTES = 128 * 2**20
 MIN_SHARDS = 4
-GROUP_SAMPLES = 2**17
-"""References are gathered in groups of whole shards with about this many samples: bounds a worker's memory."""
-ROWS_AT_ONCE = 2**17
-"""So many references are cut by group at once, at most: bounds a worker's memory."""
-_ROWS_PER_PART = 64
-"""Units are taken together until a group's part of them has about this many references: bounds the parts' number."""
+MIN_AT_ONCE, MAX_AT_ONCE = 2**17, 2**19
+"""So many references are a batch of units or a group of shards: bounds a worker's memory."""
+_ROWS_PER_PART = 400
+"""What a group gets from a batch has about this many references: bounds the number of parts."""
+ROWS_AT_ONCE = 2**19
+"""So many references are placed at once, at most."""
+BUCKET_KEYS = 2**20
+MAX_BUCKETS = 1024
+MAX_REASONS = 5
+"""Of rejects, so many are told where a number of them is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +113,7 @@ class SplitPlan:
     @property
     def num_groups(self) -> int:
         """How many groups of shards the references are gathered in."""
-        return min(self.num_shards, math.ceil(self.num_stored / GROUP_SAMPLES))
+        return min(self.num_shards, math.ceil(self.num_stored / samples_at_once(self.num_stored)))
 
     def group_of(self, shard: np.ndarray) -> np.ndarray:
         """The group of each shard number."""
@@ -131,12 +138,20 @@ class Places:
     rank: np.ndarray = field(repr=False)
 
 
+def samples_at_once(num_samples: int) -> int:
+    """How many samples of so many are treated together: few enough for a cache, as long as parts do not get tiny."""
+    return min(MAX_AT_ONCE, max(MIN_AT_ONCE, math.isqrt(_ROWS_PER_PART * num_samples)))
+
+
 def units_at_once(num_units: int, splits: Iterable[SplitPlan]) -> int:
-    """How many neighbouring units have their references cut together."""
-    splits = list(splits)
-    rows_per_unit = math.ceil(sum(split.num_stored for split in splits) / num_units)
-    wanted = min(ROWS_AT_ONCE, _ROWS_PER_PART * sum(split.num_groups for split in splits))
-    return max(1, wanted // max(1, rows_per_unit))
+    """How many neighbouring units are treated together."""
+    rows = sum(max(split.num_source, split.num_stored) for split in splits)
+    return max(1, samples_at_once(rows) * num_units // max(1, rows))
+
+
+def num_buckets(splits: Iterable[SplitPlan]) -> int:
+    """How many buckets the keys' hashes are grouped in to find those that are wanted twice."""
+    return min(MAX_BUCKETS, math.ceil(sum(split.num_source for split in splits) / BUCKET_KEYS))
 
 
 def stored_samples(num_wanted: int, sizing: Sizing, num_shards: int) -> int:
@@ -222,7 +237,7 @@ def place(labels: np.ndarray, start: UnitStart, plan: SplitPlan, *, seed: int, s
     """
     strata = labels if stratified else np.zeros(len(labels), np.int64)
     parts = [
-        _place_stratum(rows, label, start.strata[label], plan, derive_key(seed, "place", plan.name, label))
+        _place_stratum(rows, label, start.strata.get(label, 0), plan, derive_key(seed, "place", plan.name, label))
         for label, rows in _rows_by_stratum(strata)
     ]
     row, copy, line = (
@@ -232,58 +247,123 @@ def place(labels: np.ndarray, start: UnitStart, plan: SplitPlan, *, seed: int, s
     return Places(row=row, copy=copy, shard=line % plan.num_shards, rank=rank)
 
 
+def places(labels: np.ndarray, start: UnitStart, plan: SplitPlan, *, seed: int, stratified: bool) -> Iterator[Places]:
+    """`place`, a piece of the samples after the other: at most ROWS_AT_ONCE places, or those of one sample, at once."""
+    most = max(math.ceil(stratum.num_stored / stratum.num_samples) for stratum in plan.strata.values())
+    at_once = max(1, ROWS_AT_ONCE // max(1, most))
+    for first in range(0, len(labels), at_once):
+        mine = labels[first : first + at_once]
+        found = place(mine, start, plan, seed=seed, stratified=stratified)
+        yield replace(found, row=found.row + first)
+        start = advance(start, _count(mine) if stratified else {0: len(mine)}, len(mine))
+
+
+def advance(start: UnitStart, strata: Mapping[int, int], num_samples: int) -> UnitStart:
+    """Where the samples start that follow `num_samples` others."""
+    labels = {**start.strata, **strata}
+    return UnitStart(
+        serial=start.serial + num_samples,
+        strata={label: start.strata.get(label, 0) + strata.get(label, 0) for label in labels},
+    )
+
+
 def rank_order(shard: np.ndarray, rank: np.ndarray, source: np.ndarray, copy: np.ndarray) -> np.ndarray:
     """The row order of stored samples: by shard, then rank; equal ranks (1 in 2**64) by source and copy."""
-    return np.lexsort((copy, source, rank, shard))
+    order = np.argsort(rank)
+    order = order[by_shard(shard[order])]
+    same = (shard[order][1:] == shard[order][:-1]) & (rank[order][1:] == rank[order][:-1])
+    return np.lexsort((copy, source, rank, shard)) if same.any() else order
 
 
-def unit_starts(summaries: Sequence[UnitSummary], *, stratified: bool) -> list[dict[str, UnitStart]]:
-    """For each unit, in unit order, where its samples of each split start."""
-    serials: dict[str, int] = {}
-    counts: dict[str, dict[int, int]] = {}
-    starts = []
+def by_shard(shard: np.ndarray) -> np.ndarray:
+    """The stable order of shard numbers; NumPy sorts 16 bits at once, which is ten times as fast as all."""
+    order = np.argsort(shard.astype(np.uint16), kind="stable")
+    if not len(shard) or shard.max() < 2**16:
+        return order
+    return order[np.argsort((shard >> 16).astype(np.uint16)[order], kind="stable")]
+
+
+def batch_starts(
+    summaries: Iterable[UnitSummary], splits: Iterable[str], *, at_once: int, stratified: bool
+) -> Iterator[dict[str, UnitStart]]:
+    """For each `at_once` units, in unit order, where their samples of each split start."""
+    seen = {split: _Count() for split in splits}
+    for number, summary in enumerate(summaries):
+        if number % at_once == 0:
+            yield {split: _start_after(count, stratified=stratified) for split, count in seen.items()}
+        for split in seen.keys() & summary.splits.keys():
+            seen[split].add(summary.splits[split])
+
+
+def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
+    """One summary of all units; its digest is of theirs, in unit order. Holds none of them."""
+    splits: dict[str, _Count] = {}
+    fields: dict[str, dict[str, None]] = {}
+    fixes: Counter[str] = Counter()
+    reasons: list[str] = []
+    max_label, spooled, num_units, digest = -1, False, 0, hashlib.sha256(b"[")
     for summary in summaries:
-        mine = {}
-        for split, count in summary.splits.items():
-            seen = counts.setdefault(split, {})
-            strata = count.strata if stratified else {0: count.num_samples}
-            mine[split] = UnitStart(
-                serial=serials.get(split, 0), strata={label: seen.get(label, 0) for label in strata}
-            )
-            serials[split] = serials.get(split, 0) + count.num_samples
-            for label, number in strata.items():
-                seen[label] = seen.get(label, 0) + number
-        starts.append(mine)
-    return starts
+        for name, count in summary.splits.items():
+            splits.setdefault(name, _Count()).add(count)
+        for name, found in summary.fields.items():
+            fields.setdefault(name, {}).update(dict.fromkeys(found))
+        fixes.update(summary.fixes)
+        reasons += summary.reasons[: MAX_REASONS - len(reasons)]
+        max_label = max(max_label, summary.max_label)
+        spooled = spooled or summary.spooled
+        digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
+        num_units += 1
+    digest.update(b"]")
+    return UnitSummary(
+        unit=num_units,
+        splits={name: count.frozen() for name, count in splits.items()},
+        fields={name: list(found) for name, found in fields.items()},
+        fixes=dict(sorted(fixes.items())),
+        reasons=reasons,
+        max_label=max_label,
+        spooled=spooled,
+        digest=digest.hexdigest(),
+    )
 
 
-def sum_strata(summaries: Sequence[UnitSummary], split: str) -> dict[int, int]:
-    """How many samples of each label a split has."""
-    total: dict[int, int] = {}
-    for summary in summaries:
-        if split in summary.splits:
-            for label, number in summary.splits[split].strata.items():
-                total[label] = total.get(label, 0) + number
-    return total
+@dataclass(slots=True)
+class _Count:
+    """The running sum of SplitCounts."""
+
+    num_samples: int = 0
+    num_rejected: int = 0
+    num_bytes: int = 0
+    strata: Counter[int] = field(default_factory=Counter)
+
+    def add(self, count: SplitCount) -> None:
+        self.num_samples += count.num_samples
+        self.num_rejected += count.num_rejected
+        self.num_bytes += count.num_bytes
+        self.strata.update(count.strata)
+
+    def frozen(self) -> SplitCount:
+        return SplitCount(
+            num_samples=self.num_samples,
+            num_rejected=self.num_rejected,
+            num_bytes=self.num_bytes,
+            strata=dict(self.strata),
+        )
 
 
-def merge_fields(summaries: Sequence[UnitSummary], split: str) -> list[str]:
-    """All fields of a split in order of first appearance."""
-    return list(dict.fromkeys(name for summary in summaries for name in summary.fields.get(split, ())))
-
-
-def refuse_too_many_bad(summaries: Sequence[UnitSummary], max_bad_fraction: float) -> None:
+def refuse_too_many_bad(whole: UnitSummary, max_bad_fraction: float) -> None:
     """Raises TooManyBad if more than that fraction of a split was rejected."""
-    for split in sorted({name for summary in summaries for name in summary.splits}):
-        counts = [summary.splits[split] for summary in summaries if split in summary.splits]
-        bad = sum(count.num_rejected for count in counts)
-        seen = bad + sum(count.num_samples for count in counts)
-        if bad > max_bad_fraction * seen:
-            examples = "; ".join([reason for summary in summaries for reason in summary.reasons][:5])
+    for split, count in sorted(whole.splits.items()):
+        seen = count.num_rejected + count.num_samples
+        if count.num_rejected > max_bad_fraction * seen:
             raise TooManyBad(
-                f"split {split!r}: {bad} of {seen} raw samples are bad, allowed are {max_bad_fraction:.2%} "
-                f"(for example {examples}); mend the input or raise --max-bad-fraction; nothing was written"
+                f"split {split!r}: {count.num_rejected} of {seen} raw samples are bad, allowed are "
+                f"{max_bad_fraction:.2%} (for example {'; '.join(whole.reasons)}); mend the input or raise "
+                "--max-bad-fraction; nothing was written"
             )
+
+
+def _start_after(count: _Count, *, stratified: bool) -> UnitStart:
+    return UnitStart(serial=count.num_samples, strata=dict(count.strata) if stratified else {0: count.num_samples})
 
 
 def _asked(sizing: Sizing) -> str:
@@ -300,16 +380,24 @@ def _rows_by_stratum(strata: np.ndarray) -> list[tuple[int, np.ndarray]]:
     return list(zip(labels.tolist(), np.split(order, firsts[1:]), strict=True)) if len(order) else []
 
 
+def _count(labels: np.ndarray) -> dict[int, int]:
+    values, numbers = np.unique(labels, return_counts=True)
+    return dict(zip(values.tolist(), numbers.tolist(), strict=True))
+
+
 def _place_stratum(
     rows: np.ndarray, label: int, first: int, plan: SplitPlan, key: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     stratum = plan.strata[label]
     serial = np.arange(first, first + len(rows))
     full, extra = divmod(stratum.num_stored, stratum.num_samples)
-    turn = permute(serial, n=stratum.num_samples, key=derive_key(key, "extra"))
-    lucky = np.flatnonzero(turn < extra)
-    row = np.concatenate([np.tile(rows, full), rows[lucky]])
-    copy = np.concatenate([np.repeat(np.arange(full), len(rows)), np.full(len(lucky), full)])
-    number = np.concatenate([np.tile(serial, full), turn[lucky]]) + copy * stratum.num_samples
+    row, number, copy = np.tile(rows, full), np.tile(serial, full), np.repeat(np.arange(full), len(rows))
+    if extra:
+        turn = permute(serial, n=stratum.num_samples, key=derive_key(key, "extra"))
+        lucky = np.flatnonzero(turn < extra)
+        row = np.concatenate([row, rows[lucky]])
+        number = np.concatenate([number, turn[lucky]])
+        copy = np.concatenate([copy, np.full(len(lucky), full)])
+    number += copy * stratum.num_samples
     line = permute(number, n=stratum.num_stored, key=key) if len(number) else number
     return row, copy, line + stratum.start

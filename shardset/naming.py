@@ -17,6 +17,8 @@ PLAN = "plan/plan.json"
 REJECTED = "plan/rejected.jsonl"
 UNITS = "plan/units/"
 RECORDS = "plan/done/"
+PARTS = "plan/parts/"
+"""What steps of one run leave for the next; removed at its end."""
 
 MAX_KEY_BYTES = 72
 MAX_FIELD_BYTES = 16
@@ -24,6 +26,8 @@ MAX_FIELD_BYTES = 16
 
 KEY_PATTERN = r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*"
 """What a key is besides its length, for those who judge many at once."""
+
+COPY_MARK = "@"
 
 _KEY = re.compile(KEY_PATTERN, re.ASCII)
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
@@ -65,7 +69,7 @@ def short_key(original: str, occurrence: int = 0) -> str:
 
 def copy_key(key: str, copy: int) -> str:
     """The key of repeat number `copy` of a sample; copy 0 is the sample itself."""
-    return f"{key}@{copy}" if copy else key
+    return f"{key}{COPY_MARK}{copy}" if copy else key
 
 
 def split_member(name: str) -> tuple[str, str]:
@@ -103,6 +107,16 @@ def index_path(shard: str) -> str:
 def unit_path(unit: int) -> str:
     """The durable index of one unit of raw input."""
     return f"{UNITS}{unit:07d}.arrow"
+
+
+def summary_path(unit: int) -> str:
+    """What the plan needs to know of one unit, written after its index."""
+    return f"plan/summaries/{unit:07d}.json"
+
+
+def part_path(kind: str, number: int) -> str:
+    """What one call of a step leaves for the next step, in pieces."""
+    return f"{PARTS}{kind}-{number:07d}.bin"
 
 
 def dropped_path(unit: int) -> str:

@@ -4,24 +4,27 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import tables
+from pipelines import assigning, planning, tables
 from pipelines.planning import (
+    Places,
     Sizing,
     SplitCount,
     SplitPlan,
+    UnitStart,
     UnitSummary,
     apportion,
+    batch_starts,
     count_shards,
-    merge_fields,
+    merge,
     place,
     plan_split,
     refuse_too_many_bad,
     stored_samples,
-    unit_starts,
 )
 from shardset import naming
 from shardset.errors import ConfigError, TooManyBad
@@ -50,8 +53,9 @@ def all_places(labels: list[int], plan: SplitPlan, balance: str, cuts: list[int]
         )
         for number, (start, stop) in enumerate(pairwise(bounds))
     ]  # fmt: skip
+    starts_of_each = batch_starts(summaries, ["train"], at_once=1, stratified=stratified)
     found = []
-    for (start, stop), starts in zip(pairwise(bounds), unit_starts(summaries, stratified=stratified), strict=True):
+    for (start, stop), starts in zip(pairwise(bounds), starts_of_each, strict=True):
         assert starts["train"].serial == start
         places = place(np.array(labels[start:stop]), starts["train"], plan, seed=seed, stratified=stratified)
         rows = zip(*(column.tolist() for column in (places.row, places.copy, places.shard, places.rank)), strict=True)
@@ -180,14 +184,107 @@ def test_too_many_bad_samples_stop_the_build_and_too_few_do_not():
             max_label=0, spooled=False, digest="",
         )  # fmt: skip
 
-    refuse_too_many_bad([summary(1)], 0.01)
+    refuse_too_many_bad(merge([summary(1)]), 0.01)
     with pytest.raises(TooManyBad, match=r"split 'train': 2 of 100 raw samples are bad.*a\.jpg: empty"):
-        refuse_too_many_bad([summary(2)], 0.01)
-    assert merge_fields([summary(1), summary(0)], "train") == ["jpg"]
+        refuse_too_many_bad(merge([summary(2)]), 0.01)
+    assert merge([summary(1), summary(0)]).fields["train"] == ["jpg"]
 
 
-@given(st.lists(st.text() | st.from_regex(naming.KEY_PATTERN, fullmatch=True) | st.text("aZ0_+=-/@.\n", max_size=80)))
-def test_keys_that_can_not_stay_are_found_all_at_once_as_one_by_one(keys):
+KEYS = st.lists(st.text() | st.from_regex(naming.KEY_PATTERN, fullmatch=True) | st.text("aZ0_+=-/@.\n", max_size=80))
+
+
+def a_table(keys: list[str]) -> pa.Table:
     rows = [{"split": "train", "name": "", "key": key, "image": "", "fix": ""} for key in keys]
-    table = tables.from_bytes(tables.to_bytes(tables.unit_table(rows, [])))
-    assert tables.no_keys(table).tolist() == [row for row, key in enumerate(keys) if not naming.is_key(key)]
+    return tables.unit_table(rows, [])
+
+
+@given(KEYS)
+def test_keys_that_can_not_stay_are_found_all_at_once_as_one_by_one(keys):
+    found = tables.keys_from_bytes(tables.to_bytes(a_table(keys)))
+    assert tables.no_keys(found).tolist() == [row for row, key in enumerate(keys) if not naming.is_key(key)]
+
+
+@given(KEYS)
+def test_equal_keys_have_equal_hashes_and_others_do_not(keys):
+    hashes = tables.hash_keys(pa.array(keys, pa.string())).tolist()
+    alone = [tables.hash_keys(pa.array([key], pa.string())).tolist()[0] for key in keys]
+    assert len(set(hashes)) == len(set(keys))
+    assert [hashes.index(value) for value in hashes] == [keys.index(key) for key in keys]
+    assert alone == hashes, "whatever stands beside it"
+
+
+@given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 3))
+def test_repeats_are_named_all_at_once_as_one_by_one(copies, start):
+    keys = [f"k{number}" for number in range(len(copies))]
+    found = tables.with_copies(pa.array(keys, pa.string()), np.array(copies, np.int64) * start)
+    assert found.to_pylist() == [naming.copy_key(k, c * start) for k, c in zip(keys, copies, strict=True)]
+
+
+FIELDS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "field": st.sampled_from(["jpg", "cls", "json"]),
+            "object": st.none() | st.sampled_from(["a.tar", "b.tar"]) | st.text(max_size=3),
+            "generation": st.none() | st.just("17"),
+            "offset": st.none() | st.integers(0, 2**40),
+            "num_bytes": st.integers(0, 2**40),
+            "data": st.none() | st.binary(max_size=9),
+        }
+    ),
+    max_size=3,
+)
+UNITS = st.lists(
+    st.lists(
+        st.fixed_dictionaries(
+            {
+                "split": st.sampled_from(["train", "test"]), "name": st.text(max_size=9), "key": st.text(max_size=9),
+                "label": st.integers(-1, 5), "image": st.sampled_from(["jpg", ""]), "fix": st.just(""),
+                "crc32c": st.integers(-1, 2**32 - 1), "fields": FIELDS,
+            }
+        ),
+        max_size=8,
+    ),
+    min_size=1, max_size=3,
+)  # fmt: skip
+
+
+@given(UNITS, st.randoms())
+def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(units, random):
+    found = [tables.rows_from_bytes(tables.to_bytes(tables.unit_table(rows, []))) for rows in units]
+    rows = [row for unit in units for row in unit]
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    cut = random.randint(0, len(rows))
+    taken = tables.concat(found).take(np.array(order, np.int64))
+    parts = [tables.part_from_bytes(tables.part_to_bytes(part)) for part in taken.slices([0, cut, len(rows)])]
+    again = tables.from_bytes(tables.rows_to_bytes(tables.concat(parts)))
+    assert again.schema.equals(tables.UNIT)
+    assert again.to_pylist() == [rows[row] for row in order]
+    assert tables.field_bytes(again).tolist() == [sum(f["num_bytes"] for f in rows[row]["fields"]) for row in order]
+
+
+@given(st.lists(st.integers(0, 12), max_size=30), st.integers(1, 7))
+def test_of_rows_that_want_the_same_key_each_knows_how_many_are_before_it(wanted, each):
+    keys = np.zeros(len(wanted), assigning.KEY)
+    keys["hash"], keys["unit"], keys["row"] = wanted, np.arange(len(wanted)) // each, np.arange(len(wanted)) % each
+    twins = assigning.twins_among(keys[::-1]).tolist()
+    numbers = [wanted[:row].count(key) for row, key in enumerate(wanted)]
+    assert twins == [(row // each, row % each, number) for row, number in enumerate(numbers) if number]
+
+
+@given(LABELS, st.sampled_from(["none", "stratified"]), st.integers(1, 40), st.integers(1, 9))
+def test_places_come_in_pieces_of_bounded_size_and_are_the_same_as_all_at_once(labels, balance, repeat, at_once):
+    plan = a_plan(labels, Sizing(num_shards=1, repeat=repeat), balance)
+    start = UnitStart(serial=0, strata={})
+    options = {"seed": 3, "stratified": balance == "stratified"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "ROWS_AT_ONCE", at_once)
+        pieces = list(planning.places(np.array(labels), start, plan, **options))
+    whole = planning.place(np.array(labels), start, plan, **options)
+    found = [entry for piece in pieces for entry in entries(piece)]
+    assert sorted(found) == sorted(entries(whole))
+    assert max(len(piece.row) for piece in pieces) <= max(at_once, repeat)
+
+
+def entries(found: Places) -> list[tuple]:
+    return list(zip(*(column.tolist() for column in (found.row, found.copy, found.shard, found.rank)), strict=True))
