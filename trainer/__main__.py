@@ -184,6 +184,8 @@ def recorded_config(run_dir: str) -> TrainConfig:
         values = json.loads(open_storage(run_dir).read(configs.RECORD))
     except NotFound:
         return configs.default()
+    except ValueError as error:
+        raise ConfigError(f"{run_dir}/{configs.RECORD}: not JSON ({error}); restore it") from error
     return replace(configs.from_dict(values), resume="auto")
 
 
@@ -240,13 +242,16 @@ def _refuse_flags_of_sweep(options: argparse.Namespace) -> None:
 
 
 def doctor(options: argparse.Namespace) -> None:
-    """`doctor`."""
+    """`doctor`: without a recipe and a manifest, for the run as its folder says it was."""
     from trainer import doctor
 
-    wanted = options.want_images_per_second
-    if wanted is not None and not 0 < wanted < float("inf"):
-        raise ConfigError(f"--want-images-per-second {wanted} is not a rate, for example 5000")
-    doctor.report(doctor.findings(config_of(options), wanted), as_json=options.json)
+    rate = options.want_images_per_second
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(f"--want-images-per-second {rate} is not a rate, for example 5000")
+    wanted = None if rate is None else doctor.Wanted(rate, "as given")
+    again = options.run_dir and not (options.recipe or options.manifest)
+    config = config_of(options, recorded_config(options.run_dir) if again else None)
+    doctor.report(doctor.findings(config, wanted), as_json=options.json)
 
 
 def explain(options: argparse.Namespace) -> None:

@@ -7,24 +7,33 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from shardset import manifest as manifests
+from shardset.budget import PREFETCH
 from shardset.errors import NotFound, ShardsetError, StorageError, TransientError
 from shardset.manifest import Manifest
 from shardset.regions import holds, is_known
-from trainer import probes
+from trainer import config as configs
+from trainer import probes, watch
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
-from trainer.probes import Devices, PortState, Rate
+from trainer.probes import Devices, PortState, Rate, Recorded
 from trainer.tpu.commands import REFUSED
 
 Status = Literal["pass", "warn", "fail"]
+
+ALIKE = ("model.name", "model.stem", "model.norm", "image.size", "precision", "accumulate")
+"""The settings on which the images a second of a device depend; those of a recorded run must be the same."""
+
+MIN_BUSY = 0.1
+"""Of a run that waits for data most of the time nobody knows what it would take: at most ten times what it took."""
 
 PYTHONS = ((3, 11), (3, 13))
 """The oldest and the newest minor version of Python that this project and torch_xla have in common."""
 
 TORCH = "2.9"
 TORCHVISION = "0.24"
-PORTS = (8471, 8476, 8477, 8478, 8479)
-"""TCP between the workers of a slice: libtpu joins them by 8471, and with one process for each chip by 8476 onwards."""
+PORTS = (8471, 8476, 8477, 8478, 8479, watch.PORT)
+"""TCP between the workers of a slice: libtpu joins them by 8471, and with one process for each chip by 8476 onwards;
+by the last one the processes of a run watch each other."""
 
 MIB, GIB = 1 << 20, 1 << 30
 LOW_DISK, NO_DISK = 10 * GIB, GIB
@@ -50,6 +59,14 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.status}  {self.check}: {self.found}" + (f"\n      {self.advice}" if self.advice else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the whole run is to read, and who says so."""
+
+    images_per_second: float
+    source: str
 
 
 # --- the software ----------------------------------------------------------------------------------------------------
@@ -233,22 +250,57 @@ def check_clock(skew_s: float | None) -> Finding:
 # --- capacity --------------------------------------------------------------------------------------------------------
 
 
-def check_rate(rate: Rate, wanted: float | None, num_hosts: int, global_batch_size: int) -> Finding:
-    """What all hosts together decode, against what the devices want; `wanted` counts the whole run."""
+def check_rate(
+    rate: Rate, wanted: Wanted | None, *, num_hosts: int, global_batch_size: int, num_images: int
+) -> Finding:
+    """What all hosts together decode, against what the devices want; the whole run reads `num_images`."""
     total = rate.images_per_second * num_hosts
     steps = total / global_batch_size
     text = f"{rate.images_per_second:,.0f} images/s on this host ({rate.num_images} images)"
     if num_hosts > 1:
         text += f", {total:,.0f} on {num_hosts}"
-    text += f", {steps:.2g} steps/s"
+    text += f", {steps:.2g} steps/s, {num_images / max(1e-9, total) / 3600:.2g} h for all epochs"
     if wanted is None:
-        return Finding("decode rate", "pass", f"{text}; nothing to compare with: give --want-images-per-second")
+        advice = "give --want-images-per-second, or the --run-dir of a run like this one"
+        return Finding("decode rate", "pass", f"{text}; nothing to compare with: {advice}")
+    text += f"; wanted {wanted.images_per_second:,.0f} ({wanted.source})"
     advice = "smaller stored images (`--resize`), more or larger hosts; see docs/decoding.md"
-    if total < wanted:
-        return Finding("decode rate", "fail", f"{text}; wanted {wanted:,.0f}", f"the devices will wait; {advice}")
-    if total < RESERVE * wanted:
-        return Finding("decode rate", "warn", f"{text}; wanted {wanted:,.0f}", f"there is no reserve; {advice}")
-    return Finding("decode rate", "pass", f"{text}; wanted {wanted:,.0f}")
+    if total < wanted.images_per_second:
+        return Finding("decode rate", "fail", text, f"the devices will wait; {advice}")
+    if total < RESERVE * wanted.images_per_second:
+        return Finding("decode rate", "warn", text, f"there is no reserve; {advice}")
+    return Finding("decode rate", "pass", text)
+
+
+def wanted_of(run: Recorded, config: TrainConfig) -> Wanted | str | None:
+    """What the devices of a recorded run took without waiting for data, or why that says nothing about `config`.
+
+    The best epoch counts; the first one only if there is no other, because it compiles. None of a run without epochs.
+    """
+    other = [key for key in ALIKE if configs.value(run.config, key) != configs.value(config, key)]
+    if other:
+        here, there = configs.value(config, other[0]), configs.value(run.config, other[0])
+        return f"the run there had {other[0]}={there}, this one has {here}: its rate says nothing about this one"
+    epochs = [record for record in run.records if record["kind"] == "epoch"]
+    ended = [record["reduced_global_rate"] for record in run.records if record["kind"] == "final"]
+    if run.config.fake_data and ended:
+        return Wanted(ended[-1], "the recorded run with --fake-data")
+    if not epochs:
+        return None
+    busy = {record["epoch"]: 1 - record["input_wait_percent"] / 100 for record in epochs}
+    rates = [(record["reduced_global_rate"] / max(MIN_BUSY, busy[record["epoch"]]), record) for record in epochs]
+    rate, best = max(rates[1:] or rates, key=lambda pair: pair[0])
+    waited = f"{best['input_wait_percent']:.0f} % of waiting for data taken out"
+    return Wanted(rate, f"the recorded run, epoch {best['epoch'] + 1}, {waited}")
+
+
+def check_batches(config: TrainConfig, num_hosts: int) -> Finding:
+    """Without a shard set: what its decoded batches alone take of a stream's budget."""
+    needed = (PREFETCH + 2) * (config.global_batch_size // num_hosts) * 3 * config.image.size**2
+    text = f"decoded batches take {needed / MIB:,.0f} MiB of a budget of {config.budget_bytes / MIB:,.0f} MiB a stream"
+    if needed > config.budget_bytes:
+        return Finding("memory", "fail", text, "raise --set budget_bytes, use more hosts or a smaller global batch")
+    return Finding("memory", "pass", f"{text}; the rest depends on the data: name it with --manifest")
 
 
 def check_ports(states: Mapping[str, PortState]) -> Finding:
@@ -308,8 +360,11 @@ def check_open_files(limit: int) -> Finding:
 # --- all of it -------------------------------------------------------------------------------------------------------
 
 
-def findings(config: TrainConfig, wanted_rate: float | None) -> Iterator[Finding]:
-    """Every check of this machine for this run, one after the other as they are made."""
+def findings(config: TrainConfig, wanted: Wanted | None) -> Iterator[Finding]:
+    """Every check of this machine for this run, one after the other as they are made.
+
+    Without `wanted` it is what a run in the run folder took, if there is one.
+    """
     num_chips = probes.num_chips()
     yield check_python(sys.version_info[:2])
     yield check_versions(probes.versions(), probes.pins(), num_chips)
@@ -324,8 +379,12 @@ def findings(config: TrainConfig, wanted_rate: float | None) -> Iterator[Finding
     yield check_disk("temporary files", probes.temporary_folder(), probes.free_bytes(probes.temporary_folder()))
     unreachable = yield from _check_buckets([config.manifest, config.run_dir])
     yield from _check_folders(config, unreachable)
-    if config.manifest is not None and probes.bucket_of(config.manifest) not in unreachable:
-        yield from _check_data(config, wanted_rate, num_hosts)
+    if config.manifest is None:
+        yield check_batches(config, num_hosts)
+    elif probes.bucket_of(config.manifest) not in unreachable:
+        if wanted is None and probes.bucket_of(config.run_dir) not in unreachable:
+            wanted = yield from _wanted(config)
+        yield from _check_data(config, wanted, num_hosts)
 
 
 def _check_buckets(urls: list[str | None]) -> Generator[Finding, None, set[str]]:
@@ -355,7 +414,21 @@ def _check_folders(config: TrainConfig, unreachable: set[str]) -> Iterator[Findi
         yield check_cache(config.cache_dir, config.cache_bytes, held, free)
 
 
-def _check_data(config: TrainConfig, wanted_rate: float | None, num_hosts: int) -> Iterator[Finding]:
+def _wanted(config: TrainConfig) -> Generator[Finding, None, Wanted | None]:
+    """What the run in the run folder took; yields a finding where there is one that says nothing."""
+    try:
+        run = probes.recorded(config.run_dir)
+    except ShardsetError as error:
+        yield Finding("recorded run", "warn", str(error), "its rate is not compared with this host's")
+        return None
+    found = None if run is None else wanted_of(run, config)
+    if isinstance(found, str):
+        yield Finding("recorded run", "warn", found, "give --want-images-per-second, or another --run-dir")
+        return None
+    return found
+
+
+def _check_data(config: TrainConfig, wanted: Wanted | None, num_hosts: int) -> Iterator[Finding]:
     assert config.manifest is not None
     try:
         manifest, storage = manifests.load(config.manifest)
@@ -366,10 +439,10 @@ def _check_data(config: TrainConfig, wanted_rate: float | None, num_hosts: int) 
     shards = _tried("shards", lambda: check_shards(manifest, probes.sizes(storage)))
     yield shards
     if shards.status != "fail":
-        yield from _check_streams(config, wanted_rate, num_hosts)
+        yield from _check_streams(config, wanted, num_hosts)
 
 
-def _check_streams(config: TrainConfig, wanted_rate: float | None, num_hosts: int) -> Iterator[Finding]:
+def _check_streams(config: TrainConfig, wanted: Wanted | None, num_hosts: int) -> Iterator[Finding]:
     try:
         data = probes.sharded(config, num_hosts)
     except ShardsetError as error:
@@ -379,7 +452,13 @@ def _check_streams(config: TrainConfig, wanted_rate: float | None, num_hosts: in
     yield check_memory(data.train.memory.total + data.evaluation.memory.total, probes.available_memory())
     yield _tried(
         "decode rate",
-        lambda: check_rate(probes.decode_rate(config), wanted_rate, num_hosts, config.global_batch_size),
+        lambda: check_rate(
+            probes.decode_rate(config),
+            wanted,
+            num_hosts=num_hosts,
+            global_batch_size=config.global_batch_size,
+            num_images=config.epochs * data.plan.samples,
+        ),
     )
 
 

@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from shardset.errors import ShardsetError, StorageError
+from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError
 from shardset.storage import Storage, open_storage
+from trainer import config as configs
 from trainer.config import TrainConfig
 
 DISTRIBUTIONS = ("torch", "torch_xla", "torchvision", "libtpu")
@@ -53,6 +54,14 @@ class Devices:
     platform: str | None
     num_hosts: int
     num_devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A run as its folder tells it: its configuration, and its records (`trainer.metrics`) in their order."""
+
+    config: TrainConfig
+    records: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +191,24 @@ def write_refused(url: str) -> str | None:
     except ShardsetError as error:
         return str(error)
     return None if read == data else f"{folder}/{name}: {len(read)} other bytes came back"
+
+
+def recorded(url: str) -> Recorded | None:
+    """The run in a folder; None if there is none. Raises StorageError, or ConfigError for a record that is damaged."""
+    from trainer.metrics import METRICS, records
+
+    folder = open_storage(url)
+    try:
+        config = json.loads(folder.read(configs.RECORD))
+    except NotFound:
+        return None
+    except ValueError as error:
+        raise ConfigError(f"{folder.url}/{configs.RECORD}: not JSON ({error}); restore it") from error
+    try:
+        lines = folder.read(METRICS)
+    except NotFound:
+        lines = b""
+    return Recorded(config=configs.from_dict(config), records=records(lines))
 
 
 def standing_folder(path: Path) -> Path:

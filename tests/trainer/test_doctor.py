@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from shardset.errors import ManifestError, NotFound, StorageError, TransientError
+from shardset.errors import ConfigError, ManifestError, NotFound, StorageError, TransientError
 from shardset.manifest import Manifest, load
 from shardset.storage import open_storage
 from tests.makers.training import shard_set, tiny_config
 from trainer import __main__ as command
-from trainer import doctor
-from trainer.doctor import Finding
-from trainer.probes import Devices, Rate
+from trainer import doctor, probes
+from trainer.config import RECIPES
+from trainer.doctor import Finding, Wanted
+from trainer.probes import Devices, Rate, Recorded
 
 GOOD = {"torch": "2.9.1+cpu", "torch_xla": "2.9.0", "torchvision": "0.24.1", "libtpu": "0.0.21"}
 PINS = {"libtpu": "0.0.21", "jax": "0.7.1"}
@@ -206,7 +207,8 @@ def test_clock(skew_s, status, text):
 @pytest.mark.parametrize(
     ("wanted", "num_hosts", "status", "text"),
     [
-        (None, 1, "pass", "give --want-images-per-second"),
+        (None, 1, "pass", "give --want-images-per-second, or the --run-dir of a run like this one"),
+        (None, 4, "pass", "8 steps/s, 0.28 h for all epochs"),
         (800.0, 1, "pass", "1,000 images/s on this host"),
         (3900.0, 4, "warn", "4,000 on 4"),
         (1000.0, 1, "warn", "no reserve"),
@@ -214,7 +216,55 @@ def test_clock(skew_s, status, text):
     ],
 )
 def test_decode_rate(wanted, num_hosts, status, text):
-    stands(doctor.check_rate(Rate(1000.0, 2000), wanted, num_hosts, 500), status, text)
+    found = doctor.check_rate(
+        Rate(1000.0, 2000), None if wanted is None else Wanted(wanted, "as given"),
+        num_hosts=num_hosts, global_batch_size=500, num_images=4_000_000,
+    )  # fmt: skip
+    stands(found, status, text, *([] if wanted is None else [f"wanted {wanted:,.0f} (as given)"]))
+
+
+def recorded(*epochs: tuple[float, float], final: float | None = None, **changes: Any) -> Recorded:
+    """A run of epochs with a rate and a percentage of waiting each."""
+    records: list[dict[str, Any]] = [{"kind": "step", "global_step": 0, "global_rate": 1e9}]
+    records += [
+        {"kind": "epoch", "epoch": number, "reduced_global_rate": rate, "input_wait_percent": waited}
+        for number, (rate, waited) in enumerate(epochs)
+    ]
+    records += [] if final is None else [{"kind": "final", "reduced_global_rate": final}]
+    return Recorded(config=tiny_config(None, "run", **changes), records=records)
+
+
+@pytest.mark.parametrize(
+    ("run", "rate", "source"),
+    [
+        (recorded((100.0, 0.0), (300.0, 50.0), (400.0, 0.0)), 600.0, "epoch 2, 50 % of waiting for data taken out"),
+        (recorded((100.0, 20.0)), 125.0, "epoch 1, 20 %"),
+        (recorded((900.0, 0.0), (100.0, 0.0)), 100.0, "epoch 2"),
+        (recorded((10.0, 100.0)), 100.0, "epoch 1, 100 %"),
+        (recorded((100.0, 20.0), final=777.0, fake_data=True), 777.0, "the recorded run with --fake-data"),
+    ],
+)
+def test_what_a_recorded_run_took_without_waiting_is_wanted(run, rate, source):
+    found = doctor.wanted_of(run, tiny_config("set", "run"))
+    assert isinstance(found, Wanted)
+    assert found.images_per_second == pytest.approx(rate)
+    assert source in found.source
+
+
+def test_a_run_without_an_epoch_or_with_another_model_wants_nothing():
+    config = tiny_config("set", "run")
+    assert doctor.wanted_of(recorded(), config) is None
+    assert doctor.wanted_of(recorded(final=5.0), config) is None
+    other = dataclasses.replace(config, precision="bf16")
+    assert "had precision=fp32, this one has bf16" in doctor.wanted_of(recorded((1.0, 0.0)), other)
+    smaller = dataclasses.replace(config, image=dataclasses.replace(config.image, size=4))
+    assert "image.size=8, this one has 4" in doctor.wanted_of(recorded((1.0, 0.0)), smaller)
+
+
+@pytest.mark.parametrize(("num_hosts", "status"), [(1, "fail"), (8, "pass")])
+def test_the_batches_of_a_recipe_are_weighed_without_a_shard_set(num_hosts, status):
+    # 4 batches of 4,096 images of 224 x 224 x 3 bytes
+    stands(doctor.check_batches(RECIPES["imagenet_resnet50"](), num_hosts), status, f"{2352 // num_hosts:,} MiB of")
 
 
 def test_ports():
@@ -371,6 +421,38 @@ def test_a_stream_that_can_not_be_is_a_failure(doctored, folder, tmp_path):
     assert "no split 'test'" in found["stream"]["found"]
 
 
+@pytest.mark.slow
+def test_a_run_folder_tells_its_configuration_and_what_its_devices_wanted(doctored, folder, tmp_path, capsys):
+    run_dir, model = str(tmp_path / "run"), ["--model", "trainer.model:tiny_resnet"]
+    assert command.main(["train", *flags(folder, run_dir), *model, "--epochs", "2"]) == command.OK
+    capsys.readouterr()
+    code, found, _ = doctored("--run-dir", run_dir)
+    assert code in (command.OK, command.FAILED), "a busy machine may decode slower than so small a model wants"
+    assert "train 52" in found["manifest"]["found"]
+    assert "8 samples = 1 device x 8" in found["global batch"]["found"]
+    assert "(the recorded run, epoch 2, " in found["decode rate"]["found"]
+    code, found, _ = doctored(*flags(folder, run_dir), "--precision", "bf16", *model)
+    assert code == command.OK
+    assert "had precision=fp32, this one has bf16" in found["recorded run"]["found"]
+    assert "nothing to compare with" in found["decode rate"]["found"]
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ('{"epochs": "many"}', "changed by hand")])
+def test_a_damaged_record_is_named(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        probes.recorded(str(tmp_path))
+
+
+def test_a_recipe_alone_is_checked_as_far_as_it_goes(doctored, tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    code, found, _ = doctored("--recipe", "imagenet_resnet50", "--run-dir", str(tmp_path), "--strategy", "single")
+    assert code == command.FAILED
+    assert "4096 samples" in found["global batch"]["found"]
+    assert found["memory"]["status"] == "fail"
+    assert "manifest" not in found
+
+
 def test_lines_for_people_end_with_a_count(capsys, monkeypatch):
     made = [Finding("a", "pass", "fine"), Finding("b", "warn", "so so", "look"), Finding("c", "pass", "fine")]
     doctor.report(iter(made), as_json=False)
@@ -386,9 +468,13 @@ def test_lines_for_people_end_with_a_count(capsys, monkeypatch):
         (["--want-images-per-second", "nan"], "is not a rate"),
         (["--recipe", "imagenet"], "did you mean"),
         (["--set", "epoch=1"], "did you mean"),
+        (["--run-dir", "damaged"], "damaged/config.json: not JSON"),
     ],
 )
-def test_wrong_usage_is_code_2(words, message, capsys):
+def test_wrong_usage_is_code_2(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.json").write_text("{")
     assert command.main(["doctor", *words]) == command.USAGE
     assert message in capsys.readouterr().err
 
