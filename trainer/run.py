@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -89,6 +90,7 @@ class Run:
         self._exits.callback(self.folder.close)
         self.log = RunLog(self.folder.local, self.runtime.host, master=self.runtime.is_master)
         self._exits.callback(self.log.close)
+        self.runtime.watch.on_loss(self._note_now)
         self._write_config()
         self.steps_per_epoch = len(self.data.train)
         self.rate_at = schedule.of(self.config, self.steps_per_epoch)
@@ -105,8 +107,12 @@ class Run:
     def __enter__(self) -> "Run":
         return self
 
-    def __exit__(self, *exc: Any) -> None:
-        self._exits.__exit__(*exc)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # First: from here on nothing is computed together, while the last checkpoint may take minutes to write.
+        self.runtime.watch.leave(error)
+        self._exits.__exit__(kind, error, trace)
 
     # --- where the run stands ----------------------------------------------------------------------------------------
 
@@ -165,6 +171,7 @@ class Run:
         # Without its tensors: they would stay on the device until the next report.
         self._pending.append((replace(fed, tensors={}), row))
         self.done += 1
+        self.runtime.watch.reached(self.done)
         self.seen = self.seen.plus(fed.ids[fed.weights > 0])
 
     def report(self) -> None:
@@ -362,6 +369,11 @@ class Run:
     def _watch(self) -> None:
         # A peer that died can leave this process in a collective for ever: no step in this time ends it with a trace.
         faulthandler.dump_traceback_later(self.config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
+
+    def _note_now(self, text: str) -> None:
+        """Logs what may be the last sentence of this process."""
+        self.log.note(text)
+        self.folder.flush()
 
     def _profile(self, *, ended: bool = False) -> None:
         if self.config.profile_steps is None:

@@ -11,7 +11,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,13 @@ from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
 from trainer.errors import PeerLost
 from trainer.preemption import relay
+from trainer.watch import AGAIN, PORT, Hub, LauncherWatch, Place, Watch
 
 DDP_TIMEOUT_S = 60
 """How long a process of `ddp` waits for the others before it fails."""
+
+HUB = "TRAINER_HUB"
+"""Environment variable by which a launcher tells its replicas where the hub of their run listens: `10.0.0.1:8490`."""
 
 STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
 """What compiles to one graph: their state is there from the start and holds no number that changes on the host."""
@@ -57,6 +62,7 @@ class Single:
         self.precision = precision
         self.device = self._find_device()
         self.graphs: dict[str, int] = {}
+        self.watch = Watch()
         self._busy_s = 0.0
         self._spans: list[tuple[Any, Any]] = []
         self._profiler: Any = None
@@ -178,6 +184,10 @@ class Single:
     def share(self, module: nn.Module) -> None:
         """Gives every replica the buffers (BatchNorm statistics) of replica 0."""
 
+    def hub(self, exits: ExitStack) -> Place | None:
+        """Where the processes watch each other; one of them opens the hub, until the exits. Every process must call."""
+        return None
+
     # --- watching ----------------------------------------------------------------------------------------------------
 
     @property
@@ -262,15 +272,15 @@ class Ddp(Single):
 
     def parallel(self, model: nn.Module) -> nn.Module:
         # Buffers are shared before an evaluation and a checkpoint only: training does not read them.
-        with _peers_answer():
+        with self._peers_answer():
             return DistributedDataParallel(model, broadcast_buffers=False)
 
     def compiled(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
-        return _peers_answer()(super().compiled(step, name))
+        return self._peers_answer()(super().compiled(step, name))
 
     def total(self, tensor: torch.Tensor) -> torch.Tensor:
         summed = tensor.detach().clone()
-        with _peers_answer():
+        with self._peers_answer():
             dist.all_reduce(summed)
         return summed
 
@@ -278,9 +288,26 @@ class Ddp(Single):
         return self.total(torch.tensor(list(values), dtype=torch.int64, device=self.device)).tolist()
 
     def share(self, module: nn.Module) -> None:
-        with _peers_answer():
+        with self._peers_answer():
             for buffer in module.buffers():
                 dist.broadcast(buffer, src=0)
+
+    def hub(self, exits: ExitStack) -> Place | None:
+        if self.num_hosts == 1:
+            return None
+        port = exits.enter_context(Hub(("", 0))).port if self.is_master else 0
+        return os.environ["MASTER_ADDR"], self.sum_hosts([port])[0]
+
+    @contextmanager
+    def _peers_answer(self) -> Iterator[None]:
+        """PeerLost for what torch says when another process is gone; gloo's errors have no class of their own."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            said = f"another process of this run ended, or did not answer for {DDP_TIMEOUT_S} s ({_first_line(error)})"
+            raise PeerLost(self.watch.news() or f"{said}; its log says why; {AGAIN}") from error
 
     def _join(self, backend: str) -> None:
         try:
@@ -423,6 +450,14 @@ class Spmd(Xla):
         rows[0] = torch.tensor(_words(values), dtype=torch.int32)
         return _from_words(self._cut(rows).sum(0).cpu().tolist())
 
+    def hub(self, exits: ExitStack) -> Place | None:
+        if self.num_hosts == 1:
+            return None
+        workers, own = _slice()
+        if own == 0:
+            exits.enter_context(Hub(("", PORT)))
+        return workers[0], PORT
+
     def _cut(self, tensor: torch.Tensor) -> torch.Tensor:
         # A spec of its own rank for each tensor: one that does not fit leaves a tensor whole without a word.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
@@ -471,6 +506,10 @@ class Replica(Xla):
             buffer.copy_(self.total(own))
         self._torch_xla.sync()
 
+    def hub(self, exits: ExitStack) -> Place:
+        host, _, port = os.environ[HUB].rpartition(":")
+        return host, int(port)
+
     def _one_graph(self, step: Callable[..., Any], name: str) -> Callable[..., Any]:
         def run(*args: Any) -> Any:
             result = step(*args)
@@ -478,20 +517,6 @@ class Replica(Xla):
             return result
 
         return run
-
-
-@contextmanager
-def _peers_answer() -> Iterator[None]:
-    """Turns what torch says when another process is gone into PeerLost; gloo's errors have no class of their own."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
-            raise
-        raise PeerLost(
-            f"another process of this run ended, or did not answer for {DDP_TIMEOUT_S} s ({_first_line(error)}); its "
-            "log says why; the same command goes on from the last checkpoint"
-        ) from error
 
 
 # --- choosing and starting -------------------------------------------------------------------------------------------
@@ -508,8 +533,19 @@ def launch(config: TrainConfig, worker: Worker) -> None:
     if strategy == "replica":
         _launch_replicas(config, worker)
     else:
-        with running(strategy, config.precision) as runtime:
+        with running(strategy, config.precision) as runtime, watched(runtime):
             worker(runtime, config)
+
+
+@contextmanager
+def watched(runtime: Runtime) -> Iterator[None]:
+    """While the block runs, this process and the others of the run end when one of them is lost."""
+    with ExitStack() as exits:
+        place = runtime.hub(exits)
+        exits.enter_context(runtime.watch)
+        if place is not None:
+            runtime.watch.start(place, runtime.host, runtime.num_hosts)
+        yield
 
 
 @contextmanager
@@ -571,14 +607,40 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
         )
     import torch_xla
 
-    with tempfile.TemporaryDirectory() as folder:
+    workers, own = _slice() if os.environ["PJRT_DEVICE"] == "TPU" else (["127.0.0.1"], 0)
+    with tempfile.TemporaryDirectory() as folder, _guarded(workers, own):
         relay(Path(folder) / "asked to stop")
         torch_xla.launch(_run_replica, args=(worker, config))
 
 
 def _run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
-    with running("replica", config.precision) as runtime:
+    with running("replica", config.precision) as runtime, watched(runtime):
         worker(runtime, config)
+
+
+@contextmanager
+def _guarded(workers: list[str], own: int) -> Iterator[None]:
+    """The hub of the run on the first worker, and on each of them the end of its replicas when one of them is lost."""
+    with ExitStack() as exits:
+        place = ("", PORT) if len(workers) > 1 else (workers[0], 0)
+        port = exits.enter_context(Hub(place)).port if own == 0 else PORT
+        os.environ[HUB] = f"{workers[0]}:{port}"
+        watch = exits.enter_context(LauncherWatch())
+        watch.start_beside((workers[0], port))
+        try:
+            yield
+        except BrokenProcessPool as error:
+            raise PeerLost(
+                watch.news() or f"a process of this host ended; what it said stands above; {AGAIN}"
+            ) from error
+
+
+def _slice() -> tuple[list[str], int]:
+    """The addresses of all workers of this TPU slice in their order, and the number of this one."""
+    from torch_xla._internal import tpu
+
+    workers = tpu.get_worker_ips()
+    return workers, tpu.worker_id() if len(workers) > 1 else 0
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------

@@ -22,7 +22,10 @@ def main(replicas: int, config_json: str) -> None:
     )
     import torch_xla
 
-    torch_xla.launch(_replica, args=(replicas, config_json))
+    from trainer import runtime
+
+    with runtime._guarded(["127.0.0.1"], 0):
+        torch_xla.launch(_replica, args=(replicas, config_json))
 
 
 def _replica(index: int, replicas: int, config_json: str) -> None:

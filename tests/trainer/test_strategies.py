@@ -35,7 +35,7 @@ from tests.makers.training import (
 from trainer import checkpoint
 from trainer import config as configs
 from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
-from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
+from trainer.config import ModelConfig, OptimizerConfig, Strategy, TrainConfig
 from trainer.data import open_data, steps_of
 from trainer.runtime import STATIC_OPTIMIZERS
 
@@ -296,7 +296,8 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
     assert finish(right)[0] == -signal.SIGKILL
     code, output = finish(left, timeout_s=60)
     assert code == FAILED, output
-    assert output.splitlines()[-1].startswith("PeerLost: another process of this run ended")
+    assert f"PeerLost: another process of this run died: process 1 (pid {right.pid} on" in output.splitlines()[-1]
+    assert "another process of this run died" in (tmp_path / "logs/host-000.log").read_text()
 
 
 def test_a_process_whose_peer_hangs_does_not_wait_for_ever(manifest: str, tmp_path: Path) -> None:
@@ -308,7 +309,39 @@ def test_a_process_whose_peer_hangs_does_not_wait_for_ever(manifest: str, tmp_pa
     right.kill()
     finish(right)
     assert code == FAILED, output
-    assert output.splitlines()[-1].startswith("PeerLost: another process of this run ended, or did not answer for 60 s")
+    assert f"PeerLost: another process of this run hangs: process 1 (pid {right.pid} on" in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sent", "word"),
+    [("spmd", signal.SIGKILL, "died"), ("replica", signal.SIGKILL, "died"), ("replica", signal.SIGSTOP, "hangs")],
+)
+def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
+    manifest: str, tmp_path: Path, strategy: Strategy, sent: signal.Signals, word: str
+) -> None:
+    both = [tiny_config(manifest, tmp_path / f"{host}", epochs=50_000, strategy=strategy) for host in range(2)]
+    port = free_port()
+    hosts = [python("tests.makers.hosts", str(port), str(host), in_json(one)) for host, one in enumerate(both)]
+    for host, process in enumerate(hosts):
+        when(tmp_path / f"{host}/metrics.jsonl", lambda found: len(found) > 3, process)
+    lost = hosts[1].pid if strategy == "spmd" else replicas_of(hosts[1].pid)[0]
+    os.kill(lost, sent)
+    for process in hosts:
+        code, output = finish(process, timeout_s=120)
+        if process.pid != lost:
+            assert code == FAILED, output
+            last = output.splitlines()[-1]
+            assert f"PeerLost: another process of this run {word}: process 1 (pid {lost} on " in last, output
+    assert f"another process of this run {word}" in (tmp_path / "0/logs/host-000.log").read_text()
+    assert not Path(f"/proc/{lost}").exists()
+
+
+def test_a_replica_that_fails_ends_with_its_own_error_and_code(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:changing_model", num_classes=12)
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
+    assert code == USAGE, output
+    assert "train step compiled 2 graphs" in output.splitlines()[-1]
+    assert "PeerLost" not in output
 
 
 def sleeping_model(num_classes: int) -> Any:
@@ -398,8 +431,21 @@ def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+def python(name: str, *arguments: str) -> subprocess.Popen[str]:
+    """A module of the tests in a process of its own, which a test ends."""
+    return subprocess.Popen(
+        [sys.executable, "-m", name, *arguments],
+        env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def replicas_of(launcher: int) -> list[int]:
+    """The processes that torch_xla started, without that which looks after their semaphores."""
+    return [pid for pid in workers_of(launcher) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 def workers_of(launcher: int) -> list[int]:
-    """The processes that torchrun started."""
+    """The processes that a launcher started."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     return [int(child) for child in children]
 

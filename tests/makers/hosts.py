@@ -1,0 +1,62 @@
+"""One host of two, each of which trains alone, while they watch each other as the hosts of a TPU slice do.
+
+Run as a script: `python -m tests.makers.hosts PORT WORKER CONFIG_JSON`, with strategy spmd or replica. XLA:CPU can't
+join processes to one world, so what is real here is all but the collectives: the addresses from the environment of a
+TPU VM, the launcher, the hub, the watches, and how everything ends.
+"""
+
+import functools
+import json
+import os
+import sys
+
+from trainer import config as configs
+from trainer import loop, runtime
+from trainer.__main__ import FAILED
+from trainer.config import TrainConfig
+from trainer.errors import PeerLost
+
+NUM_HOSTS = 2
+
+
+def main(port: int, worker: int, config: TrainConfig) -> None:
+    """Trains, and watches the other one."""
+    os.environ.update(
+        PJRT_DEVICE="CPU",
+        CPU_NUM_DEVICES="1",
+        TPU_SKIP_MDS_QUERY="1",
+        TPU_WORKER_HOSTNAMES="127.0.0.1,127.0.0.1",
+        TPU_WORKER_ID=str(worker),
+    )
+    runtime.PORT = port
+    train = functools.partial(trained_beside, worker)
+    if config.strategy == "spmd":
+        runtime.launch(config, train)
+        return
+    import torch_xla
+
+    with runtime._guarded(*runtime._slice()):
+        torch_xla.launch(_replica, args=(train, config))
+
+
+def _replica(index: int, train: runtime.Worker, config: TrainConfig) -> None:
+    with runtime.running("replica", config.precision) as alone:
+        train(alone, config)
+
+
+def trained_beside(worker: int, alone: runtime.Runtime, config: TrainConfig) -> None:
+    """A run by itself that says of itself that it is one of two."""
+    alone.host, alone.num_hosts = worker, NUM_HOSTS
+    with runtime.watched(alone):
+        alone.host, alone.num_hosts = 0, 1
+        loop.train(alone, config)
+
+
+if __name__ == "__main__":
+    from tests.makers import hosts as itself
+
+    try:
+        itself.main(int(sys.argv[1]), int(sys.argv[2]), configs.from_dict(json.loads(sys.argv[3])))
+    except PeerLost as error:
+        print(f"PeerLost: {error}", file=sys.stderr)
+        sys.exit(FAILED)

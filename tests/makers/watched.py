@@ -1,0 +1,61 @@
+"""One process of a run that only watches: `python -m tests.makers.watched PORT HOST NUM_HOSTS WHAT`.
+
+Host 0 holds the hub. WHAT it does: `wait` in native code for ever, `end` well at once or `later`, `fail`, be
+`preempted`, or `give up` as soon as it hears of a loss. Silence and patience are short here, so that tests are.
+"""
+
+import ctypes
+import sys
+import time
+from contextlib import ExitStack
+
+from trainer import watch
+from trainer.errors import NotFinite, PeerLost, Preempted
+
+BEAT_S, SILENT_S, JOIN_S, GRACE_S = 0.2, 5.0, 8.0, 2.0
+CAUGHT = 7
+"""The exit code of a main thread that ends by itself after a loss."""
+
+
+def main(port: int, host: int, num_hosts: int, what: str) -> None:
+    """Says `ready` when it stands where it will wait."""
+    watch.BEAT_S, watch.SILENT_S, watch.JOIN_S, watch.GRACE_S = BEAT_S, SILENT_S, JOIN_S, GRACE_S
+    own = watch.Watch()
+    with ExitStack() as exits:
+        if host == 0:
+            exits.enter_context(watch.Hub(("127.0.0.1", port)))
+        own.on_loss(lambda text: print(f"noted: {text}", flush=True))
+        own.start(("127.0.0.1", port), host, num_hosts)
+        exits.push(own)
+        own.reached(10 + host)
+        time.sleep(3 * BEAT_S)
+        print("ready", flush=True)
+        act(what, own)
+
+
+def act(what: str, own: watch.Watch) -> None:
+    """What a main thread may be at when another process is lost."""
+    match what:
+        case "wait":
+            ctypes.CDLL(None).sleep(600)
+        case "later":
+            time.sleep(GRACE_S + 2)
+        case "fail":
+            raise NotFinite("the loss is nan")
+        case "preempted":
+            raise Preempted("asked to stop")
+        case "give up":
+            while own._news is None:
+                time.sleep(0.05)
+            raise PeerLost(own.news())
+        case _:
+            assert what == "end"
+
+
+if __name__ == "__main__":
+    try:
+        main(*map(int, sys.argv[1:4]), sys.argv[4])
+    except PeerLost:
+        sys.exit(CAUGHT)
+    except Preempted:
+        sys.exit(3)
