@@ -102,25 +102,30 @@ def _place_of(extent: Extent, source: Storage, output: Storage) -> tuple[Storage
 
 
 def _read_group(group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]) -> list[bytes]:
+    if len(group) == 1:
+        return [_read_run(group, *place_of(group[0]))[0]]
     contents: dict[Extent, bytes] = {}
     for run in _runs(sorted(set(group), key=lambda extent: (extent.object, extent.offset))):
-        storage, name, generation = place_of(run[0])
-        start, stop = run[0].offset, max(extent.offset + extent.num_bytes for extent in run)
-        try:
-            data = storage.read(name, start, stop, generation=generation) if stop > start else b""
-        except (NotFound, PreconditionFailed) as error:
-            raise ChangedInput(
-                f"{storage.url}/{name}: not the object that was planned ({error}); "
-                "restore it, or plan again with --overwrite"
-            ) from error
-        for extent in run:
-            contents[extent] = data[extent.offset - start : extent.offset - start + extent.num_bytes]
-            if len(contents[extent]) != extent.num_bytes:
-                raise ChangedInput(
-                    f"{storage.url}/{name}: {len(contents[extent])} bytes at {extent.offset}, planned were "
-                    f"{extent.num_bytes}; restore it, or plan again with --overwrite"
-                )
+        contents.update(zip(run, _read_run(run, *place_of(run[0])), strict=True))
     return [contents[extent] for extent in group]
+
+
+def _read_run(run: Sequence[Extent], storage: Storage, name: str, generation: str | None) -> list[bytes]:
+    """The contents of neighbours in one object, in one read."""
+    start, stop = run[0].offset, max(extent.offset + extent.num_bytes for extent in run)
+    try:
+        data = storage.read(name, start, stop, generation=generation) if stop > start else b""
+    except (NotFound, PreconditionFailed) as error:
+        raise ChangedInput(
+            f"{storage.url}/{name}: not the object that was planned ({error}); "
+            "restore it, or plan again with --overwrite"
+        ) from error
+    if len(data) != stop - start:
+        raise ChangedInput(
+            f"{storage.url}/{name}: {len(data)} bytes at {start}, planned were {stop - start}; "
+            "restore it, or plan again with --overwrite"
+        )
+    return [data[extent.offset - start : extent.offset - start + extent.num_bytes] for extent in run]
 
 
 def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
