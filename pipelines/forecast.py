@@ -13,7 +13,7 @@ import numpy as np
 
 from pipelines.planning import SplitPlan, samples_at_once
 from pipelines.prices import Prices
-from shardset.budget import BUDGET_BYTES, INDEX_BUDGET_BYTES, INDEX_BYTES, Memory, fit_memory, fit_order
+from shardset.budget import BUDGET_BYTES, INDEX_BUDGET_BYTES, INDEX_BYTES, Memory, fit_memory, fit_order, steps_at_once
 from shardset.errors import ConfigError
 from shardset.order import DEFAULT_WINDOW, LastBatch, Order, check_world, default_lanes, held_bytes
 from shardset.tarindex import BLOCK
@@ -344,8 +344,9 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
     kept = min(1.0, INDEX_BUDGET_BYTES / (INDEX_BYTES * order.num_samples))
     index_gets = num_shards * num_readers
     if kept < 1:
-        touched = sum(len(shards) for shards in _shards_of_first_batch(order, num_readers))
-        index_gets = max(index_gets, math.ceil(steps.num_steps * touched * (1 - kept)))
+        together = min(steps_at_once(order), order.num_batches)
+        touched = sum(len(shards) for shards in _shards_of_first(order, num_readers, together))
+        index_gets = max(index_gets, math.ceil(steps.num_steps / together * touched * (1 - kept)))
     alone = (first_batch + steps.num_pads) * (stored.mean_bytes - BLOCK)  # without the sample's first header
     return Reads(
         num_readers=num_readers,
@@ -368,15 +369,18 @@ def cold_start(stored: StoredSet, split: str, order: Order, num_readers: int) ->
     sizes = np.asarray(found.index_bytes, dtype=np.int64)
     return ColdStart(
         manifest_bytes=stored.manifest_bytes * num_readers,
-        index_bytes=sum(int(sizes[shards].sum()) for shards in _shards_of_first_batch(order, num_readers)),
+        index_bytes=sum(int(sizes[shards].sum()) for shards in _shards_of_first(order, num_readers, 1)),
         sample_bytes=math.ceil(order.global_batch_size * (found.mean_bytes - BLOCK)),
     )
 
 
-def _shards_of_first_batch(order: Order, num_readers: int) -> list[np.ndarray]:
-    ids = order.batch(0, 0).ids if order.num_batches else np.zeros((0,), np.int64)
+def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.ndarray]:
+    """The shards from which each reader takes samples in the first steps of a run."""
+    if not order.num_batches:
+        return [np.zeros(0, np.int64)] * num_readers
+    ids = order.slots(0, range(num_steps), 0, order.global_batch_size).ids
     shards = np.searchsorted(order.first_ids, ids, side="right") - 1
-    return [np.unique(part) for part in np.array_split(shards, num_readers)]
+    return [np.unique(part) for part in np.array_split(shards, num_readers, axis=1)]
 
 
 def mixing_of(order: Order, num_classes: int) -> Mixing:

@@ -15,6 +15,7 @@ BUDGET_BYTES = 2 << 30
 INDEX_BUDGET_BYTES = 256 << 20
 INDEX_BYTES = 28
 """What the index of a sample of two fields holds in memory; without its key, which few readers ask for."""
+MAX_STEPS_AT_ONCE = 64
 READ_AHEAD = 8
 PREFETCH = 2
 
@@ -37,6 +38,11 @@ class Memory:
     def __str__(self) -> str:
         parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes", "cache"))
         return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
+
+
+def steps_at_once(order: Order) -> int:
+    """How many steps a reader plans together, once it runs: each index that they need is looked into once."""
+    return max(1, min(order.window // order.items, MAX_STEPS_AT_ONCE))
 
 
 def fit_order(

@@ -23,7 +23,7 @@ import cv2
 import numpy as np
 
 from shardset import manifest as manifests
-from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order
+from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
 from shardset.errors import ConfigError, DamagedShard
 from shardset.order import LastBatch, Order, OrderState, Slots, check_world
 from shardset.storage import LocalStorage
@@ -33,7 +33,6 @@ from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_
 from trainer.fetch import SMALL_BYTES, Addresses, Contents, Reads, ShardTable, Tickets, open_reads
 
 SLICES_PER_THREAD = 4
-MAX_STEPS_AT_ONCE = 64
 MAX_SUBSTITUTES = 8
 IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "webp", "bmp", "gif"})
 
@@ -274,7 +273,7 @@ class _Pipeline:
 
     def _plans(self) -> Iterator[_Step]:
         for epoch, steps in self._spans:
-            for start, stop in _growing(steps, max(1, self.stream.order.window // self.stream.order.items)):
+            for start, stop in _growing(steps, steps_at_once(self.stream.order)):
                 part = self.stream.part
                 slots = self.stream.order.slots(epoch, range(start, stop), part.start, part.stop)
                 own = [step for step in range(start, stop) if step in steps]
@@ -463,7 +462,7 @@ def _growing(steps: range, most: int) -> Iterator[tuple[int, int]]:
     while start < steps.stop:
         stop = min(steps.stop, start + size)
         yield start, stop
-        start, size = stop, min(2 * size, most, MAX_STEPS_AT_ONCE)
+        start, size = stop, min(2 * size, most)
 
 
 def _check_fields(stored: Sequence[str], wanted: Sequence[str], image: ImageSpec | None) -> None:

@@ -143,6 +143,15 @@ def test_an_index_is_read_once_while_it_fits_its_budget(watched):
     assert len(storage.reads) == 6
 
 
+def test_samples_that_are_asked_for_together_need_each_index_once(watched):
+    storage, split = watched
+    table = ShardTable(storage, split, budget_bytes=1)
+    found = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
+    assert len(storage.reads) == 3
+    assert [address[:2] for address in found] == [(number % 3, number // 3) for number in range(60)]
+    assert found.labels.tolist() == [(20 * (number % 3) + number // 3) % 10 for number in range(60)]
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 6])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_blocks_bring_every_sample_and_end_up_empty(watched, lanes, world):
