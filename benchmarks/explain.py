@@ -65,18 +65,18 @@ def milliseconds(call: Callable[[], object], runs: int, clock: Callable[[], floa
     return statistics.median(times)
 
 
-def of_order(num_samples: int) -> Row:
+def of_order(num_samples: int, block_size: int = 38) -> Row:
     """An order over shards of 2,000 samples, batches of 4,096, and nothing to read."""
     order = Order(
         shard_sizes=[SHARD_SIZE] * (num_samples // SHARD_SIZE),
-        seed=7, global_batch_size=4096, num_lanes=256, block_size=38, window=256,
+        seed=7, global_batch_size=4096, num_lanes=256, block_size=block_size, window=256,
     )  # fmt: skip
     epochs, steps, ids = count(), _spread(order.num_batches), _spread(order.num_samples)
     runs = RUNS_OF_LARGE if num_samples >= LARGE else RUNS
     first = milliseconds(lambda: order.batch(next(epochs), 1), runs)
     known = next(epochs) - 1
     return Row(
-        name=f"{num_samples:,} samples, order only",
+        name=f"{num_samples:,} samples, q = {block_size}, order only",
         first=first,
         step=milliseconds(lambda: order.batch(known, next(steps)), RUNS),
         sample=milliseconds(lambda: order.find(known, np.array([next(ids)])), RUNS),
@@ -157,7 +157,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--write", type=Path, metavar="PAGE")
     arguments = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="shardset-explain-") as name:
-        found = table([*map(of_order, arguments.samples), of_digits(Path(name))])
+        found = table([*map(of_order, arguments.samples), of_order(max(arguments.samples), 8), of_digits(Path(name))])
     print(found)
     if arguments.write:
         put(arguments.write, found)
