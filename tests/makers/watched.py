@@ -1,7 +1,8 @@
 """One process of a run that only watches: `python -m tests.makers.watched PORT HOST NUM_HOSTS WHAT`.
 
-Host 0 holds the hub. WHAT it does: `wait` in native code for ever, `end` well at once or `later`, `fail`, be
-`preempted`, or `give up` as soon as it hears of a loss. Silence and patience are short here, so that tests are.
+Host 0 holds the hub. WHAT it does: `wait` in native code for ever (`wait alone` if nobody else will come), `end` well
+at once or `later`, `fail`, be `preempted`, or `give up` as soon as it hears of a loss. Silence and patience are short
+here, so that tests are.
 """
 
 import ctypes
@@ -12,14 +13,16 @@ from contextlib import ExitStack
 from trainer import watch
 from trainer.errors import NotFinite, PeerLost, Preempted
 
-BEAT_S, SILENT_S, JOIN_S, GRACE_S = 0.2, 5.0, 8.0, 2.0
+BEAT_S, SILENT_S, GRACE_S = 0.2, 10.0, 2.0
+JOIN_S, ALONE_S = 60.0, 3.0
 CAUGHT = 7
 """The exit code of a main thread that ends by itself after a loss."""
 
 
 def main(port: int, host: int, num_hosts: int, what: str) -> None:
     """Says `ready` when it stands where it will wait."""
-    watch.BEAT_S, watch.SILENT_S, watch.JOIN_S, watch.GRACE_S = BEAT_S, SILENT_S, JOIN_S, GRACE_S
+    watch.BEAT_S, watch.SILENT_S, watch.GRACE_S = BEAT_S, SILENT_S, GRACE_S
+    watch.JOIN_S = ALONE_S if what == "wait alone" else JOIN_S
     own = watch.Watch()
     with ExitStack() as exits:
         if host == 0:
@@ -36,7 +39,7 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
 def act(what: str, own: watch.Watch) -> None:
     """What a main thread may be at when another process is lost."""
     match what:
-        case "wait":
+        case "wait" | "wait alone":
             ctypes.CDLL(None).sleep(600)
         case "later":
             time.sleep(GRACE_S + 2)

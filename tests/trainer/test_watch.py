@@ -107,16 +107,16 @@ def test_the_process_with_the_hub_may_end_first(start: Start) -> None:
 
 @pytest.mark.slow
 def test_a_process_that_does_not_come_is_named(start: Start) -> None:
-    code, lines = end_of(start(0, 3, "wait"))
+    code, lines = end_of(start(0, 3, "wait alone"))
     assert code == FAILED
     assert "2 of 3 processes of this run, such as number 1, did not reach port" in lines[-1]
 
 
 @pytest.mark.slow
 def test_a_hub_that_can_not_be_reached_is_named_with_what_to_open(start: Start) -> None:
-    code, lines = end_of(start(1, 2, "wait"))
+    code, lines = end_of(start(1, 2, "wait alone"))
     assert code == FAILED
-    assert re.search(r"no way to port \d+ of 127.0.0.1 within 8 s .*allow this TCP port between the hosts", lines[-1])
+    assert re.search(r"no way to port \d+ of 127.0.0.1 within 3 s .*allow this TCP port between the hosts", lines[-1])
 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
