@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-POLL_S = 0.05
+POLL_S = 0.02
+LOOK_S = 0.5
+"""Between two looks at all processes, whose dozens of threads cost milliseconds each time."""
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -36,12 +39,15 @@ def watch(words: Sequence[str], output: Path, log: Path, environment: Mapping[st
     started = time.perf_counter()
     with log.open("wb") as printed:
         process = subprocess.Popen(words, stdout=printed, stderr=printed, env={**os.environ, **environment})
-    peak, first_byte, seen = 0, None, {}
+    peak, first_byte, look_at = 0, None, started
+    seen: dict[int, float] = {}
     ended = os.pidfd_open(process.pid)
     while not select.select([ended], [], [], POLL_S)[0]:
-        processes = list(family(process.pid))
-        peak = max([peak, *map(peak_bytes_of, processes)])
-        seen |= {pid: spent for pid in processes if (spent := _cpu_s(pid))}
+        if time.perf_counter() >= look_at:
+            look_at += LOOK_S
+            processes = list(family(process.pid))
+            peak = max([peak, *map(peak_bytes_of, processes)])
+            seen |= {pid: spent for pid in processes if (spent := _cpu_s(pid))}
         if first_byte is None and size_of(output):
             first_byte = time.perf_counter() - started
     seconds = time.perf_counter() - started

@@ -1,18 +1,17 @@
 """Training with real data against `--fake-data`, over 1, 2 and 4 devices or processes, and to an accuracy.
 
-    python -m benchmarks.train ratio --model resnet50 --size 224 --steps 12 --batch 16
+    python -m benchmarks.train ratio --model resnet50 --size 224 --steps 4 --batch 16 --rounds 9
     python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
     python -m benchmarks.train scaling --strategy spmd --model resnet18 --size 32 --steps 30 --batch 64
     python -m benchmarks.train accuracy --strategy spmd
 
 Real data are JPEGs of 400 x 500 pixels; the accuracy is that of the demo's digits, with another seed in each round.
-Every run is a process of its own; rates are those that the run logs, without compiling. On a machine whose devices
-share the same cores, scaling says what sharing costs and nothing about a pod.
+For scaling and accuracy every run is a process of its own; rates are those that it logs, without compiling. On a
+machine whose devices share the same cores, scaling says what sharing costs and nothing about a pod.
 """
 
 import argparse
 import math
-import resource
 import statistics
 import subprocess
 import sys
@@ -36,7 +35,8 @@ from trainer.feed import ON_DEVICE
 from trainer.learner import Learner
 from trainer.metrics import log_name
 from trainer.model import DEFAULT_CLASSES
-from trainer.runtime import running
+from trainer.runtime import Runtime, running
+from trainer.stream import Batch
 
 WORLDS = (1, 2, 4)
 ACCURACIES = (0.9, 0.95, 0.97)
@@ -78,25 +78,41 @@ def config_of(args: argparse.Namespace, folder: Path) -> TrainConfig:
 
 
 def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
-    """Samples a second with real and with fake data, alternating, and their ratio."""
-    manifest = real_data(folder / "set", (config.max_steps or 0) * config.global_batch_size + 1)
-    kinds = {"real": replace(config, manifest=manifest), "fake": replace(config, fake_data=True)}
-    rates: dict[str, list[float]] = {"real": [], "fake": []}
-    cpu_s: dict[str, list[float]] = {"real": [], "fake": []}
-    for number in range(rounds):
-        for kind, changed in kinds.items():
-            before = children_s()
-            rates[kind].append(rate(changed, folder / f"{kind}{number}"))
-            cpu_s[kind].append(children_s() - before)
-            print(f"{kind}: {rates[kind][-1]:.2f} samples/s, {cpu_s[kind][-1]:.1f} CPU s", file=sys.stderr, flush=True)
-    rows = [
-        f"| {kind} | {statistics.median(rates[kind]):.2f} | {', '.join(f'{one:.2f}' for one in rates[kind])} | "
-        f"{statistics.median(cpu_s[kind]):.1f} |"
-        for kind in kinds
-    ]
-    head = ["| data | samples/s (median) | each run | CPU s a run (median) |", "|---|---|---|---|"]
-    left, right = (statistics.median(rates[kind]) for kind in kinds)
-    return "\n".join([*head, *rows, "", f"ratio {left / right:.3f}"])
+    """Samples a second with real and with fake data, in turns of `max_steps` in one process, and their ratio.
+
+    Each turn of real data opens its stream anew, so that nothing was decoded while fake data trained.
+    """
+    steps = config.max_steps or 1
+    num_samples = steps * config.global_batch_size
+    kinds = {
+        "real": replace(config, manifest=real_data(folder / "set", num_samples)),
+        "fake": replace(config, fake_data=True),
+    }
+    streams = {kind: open_data(changed, 0, 1).train for kind, changed in kinds.items()}
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with running("single", config.precision) as runtime:
+        learner = Learner(runtime, config, DEFAULT_CLASSES, None)
+        for number in range(rounds + 1):
+            for kind, stream in streams.items():
+                before = time.perf_counter()
+                for _, step, batch in stream.run(iter([(number, range(steps))])):
+                    train(learner, runtime, batch, step)
+                rates[kind].append(num_samples / (time.perf_counter() - before))
+            print(f"{rates['real'][-1]:.3f} of {rates['fake'][-1]:.3f} samples/s", file=sys.stderr, flush=True)
+    real, fake = (found[1:] for found in rates.values())  # the first turn warms up
+    ratios = [left / right for left, right in zip(real, fake, strict=True)]
+    return (
+        "| | median | each turn |\n|---|---|---|\n"
+        f"| real, samples/s | {statistics.median(real):.2f} | {', '.join(f'{one:.2f}' for one in real)} |\n"
+        f"| fake, samples/s | {statistics.median(fake):.2f} | {', '.join(f'{one:.2f}' for one in fake)} |\n"
+        f"| real / fake | {statistics.median(ratios):.3f} | {', '.join(f'{one:.3f}' for one in ratios)} |"
+    )
+
+
+def train(learner: Learner, runtime: Runtime, batch: Batch, step: int) -> None:
+    """One step as a run takes it."""
+    placed = runtime.put({name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch})
+    learner.train_step(placed, 0.0, step)
 
 
 def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
@@ -112,8 +128,7 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
             batches = [batch for _, _, batch in stream.run(iter([(epoch, range(steps))]))]
             between = time.process_time()
             for step, batch in enumerate(batches):
-                placed = runtime.put({name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch})
-                learner.train_step(placed, 0.0, step)
+                train(learner, runtime, batch, step)
             samples = steps * config.global_batch_size
             input_ms.append(1000 * (between - before) / samples)
             step_ms.append(1000 * (time.process_time() - between) / samples)
@@ -124,12 +139,6 @@ def cost_table(config: TrainConfig, folder: Path, rounds: int) -> str:
         f"| step | {right:.2f} | {', '.join(f'{one:.2f}' for one in step_ms)} |\n\n"
         f"step / (step + input) {right / (right + left):.4f}"
     )
-
-
-def children_s() -> float:
-    """Processor time of all processes that this one has started and waited for."""
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
 
 
 def scaling_table(config: TrainConfig, folder: Path, rounds: int) -> str:

@@ -12,7 +12,13 @@ from typing import TypeVar
 import apache_beam as beam
 import msgspec
 from apache_beam.metrics.execution import MetricResult
-from apache_beam.options.pipeline_options import PipelineOptions, PortableOptions, SetupOptions, StandardOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    PortableOptions,
+    SetupOptions,
+    StandardOptions,
+)
 from apache_beam.runners.runner import PipelineState
 
 from pipelines import dataflow, errors_from_beam, sources, workers
@@ -180,8 +186,7 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
         )
     if "--runner" not in given:
         options.view_as(StandardOptions).runner = "FnApiRunner"
-        if not {"--direct_running_mode", "--direct_num_workers"} & given:
-            options = _all_cores(options, output)
+        _set_workers(options.view_as(DirectOptions), given, in_memory=output.url.startswith("memory://"))
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
     return options
 
@@ -200,14 +205,15 @@ def _check_job_server(options: PipelineOptions) -> None:
         ) from error
 
 
-def _all_cores(options: PipelineOptions, output: Storage) -> PipelineOptions:
-    from apache_beam.options.pipeline_options import DirectOptions
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores > 1 and not output.url.startswith("memory://"):
-        options.view_as(DirectOptions).direct_running_mode = "multi_processing"
-        options.view_as(DirectOptions).direct_num_workers = cores
-    return options
+def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) -> None:
+    """A process a core, or as many as asked for, unless the mode is given; Beam's own default is one thread in all."""
+    if "--direct_running_mode" in given or in_memory:
+        return
+    if "--direct_num_workers" not in given or not options.direct_num_workers:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        options.direct_num_workers = cores or 1
+    if options.direct_num_workers > 1:
+        options.direct_running_mode = "multi_processing"
 
 
 def run_pipeline(

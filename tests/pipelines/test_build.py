@@ -94,6 +94,20 @@ def test_all_cores_by_default_give_the_same_bytes(raw, tmp_path):
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
 
 
+@pytest.mark.parametrize(
+    ("flags", "mode", "workers"),
+    [
+        (["--direct_num_workers=3"], "multi_processing", 3),
+        (["--direct_num_workers", "3"], "multi_processing", 3),
+        (["--direct_num_workers=1"], "in_memory", 1),
+        (["--direct_running_mode=in_memory"], "in_memory", 1),
+    ],
+)
+def test_workers_that_are_asked_for_are_processes(flags, mode, workers, tmp_path):
+    found = builds.beam_options(flags, open_storage(str(tmp_path))).get_all_options()
+    assert (found["direct_running_mode"], found["direct_num_workers"]) == (mode, workers)
+
+
 def test_memory_and_disk_hold_the_same_bytes(raw, tmp_path):
     build(config_of(raw, tmp_path / "out"), HERE)
     build(config_of(raw, f"memory://{tmp_path.name}/set"), HERE)

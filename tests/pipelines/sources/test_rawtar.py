@@ -36,6 +36,26 @@ def test_every_format_is_read_with_offsets_of_the_contents(format):
     assert contents(tar_bytes(FILES, format)) == FILES
 
 
+NAMES = st.text(st.sampled_from("ab/. äß"), min_size=1, max_size=130).filter(lambda name: name.strip("/. ") == name)
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 1100), st.sampled_from(FORMATS)), min_size=1, max_size=8), st.data())
+def test_members_are_those_that_pythons_tarfile_finds(found, data):
+    raw = io.BytesIO()
+    for name, size, format in found:
+        info = tarfile.TarInfo(name)
+        info.size = size
+        if format != tarfile.USTAR_FORMAT or (name.isascii() and len(name) <= 100):
+            raw.write(info.tobuf(format) + bytes(size) + bytes(-size % BLOCK))
+        if data.draw(st.booleans()):
+            raw.write(special("a folder", tarfile.DIRTYPE).tobuf(format))
+    raw.write(END)
+    with tarfile.open(fileobj=io.BytesIO(raw.getvalue())) as archive:
+        expected = [(one.name, one.offset_data, one.size, one.type) for one in archive if not one.isdir()]
+    members = walk(io.BytesIO(raw.getvalue()), "x.tar")
+    assert [(one.name, one.offset_data, one.size, one.type) for one in members] == expected
+
+
 @pytest.mark.parametrize("format", FORMATS[1:])
 def test_long_and_foreign_names_are_read(format):
     files = {"x" * 180 + ".jpg": b"long", "Käse/écran 1.jpg": b"foreign"}
