@@ -110,7 +110,7 @@ def litdata_reader(make: Callable[[Data], Callable]) -> Contestant:
         class Images(litdata.StreamingDataset):
             def __getitem__(self, at: Any) -> Any:
                 found = super().__getitem__(at)
-                return decoded(found["image"]), found["label"]
+                return decoded(bytes(found["image"])), found["label"]
 
         dataset = Images(str(Path(data.folder, "litdata")), shuffle=True, drop_last=False)
         loader = litdata.StreamingDataLoader(dataset, batch_size=BATCH, num_workers=WORKERS)

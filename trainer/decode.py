@@ -243,9 +243,21 @@ def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray
             f"{row.shape[0]}; use RandomResizedCrop or CenterCrop"
         )
     top, left = int(drawn[1] * (down + 1)) - padding, int(drawn[2] * (right + 1)) - padding
-    part = image[max(0, top) : top + row.shape[0], max(0, left) : left + row.shape[1]]
-    row[:] = 0
-    row[max(0, -top) :, max(0, -left) :][: part.shape[0], : part.shape[1]] = part
+    from_top, from_left, to_top, to_left = max(0, top), max(0, left), max(0, -top), max(0, -left)
+    height = min(image.shape[0], top + row.shape[0]) - from_top
+    width = min(image.shape[1], left + row.shape[1]) - from_left
+    row.data.cast("B")[:] = bytes(row.nbytes)
+    part = _rows(np.ascontiguousarray(image), from_top, from_left, height, width)
+    _rows(row, to_top, to_left, height, width)[:] = part
+
+
+def _rows(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    """A window of a contiguous image, each of its rows as one element: [height].
+
+    NumPy lets other threads run while it copies more than 500 elements; to be let in again takes longer than the copy.
+    """
+    stride = 3 * image.shape[1]
+    return np.ndarray((height,), (np.void, 3 * width), image.data, top * stride + 3 * left, (stride,))
 
 
 def _resize(image: np.ndarray, out: np.ndarray, how: int) -> np.ndarray:

@@ -115,7 +115,8 @@ def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
 
     None leaves it to tarfile: at extension headers and all that is no plain file, and where anything looks odd.
     """
-    if archive.firstmember is not None or archive.pax_headers:  # not handed out yet; it holds for all that follow
+    is_first = archive.firstmember is not None  # type: ignore[attr-defined]
+    if is_first or archive.pax_headers:  # it is not handed out yet; they hold for all that follow
         return None
     at = archive.offset
     view.seek(at)
