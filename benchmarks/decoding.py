@@ -2,23 +2,25 @@
 
     python -m benchmarks.decoding --write docs/decoding.md
 
-One thread; of each image the best of `--repeats` runs, because other work on the machine only ever adds.
+One thread, but for the last table; the best of `--repeats` runs, because other work on the machine only ever adds.
 """
 
 import argparse
 import io
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import cv2
 import numpy as np
+import pyspng
 from PIL import Image
 
 from benchmarks.reading import Data
 from benchmarks.stream import samples_of
 from pipelines import restarts
-from trainer.decode import ImageSpec, decode, decode_into, draws
+from trainer.decode import ImageSpec, PadCrop, decode, decode_into, draws
 
 NUM_IMAGES = 64
 WIDTHS = {"a row of blocks": (1 << 16, 1 << 16), "64 pixels": (33, 64), "32 pixels": (17, 32), "16 pixels": (1, 16)}
@@ -79,6 +81,29 @@ def png_table(files: Sequence[bytes], repeats: int) -> str:
     return "\n".join(lines) + "\n"
 
 
+def threads_table(files: Sequence[bytes], repeats: int) -> str:
+    """PNGs a second in one thread and in a pool of two: who holds Python's interpreter keeps the other from working."""
+    spec, rows = ImageSpec(size=32, crop=PadCrop(4)), np.arange(len(files))
+    drawn, out = draws(spec, 1, 0, rows, rows * 0), np.empty((len(files), 32, 32, 3), np.uint8)
+    works: dict[str, Callable[[int], object]] = {
+        "read and cropped as in training": lambda n: decode_into(out[n], files[n], spec, drawn[n]),
+        "pyspng alone": lambda n: pyspng.load(files[n], "RGB"),
+        "OpenCV alone": lambda n: cv2.imdecode(np.frombuffer(files[n], np.uint8), cv2.IMREAD_COLOR),
+    }
+    lines = ["| | one thread, images/s | two threads, images/s |", "|---|---|---|"]
+    for name, work in works.items():
+        one, two = (_threaded_rate(work, np.tile(rows, 8), threads, repeats) for threads in (1, 2))
+        lines.append(f"| {name} | {one:,.0f} | {two:,.0f} |")
+    return "\n".join(lines) + "\n"
+
+
+def _threaded_rate(work: Callable[[int], object], numbers: np.ndarray, threads: int, repeats: int) -> float:
+    parts = [part.tolist() for part in np.array_split(numbers, threads)]
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = _best_s(lambda: list(pool.map(lambda part: [work(number) for number in part], parts)), repeats)
+    return len(numbers) / seconds
+
+
 def _png(image: np.ndarray, level: int) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG", compress_level=level)
@@ -105,7 +130,11 @@ def main() -> None:
         kind: [sample.fields[0][1] for sample in samples_of(Data(folder="", kind=kind, num_samples=NUM_IMAGES))]
         for kind in ("jpeg", "png")
     }
-    tables = {"crops": jpeg_table(files["jpeg"], options.repeats), "levels": png_table(files["png"], options.repeats)}
+    tables = {
+        "crops": jpeg_table(files["jpeg"], options.repeats),
+        "levels": png_table(files["png"], options.repeats),
+        "threads": threads_table(files["png"], options.repeats),
+    }
     for name, table in tables.items():
         print(table)
         if options.write:
