@@ -113,6 +113,10 @@ class Addresses:
         """int64 [n]."""
         return self.rows[:, _LABEL].astype(np.int64)
 
+    def label(self, number: int) -> int:
+        """That of one of them."""
+        return self.rows.item(number, _LABEL)
+
     @property
     def starts(self) -> np.ndarray:
         """Where in their shards the samples begin."""

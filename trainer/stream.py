@@ -268,7 +268,10 @@ class _Pipeline:
     def _plan_and_fill(self) -> None:
         for plan in self._plans():
             batch = _empty_batch(self.stream, plan)
-            self._fill(batch, plan, 0, len(plan.slots.ids))
+            if self.stream.cache is not None and plan.tickets is None:
+                self.stream.cache.crop(batch["image"], plan.slots.ids, plan.drawn)
+            else:
+                self._fill(batch, plan, 0, len(plan.slots.ids))
             self._offer(self._begun, _Work(plan, batch, []))
 
     def _plans(self) -> Iterator[_Step]:
@@ -357,9 +360,9 @@ class _Pipeline:
         if cache is None:
             decode_into(row, data, spec, drawn)
             return
-        image, address = decode(data), addresses[number]
-        first = self.stream.order.first_ids.item(address.shard)
-        cache.put(first + address.position, image, addresses.labels.item(number))
+        image = decode(data)
+        first = self.stream.order.first_ids.item(addresses.shards.item(number))
+        cache.put(first + addresses.positions.item(number), image, addresses.label(number))
         pad_crop(row, image, cache.padding, drawn)
 
     def _treat(self, batch: Batch, plan: _Step, slot: int, error: DamagedShard | UndecodableImage) -> None:
@@ -433,9 +436,9 @@ def _labels(cache: DecodedCache | None, plan: _Step) -> np.ndarray:
 
 
 def _is_quick(stream: Stream) -> bool:
-    """Whether a sample takes less than handing Python from thread to thread does: then one thread does it all."""
+    """Whether a sample takes little more than handing Python from thread to thread: then one thread does it all."""
     is_small = stream.stored_bytes <= SMALL_BYTES * stream.split.num_samples
-    return stream.image is None and is_small and isinstance(stream.table.storage, LocalStorage)
+    return is_small and isinstance(stream.table.storage, LocalStorage)
 
 
 def _blank(batch: Batch, slot: int) -> None:
