@@ -111,7 +111,7 @@ def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo 
 
 
 def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
-    """The next member if one block says all of it, as for nearly every image: tarfile takes twice as long.
+    """The next member if one block says all of it, as for nearly every image without tarfile's work.
 
     None leaves it to tarfile: at extension headers and all that is no plain file, and where anything looks odd.
     """
