@@ -1,6 +1,6 @@
 """Training with real data against `--fake-data`, over 1, 2 and 4 devices or processes, and to an accuracy.
 
-    python -m benchmarks.train ratio --model resnet50 --size 224 --steps 4 --batch 16 --rounds 9
+    python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3 --batch 8 --rounds 9
     python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
     python -m benchmarks.train scaling --strategy spmd --model resnet18 --size 32 --steps 30 --batch 64
     python -m benchmarks.train accuracy --strategy spmd
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig, digits_smoke
 from trainer.data import open_data
-from trainer.feed import ON_DEVICE
+from trainer.feed import ON_DEVICE, Feed
 from trainer.learner import Learner
 from trainer.metrics import log_name
 from trainer.model import DEFAULT_CLASSES
@@ -77,36 +77,87 @@ def config_of(args: argparse.Namespace, folder: Path) -> TrainConfig:
     )
 
 
-def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
-    """Samples a second with real and with fake data, in turns of `max_steps` in one process, and their ratio.
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one kind of data took in one round."""
 
-    Each turn of real data opens its stream anew, so that nothing was decoded while fake data trained.
+    seconds: float
+    cpu_s: float
+    num_samples: int
+
+    @property
+    def rate(self) -> float:
+        """Samples a second."""
+        return self.num_samples / self.seconds
+
+    @property
+    def cpu_ms(self) -> float:
+        """Processor time of a sample, over all threads."""
+        return 1000 * self.cpu_s / self.num_samples
+
+
+def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
+    """What a sample takes with real and with fake data, in turns of `max_steps` in one process, and their ratios.
+
+    Each turn of real data opens its stream anew, so that nothing was decoded while fake data trained. One turn of each
+    comes first and does not count: in it the process gets its memory, a virtual machine perhaps from its host.
     """
     steps = config.max_steps or 1
-    num_samples = steps * config.global_batch_size
-    kinds = {
-        "real": replace(config, manifest=real_data(folder / "set", num_samples)),
-        "fake": replace(config, fake_data=True),
+    manifest = real_data(folder / "set", steps * config.global_batch_size)
+    streams = {
+        "real": open_data(replace(config, manifest=manifest), 0, 1).train,
+        "fake": open_data(replace(config, fake_data=True), 0, 1).train,
     }
-    streams = {kind: open_data(changed, 0, 1).train for kind, changed in kinds.items()}
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    turns: dict[str, list[Turn]] = {kind: [] for kind in streams}
     with running("single", config.precision) as runtime:
         learner = Learner(runtime, config, DEFAULT_CLASSES, None)
         for number in range(rounds + 1):
-            for kind, stream in streams.items():
-                before = time.perf_counter()
-                for _, step, batch in stream.run(iter([(number, range(steps))])):
-                    train(learner, runtime, batch, step)
-                rates[kind].append(num_samples / (time.perf_counter() - before))
-            print(f"{rates['real'][-1]:.3f} of {rates['fake'][-1]:.3f} samples/s", file=sys.stderr, flush=True)
-    real, fake = (found[1:] for found in rates.values())  # the first turn warms up
-    ratios = [left / right for left, right in zip(real, fake, strict=True)]
-    return (
-        "| | median | each turn |\n|---|---|---|\n"
-        f"| real, samples/s | {statistics.median(real):.2f} | {', '.join(f'{one:.2f}' for one in real)} |\n"
-        f"| fake, samples/s | {statistics.median(fake):.2f} | {', '.join(f'{one:.2f}' for one in fake)} |\n"
-        f"| real / fake | {statistics.median(ratios):.3f} | {', '.join(f'{one:.3f}' for one in ratios)} |"
+            for kind in kinds_of(number):
+                with Feed(streams[kind].run(iter([(number, range(steps))])), runtime.put) as feed:
+                    turns[kind].append(turn_of(learner, feed))
+            real, fake = turns["real"][-1], turns["fake"][-1]
+            text = f"round {number}: {real.rate:.3f} of {fake.rate:.3f} samples/s"
+            print(text + " (warm-up)" * (number == 0), file=sys.stderr, flush=True)
+    return ratio_lines(turns["real"][1:], turns["fake"][1:])
+
+
+def kinds_of(number: int) -> tuple[str, str]:
+    """Who comes first takes turns, so that a machine that gets slower or faster favours neither."""
+    return ("real", "fake") if number % 2 else ("fake", "real")
+
+
+def turn_of(learner: Learner, feed: Feed) -> Turn:
+    """All steps of a feed, as a run takes them; on a CPU each is done when it returns."""
+    before = time.perf_counter(), time.process_time()
+    num_samples = 0
+    for fed in feed:
+        learner.train_step(fed.tensors, 0.0, fed.step)
+        num_samples += len(fed.ids)
+    return Turn(time.perf_counter() - before[0], time.process_time() - before[1], num_samples)
+
+
+def ratio_lines(real: Sequence[Turn], fake: Sequence[Turn]) -> str:
+    """The table; a ratio is that of the medians, beside it that of each pair."""
+    rates = [turn.rate for turn in real], [turn.rate for turn in fake]
+    costs = [turn.cpu_ms for turn in real], [turn.cpu_ms for turn in fake]
+    rows = (
+        ("real, samples/s", statistics.median(rates[0]), rates[0], 2),
+        ("fake, samples/s", statistics.median(rates[1]), rates[1], 2),
+        ("real / fake", *quotients(*rates), 3),
+        ("real, CPU ms a sample", statistics.median(costs[0]), costs[0], 1),
+        ("fake, CPU ms a sample", statistics.median(costs[1]), costs[1], 1),
+        ("fake / real", *quotients(costs[1], costs[0]), 3),
     )
+    lines = (
+        f"| {name} | {middle:.{digits}f} | {', '.join(f'{one:.{digits}f}' for one in each)} |"
+        for name, middle, each, digits in rows
+    )
+    return "\n".join(["| | of medians | each turn |", "|---|---|---|", *lines])
+
+
+def quotients(left: Sequence[float], right: Sequence[float]) -> tuple[float, list[float]]:
+    """The ratio of the medians, and that of each pair."""
+    return statistics.median(left) / statistics.median(right), [a / b for a, b in zip(left, right, strict=True)]
 
 
 def train(learner: Learner, runtime: Runtime, batch: Batch, step: int) -> None:
