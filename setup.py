@@ -16,7 +16,9 @@ BASE = [
     "numpy>=1.26,<3",
     "pillow>=12,<13",
     "pyarrow>=16",
+    "requests>=2.32.2,<3",
     "rich>=13,<16",
+    "urllib3>=2,<3",
 ]
 PIPELINES = [
     "apache-beam[gcp]>=2.77,<2.78",

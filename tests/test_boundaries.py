@@ -42,8 +42,6 @@ DISTRIBUTIONS = {
     "google_crc32c": "google-crc32c",
     "grpc": "apache-beam",
     "jpegio": "pyjpegio",
-    "requests": "google-cloud-storage",
-    "urllib3": "google-cloud-storage",
     "yaml": "pyyaml",
 }
 """By import name, where the distribution that brings it is called otherwise; the client of storage needs the last."""

@@ -1061,6 +1061,30 @@ def test_application_default_credentials_are_used(gcs_root, google, proxy, tmp_p
     assert google.num_probes() == 0
 
 
+@pytest.mark.gcs
+def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, google, proxy, tmp_path):
+    put(open_storage(gcs_root), "a")
+    with HTTPServer(("127.0.0.1", 0), TokenServer) as tokens:
+        threading.Thread(target=tokens.serve_forever, args=(0.02,), daemon=True).start()
+        service_account(tmp_path / "key.json", f"http://127.0.0.1:{tokens.server_port}/token")
+        prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"))
+        proxy.script = in_turn(*[Fault("status", status=401)] * 2, when=is_media)
+        assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+        tokens.shutdown()
+    assert sum(map(is_media, proxy.seen)) == 3
+
+
+@pytest.mark.gcs
+def test_objects_are_read_through_the_proxy_that_the_environment_names(gcs_root, gcs_emulator, proxy):
+    put(open_storage(gcs_root), "a")
+
+    def prepare():
+        os.environ.update(http_proxy=proxy.url, no_proxy="")
+
+    assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert [seen.path.startswith(gcs_emulator) for seen in proxy.seen if is_media(seen)] == [True]
+
+
 def test_pauses_of_two_readers_differ():
     policy = RetryPolicy()
     assert len({policy.pause_s(3) for _ in range(20)}) == 20
