@@ -32,14 +32,14 @@ class DecodedCache:
             return None
         return num_samples * 3 * (spec.size + 2 * spec.crop.padding) ** 2
 
-    def put(self, id_: int, image: np.ndarray, label: int) -> None:
-        """Keeps an image if it has the wanted size."""
-        if image.shape[:2] != (self.size, self.size):
+    def put(self, ids: int | np.ndarray, images_NHWC: np.ndarray, labels: int | np.ndarray) -> None:
+        """Keeps images of the wanted size, or one; those of another size it leaves."""
+        if images_NHWC.shape[-3:-1] != (self.size, self.size):
             return
         inside = slice(self.padding, self.padding + self.size)
-        self.images_NHWC[id_, inside, inside] = image
-        self.labels[id_] = label
-        self.filled[id_] = True  # last: whoever sees it may read the rest
+        self.images_NHWC[ids, inside, inside] = images_NHWC
+        self.labels[ids] = labels
+        self.filled[ids] = True  # last: whoever sees it may read the rest
 
     def holds(self, ids: np.ndarray) -> bool:
         """Whether all of them are there."""

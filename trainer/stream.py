@@ -16,6 +16,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,10 +31,17 @@ from shardset.storage import LocalStorage
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.cache import DecodedCache
 from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, draws, pad_crop
+from trainer.decoders import Decoder, Decoders, Task
 from trainer.fetch import SMALL_BYTES, Addresses, Contents, Reads, ShardTable, Tickets, open_reads
 
 SLICES_PER_THREAD = 4
 MAX_SUBSTITUTES = 8
+MAX_DECODERS = 8
+"""Processes that decode small images: more would wait for the one that feeds them."""
+
+MIN_DECODED = 20_000
+"""Small images from which on it pays to start such processes, which takes 0.2 s of a core each."""
+
 IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "webp", "bmp", "gif"})
 
 BadSamples = Literal["raise", "substitute", "mask"]
@@ -130,6 +138,7 @@ class Stream:
         self.cache: DecodedCache | None = None
         if self.memory.cache and image is not None and isinstance(image.crop, PadCrop):
             self.cache = DecodedCache(self.split.num_samples, image.size, image.crop.padding)
+        self.decoders = self._small_image_decoders()
         _log.info("%s %s: %s", manifest_url, split, self.memory)
 
     def __len__(self) -> int:
@@ -174,6 +183,17 @@ class Stream:
         """Where samples are stored, by id."""
         shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
         return self.table.addresses(shards, ids - self.order.first_ids[shards])
+
+    @property
+    def has_small_samples(self) -> bool:
+        """Whether a sample takes little more than giving Python's interpreter from thread to thread."""
+        return self.stored_bytes <= SMALL_BYTES * self.split.num_samples
+
+    def _small_image_decoders(self) -> Decoders | None:
+        is_worth_it = self.has_small_samples and self.split.num_samples >= MIN_DECODED
+        if self.image is None or self.num_threads == 1 or not is_worth_it:
+            return None
+        return Decoders(Task(self.image, whole=self.cache is not None), min(self.num_threads, MAX_DECODERS))
 
     def _cache_bytes(self) -> int | None:
         if self.image is None or self.fields or self.with_key:
@@ -220,12 +240,18 @@ class _Pipeline:
         self._stopped = threading.Event()
         self._planned: queue.Queue[_Step | _Failure | None] = queue.Queue(READ_AHEAD)
         self._begun: queue.Queue[_Work | _Failure | None] = queue.Queue(max(1, stream.prefetch))
-        self._parts = SLICES_PER_THREAD * stream.num_threads if stream.image is not None else 1
         self._columns = [(name, stream.split.fields.index(name)) for name in stream.fields]
         self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in IMAGE_FIELDS]
-        self._pool = ThreadPoolExecutor(stream.num_threads, "shardset-decode", initializer=_one_opencv_thread)
+        num_threads, self._parts = stream.num_threads, SLICES_PER_THREAD * stream.num_threads
+        if stream.image is None:
+            self._parts = 1
+        elif stream.decoders is not None:
+            num_threads = self._parts = stream.decoders.num_processes
+            stream.decoders.start()
+        self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=_one_opencv_thread)
         jobs: list[_Job] = [("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun)]
-        if _is_quick(stream):
+        if stream.has_small_samples and stream.decoders is None and isinstance(stream.table.storage, LocalStorage):
+            # Handing a sample from thread to thread would cost more than the sample.
             jobs = [("fill", self._plan_and_fill, self._begun)]
         self._threads = [
             threading.Thread(target=self._guard, args=(work, out), name=f"shardset-{name}", daemon=True)
@@ -324,27 +350,63 @@ class _Pipeline:
         return _Work(plan, batch, parts)
 
     def _fill(self, batch: Batch, plan: _Step, start: int, stop: int) -> None:
+        with nullcontext() if self.stream.decoders is None else self.stream.decoders.idle() as decoder:
+            if decoder is not None:
+                self._fill_by(decoder, batch, plan, start, stop)
+                return
+        for slot, contents in self._contents(batch, plan, start, stop):
+            self._fill_slot(batch, plan, slot, contents)
+
+    def _fill_by(self, decoder: Decoder, batch: Batch, plan: _Step, start: int, stop: int) -> None:
+        """Fills a part with what another process decodes; does itself what that can't."""
+        assert plan.tickets is not None
+        found = list(self._contents(batch, plan, start, stop))
+        if self._stopped.is_set() or not found:
+            return
+        slots, samples = np.array([slot for slot, _ in found]), [contents for _, contents in found]
+        images = [self._image(contents) or b"" for contents in samples]
+        pixels, done = decoder.decode(images, plan.drawn[slots])
+        pixels, filled = pixels[done], slots[done]
+        if self.stream.cache is not None:
+            ids, labels = plan.slots.ids[filled], plan.tickets.addresses.labels[filled]
+            self.stream.cache.put(ids, pixels, labels)
+            self.stream.cache.crop(pixels, ids, plan.drawn[filled])
+        batch["image"][filled] = pixels
+        for slot, contents, is_done in zip(slots.tolist(), samples, done.tolist(), strict=True):
+            if is_done:
+                self._pass_through(batch, slot, contents)
+            else:
+                self._fill_slot(batch, plan, slot, contents)
+
+    def _contents(self, batch: Batch, plan: _Step, start: int, stop: int) -> Iterator[tuple[int, Contents]]:
+        """The slots [start, stop) with what is stored for them; those that are damaged are treated and left out."""
         assert plan.tickets is not None
         slot = start
-        while slot < stop and not self._stopped.is_set():
+        while slot < stop:
             try:
                 for contents in plan.tickets.contents(slot, stop):
-                    self._fill_slot(batch, plan, slot, contents, plan.tickets, slot)
-                    slot += 1
                     if self._stopped.is_set():
                         return
-            except (DamagedShard, UndecodableImage) as error:
+                    yield slot, contents
+                    slot += 1
+            except DamagedShard as error:
                 self._treat(batch, plan, slot, error)
                 slot += 1
 
-    def _fill_slot(
+    def _fill_slot(self, batch: Batch, plan: _Step, slot: int, contents: Contents) -> None:
+        assert plan.tickets is not None
+        try:
+            self._put_sample(batch, plan, slot, contents, plan.tickets, slot)
+        except UndecodableImage as error:
+            self._treat(batch, plan, slot, error)
+
+    def _put_sample(
         self, batch: Batch, plan: _Step, slot: int, contents: Contents, tickets: Tickets, number: int
     ) -> None:
-        for name, column in self._columns:
-            batch[name][slot] = contents[column]
+        self._pass_through(batch, slot, contents)
         if self.stream.image is None:
             return
-        image = next((contents[column] for column in self._image_columns if contents[column] is not None), None)
+        image = self._image(contents)
         if image is None:
             found = [name for name, one in zip(self.stream.split.fields, contents, strict=True) if one is not None]
             raise UndecodableImage(f"{tickets.named(number)}: it has no image among {found}")
@@ -352,6 +414,13 @@ class _Pipeline:
             self._decode(batch["image"][slot], image, self.stream.image, plan.drawn[slot], tickets.addresses, number)
         except UndecodableImage as error:
             raise UndecodableImage(f"{tickets.named(number)}: {error}") from error
+
+    def _pass_through(self, batch: Batch, slot: int, contents: Contents) -> None:
+        for name, column in self._columns:
+            batch[name][slot] = contents[column]
+
+    def _image(self, contents: Contents) -> bytes | None:
+        return next((contents[column] for column in self._image_columns if contents[column] is not None), None)
 
     def _decode(
         self, row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray, addresses: Addresses, number: int
@@ -383,7 +452,7 @@ class _Pipeline:
             found = self.stream.order.ids(plan.epoch, positions.ravel())
             other = self.reads.alone(self.stream.addresses(found))
             try:
-                self._fill_slot(batch, plan, slot, other.take(0), other, 0)
+                self._put_sample(batch, plan, slot, other.take(0), other, 0)
             except (DamagedShard, UndecodableImage) as again:
                 _log.warning("the substitute is bad too: %s", again)
                 continue
@@ -433,12 +502,6 @@ def _labels(cache: DecodedCache | None, plan: _Step) -> np.ndarray:
         return plan.tickets.addresses.labels
     assert cache is not None, "only what is cached needs no ticket"
     return cache.labels[plan.slots.ids]
-
-
-def _is_quick(stream: Stream) -> bool:
-    """Whether a sample takes little more than handing Python from thread to thread: then one thread does it all."""
-    is_small = stream.stored_bytes <= SMALL_BYTES * stream.split.num_samples
-    return is_small and isinstance(stream.table.storage, LocalStorage)
 
 
 def _blank(batch: Batch, slot: int) -> None:

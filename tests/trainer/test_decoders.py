@@ -1,0 +1,165 @@
+"""Small images decoded by other processes: the same batches, the same errors, and no process that outlives its run."""
+
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardset.storage import open_storage
+from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
+from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage
+from trainer.decoders import Decoders, Task
+from trainer.errors import DecoderLost
+from trainer.stream import MIN_DECODED, Stream
+
+PADDED = ImageSpec(size=8, crop=PadCrop(1), flip=True)
+SPECS = {
+    "padded, decoded once": PADDED,
+    "resized": ImageSpec(size=8, crop=RandomResizedCrop()),
+    "centred": ImageSpec(size=8, crop=CenterCrop(8)),
+}
+BROKEN, LARGER = 11, 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """As many small PNGs as processes are started for; one is none, one is larger than the others."""
+    folder = tmp_path_factory.mktemp("set")
+    contents = [encode(pixels(serial, 8, 8), "png") for serial in range(100)]
+    images = [contents[serial % 100] for serial in range(MIN_DECODED)]
+    images[BROKEN], images[LARGER] = b"no image", encode(pixels(0, 9, 9), "png")
+    samples = [image_sample("train", serial, image, "png", 10) for serial, image in enumerate(images)]
+    write_shard_set(open_storage(str(folder)), {"train": samples}, num_shards=4)
+    return str(folder)
+
+
+def make(url, **options):
+    choices = {"global_batch_size": 64, "rank": 0, "world_size": 1, "seed": 3, "image": PADDED, "num_threads": 2}
+    return Stream(url, "train", **{**choices, "bad_samples": "mask", **options})
+
+
+def from_second(stream):
+    """The batches of the first epoch but one; other processes decode all of them but a few."""
+    batches = stream.epoch(0)
+    next(batches)
+    while stream.decoders is not None and not are_ready(stream.decoders):
+        time.sleep(0.01)
+    return batches
+
+
+def are_ready(decoders):
+    """Whether all of them are."""
+    with decoders.idle() as one, decoders.idle() as other:
+        return one is not None and other is not None
+
+
+def children(pid):
+    return {int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()}
+
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_processes_give_the_batches_that_one_thread_gives(shards, name):
+    alone, many = make(shards, image=SPECS[name], num_threads=1), make(shards, image=SPECS[name])
+    assert alone.decoders is None
+    assert many.decoders is not None
+    assert all(same(one, other) for one, other in zip(from_second(alone), from_second(many), strict=True))
+
+
+def test_what_they_decoded_is_kept_for_later_epochs(shards):
+    alone, many = make(shards, num_threads=1), make(shards)
+    assert many.cache is not None
+    assert all(batch["id"].size for batch in from_second(many))
+    assert many.cache.filled.sum() == MIN_DECODED - 2
+    assert all(same(one, other) for one, other in zip(alone.epoch(1), many.epoch(1), strict=True))
+
+
+def test_fields_and_keys_go_along(shards):
+    batch = next(from_second(make(shards, fields=("cls",), with_key=True)))
+    assert batch["cls"] == [str(label).encode() for label in batch["label"]]
+    assert batch["key"] == [f"train-{id_:06d}" for id_ in batch["id"]]
+
+
+def test_an_image_that_they_can_not_decode_is_named_with_its_reason(shards):
+    with pytest.raises(UndecodableImage, match=rf"sample 'train-{BROKEN:06d}' at byte \d+: no image format"):
+        list(from_second(make(shards, bad_samples="raise")))
+
+
+def test_a_process_that_is_killed_ends_the_epoch_with_its_number_and_signal(shards):
+    before = children(os.getpid())
+    batches = from_second(make(shards))
+    victim = (children(os.getpid()) - before).pop()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(DecoderLost, match=rf"process {victim}, .* by SIGKILL .*num_threads=1"):
+        list(batches)
+
+
+def test_a_process_goes_on_when_it_is_told_to_stop_with_its_group(shards):
+    before = children(os.getpid())
+    batches = from_second(make(shards))
+    for child in children(os.getpid()) - before:
+        os.kill(child, signal.SIGTERM)
+    assert sum(batch["id"].size for batch in batches) >= MIN_DECODED - 64
+
+
+def test_processes_start_once_for_all_epochs_and_end_with_the_stream(shards):
+    stream, before = make(shards), children(os.getpid())
+    next(from_second(stream))
+    started = children(os.getpid()) - before
+    next(stream.epoch(1))
+    assert len(started) == 2
+    assert children(os.getpid()) - before == started
+    del stream
+    gc.collect()
+    assert not children(os.getpid()) & started
+
+
+def test_a_copy_starts_its_own(shards):
+    decoders = pickle.loads(pickle.dumps(Decoders(Task(PADDED, whole=False), 1)))
+    decoders.start()
+    while True:
+        with decoders.idle() as decoder:
+            if decoder is not None:
+                break
+    pixels_NHWC, done = decoder.decode([encode(pixels(1, 8, 8), "png"), b"no image"], np.full((2, 3), 0.5))
+    assert done.tolist() == [True, False]
+    assert np.array_equal(pixels_NHWC[0], pixels(1, 8, 8))
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_the_one_that_it_works_for(shards, how):
+    program = (
+        "import sys\n"
+        "from tests.trainer.test_decoders import from_second, make\n"
+        "for number, batch in enumerate(from_second(make(sys.argv[1]))):\n"
+        "    print(number, flush=True)\n"
+        "    sys.stdin.readline()\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", program, shards], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert run.stdin
+    assert run.stdout
+    with run.stdin, run.stdout:
+        run.stdout.readline()
+        started = children(run.pid)
+        assert len(started) == 2
+        run.send_signal(how)
+        run.wait()
+    while any(map(is_running, started)):
+        time.sleep(0.01)
