@@ -4,6 +4,7 @@ Beam 2.77 waits without end for an answer from a worker process that was killed 
 leaves its workers running when the launching process is killed. Here a death of either side ends the other.
 """
 
+import gc
 import os
 import signal
 import subprocess
@@ -120,6 +121,7 @@ def main() -> None:
     from apache_beam.runners.worker import sdk_worker_main
 
     sdk_worker_main.main(sys.argv)
+    gc.freeze()  # else Python looks through everything as it ends: 0.4 s of each worker, one after the other
 
 
 def _end_with_launcher() -> None:
