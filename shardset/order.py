@@ -349,55 +349,70 @@ def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}; give each replica its own")
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Some buckets, sorted: which, their blocks in line order, and where each block begins in the line."""
+
+    buckets: np.ndarray
+    blocks: np.ndarray
+    starts: np.ndarray
+
+
 class _Line:
     """The blocks of one epoch in their order, found without sorting all of them.
 
-    Blocks are put into buckets by the top bits of their hash in linear time; a bucket is sorted when a position in
-    it is asked for.
+    Blocks are put into buckets by the top bits of their hash, and two bytes a block are kept: its bucket. When
+    positions are asked for, the blocks of their buckets are picked out, hashed again and sorted, and held until another
+    bucket is asked for. Whoever goes through an epoch gets the next buckets with them, and seldom has to wait.
     """
 
     def __init__(self, order: Order, epoch: int) -> None:
-        self.order = order
+        self.order, self.epoch = order, epoch
         self.shuffled = order.seed is not None
         shards = np.arange(len(order.shard_sizes), dtype=np.int64)
-        self.phases = self._phases(epoch, shards)
+        self.phases = self._phases(shards)
         sizes = np.diff(order.first_ids)
         self.first_blocks = np.concatenate([[0], np.cumsum(-(-(sizes + self.phases) // order.block_size))])
-        num_blocks = int(self.first_blocks[-1])
-        self.hashes = np.empty(num_blocks, np.uint64) if self.shuffled else np.arange(num_blocks, dtype=np.uint64)
-        bits = min(_MAX_BUCKET_BITS, max(0, num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
-        span = 64 if self.shuffled else max(1, num_blocks.bit_length())
+        self.num_blocks = int(self.first_blocks[-1])
+        bits = min(_MAX_BUCKET_BITS, max(0, self.num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
+        span = 64 if self.shuffled else max(1, self.num_blocks.bit_length())
         self.shift = np.uint64(max(0, span - bits))
-        self._fill_buckets(epoch, 1 << bits)
+        self.buckets = np.empty(self.num_blocks, dtype=np.uint16)
+        self.bucket_samples = self._fill_buckets(1 << bits)
+        nothing = np.zeros(0, dtype=np.int64)
+        self._held = _Held(np.zeros(1 << bits, dtype=bool), nothing, nothing)
 
-    def _phases(self, epoch: int, shards: np.ndarray) -> np.ndarray:
+    def _phases(self, shards: np.ndarray) -> np.ndarray:
         if not self.shuffled:
             return np.zeros(len(shards), dtype=np.int64)
         size = np.uint64(self.order.block_size)
-        return (hash64(self.order.seed, epoch, _PHASE, shards) % size).astype(np.int64)
+        return (hash64(self.order.seed, self.epoch, _PHASE, shards) % size).astype(np.int64)
 
-    def _fill_buckets(self, epoch: int, num_buckets: int) -> None:
+    def _fill_buckets(self, num_buckets: int) -> np.ndarray:
+        """Where in the line each bucket begins, and the end."""
         counts = np.zeros(num_buckets, dtype=np.int64)
-        buckets = np.empty(len(self.hashes), dtype=np.uint16)
         for start, stop in self._chunks():
-            if self.shuffled:
-                self.hashes[start:stop] = self._hashes(epoch, start, stop)
-            buckets[start:stop] = self._bucket_of(self.hashes[start:stop])
-            counts += np.bincount(buckets[start:stop], minlength=num_buckets)
-        self.blocks = np.argsort(buckets, kind="stable")
-        self.bucket_blocks = np.concatenate([[0], np.cumsum(counts)])
+            self.buckets[start:stop] = self._bucket_of(self._hashes_between(start, stop))
+            counts += np.bincount(self.buckets[start:stop], minlength=num_buckets)
         short = self._not_full()
         missing = np.bincount(
-            buckets[short], weights=self.order.block_size - self._sizes(short), minlength=num_buckets
+            self.buckets[short], weights=self.order.block_size - self._sizes(short), minlength=num_buckets
         ).astype(np.int64)
-        self.bucket_samples = np.concatenate([[0], np.cumsum(counts * self.order.block_size - missing)])
+        return np.concatenate([[0], np.cumsum(counts * self.order.block_size - missing)])
 
-    def _hashes(self, epoch: int, start: int, stop: int) -> np.ndarray:
+    def _hashes(self, blocks: np.ndarray) -> np.ndarray:
+        if not self.shuffled:
+            return blocks.astype(np.uint64)
+        return hash64(self.order.seed, self.epoch, _BLOCK, *self._place(blocks))
+
+    def _hashes_between(self, start: int, stop: int) -> np.ndarray:
         """The hashes of consecutive blocks; what the blocks of a shard share is hashed once."""
+        numbers = np.arange(start, stop, dtype=np.int64)
+        if not self.shuffled:
+            return numbers.astype(np.uint64)
         shards, counts = self._shards_of(start, stop)
-        states = hash64(self.order.seed, epoch, _BLOCK, shards)
-        numbers = np.arange(start, stop, dtype=np.int64) - np.repeat(self.first_blocks[shards], counts)
-        return hash64_on(np.repeat(states, counts), numbers)
+        states = hash64(self.order.seed, self.epoch, _BLOCK, shards)
+        return hash64_on(np.repeat(states, counts), numbers - np.repeat(self.first_blocks[shards], counts))
 
     def _not_full(self) -> np.ndarray:
         """All blocks that may hold fewer than q samples: at the ends of shards, and with quarantined samples."""
@@ -410,7 +425,7 @@ class _Line:
         return found[np.diff(found, prepend=-1) > 0]
 
     def _chunks(self) -> Iterable[tuple[int, int]]:
-        last = len(self.hashes)
+        last = self.num_blocks
         return ((start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE))
 
     def _bucket_of(self, hashes: np.ndarray) -> np.ndarray:
@@ -447,40 +462,51 @@ class _Line:
         bad = self.order.bad_ids
         return numbers + np.searchsorted(bad - np.arange(len(bad)), numbers, side="right") if len(bad) else numbers
 
-    def _sorted(self, buckets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The blocks of some buckets (ascending) in line order, and where each begins in the line."""
-        counts = self.bucket_blocks[buckets + 1] - self.bucket_blocks[buckets]
-        jumps = np.repeat(self.bucket_blocks[buckets] - (np.cumsum(counts) - counts), counts)
-        blocks = self.blocks[np.arange(len(jumps)) + jumps]
-        blocks = blocks[np.argsort(self.hashes[blocks], kind="stable")]
-        sizes = self._sizes(blocks)
-        ends = np.cumsum(sizes)
-        samples = self.bucket_samples[buckets + 1] - self.bucket_samples[buckets]
-        base = np.repeat(self.bucket_samples[buckets] - (np.cumsum(samples) - samples), counts)
-        return blocks, ends - sizes + base
+    def _hold(self, buckets: np.ndarray) -> _Held:
+        """At least these buckets."""
+        held = self._held  # one look: another thread may ask for other buckets meanwhile
+        there = held.buckets[buckets]
+        if not there.all():
+            wanted = np.zeros(len(held.buckets), dtype=bool)
+            wanted[buckets] = True
+            if there.any():
+                wanted[1:] |= wanted[:-1]
+            self._held = held = self._sorted(wanted)
+        return held
+
+    def _sorted(self, wanted: np.ndarray) -> _Held:
+        found = [start + np.flatnonzero(wanted[self.buckets[start:stop]]) for start, stop in self._chunks()]
+        blocks = np.concatenate(found)
+        hashes, sizes = self._hashes(blocks), self._sizes(blocks)
+        order = np.argsort(hashes, kind="stable")
+        sizes = sizes[order]
+        left_out = np.cumsum(np.where(wanted, 0, np.diff(self.bucket_samples)))
+        starts = np.cumsum(sizes) - sizes + left_out[self._bucket_of(hashes[order])]
+        return _Held(wanted, blocks[order], starts)
 
     def num_filled_blocks(self) -> int:
         """The blocks that hold a sample which is not quarantined."""
-        return len(self.hashes) - int(np.count_nonzero(self._sizes(self._not_full()) == 0))
+        return self.num_blocks - int(np.count_nonzero(self._sizes(self._not_full()) == 0))
 
     def ids(self, positions: np.ndarray) -> np.ndarray:
         positions = np.asarray(positions, dtype=np.int64)
         if positions.size == 0:
             return positions
-        blocks, starts = self._sorted(np.unique(_owner(self.bucket_samples, positions)))
-        found = _owner(starts, positions)
-        first = self._line_number(self._ranges(blocks)[0])
-        return self._id_of(first[found] + positions - starts[found])
+        held = self._hold(_owner(self.bucket_samples, positions))
+        found = _owner(held.starts, positions)
+        first = self._line_number(self._ranges(held.blocks[found])[0])
+        return self._id_of(first + positions - held.starts[found])
 
     def positions(self, ids: np.ndarray) -> np.ndarray:
         """The inverse of `ids`."""
         shard = _owner(self.order.first_ids, ids)
         within = ids - self.order.first_ids[shard] + self.phases[shard]
         wanted = self.first_blocks[shard] + within // self.order.block_size
-        blocks, starts = self._sorted(np.unique(self._bucket_of(self.hashes[wanted]).astype(np.int64)))
-        by_number = np.argsort(blocks)
-        found = by_number[np.searchsorted(blocks, wanted, sorter=by_number)]
-        return starts[found] + self._line_number(ids) - self._line_number(self._ranges(wanted)[0])
+        held = self._hold(self.buckets[wanted])
+        places = np.flatnonzero(np.isin(held.blocks, wanted))
+        places = places[np.argsort(held.blocks[places])]
+        found = places[np.searchsorted(held.blocks[places], wanted)]
+        return held.starts[found] + self._line_number(ids) - self._line_number(self._ranges(wanted)[0])
 
     def pieces(self, start: int, stop: int) -> Pieces:
         """Each read of a range once, in line order."""
@@ -494,9 +520,9 @@ class _Line:
         """For each position its block's part inside [begin, end)."""
         if positions.size == 0:
             return Pieces(*(np.zeros(0, dtype=np.int64) for _ in range(5)))
-        blocks, starts = self._sorted(np.unique(_owner(self.bucket_samples, positions)))
-        found = _owner(starts, positions)
-        blocks, starts = blocks[found], starts[found]
+        held = self._hold(_owner(self.bucket_samples, positions))
+        found = _owner(held.starts, positions)
+        blocks, starts = held.blocks[found], held.starts[found]
         first = np.maximum(starts, begin)
         last = np.minimum(starts + self._sizes(blocks), end) - 1
         numbers = self._line_number(self._ranges(blocks)[0]) - starts

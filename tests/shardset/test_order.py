@@ -1,5 +1,6 @@
 import itertools
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -178,6 +179,36 @@ def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(seed, i
         batch = order.batch(2, row // order.items)
         slot = lane * order.items + row % order.items
         assert (batch.ids[slot], batch.weights[slot]) == (wanted, 1)
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_an_epoch_gone_through_gives_what_a_step_asked_for_alone_gives(seed):
+    options = {"seed": seed, "window": 0 if seed is None else 40, "global_batch_size": 64, "num_lanes": 16}
+    options |= {"block_size": 2, "quarantined": range(0, 90_000, 101)}
+    gone_through = make([300] * 300, **options)
+    slots = [gone_through.slots(1, range(step, step + 5), 8, 40)[0] for step in range(0, gone_through.num_batches, 5)]
+    for number in (0, 1, len(slots) // 2, len(slots) - 1):
+        alone = make([300] * 300, **options).slots(1, range(5 * number, 5 * number + 1), 8, 40)[0]
+        assert np.array_equal(alone.ids, slots[number].ids)
+        reads = [
+            order.reads(1, alone.lanes, alone.positions).start.tolist()
+            for order in (gone_through, make([300] * 300, **options))
+        ]
+        assert reads[0] == reads[1]
+
+
+def test_an_epoch_of_millions_of_blocks_takes_few_bytes_a_block():
+    order = make([2000] * 10_000, global_batch_size=64, num_lanes=16, block_size=8, window=256)
+    order.first_ids  # noqa: B018 - the sizes of the shards are no part of what an epoch takes
+    tracemalloc.start()
+    try:
+        order.batch(0, 1000)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    num_blocks = 20_000_000 / 8
+    assert held < 3 * num_blocks
+    assert peak < 8 * num_blocks
 
 
 @pytest.mark.parametrize(("ids", "message"), [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is quar")])
