@@ -1,13 +1,14 @@
 """Training with real data against `--fake-data`, over 1, 2 and 4 devices or processes, and to an accuracy.
 
-    python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3 --batch 8 --rounds 9
-    python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
+    OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3 --batch 8 --rounds 9
+    OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
     python -m benchmarks.train scaling --strategy spmd --model resnet18 --size 32 --steps 30 --batch 64
     python -m benchmarks.train accuracy --strategy spmd
 
 Real data are JPEGs of 400 x 500 pixels; the accuracy is that of the demo's digits, with another seed in each round.
-For scaling and accuracy every run is a process of its own; rates are those that it logs, without compiling. On a
-machine whose devices share the same cores, scaling says what sharing costs and nothing about a pod.
+Passive waiting keeps torch's threads from spinning while other work has their cores, which would count as processor
+time of a sample. For scaling and accuracy every run is a process of its own; rates are those that it logs, without
+compiling. On a machine whose devices share the same cores, scaling says what sharing costs and nothing about a pod.
 """
 
 import argparse
