@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +34,7 @@ _log = logging.getLogger(__name__)
 
 NUM_FETCHERS = 32
 NUM_CACHE_READERS = 4
+INDEX_BYTES_AT_ONCE = 16 << 20
 SMALL_BYTES = 1 << 14
 MAX_OPEN_FILES = 256
 HEDGE_AFTER = 0.95
@@ -173,14 +174,34 @@ class ShardTable:
                 self._kept_bytes -= self._kept.popitem(last=False)[1].num_bytes
         return index
 
+    def indexes(self, shards: Sequence[int]) -> Iterator[ShardIndex]:
+        """The indexes of several shards in this order; what has to be read is asked for at the same time.
+
+        At most 16 MiB of them are being read, at least one and at most as many as there are fetchers.
+        """
+        with self._lock:
+            missing = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._kept]
+        if len(missing) < 2:
+            yield from map(self.index, shards)
+            return
+        num_threads = max(1, min(NUM_FETCHERS, len(missing), INDEX_BYTES_AT_ONCE // max(missing)))
+        promised: deque[Future[ShardIndex]] = deque()
+        with ThreadPoolExecutor(num_threads, "shardset-index") as pool:
+            for shard in shards:
+                if len(promised) == num_threads:
+                    yield promised.popleft().result()
+                promised.append(pool.submit(self.index, shard))
+            while promised:
+                yield promised.popleft().result()
+
     def addresses(self, shards: np.ndarray, positions: np.ndarray) -> Addresses:
         """Where several samples are stored, in the order asked for; each index is asked for once."""
         order = np.argsort(shards, kind="stable")
         begins = np.flatnonzero(np.diff(shards[order], prepend=-1))
         rows = np.empty((len(shards), _PLACES + 2 * len(self.split.fields)), dtype=np.int64)
         keys = np.empty(len(shards), dtype=object)
-        for places in np.split(order, begins[1:]):
-            index = self.index(shards.item(places[0]))
+        groups = np.split(order, begins[1:])
+        for places, index in zip(groups, self.indexes(shards[order[begins]].tolist()), strict=True):
             rows[places] = index.rows[positions[places]]
             if index.keys is not None:
                 keys[places] = index.keys[positions[places]].astype(str)
@@ -201,7 +222,8 @@ class ShardTable:
             raise DamagedShard(
                 f"{where}: the index of shard {shard.path} is missing; rebuild the shard with --only-shards"
             ) from error
-        self.num_bytes_read += len(data)
+        with self._lock:
+            self.num_bytes_read += len(data)
         found = crc32c_text(google_crc32c.value(data))
         if len(data) != shard.index.num_bytes or found != shard.index.crc32c:
             raise DamagedShard(
@@ -625,8 +647,8 @@ class BlockReads:
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
         self.most_held_bytes = 0
-        self._open: dict[tuple[int, int, int], _Block] = {}
-        self._closing: list[tuple[int, int, tuple[int, int, int]]] = []
+        self._open: dict[tuple[int, int], _Block] = {}
+        self._closing: list[tuple[int, int, tuple[int, int]]] = []
         self._first_left = 0
         self._first_taken = threading.Event()
         self._begun = False
@@ -644,10 +666,12 @@ class BlockReads:
             self._first_left = len(addresses)
             return self.alone(addresses)
         self._first_taken.wait()
-        pieces = self.order.reads(epoch, slots.lanes, slots.positions)
+        there = slots.weights > 0
+        pieces = self.order.reads(epoch, slots.lanes[there], slots.positions[there])
+        of_piece = iter(self._of_pieces(epoch, slots.lanes[there], pieces))
         blocks = [
-            self._piece(epoch, slots, pieces, slot, address) if slots.weights[slot] else self._single(address)
-            for slot, address in enumerate(addresses)
+            next(of_piece) if weight else self._single(addresses[slot])
+            for slot, weight in enumerate(slots.weights.tolist())
         ]
         self._close_passed(epoch, int(slots.rows.max()) + 1)
         return BlockTickets(self, addresses, blocks)
@@ -665,29 +689,34 @@ class BlockReads:
         self._first_taken.set()
         self.reader.close()
 
-    def taken(self, block: "_Block") -> None:
-        """Counts one sample taken from a block; frees it after the last."""
+    def taken(self, blocks: "Sequence[_Block]") -> None:
+        """Counts one sample taken from each of some blocks, which may repeat; frees a block after its last."""
         with self._lock:
-            self._first_left -= 1
-            block.num_taken += 1
-            self._free_if_done(block)
+            self._first_left -= len(blocks)
+            for block, number in Counter(blocks).items():
+                block.num_taken += number
+                self._free_if_done(block)
         if self._first_left <= 0:
             self._first_taken.set()
 
-    def _piece(self, epoch: int, slots: Slots, pieces: Pieces, slot: int, address: Address) -> "_Block":
-        """The block of the order that brings the sample of a slot."""
-        lane, first = slots.lanes.item(slot), pieces.first.item(slot)
-        name = (epoch, lane, first)
-        block = self._open.get(name)
+    def _of_pieces(self, epoch: int, lanes: np.ndarray, pieces: Pieces) -> "list[_Block]":
+        """For each piece the block of the order that brings it; equal pieces share one."""
+        _, places, owners, counts = np.unique(pieces.first, return_index=True, return_inverse=True, return_counts=True)
+        blocks = [self._of_piece(epoch, lanes.item(place), pieces, place) for place in places.tolist()]
+        for block, count in zip(blocks, counts.tolist(), strict=True):
+            block.num_asked += count
+        return [blocks[owner] for owner in owners.tolist()]
+
+    def _of_piece(self, epoch: int, lane: int, pieces: Pieces, place: int) -> "_Block":
+        first = pieces.first.item(place)
+        block = self._open.get((epoch, first))
         if block is None:
-            index = self.table.index(address.shard)
-            start, stop = index.start(pieces.start.item(slot)), index.stop(pieces.stop.item(slot) - 1)
-            block = self._open[name] = self._block(
-                address.shard, start, stop, num_samples=pieces.num_samples.item(slot)
-            )
-            last = first + pieces.num_samples.item(slot) - 1 - int(self.order.lane_starts(np.array(lane)))
-            heapq.heappush(self._closing, (epoch, last + max(1, self.order.window), name))
-        block.num_asked += 1
+            shard, num_samples = pieces.shard.item(place), pieces.num_samples.item(place)
+            index = self.table.index(shard)
+            start, stop = index.start(pieces.start.item(place)), index.stop(pieces.stop.item(place) - 1)
+            block = self._open[epoch, first] = self._block(shard, start, stop, num_samples=num_samples)
+            last = first + num_samples - 1 - int(self.order.lane_starts(np.array(lane)))
+            heapq.heappush(self._closing, (epoch, last + max(1, self.order.window), (epoch, first)))
         return block
 
     def _single(self, address: Address) -> "_Block":
@@ -735,7 +764,12 @@ class BlockTickets(Tickets):
 
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
         """See Tickets."""
-        return map(self._content, range(start, stop))
+        number = start - 1
+        try:
+            for number in range(start, stop):
+                yield self._content(number)
+        finally:
+            self.reads.taken(self._blocks[start : number + 1])
 
     def _content(self, number: int) -> Contents:
         block = self._blocks[number]
@@ -743,8 +777,6 @@ class BlockTickets(Tickets):
             data = block.data.result()
         except ShardsetError as error:
             raise self.renamed(number, error) from error
-        finally:
-            self.reads.taken(block)
         try:
             return self._cut(number, data, self.starts[number] - block.start)
         except DamagedShard as error:
@@ -757,7 +789,8 @@ class BlockTickets(Tickets):
         return self._cut(number, again, 0)
 
     def _cut(self, number: int, data: bytes, start: int) -> Contents:
-        return self.checked(number, [data[begin:end] for begin, end in self.places(number, start)])
+        fields = self._fields
+        return self.checked(number, [data[start + begins[number] : start + ends[number]] for begins, ends in fields])
 
 
 _FREED: "Future[bytes]" = Future()
