@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.datasets import load_digits
 
 from shardset.storage import open_storage
@@ -35,6 +36,7 @@ from tests.makers.training import (
 from trainer import checkpoint
 from trainer import config as configs
 from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
+from trainer.augment import Normalize
 from trainer.config import ModelConfig, OptimizerConfig, Strategy, TrainConfig
 from trainer.data import open_data, steps_of
 from trainer.runtime import STATIC_OPTIMIZERS
@@ -76,10 +78,11 @@ def in_json(config: TrainConfig) -> str:
     return json.dumps(configs.to_dict(config))
 
 
-def script(name: str, *arguments: str) -> str:
+def script(name: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", name, *arguments], capture_output=True, text=True, timeout=900, env=clean_environment()
-    )
+        [sys.executable, "-m", name, *arguments],
+        capture_output=True, text=True, timeout=900, env=clean_environment() | (environment or {}),
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -242,19 +245,22 @@ def test_records_of_a_killed_run_reach_the_bucket_as_far_as_its_checkpoint(manif
 
 
 def test_thirty_kills_change_nothing(manifest: str, tmp_path: Path) -> None:
-    config = tiny_config(manifest, tmp_path / "killed", epochs=20, checkpoint_every_steps=1)
-    succeed(replace(config, run_dir=str(tmp_path / "whole")))
-    output = script("tests.makers.kills", "30", "0", in_json(config))
+    model = ModelConfig(name=kills.MODEL)
+    config = tiny_config(manifest, tmp_path / "killed", epochs=20, checkpoint_every_steps=1, model=model)
+    logs = {name: tmp_path / f"{name}.jsonl" for name in ("killed", "whole")}
+    succeed(replace(config, run_dir=str(tmp_path / "whole")), environment={kills.TOLD: str(logs["whole"])})
+    output = script("tests.makers.kills", "30", "0", in_json(config), environment={kills.TOLD: str(logs["killed"])})
     assert "killed 30 of 30 lives" in output
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
     left, right = (read_records(tmp_path / name, "epoch") for name in ("killed", "whole"))
     assert [one["key_digest"] for one in left] == [one["key_digest"] for one in right]
-    stream = open_data(config, 0, 1).train
-    planned = [batch["id"][batch["weight"] > 0].tolist() for _, _, batch in steps_of(stream, 0, 20 * STEPS)]
-    seen = [json.loads(line) for line in (tmp_path / "killed" / kills.IDS).read_text().splitlines()]
-    assert len(seen) > 20 * STEPS
-    assert {step for step, _ in seen} == set(range(20 * STEPS))
-    assert all(ids == planned[step] for step, ids in seen)
+    batches = [batch for _, _, batch in steps_of(open_data(config, 0, 1).train, 0, 20 * STEPS)]
+    images = (Normalize()(torch.from_numpy(batch["image"]), torch.from_numpy(batch["flip"])) for batch in batches)
+    planned = list(enumerate(map(kills.digest_of, images)))
+    assert kills.told(logs["whole"]) == planned
+    seen = kills.told(logs["killed"])
+    assert len(seen) > len(planned)
+    assert set(seen) == set(planned)
 
 
 def test_sigterm_ends_a_run_with_its_exit_code_and_everything_saved(manifest: str, tmp_path: Path) -> None:
