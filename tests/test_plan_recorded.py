@@ -146,7 +146,7 @@ class Epoch:
     requests: list[Seen]
 
     def cold_indexes(self, built: Built) -> int:
-        """The bytes of the indexes that the first batch waited for: they come first, one after the other."""
+        """The bytes of the indexes that the first batch waited for: they come before all others."""
         split = manifests.load(built.config.output)[0].split("train")
         sizes = {shard.index.path: shard.index.num_bytes for shard in split.shards}
         paths = [unquote(seen.path) for seen in self.requests if kind_of(seen) == "index"][: self.first_shards]

@@ -175,13 +175,13 @@ class ShardTable:
         return index
 
     def indexes(self, shards: Sequence[int]) -> Iterator[ShardIndex]:
-        """The indexes of several shards in this order; what has to be read is asked for at the same time.
+        """The indexes of several shards in this order; from a bucket, those that have to be read at the same time.
 
         At most 16 MiB of them are being read, at least one and at most as many as there are fetchers.
         """
         with self._lock:
             missing = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._kept]
-        if len(missing) < 2:
+        if len(missing) < 2 or isinstance(self.storage, LocalStorage):  # of a disk nobody waits long enough
             yield from map(self.index, shards)
             return
         num_threads = max(1, min(NUM_FETCHERS, len(missing), INDEX_BYTES_AT_ONCE // max(missing)))

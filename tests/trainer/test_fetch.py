@@ -152,6 +152,39 @@ def test_samples_that_are_asked_for_together_need_each_index_once(watched):
     assert found.labels.tolist() == [(20 * (number % 3) + number // 3) % 10 for number in range(60)]
 
 
+def test_indexes_that_are_missing_are_asked_for_at_the_same_time(watched):
+    storage, split = watched
+    together = threading.Barrier(3)
+    storage.before = lambda number, name: together.wait(30)
+    table = ShardTable(storage, split)
+    found = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
+    assert found.labels.tolist() == [(20 * (number % 3) + number // 3) % 10 for number in range(60)]
+    assert table.num_bytes_read == sum(shard.index.num_bytes for shard in split.shards)
+
+
+def test_indexes_that_are_large_together_are_read_one_after_the_other(watched, monkeypatch):
+    storage, split = watched
+    monkeypatch.setattr("trainer.fetch.INDEX_BYTES_AT_ONCE", 2 * split.shards[0].index.num_bytes - 1)
+    threads = set()
+    storage.before = lambda number, name: threads.add(threading.get_ident())
+    ShardTable(storage, split).addresses(np.array([2, 0, 1]), np.array([0, 0, 0]))
+    assert len(threads) == 1
+    assert len(storage.reads) == 3
+
+
+def test_of_several_indexes_the_damaged_one_is_named_and_no_thread_is_left(watched):
+    storage, split = watched
+    name = split.shards[1].index.path
+    put(storage.inner, name, storage.inner.read(name)[:-1] + b"x")
+    table = ShardTable(storage, split)
+    with pytest.raises(
+        DamagedShard, match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is damaged"
+    ):
+        table.addresses(np.array([0, 1, 2]), np.array([0, 0, 0]))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("shardset-index")]
+    assert len(storage.reads) == 3
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 6])
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_blocks_bring_every_sample_and_end_up_empty(watched, lanes, world):
