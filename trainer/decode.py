@@ -20,7 +20,7 @@ from PIL import Image
 
 from shardset.errors import ConfigError, ShardsetError
 from shardset.order import slot_key
-from trainer.restarts import Grid, cut, grid_of
+from trainer.restarts import Grid, cut, grid_of, head
 
 MAX_PIXELS = 1 << 26
 FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF")
@@ -190,17 +190,18 @@ def _window(data: bytes, size: tuple[int, int], box: Box, least: tuple[int, int]
 
 
 def _part_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> np.ndarray | None:
-    """The same pixels from the runs around the box alone; None where those can't be cut out or decoded."""
+    """The same pixels from a part of the image alone; None where that can't be cut out or decoded."""
     eighths = _eighths(grid.size, least)
     inside = _scaled(box, grid.size, _reduced(grid.size, eighths))
     # Colours are interpolated between neighbours, which may lie two pixels of the reduced image away.
     top, left = ((at - 2) * 8 // eighths for at in (inside.top, inside.left))
     bottom, right = (-(-(at + 2) * 8 // eighths) for at in (inside.top + inside.height, inside.left + inside.width))
-    part = cut(data, grid, top, left, bottom, right)
+    part = cut(data, grid, top, left, bottom, right) if grid.run else head(data, grid, bottom)
     if part is None:
         return None
     size = _reduced(part.size, eighths)
-    image = _turbo(part.data, size)
+    # What libjpeg-turbo warns about in a head is that it is one; damage before its end gives the pixels of the whole.
+    image = _turbo(part.data, size, strict=grid.run > 0)
     if image is None or image.shape[:2] != size:
         return None
     down, along = inside.top - part.top * eighths // 8, inside.left - part.left * eighths // 8
@@ -314,9 +315,9 @@ def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
     return _turbo(data, least)
 
 
-def _turbo(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
+def _turbo(data: bytes, least: tuple[int, int], *, strict: bool = True) -> np.ndarray | None:
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2)
+        return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2, strict=strict)
     except ValueError:
         return None
 

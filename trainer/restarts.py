@@ -1,8 +1,9 @@
-"""Cuts the part of a JPEG that a window needs, undecoded, where restart markers allow it.
+"""Cuts the part of a JPEG that a window needs, undecoded: what restart markers allow, or the rows above its end.
 
 Between two restart markers stands a run of blocks that can be decoded alone. Where each row of blocks is a whole
 number of runs, the runs of a window make a smaller JPEG with the same header: decoded, it has the same pixels as the
-window of the whole image has (`python -m pipelines build --jpeg-restart` writes such JPEGs).
+window of the whole image has (`python -m pipelines build --jpeg-restart` writes such JPEGs). Without markers nothing
+can be left out but the end: a decoder stops at the last row of blocks that the header claims.
 """
 
 import struct
@@ -17,6 +18,8 @@ _BASELINE_BITS = 8
 @dataclass(frozen=True, slots=True)
 class Grid:
     """The runs of a JPEG: `block` is the (height, width) of a run's blocks in pixels, `run` how many of them it holds.
+
+    `run` is 0 where the header promises no markers, or markers that `cut` can't use.
 
     `size` is the image's (height, width), `size_at` where the header says it, `begin` where the first run begins.
     """
@@ -44,7 +47,7 @@ class Part:
 
 
 def grid_of(data: bytes) -> Grid | None:
-    """The grid of runs that the header promises; None where there is none, or not one that `cut` can use."""
+    """What the header says of an image whose blocks come row by row, all colours together; None where they do not."""
     at, run, size, size_at, block, num_parts = 2, 0, (0, 0), 0, (0, 0), 0
     while at + 4 <= len(data) and data[at] == 0xFF:
         kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
@@ -60,10 +63,10 @@ def grid_of(data: bytes) -> Grid | None:
         elif kind == _DRI and length == 4:
             run = int.from_bytes(data[at + 4 : at + 6], "big")
         elif kind == _SOS:
-            whole = num_parts and data[at + 4] == num_parts and run and min(*size, *block) > 0
-            if not whole or -(-size[1] // block[1]) % run:
+            if not num_parts or data[at + 4] != num_parts or min(*size, *block) == 0:
                 return None
-            return Grid(size, block, run, size_at, at + 2 + length)
+            fits = run and -(-size[1] // block[1]) % run == 0
+            return Grid(size, block, run if fits else 0, size_at, at + 2 + length)
         at += 2 + length
     return None
 
@@ -92,6 +95,18 @@ def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -
     codes[marks] = _RST + np.arange(len(marks)) % 8
     codes[marks[-1]] = _EOI
     return Part(bytes(part), first * height, start * width, size)
+
+
+def head(data: bytes, grid: Grid, bottom: int) -> Part | None:
+    """The JPEG as one that ends with the row of blocks above `bottom`; None where that is all of it, or it is cut.
+
+    A decoder will warn that more follows.
+    """
+    height = -(-bottom // grid.block[0]) * grid.block[0]
+    if height >= grid.size[0] or data[-2:] != bytes((0xFF, _EOI)):
+        return None
+    claimed = data[: grid.size_at] + struct.pack(">H", height) + data[grid.size_at + 2 :]
+    return Part(claimed, 0, 0, (height, grid.size[1]))
 
 
 def _ends(data: bytes, begin: int, num_runs: int) -> np.ndarray | None:

@@ -12,7 +12,7 @@ from PIL import Image
 from tests.trainer.test_decode import busy
 from trainer import decode as decoding
 from trainer.decode import ImageSpec, RandomResizedCrop, UndecodableImage, decode, decode_into, draws
-from trainer.restarts import cut, grid_of
+from trainer.restarts import cut, grid_of, head
 
 SPEC = ImageSpec(size=24)
 BLOCKS = {"4:2:0": (16, 16), "4:2:2": (8, 16), "4:4:4": (8, 8), "grey": (8, 8)}
@@ -50,7 +50,7 @@ def test_random_crops_have_the_same_pixels_with_restarts_and_without(kind, size)
 @given(st.data())
 def test_every_window_at_every_reduction_has_the_pixels_of_the_whole(data):
     kind = data.draw(st.sampled_from(sorted(BLOCKS)))
-    image, size = jpeg(kind), (131, 161)
+    image, size = jpeg(kind, run=data.draw(st.integers(0, 1))), (131, 161)
     top, left = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
     height, width = data.draw(st.integers(1, size[0] - top)), data.draw(st.integers(1, size[1] - left))
     box = decoding.Box(top, left, height, width)
@@ -77,6 +77,21 @@ def test_only_the_runs_around_a_window_are_decoded():
     assert np.array_equal(decode(part.data)[4:28, 4:28], decode(data)[68:92, 36:60])
 
 
+def test_without_markers_the_rows_below_a_window_are_not_decoded():
+    data = jpeg("4:2:0", (256, 256), 0)
+    part = head(data, grid_of(data), 90)
+    assert (part.top, part.left, part.size) == (0, 0, (96, 256))
+    assert np.array_equal(simplejpeg.decode_jpeg(part.data, strict=False)[:94], decode(data)[:94])
+    assert head(data, grid_of(data), 250) is None
+
+
+def test_the_head_of_a_jpeg_that_is_cut_is_not_taken():
+    data = jpeg("4:2:0", (256, 256), 0)[:-100]
+    assert head(data, grid_of(data), 90) is None
+    with pytest.raises(UndecodableImage, match="truncated"):
+        crop(data, ImageSpec(size=8), 3)
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_orientation_is_left_alone_with_restarts_and_without(orientation):
     exif = Image.Exif()
@@ -88,17 +103,20 @@ def test_exif_orientation_is_left_alone_with_restarts_and_without(orientation):
 @pytest.mark.parametrize(
     "data",
     [
-        jpeg("4:2:0", run=0),
-        jpeg("4:2:0", (64, 80), run=2),
         jpeg("4:2:0", progressive=True),
         b"",
         b"\xff\xd8\xff",
         jpeg("4:2:0")[:400],
     ],
-    ids=["no markers", "runs that cross rows", "progressive", "nothing", "a beginning", "half a header"],
+    ids=["progressive", "nothing", "a beginning", "half a header"],
 )
-def test_what_has_no_grid_of_runs_is_decoded_whole(data):
+def test_what_does_not_come_row_by_row_is_decoded_whole(data):
     assert grid_of(data) is None
+
+
+@pytest.mark.parametrize("data", [jpeg("4:2:0", run=0), jpeg("4:2:0", (64, 80), run=2)], ids=["none", "across rows"])
+def test_markers_that_can_not_be_cut_at_count_as_none(data):
+    assert grid_of(data).run == 0
 
 
 def test_a_jpeg_whose_markers_are_not_those_that_its_header_promises_is_decoded_whole():
