@@ -1,8 +1,9 @@
 """The other readers, in their own environment (.tools/bench-venv): each as its documentation shows it, and tuned.
 
 "As documented" decodes with Pillow and crops with torchvision, as all of their documentations do. "Tuned" decodes with
-the functions of trainer/decode.py (simplejpeg and OpenCV), collates uint8 arrays and mirrors nothing on the host, as
-the stream does; batches are made in the worker processes wherever the reader can.
+the fastest libraries (simplejpeg at reduced size where the crop allows it, pyspng, OpenCV's linear resize), collates
+uint8 arrays and mirrors nothing on the host, as the stream does; batches are made in the worker processes wherever the
+reader can.
 
 Each function imports what it needs: workers that are spawned import this module again, and should bring no torch
 where nothing asks for it.
@@ -11,6 +12,7 @@ where nothing asks for it.
 import importlib
 import io
 import itertools
+import math
 import os
 import random
 import sys
@@ -20,10 +22,12 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyspng
+import simplejpeg
 from PIL import Image
 
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data, main
-from trainer.decode import NUM_TRIES, ImageSpec, PadCrop, decode_into
+from trainer.decode import NUM_TRIES, RandomResizedCrop, random_box
 
 
 def convert(data: Data) -> None:
@@ -185,15 +189,29 @@ def documented(data: Data) -> Callable[[bytes], Any]:
 
 
 def tuned(data: Data) -> Callable[[bytes], Any]:
-    """The stream's own decoding of whole images, with random numbers of the process."""
-    spec = ImageSpec(size=data.size) if data.kind == "jpeg" else ImageSpec(size=data.size, crop=PadCrop(4))
-    draw = random.Random(1)
+    """simplejpeg or pyspng and OpenCV, to uint8 arrays, with random numbers of the process."""
+    draw, draw_crop = random.Random(1), RandomResizedCrop()
+
+    def photograph(content: bytes) -> np.ndarray:
+        height, width, *_ = simplejpeg.decode_jpeg_header(content)
+        box = random_box(draw_crop, height, width, np.array([draw.random() for _ in range(3 + 2 * NUM_TRIES)]))
+        ratio = max(data.size / box.height, data.size / box.width)
+        least = math.ceil(height * ratio), math.ceil(width * ratio)
+        image = simplejpeg.decode_jpeg(content, "RGB", min_height=least[0], min_width=least[1], min_factor=2)
+        down, right = image.shape[0] / height, image.shape[1] / width
+        rows = slice(round(box.top * down), round((box.top + box.height) * down))
+        columns = slice(round(box.left * right), round((box.left + box.width) * right))
+        return cv2.resize(image[rows, columns], (data.size, data.size), interpolation=cv2.INTER_LINEAR)
+
+    def thumbnail(content: bytes) -> np.ndarray:
+        padded = np.zeros((data.size + 8, data.size + 8, 3), np.uint8)
+        padded[4:-4, 4:-4] = pyspng.load(content, "RGB")
+        top, left = draw.randrange(9), draw.randrange(9)
+        return padded[top : top + data.size, left : left + data.size].copy()
 
     def decoded(content: bytes) -> np.ndarray:
         cv2.setNumThreads(1)
-        out = np.empty((data.size, data.size, 3), np.uint8)
-        decode_into(out, content, spec, np.array([draw.random() for _ in range(3 + 2 * NUM_TRIES)]))
-        return out
+        return photograph(content) if data.kind == "jpeg" else thumbnail(content)
 
     return decoded
 
