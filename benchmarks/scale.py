@@ -9,11 +9,13 @@ the column of measured references says on how many. What sees all units or all s
 
 import argparse
 import json
+import os
 import pickle
 import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +29,7 @@ import pyarrow.compute as pc
 
 from pipelines import planning, tables
 from pipelines.assigning import KEY, Starts, assign_batch, find_twins, plan_group, read_summaries, spread_keys
-from pipelines.committing import make_manifest, read_records
+from pipelines.committing import read_records, write_manifest
 from pipelines.config import BuildConfig
 from pipelines.indexing import summarize
 from pipelines.job import Job, PlanFile, put
@@ -36,11 +38,10 @@ from pipelines.planning import Sizing, SplitPlan, UnitStart, UnitSummary, plan_s
 from pipelines.sources.folder import Folder
 from pipelines.tables import Rows
 from pipelines.writing import ShardRecord
-from shardset import manifest as manifests
 from shardset import naming
 from shardset.manifest import ClassInfo, IndexFile, Shard
 from shardset.permutation import derive_key, hash64, unpermute
-from shardset.storage import MemoryStorage, Stat
+from shardset.storage import LocalStorage, MemoryStorage, Stat, Writer
 
 UNIT_SAMPLES = 10_000
 SAMPLE_BYTES = 100_000
@@ -204,10 +205,11 @@ def commit_all(n: int) -> tuple[int, int, int]:
     """The records of all shards to the manifest: the one step that sees all shards."""
     plan = plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
-    job = made_job(n, lambda number: _record(split, number))
-    started()
-    manifest = make_manifest(job, plan, {"train": read_records(job, plan, "train")})
-    return n, split.num_shards, len(manifests.to_json(manifest))
+    with tempfile.TemporaryDirectory() as folder:
+        job = made_job(n, lambda number: _record(split, number), folder)
+        started()
+        write_manifest(job, plan, {"train": read_records(job, plan, "train")})
+        return n, split.num_shards, os.path.getsize(os.path.join(folder, naming.MANIFEST))
 
 
 def survey_folder(n: int) -> tuple[int, int, int]:
@@ -405,19 +407,24 @@ class _Listing(MemoryStorage):
 
 
 class _Made(MemoryStorage):
-    """A storage that holds nothing: what is read is made from the last number in its name."""
+    """A storage that holds nothing: what is read is made from the last number in its name; what is written goes to
+    a folder of the disk."""
 
-    def __init__(self, make: Callable[[int], bytes]) -> None:
+    def __init__(self, make: Callable[[int], bytes], folder: str) -> None:
         super().__init__("made")
         object.__setattr__(self, "make", make)
+        object.__setattr__(self, "folder", folder)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         return self.make(int(re.findall(r"[0-9]+", name)[-1]))
 
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        return LocalStorage(self.folder).writer(name, if_generation=if_generation)
 
-def made_job(n: int, make: Callable[[int], Any]) -> Job:
+
+def made_job(n: int, make: Callable[[int], Any], folder: str = "") -> Job:
     """A build whose output holds, as JSON, what `make` gives for a number."""
-    return replace(job_of(n), output=_Made(lambda number: msgspec.json.encode(make(number))))
+    return replace(job_of(n), output=_Made(lambda number: msgspec.json.encode(make(number)), folder))
 
 
 def _peak_bytes() -> int:

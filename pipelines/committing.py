@@ -1,36 +1,40 @@
 """The commit: every shard's record becomes one manifest, written last and at once."""
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import IO
 
 import msgspec
 
 from pipelines.encoding import ImageOptions, libraries
-from pipelines.job import Job, PlanFile, put
+from pipelines.job import Job, PlanFile
 from pipelines.parts import Part, read_parts
 from pipelines.planning import SplitPlan
 from pipelines.writing import ShardRecord
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
-from shardset.manifest import Manifest, Provenance, Quarantine, Shard, Split
+from shardset.manifest import Manifest, Provenance, Quarantine, Split
 from shardset.permutation import ORDER_VERSION
-from shardset.storage import ABSENT
+from shardset.storage import ABSENT, Storage, explained
 from shardset.version import __version__
 
+_PIECE = 8 * 2**20
 
-def commit(job: Job, plan: PlanFile, num_finished: int) -> Manifest | None:
-    """Publishes the manifest if that many are all shards; None if only some were asked for.
+
+def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
+    """Publishes the manifest if that many are all shards, and returns its digest; None if only some were asked for.
 
     A set that this one replaces stays whole until the new manifest stands; then its files go.
     """
     if num_finished != sum(split.num_shards for split in plan.splits.values()):
         return None
-    manifest = make_manifest(job, plan, {name: read_records(job, plan, name) for name in plan.splits})
-    put(job.output, manifest.quarantine.path, job.output.read(naming.REJECTED))
-    _publish(job, manifest)
+    _copy(job.output, naming.REJECTED, naming.quarantine_path(job.suffix))
+    digest = write_manifest(job, plan, {name: read_records(job, plan, name) for name in plan.splits})
     if job.suffix:
-        _remove_replaced(job, manifest)
-    return manifest
+        _remove_replaced(job, plan)
+    return digest
 
 
 def read_records(job: Job, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
@@ -42,43 +46,53 @@ def read_records(job: Job, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
         yield record
 
 
-def make_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> Manifest:
-    """The sealed manifest of a plan whose shards are all finished."""
+def write_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> str:
+    """Writes the manifest of a plan whose shards are all finished, and returns its digest; holds one shard at a time.
+
+    Between the records and the manifest, which says their sums and its digest first, the shards wait on the disk.
+    """
+    with ExitStack() as stack, explained(f"the temporary folder {tempfile.gettempdir()}"):
+        files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
+        splits = {name: _split(split, records[name], files[name]) for name, split in sorted(plan.splits.items())}
+        digest, pieces = manifests.json_of_entries(_manifest(job, plan, splits), lambda split: _lines(files[split]))
+        _publish(job, pieces)
+    return digest
+
+
+def _manifest(job: Job, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
     config = job.config
     encodes = plan.spooled or plan.fixes or config.image != ImageOptions(max_pixels=config.image.max_pixels)
-    return manifests.seal(
-        Manifest(
-            kind=manifests.KIND,
-            version=manifests.VERSION,
-            digest="",
-            plan_digest=plan.digest,
-            seed=config.seed,
-            order_version=ORDER_VERSION,
-            remainder=config.remainder,
-            classes=plan.classes,
-            splits={name: _split(split, records[name]) for name, split in sorted(plan.splits.items())},
-            quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(job.suffix)),
-            fixes=plan.fixes,
-            provenance=Provenance(
-                tool=f"shardset {__version__}",
-                source=config.source,
-                source_digest=plan.source_digest,
-                options=config.what_decides_bytes(),
-                libraries=libraries(config.image) if encodes else {},
-                notes=plan.notes,
-            ),
-        )
+    return Manifest(
+        kind=manifests.KIND,
+        version=manifests.VERSION,
+        digest="",
+        plan_digest=plan.digest,
+        seed=config.seed,
+        order_version=ORDER_VERSION,
+        remainder=config.remainder,
+        classes=plan.classes,
+        splits=splits,
+        quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(job.suffix)),
+        fixes=plan.fixes,
+        provenance=Provenance(
+            tool=f"shardset {__version__}",
+            source=config.source,
+            source_digest=plan.source_digest,
+            options=config.what_decides_bytes(),
+            libraries=libraries(config.image) if encodes else {},
+            notes=plan.notes,
+        ),
     )
 
 
-def _split(plan: SplitPlan, records: Iterable[ShardRecord]) -> Split:
+def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> Split:
+    """What is said of a split besides its shards, which go into `file`, a line each."""
     num_content_bytes, first_id = 0, 0
     fields: dict[str, None] = {}
-    shards: list[Shard] = []
     for record in records:
         num_content_bytes += record.num_content_bytes
         fields.update(dict.fromkeys(record.fields))
-        shards.append(msgspec.structs.replace(record.shard, first_id=first_id))
+        file.write(manifests.entry_of(msgspec.structs.replace(record.shard, first_id=first_id)) + b"\n")
         first_id += record.shard.num_samples
     return Split(
         num_samples=plan.num_stored,
@@ -88,18 +102,25 @@ def _split(plan: SplitPlan, records: Iterable[ShardRecord]) -> Split:
         num_repeats=plan.num_repeats,
         num_content_bytes=num_content_bytes,
         fields=list(fields),
-        shards=shards,
+        shards=[],
     )
 
 
-def _publish(job: Job, manifest: Manifest) -> None:
-    data = manifests.to_json(manifest)
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    file.seek(0)
+    for line in file:
+        yield line.removesuffix(b"\n")
+
+
+def _publish(job: Job, pieces: Iterable[bytes]) -> None:
     try:
         condition = job.output.stat(naming.MANIFEST).generation if job.suffix else ABSENT
     except NotFound:
         condition = ABSENT
     try:
-        put(job.output, naming.MANIFEST, data, if_generation=condition)
+        with job.output.writer(naming.MANIFEST, if_generation=condition) as out:
+            for piece in pieces:
+                out.write(piece)
     except PreconditionFailed as error:
         raise ManifestError(
             f"{job.output.url}/{naming.MANIFEST}: another manifest was written there meanwhile; two builds into one "
@@ -107,11 +128,24 @@ def _publish(job: Job, manifest: Manifest) -> None:
         ) from error
 
 
-def _remove_replaced(job: Job, manifest: Manifest) -> None:
+def _copy(output: Storage, name: str, to: str) -> None:
+    """One object under another name, a piece after the other."""
+    num_bytes = output.stat(name).num_bytes
+    with output.writer(to) as out:
+        for start in range(0, num_bytes, _PIECE):
+            out.write(output.read(name, start, min(start + _PIECE, num_bytes)))
+
+
+def _remove_replaced(job: Job, plan: PlanFile) -> None:
     job.output.delete(naming.REPORT)  # it is about the old set
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    keep = {manifest.quarantine.path, *(path for shard in shards for path in (shard.path, shard.index.path))}
-    for found in list(job.output.list()):
-        ours = naming.is_shard_file(found.name) or naming.is_quarantine(found.name)
-        if ours and found.name not in keep:
-            job.output.delete(found.name)
+    folders = {
+        job.folder(split) for split in plan.splits
+    }  # the suffix is of this build: nobody else's shards are there
+    old = [
+        found.name
+        for found in job.output.list()
+        if (naming.is_shard_file(found.name) and found.name.rpartition("/")[0] not in folders)
+        or (naming.is_quarantine(found.name) and found.name != naming.quarantine_path(job.suffix))
+    ]
+    for name in old:
+        job.output.delete(name)

@@ -112,9 +112,9 @@ class Commit(beam.DoFn):
         self._job = job
 
     def process(self, element: None, num_finished: int, plan: PlanFile) -> Iterator[str]:
-        manifest = commit(self._job, plan, num_finished)
-        if manifest:
-            yield manifest.digest
+        digest = commit(self._job, plan, num_finished)
+        if digest:
+            yield digest
 
 
 def _count_indexed(summary: UnitSummary) -> None:

@@ -5,7 +5,7 @@
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -19,6 +19,8 @@ KIND: Final = "shardset"
 
 _NUMBERS = re.compile(rb"\[\n *[0-9]+(,\n *[0-9]+)*\n *\]")
 _BREAK = re.compile(rb"\n *")
+_ENTRY_BREAK = b"\n    "
+_END_OF_ENTRIES = b"\n   "
 
 Remainder = Literal["spread", "drop", "pad"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -127,11 +129,30 @@ def seal(manifest: Manifest) -> Manifest:
 
 def to_json(manifest: Manifest) -> bytes:
     """Canonical, readable JSON with a final newline; `parse` gives the same manifest back."""
-    text = msgspec.json.format(msgspec.json.encode(manifest, order="sorted"), indent=1)
-    # A thousand shards of a thousand classes would be a million lines. No string holds a newline, so none is touched.
-    return (
-        _NUMBERS.sub(lambda found: _BREAK.sub(b" ", found[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text) + b"\n"
-    )
+    return _readable(msgspec.json.encode(manifest, order="sorted")) + b"\n"
+
+
+def entry_of(shard: Shard) -> bytes:
+    """A shard as one line of JSON, for `json_of_entries`."""
+    return msgspec.json.encode(shard, order="sorted")
+
+
+def json_of_entries(manifest: Manifest, entries: Callable[[str], Iterable[bytes]]) -> tuple[str, Iterator[bytes]]:
+    """The digest, and `to_json` of the sealed manifest in pieces, for one that is too large to be held.
+
+    The splits of `manifest` list no shards; `entries` gives those of a split, at least one, each as `entry_of` does.
+    It is asked twice for each split, because the digest covers the shards and stands before them.
+    """
+    assert not any(split.shards for split in manifest.splits.values())
+    splits = sorted(manifest.splits)
+    blank = msgspec.json.encode(msgspec.structs.replace(manifest, digest=""), order="sorted")
+    hasher = hashlib.sha256()
+    for piece in _filled(blank, b'"shards":[]', [entries(split) for split in splits], b"", b""):
+        hasher.update(piece)
+    digest = hasher.hexdigest()
+    sealed = to_json(msgspec.structs.replace(manifest, digest=digest))
+    readable = [map(_readable_entry, entries(split)) for split in splits]
+    return digest, _filled(sealed, b'"shards": []', readable, _ENTRY_BREAK, _END_OF_ENTRIES)
 
 
 def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
@@ -175,6 +196,29 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
     _refuse_twins((path for split in manifest.splits.values() for path in _paths(split)), where)
     if seal(manifest).digest != manifest.digest:
         raise ManifestError(f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore it")
+
+
+def _readable(data: bytes) -> bytes:
+    text = msgspec.json.format(data, indent=1)
+    # A thousand shards of a thousand classes would be a million lines. No string holds a newline, so none is touched.
+    return _NUMBERS.sub(lambda found: _BREAK.sub(b" ", found[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text)
+
+
+def _readable_entry(entry: bytes) -> bytes:
+    return _readable(entry).replace(b"\n", _ENTRY_BREAK)
+
+
+def _filled(
+    text: bytes, empty: bytes, lists: Sequence[Iterable[bytes]], before_each: bytes, at_end: bytes
+) -> Iterator[bytes]:
+    """`text` with its last empty lists of shards filled; behind the splits there are no others."""
+    start, *rest = text.rsplit(empty, len(lists))
+    yield start
+    for entries, after in zip(lists, rest, strict=True):
+        yield empty[:-1]
+        for number, entry in enumerate(entries):
+            yield (b"," if number else b"") + before_each + entry
+        yield at_end + b"]" + after
 
 
 def _decode(data: bytes, where: str) -> dict[str, Any]:

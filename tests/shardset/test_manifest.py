@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 import jsonschema
@@ -69,6 +70,48 @@ def test_counts_of_classes_stand_on_one_line_and_texts_are_left_alone():
     written = sealed(odd)
     assert b'"class_counts": [1, 1],' in written
     assert parse(written).classes[1].name == "[ 1,\n  2 ]"
+
+
+def odd_manifests() -> list[Manifest]:
+    """Unsealed: several splits, no classes, and texts that look like the places where shards are filled in."""
+    spoilt = value()
+    spoilt["provenance"]["notes"] = ['"shards":[]', '"shards": []', "[\n 1\n]"]
+    spoilt["provenance"]["options"] = {"shards": [], "list": [1, 2, 3]}
+    spoilt["splits"]["shards"] = json.loads(json.dumps(spoilt["splits"]["train"]))
+    spoilt["splits"]["shards"]["fields"] = ["shards"]
+    without_classes = value()
+    without_classes["classes"] = []
+    for shard in without_classes["splits"]["train"]["shards"]:
+        shard["class_counts"] = []
+    return [msgspec.convert(one, Manifest) for one in (value(), spoilt, without_classes)]
+
+
+@pytest.mark.parametrize("manifest", odd_manifests())
+def test_a_manifest_written_shard_by_shard_is_the_one_written_at_once(manifest):
+    entries = {name: [manifests.entry_of(shard) for shard in split.shards] for name, split in manifest.splits.items()}
+    hollow = {name: msgspec.structs.replace(split, shards=[]) for name, split in manifest.splits.items()}
+    digest, pieces = manifests.json_of_entries(msgspec.structs.replace(manifest, splits=hollow), entries.__getitem__)
+    assert digest == seal(manifest).digest
+    assert b"".join(pieces) == to_json(seal(manifest))
+
+
+def test_a_manifest_written_shard_by_shard_never_holds_two():
+    manifest = parse(GOLDEN)
+    split, shard = manifest.splits["train"], manifests.entry_of(manifest.splits["train"].shards[0])
+    hollow = msgspec.structs.replace(manifest, splits={"train": msgspec.structs.replace(split, shards=[])})
+    asked = 0
+
+    def entries(_: str) -> Iterator[bytes]:
+        nonlocal asked
+        for _ in range(1000):
+            asked += 1
+            yield shard
+
+    _, pieces = manifests.json_of_entries(hollow, entries)
+    assert asked == 1000  # for the digest
+    longest = max(map(len, islice(pieces, 500)))
+    assert asked < 1500
+    assert longest < len(GOLDEN)
 
 
 def test_white_space_and_the_order_of_keys_do_not_matter():
