@@ -43,33 +43,59 @@ Contestant = Callable[[Data, int], Iterator[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds to the first batch; samples a second of all that was read, its start too; CPU seconds for 1,000."""
+    """Seconds to the first batch; samples a second of all that was read, its start too; CPU seconds for 1,000.
+
+    `rate_after` and `wait` leave out the first batch: samples a second, and the part of the time spent waiting for a
+    batch.
+    """
 
     first_s: float
     rate: float
+    rate_after: float
+    wait: float
     cpu_s: float
     num_samples: int
 
 
-def one(contestants: dict[str, Contestant], name: str, data: Data, *, start: int) -> Measured:
-    """An epoch (of a reader that does not decode, several) from step `start` on; from the middle its first batch."""
+def one(
+    contestants: dict[str, Contestant], name: str, data: Data, *, start: int = 0, device_s: float = 0.0
+) -> Measured:
+    """An epoch (of a reader that does not decode, several) from step `start` on; from the middle its first batch.
+
+    After each batch a device works on it for `device_s`, in which the loop sleeps.
+    """
     cpu, begun = _cpu_s(), time.perf_counter()
     batches = contestants[name](data, start)
-    count = next(batches)
+    num_first = next(batches)
     first = time.perf_counter() - begun
-    if not start:
-        count += sum(batches)
+    num_after, waited = 0, 0.0
+    time.sleep(device_s)
+    while not start:
+        asked = time.perf_counter()
+        count = next(batches, 0)
+        waited += time.perf_counter() - asked
+        if not count:
+            break
+        num_after += count
+        time.sleep(device_s)
     ended = time.perf_counter()
     del batches
     gc.collect()
-    rate = count / (ended - begun)
-    return Measured(first_s=first, rate=rate, cpu_s=1000 * (_cpu_s() - cpu) / count, num_samples=count)
+    count, after = num_first + num_after, ended - begun - first
+    return Measured(
+        first_s=first,
+        rate=count / (ended - begun),
+        rate_after=num_after / after if num_after else 0.0,
+        wait=waited / after if num_after else 0.0,
+        cpu_s=1000 * (_cpu_s() - cpu) / count,
+        num_samples=count,
+    )
 
 
 def main(contestants: dict[str, Contestant], words: list[str]) -> None:
-    """`NAME DATA START`: prints the measurement as JSON."""
-    name, data, start = words
-    found = one(contestants, name, Data(**json.loads(data)), start=int(start))
+    """`NAME DATA START DEVICE_S`: prints the measurement as JSON."""
+    name, data, start, device_s = words
+    found = one(contestants, name, Data(**json.loads(data)), start=int(start), device_s=float(device_s))
     print(json.dumps(asdict(found)), flush=True)
 
 

@@ -2,10 +2,12 @@
 
     python -m benchmarks.stream
     python -m benchmarks.stream --kind png --only "shardset, bytes only" --only "webdataset, bytes only"
+    python -m benchmarks.stream --kind abc
     python -m benchmarks.stream --write docs/benchmarks/stream.md
 
 Makes the images from a seed (110 KB JPEGs, or 2 KB PNGs of 32 x 32) in every reader's form, runs every contestant in a
 process of its own, one after the other, and appends what it measured to the results; medians go to the page and plot.
+`abc` compares local files, local shards and far shards, by a loop that does nothing and by one with a device.
 """
 
 import argparse
@@ -30,19 +32,19 @@ import numpy as np
 from sklearn.datasets import load_sample_images
 
 from benchmarks import environment, reading
+from benchmarks.far import relay
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
 from pipelines.restarts import with_restarts
 from shardset import gcs  # noqa: F401 - no import is measured
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
 from tests.conftest import BUCKET, REPOSITORY, emulator
-from tests.faulty_proxy import FaultyProxy
 from tests.makers.shardset import encode, image_sample, write_shard_set
 from trainer.decode import ImageSpec, PadCrop, decode_into, draws
 from trainer.stream import Stream
 
 NUM_CLASSES, NUM_SHARDS = 10, 8
-NUM_SAMPLES = {"jpeg": 2048, "png": 20480}
+NUM_SAMPLES = {"jpeg": 2048, "png": 20480, "abc": 8192}
 LATENCY_S, BYTES_PER_S = 0.05, 200e6
 RESULTS = REPOSITORY / ".tools" / "stream.jsonl"
 PEERS = [
@@ -56,8 +58,8 @@ TITLES = {"jpeg": "JPEGs of 110 KB, random resized crop to 224", "png": "PNGs of
 # --- the images ------------------------------------------------------------------------------------------------------
 
 
-def make_data(kind: str, folder: Path, num_samples: int) -> Data:
-    """Writes the images in every form, unless an earlier call did; the same seed gives the same bytes."""
+def make_data(kind: str, folder: Path, num_samples: int, *, for_all: bool = True) -> Data:
+    """Writes the images as files and shards, `for_all` in every form, unless an earlier call did; from a seed."""
     data = Data(folder=str(folder), kind=kind, num_samples=num_samples)
     if not (folder / "made").exists():
         samples = list(samples_of(data))
@@ -66,10 +68,11 @@ def make_data(kind: str, folder: Path, num_samples: int) -> Data:
             path = folder / "files" / f"{sample.label:02d}" / f"{sample.key}.{data.field}"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(sample.fields[0][1])
-        if kind == "jpeg":
+        if for_all and kind == "jpeg":
             rewritten = [_rewritten(sample) for sample in samples]
             write_shard_set(open_storage(str(folder / "restarts")), {"train": rewritten}, num_shards=NUM_SHARDS)
-        _run([environment.peers_python(), "-m", "benchmarks.peers_read", "convert", json.dumps(asdict(data))])
+        if for_all:
+            _run([environment.peers_python(), "-m", "benchmarks.peers_read", "convert", json.dumps(asdict(data))])
         (folder / "made").write_text("")
     return data
 
@@ -123,7 +126,7 @@ def ours_restarts(data: Data, start: int) -> Iterator[int]:
 
 
 def ours_remote(data: Data, start: int) -> Iterator[int]:
-    """From the emulator, through a proxy that adds latency and limits each connection.
+    """From the emulator, through a relay that adds latency and limits each connection.
 
     With 16 lanes its reads are as long as in a set of a million samples; 256 would cut this small set into crumbs.
     """
@@ -206,6 +209,10 @@ KINDS = {
     "png": [name for name in OURS if name != "shardset, --jpeg-restart"],
 }
 ONLY_JPEG = ("timm on files",)
+ABC = {"A": "ImageFolder, tuned", "B": "shardset", "C": "shardset, from gs:// (50 ms, 200 MB/s)"}
+"""Local files, local shards, far shards."""
+BUSY_DEVICE = 0.5
+"""The rate of the device of `abc`, in rates of B alone."""
 SLOW = ("as documented", "timm")
 """These take most of the time and decide nothing: they run in the first round only."""
 
@@ -218,13 +225,17 @@ def contestants(kind: str) -> list[str]:
     return [*KINDS[kind], *(name for name in PEERS if kind == "jpeg" or name not in ONLY_JPEG)]
 
 
-def run(name: str, data: Data, start: int, host: str) -> dict[str, Any]:
-    """One contestant in a process of its own; `peak_bytes` counts its workers, memory that is shared once."""
+def run(name: str, data: Data, start: int, host: str, device_s: float = 0.0) -> dict[str, Any]:
+    """One contestant in a process of its own; `peak_bytes` counts its workers, memory that is shared once.
+
+    `servers_s` is the processor time for 1,000 samples of all other processes that this one has started.
+    """
     module = "stream" if name in OURS else "peers_read"
     python = sys.executable if name in OURS else environment.peers_python()
     mode = ["--one"] if name in OURS else []
-    words = [python, "-m", f"benchmarks.{module}", *mode, name, json.dumps(asdict(data)), str(start)]
+    words = [python, "-m", f"benchmarks.{module}", *mode, name, json.dumps(asdict(data)), str(start), str(device_s)]
     environ = {**os.environ, "STORAGE_EMULATOR_HOST": host, "PYTHONWARNINGS": "ignore"}
+    before = _servers_cpu_s()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=log, env=environ, cwd=REPOSITORY, text=True)
         peak = 0
@@ -235,7 +246,21 @@ def run(name: str, data: Data, start: int, host: str) -> dict[str, Any]:
         if process.returncode:
             log.seek(0)
             raise RuntimeError(f"{name}: code {process.returncode}\n{log.read().decode(errors='replace')[-3000:]}")
-    return {**json.loads(printed.splitlines()[-1]), "peak_bytes": peak}
+    found = json.loads(printed.splitlines()[-1])
+    servers = 1000 * (_servers_cpu_s() - before) / found["num_samples"]
+    return {**found, "peak_bytes": peak, "servers_s": servers}
+
+
+def _servers_cpu_s() -> float:
+    return sum(_cpu_s(pid) for pid in _family(os.getpid()) if pid != os.getpid())
+
+
+def _cpu_s(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _family(pid: int) -> Iterator[int]:
@@ -266,9 +291,8 @@ def far_bucket(data: Data) -> Iterator[str]:
         for found in source.list():
             with target.writer(found.name) as out:
                 out.write(source.read(found.name))
-        with FaultyProxy(url) as proxy:
-            proxy.delay_s, proxy.bytes_per_s = LATENCY_S, BYTES_PER_S
-            yield proxy.url
+        with relay(url.removeprefix("http://"), delay_s=LATENCY_S, bytes_per_s=BYTES_PER_S) as address:
+            yield f"http://{address}"
 
 
 def measure(data: Data, names: Sequence[str], rounds: int, results: Path, *, resumes: bool) -> None:
@@ -285,6 +309,26 @@ def measure(data: Data, names: Sequence[str], rounds: int, results: Path, *, res
                 print(json.dumps(found), flush=True)
 
 
+def measure_abc(data: Data, rounds: int, results: Path) -> None:
+    """Appends a line for each run: of A, B and C by a loop that does nothing, then by one with a device.
+
+    A batch takes the device as long as two take B, by the first of its runs.
+    """
+    device_s = 0.0
+    with far_bucket(data) as host, results.open("a") as out:
+        for _ in range(rounds):
+            for loop in ("free", "device"):
+                for letter, name in ABC.items():
+                    found = run(name, data, 0, host, device_s if loop == "device" else 0.0)
+                    if (letter, device_s) == ("B", 0.0):
+                        device_s = BATCH / (BUSY_DEVICE * found["rate_after"])
+                    more = {"device_s": device_s} if loop == "device" else {}
+                    line = {"kind": "abc", "loop": loop, "letter": letter, "name": name, **more, **found}
+                    out.write(json.dumps(line) + "\n")
+                    out.flush()
+                    print(json.dumps(line), flush=True)
+
+
 def _run(words: list[str]) -> None:
     subprocess.run(words, check=True, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
 
@@ -294,6 +338,7 @@ def _run(words: list[str]) -> None:
 COLUMNS = {
     "samples/s": ("rate", "{:,.0f}"),
     "CPU s per 1,000": ("cpu_s", "{:.3f}"),
+    "of servers": ("servers_s", "{:.3f}"),
     "first batch, s": ("first_s", "{:.2f}"),
     "first batch from the middle, s": ("resume_s", "{:.2f}"),
     "peak memory, MiB": ("peak_bytes", "{:,.0f}"),
@@ -325,6 +370,49 @@ def table(found: dict[str, dict[str, float]]) -> str:
     return "\n".join(rows) + "\n"
 
 
+ABC_COLUMNS = {
+    "samples/s": ("rate", "{:,.0f}"),
+    "after the first batch": ("rate_after", "{:,.0f}"),
+    "first batch, s": ("first_s", "{:.2f}"),
+    "waits for input": ("wait", "{:.1%}"),
+    "CPU s per 1,000": ("cpu_s", "{:.3f}"),
+    "of servers": ("servers_s", "{:.3f}"),
+}
+ABC_ROWS = {"A": "A, local files (ImageFolder, tuned)", "B": "B, local shards", "C": "C, far shards"}
+ABC_LOOPS = {"free": "does nothing", "device": "device"}
+
+
+def abc_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Medians of A, B and C by either loop, the rate of the device, and what B has of A and C of B."""
+    rows = [f"| loop | reader | {' | '.join(ABC_COLUMNS)} |", f"|---|---|{'---|' * len(ABC_COLUMNS)}"]
+    sentences = []
+    for loop, shown in ABC_LOOPS.items():
+        mine = [line for line in lines if line["loop"] == loop]
+        found = {
+            letter: {
+                key: median(line[key] for line in mine if line["letter"] == letter) for key, _ in ABC_COLUMNS.values()
+            }
+            for letter in ABC
+        }
+        for letter, numbers in found.items():
+            cells = [form.format(numbers[key]) for key, form in ABC_COLUMNS.values()]
+            rows.append(f"| {shown} | {ABC_ROWS[letter]} | {' | '.join(cells)} |")
+        if loop == "device":
+            rates = " and ".join(f"{rate:,.0f}" for rate in sorted({BATCH / line["device_s"] for line in mine}))
+            shown = f"with a device that takes {rates} samples/s"
+        else:
+            shown = "with a loop that does nothing"
+        ratios = [
+            f"{a}/{b} is {found[a]['rate'] / found[b]['rate']:.2f} from the opening on and "
+            f"{found[a]['rate_after'] / found[b]['rate_after']:.2f} after the first batch"
+            for a, b in (("B", "A"), ("C", "B"))
+        ]
+        sentences.append(f"- {shown}: {'; '.join(ratios)}.")
+    rounds = sum((line["loop"], line["letter"]) == ("free", "C") for line in lines)
+    facts = f"{lines[0]['num_samples']:,} samples, medians of {rounds} rounds."
+    return "\n".join([*rows, "", facts, "", *sentences]) + "\n"
+
+
 def plot(panels: dict[str, dict[str, dict[str, float]]]) -> str:
     """Bars of the samples for a second of one core, a panel a kind, as an SVG."""
     parts, top = [], 10
@@ -352,8 +440,22 @@ def write(path: Path, results: Path) -> None:
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     panels = {kind: summary([line for line in lines if line["kind"] == kind]) for kind in KINDS}
     panels = {kind: found for kind, found in panels.items() if found}
-    path.with_suffix(".svg").write_text(plot(panels))
+    contents = {kind: table(found) for kind, found in panels.items()}
+    if panels:
+        path.with_suffix(".svg").write_text(plot(panels))
+        contents["facts"] = _facts(panels)
+    abc = [line for line in lines if line["kind"] == "abc"]
+    if abc:
+        when = datetime.now(UTC).date()
+        contents["abc"] = f"{when}, {environment.machine()}, commit {environment.commit()}.\n\n{abc_table(abc)}"
     text = path.read_text()
+    for name, content in contents.items():
+        before, mark, rest = text.partition(f"<!-- {name} -->\n")
+        text = before + mark + content + "<!-- end -->" + rest.partition("<!-- end -->")[2]
+    path.write_text(text)
+
+
+def _facts(panels: dict[str, dict[str, dict[str, float]]]) -> str:
     versions = environment.versions(
         environment.peers_python(), ["webdataset", "mosaicml-streaming", "litdata", "grain"]
     )
@@ -361,11 +463,7 @@ def write(path: Path, results: Path) -> None:
     when = datetime.now(UTC).date()
     runs = sorted({int(one["runs"]) for found in panels.values() for one in found.values()})
     number = f"{runs[0]} to {runs[-1]} runs" if len(runs) > 1 else f"{runs[0]} runs"
-    facts = f"{when}, {environment.machine()}, commit {environment.commit()}; {libraries}; medians of {number}.\n"
-    for name, content in {"facts": facts, **{kind: table(found) for kind, found in panels.items()}}.items():
-        before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        text = before + mark + content + "<!-- end -->" + rest.partition("<!-- end -->")[2]
-    path.write_text(text)
+    return f"{when}, {environment.machine()}, commit {environment.commit()}; {libraries}; medians of {number}.\n"
 
 
 def main() -> None:
@@ -374,7 +472,7 @@ def main() -> None:
         reading.main(OURS, sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", choices=list(KINDS), help="default: one kind after the other")
+    parser.add_argument("--kind", choices=[*KINDS, "abc"], help="default: jpeg, then png")
     parser.add_argument("--samples", type=int)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where the images are kept (default: a temporary folder)")
@@ -393,7 +491,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             folder = (options.folder or Path(temporary)) / kind
             folder.mkdir(parents=True, exist_ok=True)
-            data = make_data(kind, folder, options.samples or NUM_SAMPLES[kind])
+            num_samples = options.samples or NUM_SAMPLES[kind]
+            if kind == "abc":
+                measure_abc(make_data("jpeg", folder, num_samples, for_all=False), options.rounds, options.results)
+                continue
+            data = make_data(kind, folder, num_samples)
             names = [name for name in contestants(kind) if not options.only or name in options.only]
             measure(data, names, options.rounds, options.results, resumes=options.resumes)
 
