@@ -246,6 +246,24 @@ def test_small_images_stay_decoded_where_there_is_room():
     assert found.memory.cache == 3 * 50_000 * 40 * 40
 
 
+@pytest.mark.parametrize("hosts", [1, 8])
+@pytest.mark.parametrize("batch", [256, 1024])
+def test_the_first_batch_of_photographs_takes_less_than_four_times_its_bytes(batch, hosts):
+    reading = Reading(global_batch_size=batch, num_replicas=hosts, num_hosts=hosts)
+    cold = numbers(samples_per_shard={"": 1200}, reading=reading).cold
+    assert cold.sample_bytes < cold.num_bytes < 4 * cold.sample_bytes
+
+
+@pytest.mark.parametrize("hosts", [1, 8])
+@pytest.mark.parametrize(("samples", "size"), [(50_000, 5000), (1_280_000, 20_000)])
+def test_the_first_batch_of_tiny_images_takes_indexes_of_two_percent_of_the_set_at_most(samples, size, hosts):
+    reading = Reading(global_batch_size=1024, num_replicas=hosts, num_hosts=hosts, image_size=32)
+    found = numbers(samples, mean_bytes=2265, classes=10, samples_per_shard={"": size}, reading=reading)
+    indexes = sum(found.stored.splits["train"].index_bytes)
+    assert found.cold.sample_bytes < found.cold.index_bytes <= hosts * indexes
+    assert indexes < 0.021 * found.stored.splits["train"].num_bytes
+
+
 def test_prices_can_be_changed():
     dear = Prices(storage=1, class_a=10, class_b=1)
     assert (dear.month(2**30), dear.requests(class_a=100, class_b=1000)) == (1, 2)

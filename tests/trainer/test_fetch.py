@@ -233,16 +233,17 @@ def test_an_epoch_reads_little_more_than_what_is_stored(watched):
     reads.close()
 
 
-def test_before_the_first_batch_only_its_own_samples_are_read(watched):
+def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_their_shards_are_read(watched):
     storage, split = watched
     table, order = ShardTable(storage, split), order_of(split)
-    for shard in range(3):
-        table.index(shard)
     reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
-    slots = order.batch(0, 0)
+    slots = order.rank_slots(0, 0, 0, 3)
     addresses = addresses_of(table, order, slots.ids)
     tickets = reads.tickets(0, slots, addresses)
     assert len(list(tickets.contents(0, len(slots.ids)))) == len(slots.ids)
+    touched = {address.shard for address in addresses}
+    assert 0 < len(touched) < len(split.shards)
+    assert table.num_bytes_read == sum(split.shards[shard].index.num_bytes for shard in touched)
     assert reads.num_bytes_read == sum(address.stop - address.start for address in addresses)
     reads.close()
 
