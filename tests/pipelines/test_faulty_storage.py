@@ -298,3 +298,6 @@ def test_shards_are_written_from_their_own_bytes_and_their_references_each_read_
     fetched = sum(num_bytes_read(seen) for seen in reads if "/plan/" not in name_of(seen))
     samples = [samples_of(output, manifest, split).values() for split in manifest.splits]
     assert fetched == sum(len(fields["jpg"]) for split in samples for fields in split)
+    # Of so few references most is what an Arrow file takes without any: about 6,000 bytes.
+    of_references = sum(found.num_bytes for found in open_storage(output).list("plan/shards/"))
+    assert of_references < 7000 * len(references) + 100 * sum(split.num_samples for split in manifest.splits.values())

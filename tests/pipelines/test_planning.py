@@ -248,6 +248,25 @@ UNITS = st.lists(
 )  # fmt: skip
 
 
+def test_of_many_references_each_takes_less_than_80_bytes():
+    random, num = np.random.default_rng(0), 2000
+    photos = [f"n{number % 1000:08d}/n{number % 1000:08d}_{random.integers(10**5)}" for number in range(num)]
+    rows = [
+        {
+            "split": "train", "name": f"{photo}.JPEG", "key": photo, "label": number % 1000, "image": "jpg", "fix": "",
+            "crc32c": int(random.integers(2**32)),
+            "fields": [
+                {"field": "jpg", "object": "ILSVRC2012_img_train.tar", "generation": "1700000000000000",
+                 "offset": int(random.integers(2**37)), "num_bytes": int(random.integers(200_000)), "data": None},
+                {"field": "cls", "object": None, "generation": None, "offset": None, "num_bytes": 3,
+                 "data": b"%03d" % (number % 1000)},
+            ],
+        }
+        for number, photo in enumerate(photos)
+    ]  # fmt: skip
+    assert len(tables.to_bytes(tables.unit_table(rows, []))) < 80 * num
+
+
 @given(UNITS, st.randoms())
 def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(units, random):
     found = [tables.rows_from_bytes(tables.to_bytes(tables.unit_table(rows, []))) for rows in units]
