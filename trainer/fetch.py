@@ -445,7 +445,7 @@ class RemoteReader:
         self.num_bytes_read = 0
         self.num_reads: Counter[int] = Counter()
         self.num_hedges: Counter[int] = Counter()
-        self._pins: dict[int, str] = {}
+        self._pins: dict[int, Future[str]] = {}
         self._lock = threading.Lock()
         self._times: dict[int, deque[float]] = {}
         self._running: set[_Read] = set()
@@ -479,11 +479,11 @@ class RemoteReader:
 
     def _attempt(self, read: "_Read", threads: "Threads") -> None:
         read.attempts += 1
-        threads.submit(lambda: self._try(read))
+        threads.submit(lambda: self._try(read, is_hedge=threads is self._hedgers))
 
-    def _try(self, read: "_Read") -> None:
+    def _try(self, read: "_Read", *, is_hedge: bool) -> None:
         try:
-            outcome: bytes | BaseException = self._read(read)
+            outcome: bytes | BaseException = self._read(read, is_hedge=is_hedge)
         except BaseException as error:  # noqa: BLE001 - raised again to whoever waits for the bytes
             outcome = error
         with self._lock:
@@ -493,16 +493,32 @@ class RemoteReader:
             self._running.discard(read)
         _settle(read.result, outcome)
 
-    def _read(self, read: "_Read") -> bytes:
+    def _read(self, read: "_Read", *, is_hedge: bool) -> bytes:
         read.started = read.started or time.monotonic()
         begun = time.monotonic()
         name = self.table.split.shards[read.shard].path
-        generation = self._pins.get(read.shard) or self._pin(read.shard)
+        generation = self._generation(read.shard, is_hedge=is_hedge)
         data = self.table.storage.read(name, read.start, read.stop, generation=generation)
         self._note(read, len(data), time.monotonic() - begun)
         return data
 
-    def _pin(self, shard: int) -> str:
+    def _generation(self, shard: int, *, is_hedge: bool) -> str:
+        """That of a shard's object. The first read looks, the others wait for it; a hedge waits for nobody."""
+        with self._lock:
+            pin = self._pins.get(shard)
+            looks = pin is None or (is_hedge and not pin.done())
+            pin = self._pins.setdefault(shard, Future())
+        if looks:
+            try:
+                outcome: str | BaseException = self._look(shard)
+            except BaseException as error:  # noqa: BLE001 - raised again to all that wait
+                outcome = error
+            _settle(pin, outcome)
+            if pin.exception() is not None:
+                self._pins.pop(shard, None)  # later reads look again
+        return pin.result()
+
+    def _look(self, shard: int) -> str:
         expected = self.table.split.shards[shard]
         try:
             found = self.table.storage.stat(expected.path)
@@ -514,7 +530,6 @@ class RemoteReader:
                 f"{self.table.where(shard)}: crc32c is {found.crc32c}, expected {expected.crc32c}; "
                 "another object stands there, fetch or rebuild the shard"
             )
-        self._pins[shard] = found.generation
         return found.generation
 
     def _note(self, read: "_Read", num_bytes: int, seconds: float) -> None:
@@ -607,7 +622,7 @@ class _Samples(NamedTuple):
     stop: int
 
 
-def _settle(result: "Future[bytes]", outcome: bytes | BaseException) -> None:
+def _settle(result: "Future[Any]", outcome: Any) -> None:
     """Gives a read its outcome unless it has one."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):

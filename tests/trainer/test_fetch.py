@@ -29,12 +29,16 @@ class WatchedStorage:
     inner: MemoryStorage
     reads: list = field(default_factory=list)
     before: object = lambda number, name: None
+    looks: list = field(default_factory=list)
+    before_look: object = lambda number: None
 
     @property
     def url(self):
         return self.inner.url
 
     def stat(self, name) -> Stat:
+        self.looks.append(name)
+        self.before_look(len(self.looks))
         return self.inner.stat(name)
 
     def read(self, name, start=0, stop=None, *, generation=None):
@@ -282,6 +286,62 @@ def test_another_object_under_a_shards_name_is_refused_before_it_is_read(watched
     with pytest.raises(DamagedShard, match=r"train-000000.tar: crc32c is .*, expected"):
         reader.submit(0, 0, 100).result()
     reader.close()
+
+
+def test_reads_that_begin_together_look_at_their_shard_once(watched):
+    storage, split = watched
+    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
+    storage.before_look = lambda number: held.wait(30)
+    reads = [reader.submit(0, 0, 100) for _ in range(20)]
+    held.set()
+    assert {read.result(timeout=20) for read in reads} == {storage.inner.read(split.shards[0].path, 0, 100)}
+    assert storage.looks == [split.shards[0].path]
+    reader.close()
+
+
+def test_a_look_that_fails_is_raised_to_all_that_wait_and_the_next_read_looks_again(watched):
+    storage, split = watched
+    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
+
+    def fail(number):
+        held.wait(30)
+        raise TransientError("no answer")
+
+    storage.before_look = fail
+    reads = [reader.submit(0, 0, 100) for _ in range(20)]
+    held.set()
+    assert {str(read.exception(timeout=20)) for read in reads} == {"no answer"}
+    storage.before_look = lambda number: None
+    assert len(reader.submit(0, 0, 100).result(timeout=20)) == 100
+    reader.close()
+
+
+def test_a_hedge_does_not_wait_for_a_look_that_stalls(watched):
+    storage, split = watched
+    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
+    wait([reader.submit(0, 0, 1000) for _ in range(100)])
+    storage.before_look = lambda number: held.wait(30) if number == 2 else None
+    assert len(reader.submit(1, 0, 1000).result(timeout=20)) == 1000
+    assert [name == split.shards[1].path for name in storage.looks] == [False, True, True]
+    held.set()
+    reader.close()
+
+
+def test_what_a_part_of_a_step_took_from_its_blocks_counts_and_the_rest_does_not(watched):
+    storage, split = watched
+    table, order = ShardTable(storage, split), order_of(split)
+    reads = BlockReads(order, table, RemoteReader(table), 1 << 20)
+    slots = order.batch(0, 0)
+    addresses = addresses_of(table, order, slots.ids)
+    sizes = [address.stop - address.start for address in addresses]
+    tickets = reads.tickets(0, slots, addresses)
+    assert list(tickets.contents(2, 2)) == []
+    assert reads.held_bytes == sum(sizes)
+    part = tickets.contents(0, 4)
+    next(part), next(part)
+    part.close()
+    assert reads.held_bytes == sum(sizes[2:])
+    reads.close()
 
 
 def test_an_error_of_storage_is_raised_with_shard_key_and_offset(watched):
