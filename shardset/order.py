@@ -475,7 +475,7 @@ class _Line:
         return held
 
     def _sorted(self, wanted: np.ndarray) -> _Held:
-        found = [start + np.flatnonzero(wanted[self.buckets[start:stop]]) for start, stop in self._chunks()]
+        found = [start + np.flatnonzero(wanted.take(self.buckets[start:stop])) for start, stop in self._chunks()]
         blocks = np.concatenate(found)
         hashes, sizes = self._hashes(blocks), self._sizes(blocks)
         order = np.argsort(hashes, kind="stable")
