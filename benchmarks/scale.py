@@ -2,9 +2,10 @@
 
 python -m benchmarks.scale [--n 100000,1000000,10000000]
 
-The functions are those of the build; only the raw files are not there. `--n 1e9` takes some ten minutes and 5 GB of the temporary folder. Steps that
-treat a unit, a batch of units, a bucket or a group alone are run on a few of them, because one is as large as another;
-the column of measured references says on how many. What sees all units or all shards is run in full.
+The functions are those of the build; only the raw files are not there. `--n 1e9` takes some ten minutes and 5 GB of
+the temporary folder. Steps that treat a unit, a batch of units, a bucket or a group alone are run on a few of them,
+because one is as large as another; the column of measured references says on how many. What sees all units or all
+shards is run in full.
 """
 
 import argparse
