@@ -38,7 +38,7 @@ class Data:
 
 
 Contestant = Callable[[Data, int], Iterator[int]]
-"""Gives the number of samples of each batch from a step of the first epoch on."""
+"""Gives the number of samples of each batch from a step of the first epoch on; a first 0 ends its preparations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +67,17 @@ def one(
     cpu, begun = _cpu_s(), time.perf_counter()
     batches = contestants[name](data, start)
     num_first = next(batches)
+    if not num_first:
+        cpu, begun = _cpu_s(), time.perf_counter()
+        num_first = next(batches)
     first = time.perf_counter() - begun
     num_after, waited = 0, 0.0
     time.sleep(device_s)
     while not start:
         asked = time.perf_counter()
-        count = next(batches, 0)
+        count = next(batches, None)
         waited += time.perf_counter() - asked
-        if not count:
+        if count is None:
             break
         num_after += count
         time.sleep(device_s)
