@@ -6,8 +6,10 @@ when one of them starts and never before. Another back end is one more class her
 """
 
 import datetime
+import faulthandler
 import importlib.util
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,6 +32,9 @@ from trainer.watch import AGAIN, PORT, Hub, LauncherWatch, Place, Watch
 
 DDP_TIMEOUT_S = 60
 """How long a process of `ddp` waits for the others before it fails."""
+
+DDP_JOIN_S = 45
+"""The same at the start, where nobody watches yet: a process that ended before it came ends the others by this."""
 
 HUB = "TRAINER_HUB"
 """Environment variable by which a launcher tells its replicas where the hub of their run listens: `10.0.0.1:8490`."""
@@ -310,13 +315,16 @@ class Ddp(Single):
             raise PeerLost(self.watch.news() or f"{said}; its log says why; {AGAIN}") from error
 
     def _join(self, backend: str) -> None:
+        timeout = datetime.timedelta(seconds=DDP_TIMEOUT_S)
         try:
-            dist.init_process_group(backend, timeout=datetime.timedelta(seconds=DDP_TIMEOUT_S))
+            store, rank, world_size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=DDP_JOIN_S)))
+            store.set_timeout(timeout)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         except (RuntimeError, ValueError) as error:
             raise ConfigError(
                 f"strategy ddp: RANK {os.environ['RANK']} of WORLD_SIZE {os.environ['WORLD_SIZE']} could not join the "
-                f"others ({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and "
-                "the same MASTER_ADDR and MASTER_PORT; torchrun sets them"
+                f"others ({_first_line(error)}); see in their logs whether one ended at its start; each process needs "
+                "a RANK of its own below the same WORLD_SIZE, and the same MASTER_ADDR and MASTER_PORT"
             ) from error
 
     def _find_device(self) -> torch.device:
@@ -533,8 +541,23 @@ def launch(config: TrainConfig, worker: Worker) -> None:
     if strategy == "replica":
         _launch_replicas(config, worker)
     else:
-        with running(strategy, config.precision) as runtime, watched(runtime):
+        with started(strategy, config) as runtime:
             worker(runtime, config)
+
+
+@contextmanager
+def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
+    """A runtime of this process, watched. A start that takes longer than a step may ends with a trace of where it is.
+
+    Until all processes have come, some back ends wait for them for ever and in native code.
+    """
+    with ExitStack() as exits:
+        exits.callback(faulthandler.cancel_dump_traceback_later)
+        faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        runtime = exits.enter_context(running(strategy, config.precision))
+        exits.enter_context(watched(runtime))
+        faulthandler.cancel_dump_traceback_later()
+        yield runtime
 
 
 @contextmanager
@@ -614,7 +637,7 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
 
 
 def _run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
-    with running("replica", config.precision) as runtime, watched(runtime):
+    with started("replica", config) as runtime:
         worker(runtime, config)
 
 

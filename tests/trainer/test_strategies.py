@@ -39,7 +39,7 @@ from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
 from trainer.augment import Normalize
 from trainer.config import ModelConfig, OptimizerConfig, Strategy, TrainConfig
 from trainer.data import open_data, steps_of
-from trainer.runtime import STATIC_OPTIMIZERS
+from trainer.runtime import DDP_JOIN_S, STATIC_OPTIMIZERS
 
 pytestmark = pytest.mark.slow
 
@@ -304,6 +304,26 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
     assert code == FAILED, output
     assert f"PeerLost: another process of this run died: process 1 (pid {right.pid} on" in output.splitlines()[-1]
     assert "another process of this run died" in (tmp_path / "logs/host-000.log").read_text()
+
+
+def test_a_process_whose_peer_dies_at_its_start_does_not_wait_for_ever(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp")
+    left, right = pair(config, config)
+    right.kill()
+    assert finish(right)[0] == -signal.SIGKILL
+    code, output = finish(left, timeout_s=DDP_JOIN_S + 60)
+    assert code == USAGE, output
+    expected = r"RANK 0 of WORLD_SIZE 2 could not join the others .*; see in their logs whether one ended at its start"
+    assert re.search(expected, output.splitlines()[-1]), output
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_start_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp", stall_timeout_s=2)
+    code, output = finish(alone(config, 0, free_port()), timeout_s=60)
+    assert code == FAILED, output
+    assert "Timeout" in output
+    assert "in _join" in output
 
 
 def test_a_process_whose_peer_hangs_does_not_wait_for_ever(manifest: str, tmp_path: Path) -> None:
