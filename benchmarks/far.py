@@ -69,6 +69,7 @@ def _answers(client: socket.socket, server: socket.socket, bytes_per_s: float) -
                 time.sleep(arrived - now)
                 while left:
                     left -= os.splice(out, client.fileno(), left)
+            client.shutdown(socket.SHUT_RDWR)  # which ends the other thread too
         except OSError:  # as above
             return
 

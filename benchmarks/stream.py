@@ -420,7 +420,7 @@ def abc_table(lines: Sequence[dict[str, Any]]) -> str:
         ]
         sentences.append(f"- {shown}: {'; '.join(ratios)}.")
     rounds = sum((line["loop"], line["letter"]) == ("free", "C") for line in lines)
-    facts = f"{lines[0]['num_samples']:,} samples, medians of {rounds} rounds."
+    facts = f"{lines[0]['num_samples']:,} samples, medians, rounds: {rounds}."
     return "\n".join([*rows, "", facts, "", *sentences]) + "\n"
 
 
