@@ -107,7 +107,7 @@ def newest(storage: Storage, warn: Any) -> tuple[Commit, State] | None:
             warn(f"{error}; trying the one before it")
     if found:
         raise CheckpointError(
-            f"{storage.url}/{FOLDER}: none of {len(found)} checkpoints is whole; start with --resume never"
+            f"{storage.url}/{FOLDER}: none of {len(found)} checkpoints is whole; begin anew in another --run-dir"
         )
     return None
 
@@ -121,7 +121,12 @@ def at(storage: Storage, warn: Any) -> tuple[Commit, State]:
         if found is None:
             raise CheckpointError(f"{storage.url}: neither a checkpoint nor a run folder with checkpoints") from None
         return found
-    return commit, read(storage, commit, folder="")
+    try:
+        return commit, read(storage, commit, folder="")
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; name another checkpoint, or its run folder for the newest whole one"
+        ) from error
 
 
 def best(found: Iterable[Commit]) -> Commit | None:

@@ -74,6 +74,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     if config.manifest is None:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
     manifest, _ = manifests.load(config.manifest)
+    check_splits(config, manifest)
     evaluated = eval_split_of(config, manifest)
     train = _stream(config, config.train_split, host, num_hosts, image=train_spec(config.image), seed=config.seed)
     return Data(
@@ -139,6 +140,17 @@ def train_spec(image: ImageConfig) -> ImageSpec:
 def eval_spec(image: ImageConfig) -> ImageSpec:
     """What each evaluation image becomes."""
     return ImageSpec(size=image.size, crop=CenterCrop(image.eval_resize))
+
+
+def check_splits(config: TrainConfig, manifest: Manifest) -> None:
+    """Raises ConfigError, with the setting and the splits that there are, if the config names one that is not there."""
+    for setting in ("train_split", "eval_split"):
+        name = getattr(config, setting)
+        if name is not None and name not in manifest.splits:
+            found = ", ".join(manifest.splits)
+            raise ConfigError(
+                f"{setting} is {name!r}, but the shard set {config.manifest} has {found}; name one of them"
+            )
 
 
 def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:

@@ -1,6 +1,7 @@
 import io
 import pickle
 import uuid
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -83,8 +84,16 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, da
 def test_only_damaged_checkpoints_are_an_error_and_no_fresh_start(storage: Storage) -> None:
     saved(storage, 5)
     put(storage, checkpoint.folder_of(5) + checkpoint.STATE, b"")
-    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole"):
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole; begin anew in another --run-dir"):
         checkpoint.newest(storage, [].append)
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_an_error_that_names_the_way_out(tmp_path: Path) -> None:
+    saved(open_storage(str(tmp_path)), 5, 12)
+    state = tmp_path / checkpoint.folder_of(12) / checkpoint.STATE
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"state.pt: 1000 bytes .*, expected .*; name another checkpoint"):
+        checkpoint.at(open_storage(str(state.parent)), pytest.fail)
 
 
 def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) -> None:

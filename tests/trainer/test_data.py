@@ -94,8 +94,8 @@ def test_an_epoch_of_all_hosts_together_is_the_plan(manifest: str) -> None:
     ("changes", "message"),
     [
         ({"manifest": None}, "--manifest"),
-        ({"eval_split": "test"}, "no split 'test'"),
-        ({"train_split": "trian"}, "which split|no split"),
+        ({"eval_split": "test"}, "eval_split is 'test', but the shard set .* has train, val"),
+        ({"train_split": "trian"}, "train_split is 'trian', but the shard set .* has train, val"),
         ({"model": ModelConfig(num_classes=3)}, "3 but the shard set has 10"),
         ({"manifest": "memory://nothing/here"}, "no manifest"),
     ],

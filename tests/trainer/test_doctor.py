@@ -418,7 +418,7 @@ def test_damage_that_only_decoding_shows_is_a_failure(doctored, tmp_path):
 def test_a_stream_that_can_not_be_is_a_failure(doctored, folder, tmp_path):
     code, found, _ = doctored(*flags(folder, str(tmp_path)), "--set", "eval_split=test")
     assert code == command.FAILED
-    assert "no split 'test'" in found["stream"]["found"]
+    assert "eval_split is 'test'" in found["stream"]["found"]
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
-import itertools
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Regularize
 from trainer.data import Counted, open_data, steps_of
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
 from trainer.learner import Learner
+from trainer.model import tiny_resnet
 from trainer.run import Run
 from trainer.stream import Stream
 
@@ -82,6 +82,29 @@ class _Flaky(nn.Module):
     def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
         self.calls += self.training
         return self.head(images_NCHW.flatten(1)) * (float("nan") if self.calls > 4 else 1)
+
+
+def asking_model(num_classes: int) -> nn.Module:
+    """The usual model; its process is asked to stop during one of its calls."""
+    return _Asking(num_classes)
+
+
+class _Asking(nn.Module):
+    """Sends SIGTERM in the call, of those that train or of those that evaluate, that uses up `calls_left`."""
+
+    training_asks = True
+    calls_left = 0
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.net = tiny_resnet(num_classes)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        if self.training == self.training_asks:
+            _Asking.calls_left -= 1
+            if _Asking.calls_left == 0:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return self.net(images_NCHW)
 
 
 def dropout_model(num_classes: int) -> nn.Module:
@@ -267,20 +290,12 @@ def test_a_target_accuracy_ends_the_run_and_its_time_is_told(manifest: str, tmp_
 def test_sigterm_saves_and_the_same_command_goes_on(
     manifest: str, undisturbed: Path, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    method = {"train step": "_train_step", "evaluation step": "_eval_step"}[when]
-    original, calls = getattr(Learner, method), itertools.count()
-
-    def asked_at_the_third(self: Learner, *args: Any) -> Any:
-        if next(calls) == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return original(self, *args)
-
     monkeypatch.setattr(loop, "EVAL_ROWS", 1)
-    config = tiny_config(manifest, tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Learner, method, asked_at_the_third)
-        with pytest.raises(Preempted, match=f"saved at step {3 if when == 'train step' else STEPS}"):
-            run(config)
+    config = tiny_config(manifest, tmp_path, model=ModelConfig(name=f"{__name__}:asking_model"))
+    sys.modules.setdefault(__name__, sys.modules[asking_model.__module__])
+    _Asking.training_asks, _Asking.calls_left = when == "train step", 3
+    with pytest.raises(Preempted, match=f"saved at step {3 if when == 'train step' else STEPS}"):
+        run(config)
     run(config)
     assert losses(tmp_path) == losses(undisturbed)
     assert len(read_records(tmp_path, "eval")) == 2
@@ -311,23 +326,41 @@ def test_a_run_that_is_asked_before_its_first_step_leaves_its_checkpoint_as_it_i
     run(replace(config, max_steps=STEPS))
     before = checkpoint.commits(open_storage(str(tmp_path)))
     assert before[-1].top1 is not None
-    monkeypatch.setattr(preemption.Notice, "__bool__", lambda _: True)
+    asked = tmp_path / "asked to stop"
+    asked.touch()
+    monkeypatch.setenv(preemption.RELAY, str(asked))
     with pytest.raises(Preempted, match=f"saved at step {STEPS}"):
         run(config)
     assert checkpoint.commits(open_storage(str(tmp_path))) == before
 
 
+class Two(runtime.Single):
+    """A process that is one of two; the other one does as it does."""
+
+    def __init__(self) -> None:
+        super().__init__("fp32")
+        self.num_hosts = 2
+        self.looks = 0
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        return [2 * value for value in values]
+
+    def gather(self, text: str) -> list[str]:
+        return [text, text]
+
+    def any_host(self, flag: bool) -> bool:
+        self.looks += 1
+        return super().any_host(flag)
+
+
+@pytest.mark.parametrize(("num_steps", "looks"), [(1, 1), (2, 2), (3, 2), (4, 3), (6, 3)])
 def test_several_hosts_look_for_notices_at_every_report_and_so_after_the_first_step(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    manifest: str, tmp_path: Path, num_steps: int, looks: int
 ) -> None:
-    looked = []
-    monkeypatch.setattr(Run, "was_asked", lambda self: looked.append(self.done))
-    config = tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=6)
-    monkeypatch.setattr(runtime.Single, "num_hosts", 2)
-    monkeypatch.setattr(runtime.Single, "gather", lambda self, text: [text, text])
-    monkeypatch.setattr(runtime.Single, "sum_hosts", lambda self, values: [2 * value for value in values])
-    run(config)
-    assert looked == [0, 1, 3]
+    two = Two()
+    loop.train(two, tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=num_steps))
+    # Before the first step, after the first and the third; not after the last one, which ends the run anyway.
+    assert two.looks == looks
 
 
 class Losing:
