@@ -42,15 +42,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
     url = shard_set(place / "shards")
     _write_names(url)
     seen: Ids = {}
-    with pytest.MonkeyPatch.context() as patch:
-        learn = Run.learn
-
-        def watched(self: Run, fed: Any) -> None:
+    with runtime.running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
+        for fed in run.batches():
             seen[fed.epoch, fed.step] = list(zip(fed.ids.tolist(), fed.weights.tolist(), strict=True))
-            learn(self, fed)
-
-        patch.setattr(Run, "learn", watched)
-        runtime.launch(tiny_config(url, place / "run", seed=5), loop.train)
+            run.learn(fed)
+            run.report()
+            if run.epoch_is_done():
+                run.check_epoch()
+                run.close_epoch(loop.evaluate(here, run.learner, run.data.evaluation, run.was_asked_meanwhile))
+        run.finish()
     return str(place / "run"), seen
 
 
