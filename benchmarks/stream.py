@@ -145,7 +145,16 @@ def ours_remote(data: Data, start: int) -> Iterator[int]:
 
 def ours_bytes(data: Data, start: int) -> Iterator[int]:
     """Checked bytes, not decoded, shuffled."""
-    stream = stream_of(f"{data.folder}/shards", data, image=None, fields=(data.field,))
+    return _bytes_of_epochs(stream_of(f"{data.folder}/shards", data, image=None, fields=(data.field,)), data, start)
+
+
+def ours_bytes_remote(data: Data, start: int) -> Iterator[int]:
+    """The same from far away."""
+    stream = stream_of(f"gs://{BUCKET}/shards", data, num_lanes=16, image=None, fields=(data.field,))
+    return _bytes_of_epochs(stream, data, start)
+
+
+def _bytes_of_epochs(stream: Stream, data: Data, start: int) -> Iterator[int]:
     spans = [(0, range(start, len(stream))), *((epoch, range(len(stream))) for epoch in range(1, data.passes))]
     return (len(batch["id"]) for _, _, batch in stream.run(iter(spans)))
 
@@ -212,6 +221,7 @@ OURS: dict[str, Contestant] = {
     "shardset, from gs:// (50 ms, 200 MB/s)": ours_remote,
     "decoding alone, both cores": decoding_alone,
     "shardset, bytes only": ours_bytes,
+    "shardset, bytes only, from gs:// (50 ms, 200 MB/s)": ours_bytes_remote,
     "reading alone": reading_alone,
     "reading alone, kept for a batch": reading_batches,
 }
