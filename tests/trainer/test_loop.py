@@ -442,6 +442,13 @@ def test_a_batch_that_does_not_divide_over_devices_and_passes_is_refused(manifes
         run(tiny_config(manifest, tmp_path, accumulate=3))
 
 
+def test_a_batch_that_does_not_divide_over_the_world_is_refused_with_sizes_that_do(tmp_path: Path) -> None:
+    world = runtime.Single("fp32")
+    world.num_hosts = 3
+    with pytest.raises(ConfigError, match="global_batch_size 8 does not divide over 3 devices; use 6 or 9$"):
+        loop.train(world, tiny_config(None, tmp_path, fake_data=True))
+
+
 def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data, "NUM_SAMPLES", 20)
     monkeypatch.setattr(data, "NUM_EVAL_SAMPLES", 9)
