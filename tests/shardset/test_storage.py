@@ -18,11 +18,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import requests
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from google.auth.credentials import AnonymousCredentials
+from google.auth.transport.requests import AuthorizedSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardset import gcs_session
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, StorageError, TransientError
 from shardset.gcs_session import RetryPolicy
 from shardset.storage import ABSENT, LocalStorage, MemoryStorage, open_file, open_storage
@@ -1083,6 +1087,17 @@ def test_objects_are_read_through_the_proxy_that_the_environment_names(gcs_root,
 
     assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
     assert [seen.path.startswith(gcs_emulator) for seen in proxy.seen if is_media(seen)] == [True]
+
+
+def test_ranges_are_read_over_connections_that_check_certificates_as_requests_does(monkeypatch, tmp_path):
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    session = AuthorizedSession(AnonymousCredentials())
+    pool = gcs_session._pool(session, "https://storage.googleapis.com")
+    assert (pool.cert_reqs, pool.ca_certs) == ("CERT_REQUIRED", requests.certs.where())
+    (tmp_path / "own.pem").write_text("")
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "own.pem"))
+    assert gcs_session._pool(session, "https://storage.googleapis.com").ca_certs == str(tmp_path / "own.pem")
 
 
 def test_pauses_of_two_readers_differ():
