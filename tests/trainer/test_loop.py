@@ -445,7 +445,7 @@ def test_a_batch_that_does_not_divide_over_devices_and_passes_is_refused(manifes
 def test_a_batch_that_does_not_divide_over_the_world_is_refused_with_sizes_that_do(tmp_path: Path) -> None:
     world = runtime.Single("fp32")
     world.num_hosts = 3
-    with pytest.raises(ConfigError, match="global_batch_size 8 does not divide over 3 devices; use 6 or 9$"):
+    with pytest.raises(ConfigError, match=r"global_batch_size 8 does not divide over 3 devices; use 6 or 9$"):
         loop.train(world, tiny_config(None, tmp_path, fake_data=True))
 
 
