@@ -139,8 +139,8 @@ def test_a_worker_that_dies_ends_the_build_with_one_sentence(raw, tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(tmp_path):
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 100, splits=["train"])
-    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": NUM_SHARDS})
-    words = words_of(raw, tmp_path / "out")
+    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": 60})
+    words = words_of(raw, tmp_path / "out", "--num-shards", 60)  # so many that it is not done before the signal comes
     with Life(words, tmp_path / "log") as life:
         wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
         os.killpg(life.process.pid, signal.SIGINT)  # as a terminal does
