@@ -239,7 +239,9 @@ def _pool(session: AuthorizedSession, url: str) -> urllib3.HTTPConnectionPool | 
     request = requests.Request("GET", url).prepare()
     adapter = session.get_adapter(url)
     assert isinstance(adapter, HTTPAdapter)
-    return adapter.get_connection_with_tls_context(request, settings["verify"], cert=settings["cert"])
+    pool = adapter.get_connection_with_tls_context(request, settings["verify"], cert=settings["cert"])
+    adapter.cert_verify(pool, url, settings["verify"], settings["cert"])
+    return pool
 
 
 def _base_url(endpoint: str) -> str:
