@@ -209,6 +209,10 @@ class RunLog:
         """A sentence for people."""
         self._write(text)
 
+    def ended(self, error: BaseException) -> None:
+        """What ended the run, for the log alone: whoever started the run tells the terminal."""
+        self._log.write(f"{_now().isoformat()} {type(error).__name__}: {error}\n")
+
     def record(self, record: Record) -> None:
         """A record for everyone."""
         self._write(f"{line_of(record)} time={_now():%H:%M:%S}")

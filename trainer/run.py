@@ -112,6 +112,8 @@ class Run:
     ) -> None:
         # First: from here on nothing is computed together, while the last checkpoint may take minutes to write.
         self.runtime.watch.leave(error)
+        if error is not None:
+            self.log.ended(error)
         self._exits.__exit__(kind, error, trace)
 
     # --- where the run stands ----------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Regularize
 from trainer.data import Counted, open_data, steps_of
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
 from trainer.learner import Learner
+from trainer.metrics import log_name
 from trainer.model import tiny_resnet
 from trainer.run import Run
 from trainer.stream import Stream
@@ -317,6 +318,7 @@ def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: 
         run(config)
     assert str(ids) in str(error.value)
     assert newest_state(tmp_path)["step"] == 4
+    assert (tmp_path / log_name(0)).read_text().endswith(f" NotFinite: {error.value}\n")
 
 
 def test_a_run_that_is_asked_before_its_first_step_leaves_its_checkpoint_as_it_is(
