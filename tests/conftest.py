@@ -3,6 +3,7 @@
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -22,6 +23,9 @@ REPOSITORY = Path(__file__).parent.parent
 BUCKET = "bucket"
 
 _folders = itertools.count()
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("no deadline", deadline=None)
