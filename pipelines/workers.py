@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from apache_beam.portability import python_urns
@@ -42,9 +43,33 @@ class _Crew:
     def mourn(self, code: int) -> str:
         """Notes a death, ends those who are left, and says what the user should know."""
         self.first_death = code if self.first_death is None else self.first_death
+        self.end()
+        return _obituary(self.first_death)
+
+    def end(self) -> None:
+        """Ends all of them at once."""
         for process in self.processes:
             process.kill()
-        return _obituary(self.first_death)
+
+    @contextmanager
+    def ended_by_ctrl_c(self) -> Iterator[None]:
+        """In the block Ctrl-C ends them before anything else: both sides would tell of connections that they lost."""
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(before):
+            yield
+            return
+
+        def end_first(number: int, frame: FrameType | None) -> None:
+            tell, beams = threading.excepthook, set(threading.enumerate())
+            threading.excepthook = lambda lost: None if lost.thread in beams else tell(lost)
+            self.end()
+            before(number, frame)
+
+        signal.signal(signal.SIGINT, end_first)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -53,7 +78,8 @@ def watched() -> Iterator[None]:
     crew = _Crew()
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, crew))
     try:
-        yield
+        with crew.ended_by_ctrl_c():
+            yield
     except RuntimeError as error:  # Beam may see a closed connection before we see the death
         dead = next((process.returncode for process in crew.processes if process.poll()), None)
         if dead is None:
