@@ -44,7 +44,7 @@ from trainer.decode import ImageSpec, PadCrop, decode_into, draws
 from trainer.stream import Stream
 
 NUM_CLASSES, NUM_SHARDS = 10, 8
-NUM_SAMPLES = {"jpeg": 2048, "png": 20480, "abc": 8192}
+NUM_SAMPLES = {"jpeg": 2048, "png": 51200, "abc": 8192}
 LATENCY_S, BYTES_PER_S = 0.05, 200e6
 RESULTS = REPOSITORY / ".tools" / "stream.jsonl"
 PEERS = [

@@ -25,13 +25,16 @@ from dataclasses import dataclass
 import cv2
 import numpy as np
 
-from trainer.cache import DecodedCache
-from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into
+from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, pad_crops
 from trainer.errors import DecoderLost
 
 _HELLO = b"+"
 _HEAD = struct.Struct("=QQQ")
 """Of what is asked: images, draws for each, bytes of all; then come those bytes, the draws and the images' sizes."""
+
+
+_NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
+"""Else NumPy starts threads for it, which takes a third of the time that a process needs to be ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +52,11 @@ class Task:
             done = np.array([self._crop_into(*one) for one in zip(pixels, images, drawn, strict=True)], np.bool_)
             return done, pixels
         done = np.array([_whole_into(row, data) for row, data in zip(pixels, images, strict=True)], np.bool_)
-        if not self.whole:  # all at once, which takes a third of what one by one takes
-            cache, ids = DecodedCache(len(images), size, crop.padding), np.arange(len(images))
-            cache.put(ids, pixels, ids)
-            cache.crop(pixels, ids, drawn)
-        return done, pixels
+        if self.whole:
+            return done, pixels
+        crops = np.empty_like(pixels)
+        pad_crops(crops, pixels, np.arange(len(images)), crop.padding, drawn)
+        return done, crops
 
     def _crop_into(self, row: np.ndarray, data: bytes, drawn: np.ndarray) -> bool:
         try:
@@ -111,7 +114,7 @@ class Decoder:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trainer.decoders", str(theirs.fileno()), pickle.dumps(task).hex()],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=os.environ | _NO_ALGEBRA | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
         theirs.close()

@@ -14,10 +14,10 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import cv2
@@ -226,6 +226,9 @@ class _Failure:
     error: BaseException
 
 
+_Found = tuple[int, Contents]
+"""A slot and what is stored for it."""
+
 _Job = tuple[str, Callable[[], None], "queue.Queue[Any]"]
 """The name of a thread, what it does, and the queue in which its failure or its end is told."""
 
@@ -250,9 +253,9 @@ class _Pipeline:
             stream.decoders.start()
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=_one_opencv_thread)
         jobs: list[_Job] = [("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun)]
-        if stream.has_small_samples and stream.decoders is None and isinstance(stream.table.storage, LocalStorage):
-            # Handing a sample from thread to thread would cost more than the sample.
-            jobs = [("fill", self._plan_and_fill, self._begun)]
+        if stream.has_small_samples and isinstance(stream.table.storage, LocalStorage):
+            # Such a sample takes less time than handing Python's interpreter from thread to thread.
+            jobs = [("fill", self._plan_and_begin, self._begun)]
         self._threads = [
             threading.Thread(target=self._guard, args=(work, out), name=f"shardset-{name}", daemon=True)
             for name, work, out in jobs
@@ -291,14 +294,9 @@ class _Pipeline:
         for plan in self._plans():
             self._offer(self._planned, plan)
 
-    def _plan_and_fill(self) -> None:
+    def _plan_and_begin(self) -> None:
         for plan in self._plans():
-            batch = _empty_batch(self.stream, plan)
-            if self.stream.cache is not None and plan.tickets is None:
-                self.stream.cache.crop(batch["image"], plan.slots.ids, plan.drawn)
-            else:
-                self._fill(batch, plan, 0, len(plan.slots.ids))
-            self._offer(self._begun, _Work(plan, batch, []))
+            self._offer(self._begun, self._begin(plan, alone=self.stream.decoders is None))
 
     def _plans(self) -> Iterator[_Step]:
         for epoch, steps in self._spans:
@@ -339,46 +337,56 @@ class _Pipeline:
                 raise plan.error
             self._offer(self._begun, self._begin(plan))
 
-    def _begin(self, plan: _Step) -> _Work:
-        batch = _empty_batch(self.stream, plan)
-        if self.stream.cache is not None and plan.tickets is None:
-            job = self._pool.submit(self.stream.cache.crop, batch["image"], plan.slots.ids, plan.drawn)
-            return _Work(plan, batch, [job])
-        size = len(plan.slots.ids)
-        cuts = np.linspace(0, size, min(size, self._parts) + 1).astype(int).tolist()
-        parts = [self._pool.submit(self._fill, batch, plan, a, b) for a, b in itertools.pairwise(cuts)]
+    def _begin(self, plan: _Step, *, alone: bool = False) -> _Work:
+        """Hands out the parts of a step; `alone` does all of it here instead."""
+        batch, parts = _empty_batch(self.stream, plan), []
+        for job in self._jobs(plan, batch):
+            if alone:
+                job()
+            else:
+                parts.append(self._pool.submit(job))
         return _Work(plan, batch, parts)
 
-    def _fill(self, batch: Batch, plan: _Step, start: int, stop: int) -> None:
-        with nullcontext() if self.stream.decoders is None else self.stream.decoders.idle() as decoder:
-            if decoder is not None:
-                self._fill_by(decoder, batch, plan, start, stop)
-                return
-        for slot, contents in self._contents(batch, plan, start, stop):
+    def _jobs(self, plan: _Step, batch: Batch) -> Iterator[Callable[[], None]]:
+        if self.stream.cache is not None and plan.tickets is None:
+            yield partial(self.stream.cache.crop, batch["image"], plan.slots.ids, plan.drawn)
+            return
+        size = len(plan.slots.ids)
+        for start, stop in itertools.pairwise(np.linspace(0, size, min(size, self._parts) + 1).astype(int).tolist()):
+            contents = self._contents(batch, plan, start, stop)
+            if self.stream.decoders is None:
+                yield partial(self._fill, batch, plan, contents)
+            else:  # read here, for the same reason
+                yield partial(self._fill_by_others, self.stream.decoders, batch, plan, list(contents))
+
+    def _fill(self, batch: Batch, plan: _Step, found: Iterable[_Found]) -> None:
+        for slot, contents in found:
             self._fill_slot(batch, plan, slot, contents)
 
-    def _fill_by(self, decoder: Decoder, batch: Batch, plan: _Step, start: int, stop: int) -> None:
-        """Fills a part with what another process decodes; does itself what that can't."""
+    def _fill_by_others(self, decoders: Decoders, batch: Batch, plan: _Step, found: list[_Found]) -> None:
+        """Fills a part with what another process decodes, if one is ready; does itself what that can't."""
+        with decoders.idle() as decoder:
+            done = None if decoder is None or self._stopped.is_set() else self._fill_by(decoder, batch, plan, found)
+        for number, (slot, contents) in enumerate(found):
+            if done is not None and done[number]:
+                self._pass_through(batch, slot, contents)
+            elif not self._stopped.is_set():
+                self._fill_slot(batch, plan, slot, contents)
+
+    def _fill_by(self, decoder: Decoder, batch: Batch, plan: _Step, found: list[_Found]) -> list[bool]:
+        """Fills what another process can decode, and says which of them those are."""
         assert plan.tickets is not None
-        found = list(self._contents(batch, plan, start, stop))
-        if self._stopped.is_set() or not found:
-            return
-        slots, samples = np.array([slot for slot, _ in found]), [contents for _, contents in found]
-        images = [self._image(contents) or b"" for contents in samples]
-        pixels, done = decoder.decode(images, plan.drawn[slots])
+        slots = np.array([slot for slot, _ in found], dtype=np.int64)
+        pixels, done = decoder.decode([self._image(contents) or b"" for _, contents in found], plan.drawn[slots])
         pixels, filled = pixels[done], slots[done]
         if self.stream.cache is not None:
             ids, labels = plan.slots.ids[filled], plan.tickets.addresses.labels[filled]
             self.stream.cache.put(ids, pixels, labels)
             self.stream.cache.crop(pixels, ids, plan.drawn[filled])
         batch["image"][filled] = pixels
-        for slot, contents, is_done in zip(slots.tolist(), samples, done.tolist(), strict=True):
-            if is_done:
-                self._pass_through(batch, slot, contents)
-            else:
-                self._fill_slot(batch, plan, slot, contents)
+        return done.tolist()
 
-    def _contents(self, batch: Batch, plan: _Step, start: int, stop: int) -> Iterator[tuple[int, Contents]]:
+    def _contents(self, batch: Batch, plan: _Step, start: int, stop: int) -> Iterator[_Found]:
         """The slots [start, stop) with what is stored for them; those that are damaged are treated and left out."""
         assert plan.tickets is not None
         slot = start
