@@ -24,8 +24,11 @@ BUCKET = "bucket"
 
 _folders = itertools.count()
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start inherits that.
+# A shell that starts the tests in the background has them ignore Ctrl-C, `nohup` a hang-up, and what they start
+# inherits that; it does not inherit handlers.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # How long an example takes says more about the machine's other work than about the code.
 hypothesis.settings.register_profile("no deadline", deadline=None)
