@@ -96,7 +96,7 @@ def page(name: str, facts: Mapping[str, str], results: Sequence[Result]) -> str:
     text = f"""# How fast shards are made
 
 Written by `python -m benchmarks.build`; medians, the contestants in turns.
-{machine}; {others}; commit {facts["commit"]}; files in `{facts["folder"]}`, read before (warm).
+{machine}; {others}; commit {facts["commit"]} at the last call; files in `{facts["folder"]}`, read before (warm).
 {facts["load"]}
 
 - **whole**: the process from its start to its end. **steady**: the additional images of the whole input against a
