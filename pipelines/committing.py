@@ -138,9 +138,8 @@ def _copy(output: Storage, name: str, to: str) -> None:
 
 def _remove_replaced(job: Job, plan: PlanFile) -> None:
     job.output.delete(naming.REPORT)  # it is about the old set
-    folders = {
-        job.folder(split) for split in plan.splits
-    }  # the suffix is of this build: nobody else's shards are there
+    # Their suffix is of this build: nobody else's shards are there.
+    folders = {job.folder(split) for split in plan.splits}
     old = [
         found.name
         for found in job.output.list()

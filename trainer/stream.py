@@ -365,6 +365,8 @@ class _Pipeline:
 
     def _fill_by_others(self, decoders: Decoders, batch: Batch, plan: _Step, found: list[_Found]) -> None:
         """Fills a part with what another process decodes, if one is ready; does itself what that can't."""
+        if not found:  # all of it was damaged
+            return
         with decoders.idle() as decoder:
             done = None if decoder is None or self._stopped.is_set() else self._fill_by(decoder, batch, plan, found)
         for number, (slot, contents) in enumerate(found):

@@ -1,8 +1,10 @@
 """Small images decoded by other processes: the same batches, the same errors, and no process that outlives its run."""
 
 import gc
+import itertools
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +102,18 @@ def test_fields_and_keys_go_along(shards):
 def test_an_image_that_they_can_not_decode_is_named_with_its_reason(shards):
     with pytest.raises(UndecodableImage, match=rf"sample 'train-{BROKEN:06d}' at byte \d+: no image format"):
         list(from_second(make(shards, bad_samples="raise")))
+
+
+def test_a_part_that_is_damaged_as_a_whole_is_masked_without_them(shards, tmp_path):
+    copy, options = shutil.copytree(shards, tmp_path / "copy"), {"global_batch_size": 2}
+    whole = make(shards, **options)
+    address = whole.addresses(whole.order.batch(0, 30).ids)[0]
+    path = copy / whole.split.shards[address.shard].path
+    content = bytearray(path.read_bytes())
+    content[address.start] ^= 1
+    path.write_bytes(content)
+    batches = itertools.islice(from_second(make(str(copy), **options)), 40)
+    assert [batch["weight"].tolist() for batch in batches][29] == [0, 1]
 
 
 def test_a_process_that_is_killed_ends_the_epoch_with_its_number_and_signal(shards):
