@@ -29,7 +29,7 @@ from pipelines.sources.imagenet import (
 )
 from pipelines.sources.rangefile import WINDOW_BYTES
 from pipelines.sources.webdataset import WebDataset
-from shardset import naming
+from shardset import naming, png
 from shardset.errors import ConfigError, SourceError
 from shardset.manifest import Manifest, Split
 from shardset.storage import Stat, Storage
@@ -38,8 +38,6 @@ from shardset.tarindex import BLOCK, END, index_from_bytes, index_header
 SAMPLED_BYTES = 1 << 20
 SAMPLED_ARCHIVES = 8
 
-PICTURE_BYTES = 2_265
-"""A PNG of CIFAR-10: its copy on the Hugging Face hub holds 113,648,310 bytes in 50,000 rows, 8 of each the label."""
 PICKLED_BYTES = 3_104
 """A row of a python version: data_batch_1 has 31,035,704 bytes for 10,000, CIFAR-100's train 155,249,918 for 50,000."""
 CIFAR_SAMPLES = {"train": 50_000, "test": 10_000}
@@ -82,8 +80,10 @@ def look(source: Source) -> Found | None:
 def _cifar(source: Cifar10 | Cifar100) -> Found:
     counts, num_units, num_reads, note = _in_archive(source) if source.archive else _in_folder(source)
     num_classes = NUM_CLASSES[source.name]
-    labels = {"png": PICTURE_BYTES, "cls": digits(num_classes)}
-    sizes = labels | ({"json": COARSE_BYTES} if source.name == "cifar100" else {})
+    sizes = {"png": png.num_bytes(32, 32), "cls": digits(num_classes)}
+    if source.name == "cifar100":
+        sizes["json"] = COARSE_BYTES
+        note = [*note, Assumption("bytes", f"coarse labels take {COARSE_BYTES} bytes each")]
     prefixes = {prefix.partition("-")[0]: len(prefix) for prefix in source.forms[0].batches.values()}
     return Found(
         splits={
@@ -94,7 +94,7 @@ def _cifar(source: Cifar10 | Cifar100) -> Found:
         num_units=num_units,
         num_files=1 if source.archive else num_units,
         num_reads=num_reads,
-        assumptions=[*note, Assumption("bytes", f"pictures become PNGs of {PICTURE_BYTES:,} bytes, CIFAR-10's mean")],
+        assumptions=note,
     )
 
 

@@ -56,7 +56,6 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
         fixes=dict(whole.fixes),
         num_rejected=sum(count.num_rejected for count in whole.splits.values()),
         num_units=build.num_units,
-        spooled=whole.spooled,
         notes=build.notes,
     )
     digest = _digest([msgspec.to_builtins(draft), config.what_decides_bytes(), ORDER_VERSION])

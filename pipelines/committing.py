@@ -61,7 +61,7 @@ def write_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[Shar
 
 def _manifest(job: Job, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
     config = job.config
-    encodes = plan.spooled or plan.fixes or config.image != ImageOptions(max_pixels=config.image.max_pixels)
+    encodes = plan.fixes or config.image != ImageOptions(max_pixels=config.image.max_pixels)
     return Manifest(
         kind=manifests.KIND,
         version=manifests.VERSION,

@@ -80,7 +80,6 @@ def summarize(table: pa.Table, unit: int) -> UnitSummary:
         fixes=dict(sorted(Counter(fix for fix in table["fix"].to_pylist() if fix).items())),
         reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
         max_label=int(labels.max(initial=-1)),
-        spooled=_is_spooled(table),
         digest=tables.digest_of(table),
     )
 
@@ -225,8 +224,3 @@ def _check_sample(sample: RawSample) -> None:
 def _field_names(table: pa.Table) -> list[str]:
     fields = table["fields"].combine_chunks().flatten()
     return list(dict.fromkeys(fields.field("field").to_pylist()))
-
-
-def _is_spooled(table: pa.Table) -> bool:
-    objects = table["fields"].combine_chunks().flatten().field("object").unique().to_pylist()
-    return any(name is not None and name.startswith(SPOOLED) for name in objects)

@@ -41,7 +41,6 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     fixes: dict[str, int]
     num_rejected: int
     num_units: int
-    spooled: bool
     notes: list[str]
 
     @property

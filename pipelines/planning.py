@@ -49,7 +49,7 @@ class SplitCount:
 class UnitSummary:
     """What the plan needs to know of a unit: counts by split, field names, fixes, a few reasons of rejects, a digest.
 
-    `max_label` is -1 where no sample has a label; `spooled` says whether the source made the bytes itself.
+    `max_label` is -1 where no sample has a label.
     """
 
     unit: int
@@ -58,7 +58,6 @@ class UnitSummary:
     fixes: Mapping[str, int]
     reasons: Sequence[str]
     max_label: int
-    spooled: bool
     digest: str
 
 
@@ -301,7 +300,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     fields: dict[str, dict[str, None]] = {}
     fixes: Counter[str] = Counter()
     reasons: list[str] = []
-    max_label, spooled, num_units, digest = -1, False, 0, hashlib.sha256(b"[")
+    max_label, num_units, digest = -1, 0, hashlib.sha256(b"[")
     for summary in summaries:
         for name, count in summary.splits.items():
             splits.setdefault(name, _Count()).add(count)
@@ -310,7 +309,6 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         fixes.update(summary.fixes)
         reasons += summary.reasons[: MAX_REASONS - len(reasons)]
         max_label = max(max_label, summary.max_label)
-        spooled = spooled or summary.spooled
         digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
         num_units += 1
     digest.update(b"]")
@@ -321,7 +319,6 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
         fixes=dict(sorted(fixes.items())),
         reasons=reasons,
         max_label=max_label,
-        spooled=spooled,
         digest=digest.hexdigest(),
     )
 

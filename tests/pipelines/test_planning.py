@@ -49,7 +49,7 @@ def all_places(labels: list[int], plan: SplitPlan, balance: str, cuts: list[int]
         UnitSummary(
             unit=number,
             splits={"train": a_count(labels[start:stop])},
-            fields={}, fixes={}, reasons=[], max_label=0, spooled=False, digest="",
+            fields={}, fixes={}, reasons=[], max_label=0, digest="",
         )
         for number, (start, stop) in enumerate(pairwise(bounds))
     ]  # fmt: skip
@@ -181,7 +181,7 @@ def test_too_many_bad_samples_stop_the_build_and_too_few_do_not():
         count = SplitCount(num_samples=100 - bad, num_rejected=bad, num_bytes=1, strata={0: 100 - bad})
         return UnitSummary(
             unit=0, splits={"train": count}, fields={"train": ["jpg"]}, fixes={}, reasons=["a.jpg: empty"],
-            max_label=0, spooled=False, digest="",
+            max_label=0, digest="",
         )  # fmt: skip
 
     refuse_too_many_bad(merge([summary(1)]), 0.01)
