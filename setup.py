@@ -39,6 +39,7 @@ TRAINER = [
     "simplejpeg>=1.8,<2",
     "opencv-python-headless>=4.10,<6",
     "pyspng>=0.1.4,<1",
+    "kornia-rs>=0.2,<0.3",
     "shtab>=1.7,<2",
 ]
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for

@@ -15,6 +15,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pyspng
+from kornia_rs import io as kornia
 from PIL import Image
 
 from benchmarks.reading import Data
@@ -87,6 +88,7 @@ def threads_table(files: Sequence[bytes], repeats: int) -> str:
     drawn, out = draws(spec, 1, 0, rows, rows * 0), np.empty((len(files), 32, 32, 3), np.uint8)
     works: dict[str, Callable[[int], object]] = {
         "read and cropped as in training": lambda n: decode_into(out[n], files[n], spec, drawn[n]),
+        "kornia_rs alone": lambda n: kornia.decode_image_png_u8(files[n], (32, 32), "rgb"),
         "pyspng alone": lambda n: pyspng.load(files[n], "RGB"),
         "OpenCV alone": lambda n: cv2.imdecode(np.frombuffer(files[n], np.uint8), cv2.IMREAD_COLOR),
     }

@@ -42,6 +42,7 @@ DISTRIBUTIONS = {
     "google_crc32c": "google-crc32c",
     "grpc": "apache-beam",
     "jpegio": "pyjpegio",
+    "kornia_rs": "kornia-rs",
     "yaml": "pyyaml",
 }
 """By import name, where the distribution that brings it is called otherwise; the client of storage needs the last."""

@@ -1,7 +1,7 @@
 """Image bytes to rows of one uint8 batch buffer.
 
 simplejpeg (libjpeg-turbo) decodes JPEG, at reduced size where the crop is much larger than the result, and only around
-the crop where restart markers allow it; pyspng (libspng) decodes 8-bit PNG; OpenCV resizes; Pillow decodes everything
+the crop where restart markers allow it; trainer/png.py decodes 8-bit PNG; OpenCV resizes; Pillow decodes everything
 else. Crops come from keyed draws, so the same slot gets the same crop whatever decodes it. `docs/decoding.md` states
 how far the result may be from Pillow's and torchvision's.
 """
@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 
 import cv2
 import numpy as np
-import pyspng
 import simplejpeg
 from PIL import Image
 
 from shardset.errors import ConfigError, ShardsetError
 from shardset.order import slot_key
+from trainer import png
 from trainer.restarts import Grid, cut, grid_of, head
 
 MAX_PIXELS = 1 << 26
@@ -30,7 +30,6 @@ _CROPS_AT_ONCE = 64
 
 
 _JPEG = b"\xff\xd8"
-_PNG = b"\x89PNG\r\n\x1a\n"
 _PILLOW_ERRORS = (
     OSError,
     ValueError,
@@ -152,8 +151,8 @@ def image_size(data: bytes) -> tuple[int, int]:
     """(height, width) from the header; raises UndecodableImage, also above MAX_PIXELS."""
     if data[:2] == _JPEG:
         size = _jpeg_size(data)
-    elif data[:8] == _PNG and len(data) >= 26:
-        size = int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
+    elif png.is_png(data):
+        size = png.size(data)
     else:
         size = _pillow_size(data)
     return _checked(size)
@@ -168,8 +167,8 @@ def decode(data: bytes, least: tuple[int, int] | None = None) -> np.ndarray:
     image_size(data)
     if data[:2] == _JPEG:
         image = _decode_jpeg(data, least or (0, 0))
-    elif data[:8] == _PNG and data[24] == 8 and _is_plain_png(data):
-        image = _decode_png(data)
+    elif png.is_png(data):
+        image = png.decode(data)
     else:
         image = None
     return _decode_pillow(data) if image is None else image
@@ -299,17 +298,6 @@ def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
-def _is_plain_png(data: bytes) -> bool:
-    """Whether its chunks fit together and are one still image: a decoder may allocate what a chunk claims."""
-    at, kind = 8, b""
-    while kind != b"IEND" and at + 12 <= len(data):
-        kind = data[at + 4 : at + 8]
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
-        if kind == b"acTL":
-            return False
-    return data[12:16] == b"IHDR" and kind == b"IEND" and at == len(data)
-
-
 def _checked(size: tuple[int, int]) -> tuple[int, int]:
     if not 0 < size[0] * size[1] <= MAX_PIXELS:
         raise UndecodableImage(f"it says it has {size[0]} x {size[1]} pixels, expected 1 to {MAX_PIXELS}")
@@ -339,15 +327,6 @@ def _turbo(data: bytes, least: tuple[int, int], *, strict: bool = True) -> np.nd
         return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2, strict=strict)
     except ValueError:
         return None
-
-
-def _decode_png(data: bytes) -> np.ndarray | None:
-    """None where libspng finds something wrong; Pillow then decides."""
-    try:
-        image = pyspng.load(data, "RGB")
-    except (RuntimeError, ValueError):
-        return None
-    return image
 
 
 def _pillow_size(data: bytes) -> tuple[int, int]:

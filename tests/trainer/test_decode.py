@@ -1,4 +1,6 @@
 import io
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -17,7 +19,6 @@ from trainer.decode import (
     decode,
     decode_into,
     draws,
-    image_size,
     random_box,
 )
 
@@ -82,6 +83,18 @@ def test_random_crops_cover_the_range_of_areas_evenly():
     assert abs(np.mean([box.width > box.height for box in boxes]) - 0.5) < 0.05
 
 
+def interlaced(image):
+    """The PNG of an image in the seven passes of Adam7, nothing filtered."""
+    places = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    passes = [image[top::down, left::along] for top, left, down, along in places]
+    rows = b"".join(b"\0" + row.tobytes() for one in passes for row in one)
+    header = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, 2, 0, 0, 1)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
 def test_half_of_the_images_are_flipped():
     rows = np.arange(4000)
     assert abs((draws(RANDOM, 1, 0, rows, rows * 0)[:, 0] < 0.5).mean() - 0.5) < 0.04
@@ -116,8 +129,15 @@ def test_sixteen_bits_become_the_upper_eight():
     assert np.array_equal(decode(encode(deep, "png"))[:, :, 1], deep >> 8)
 
 
-def test_an_interlaced_png_is_read():
-    assert image_size(encode(busy(20, 30), "png")) == (20, 30)
+def test_an_interlaced_png_decodes_to_its_pixels():
+    image = busy(20, 30)
+    assert np.array_equal(decode(interlaced(image)), image)
+
+
+def test_a_colour_that_a_png_calls_transparent_is_kept():
+    buffer = io.BytesIO()
+    Image.fromarray(busy(20, 30)).save(buffer, "png", transparency=tuple(busy(20, 30)[0, 0].tolist()))
+    assert np.array_equal(decode(buffer.getvalue()), busy(20, 30))
 
 
 @pytest.mark.parametrize("row", range(6))
