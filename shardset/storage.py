@@ -24,6 +24,9 @@ ABSENT = "0"
 _TEMPORARY = ".shardset-tmp-"
 _MAX_OPEN_FILES = 64
 _PIECE = 1 << 20
+_BUFFERED = 1 << 16
+"""What is written in smaller pieces is gathered; larger ones go to the system without another copy."""
+_CLIMBING = frozenset(("", ".", ".."))
 
 _ADVICE = {
     errno.EACCES: "no permission; run as a user who may, or change the mode of the file and of the folders above it",
@@ -140,7 +143,7 @@ def open_file(url: str) -> tuple[Storage, str]:
 
 def check_name(name: str, where: str) -> str:
     """`name` itself if it is relative and stays inside its folder; raises ConfigError otherwise."""
-    if any(part in ("", ".", "..") for part in name.split("/")) or "\0" in name:
+    if not _CLIMBING.isdisjoint(name.split("/")) or "\0" in name:
         raise ConfigError(f"{where}: {name!r} is absolute, empty or climbs; expected a name such as train/a.tar")
     return name
 
@@ -236,10 +239,10 @@ class LocalStorage:
         """See Storage.read. A replaced file is never read as the old one, though file handles are kept."""
         path = self._path(name)
         file, facts = _open_files().get(path, generation)
-        _check_generation(facts, generation, path)
         with explained(path):
             data = _pread(file.fd, start, check_range(start, stop, facts.st_size, path), path)
-            _check_generation(os.fstat(file.fd), generation, path)
+            if generation is not None:
+                _check_generation(os.fstat(file.fd), generation, path)
         return data
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
@@ -266,7 +269,7 @@ class LocalStorage:
 
     def _path(self, name: str) -> str:
         path = os.path.join(self.root, check_name(name, self.root))
-        if os.path.basename(path).startswith(_TEMPORARY):
+        if _TEMPORARY in name and os.path.basename(path).startswith(_TEMPORARY):
             raise ConfigError(f"{path}: names that start with {_TEMPORARY} are kept for temporaries; choose another")
         return path
 
@@ -337,6 +340,10 @@ def _regular(path: str) -> os.stat_result:
             facts = os.stat(path)
         except NotADirectoryError as error:
             raise NotFound(f"{path}: nothing is stored there: a part of the path is a file") from error
+    return _check_regular(facts, path)
+
+
+def _check_regular(facts: os.stat_result, path: str) -> os.stat_result:
     if not modes.S_ISREG(facts.st_mode):
         raise NotFound(f"{path}: expected a file, found a folder or a device; check the name")
     return facts
@@ -350,8 +357,8 @@ def _local_stat(name: str, facts: os.stat_result) -> Stat:
     return Stat(name=name, num_bytes=facts.st_size, generation=_generation(facts), crc32c=None)
 
 
-def _check_generation(facts: os.stat_result, wanted: str | None, path: str) -> None:
-    if wanted is not None and _generation(facts) != wanted:
+def _check_generation(facts: os.stat_result, wanted: str, path: str) -> None:
+    if _generation(facts) != wanted:
         raise PreconditionFailed(
             f"{path}: was replaced or changed (generation {_generation(facts)}, expected {wanted}); start again from it"
         )
@@ -376,7 +383,12 @@ class _OpenFile:
 
     def __init__(self, path: str) -> None:
         with explained(path):
-            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                # Without waiting for a writer where a pipe stands; a regular file is read as ever.
+                self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            except OSError:
+                _regular(path)
+                raise
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it was never opened
@@ -391,7 +403,10 @@ class _OpenFiles:
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def get(self, path: str, generation: str | None) -> tuple[_OpenFile, os.stat_result]:
-        """The file at `path` and its facts: the one kept if it is that generation, or still the one at `path`."""
+        """The file at `path` and its facts: the one kept if it is that generation, or still the one at `path`.
+
+        Raises PreconditionFailed if there is no such generation any more.
+        """
         with self._lock:
             file = self._files.get(path)
             if file is not None:
@@ -399,12 +414,15 @@ class _OpenFiles:
                 if _is_wanted(facts, generation) if generation else _same_file(facts, _regular(path)):
                     self._files.move_to_end(path)
                     return file, facts
-            _regular(path)  # before the opening, which waits for a writer where a pipe stands
-            file = self._files[path] = _OpenFile(path)
+            file = _OpenFile(path)
+            facts = _check_regular(os.fstat(file.fd), path)
+            self._files[path] = file
             self._files.move_to_end(path)
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)
-            return file, os.fstat(file.fd)
+        if generation is not None:
+            _check_generation(facts, generation, path)
+        return file, facts
 
 
 def _is_wanted(facts: os.stat_result, generation: str) -> bool:
@@ -495,7 +513,7 @@ class _LocalWriter:
 def _create_locked(path: str) -> BinaryIO:
     """A new file, locked as long as it is open, by which `sweep` knows that its writer lives."""
     while True:
-        file = open(path, "xb", buffering=_PIECE)  # noqa: SIM115
+        file = open(path, "xb", buffering=_BUFFERED)  # noqa: SIM115
         with suppress(OSError):  # where there are no locks, nobody can take one to remove the file either
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
