@@ -103,7 +103,8 @@ def _place_of(extent: Extent, source: Storage, output: Storage) -> tuple[Storage
 
 def _read_group(group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]) -> list[bytes]:
     if len(group) == 1:
-        return [_read_run(group, *place_of(group[0]))[0]]
+        [extent] = group
+        return [_read_range(extent.offset, extent.offset + extent.num_bytes, *place_of(extent))]
     contents: dict[Extent, bytes] = {}
     for run in _runs(sorted(set(group), key=lambda extent: (extent.object, extent.offset))):
         contents.update(zip(run, _read_run(run, *place_of(run[0])), strict=True))
@@ -113,6 +114,11 @@ def _read_group(group: Sequence[Extent], place_of: Callable[[Extent], tuple[Stor
 def _read_run(run: Sequence[Extent], storage: Storage, name: str, generation: str | None) -> list[bytes]:
     """The contents of neighbours in one object, in one read."""
     start, stop = run[0].offset, max(extent.offset + extent.num_bytes for extent in run)
+    data = _read_range(start, stop, storage, name, generation)
+    return [data[extent.offset - start : extent.offset - start + extent.num_bytes] for extent in run]
+
+
+def _read_range(start: int, stop: int, storage: Storage, name: str, generation: str | None) -> bytes:
     try:
         data = storage.read(name, start, stop, generation=generation) if stop > start else b""
     except (NotFound, PreconditionFailed) as error:
@@ -125,7 +131,7 @@ def _read_run(run: Sequence[Extent], storage: Storage, name: str, generation: st
             f"{storage.url}/{name}: {len(data)} bytes at {start}, planned were {stop - start}; "
             "restore it, or plan again with --overwrite"
         )
-    return [data[extent.offset - start : extent.offset - start + extent.num_bytes] for extent in run]
+    return data
 
 
 def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:

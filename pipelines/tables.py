@@ -257,6 +257,16 @@ def numbers(table: pa.Table, column: str) -> np.ndarray:
     return table[column].to_numpy()
 
 
+def values(column: pa.Array) -> list[Any]:
+    """A column as Python values; what it holds often is one object."""
+    if pa.types.is_dictionary(column.type):
+        words = [*column.dictionary.to_pylist(), None]
+        return [words[code] for code in pc.fill_null(column.indices, len(words) - 1).to_numpy().tolist()]
+    if column.null_count or not pa.types.is_integer(column.type):
+        return column.to_pylist()
+    return column.to_numpy().tolist()
+
+
 def _read(data: bytes) -> pa.Table:
     options = pa.ipc.IpcReadOptions(use_threads=False)
     return pa.ipc.open_file(pa.BufferReader(data), options=options).read_all()

@@ -1,12 +1,11 @@
 """Writes one shard: a pure function of the plan and the raw bytes that it names."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import tee
-from typing import Any
 
 import google_crc32c
 import msgspec
-import pyarrow as pa
 
 from pipelines import tables
 from pipelines.encoding import encode, stored_field
@@ -14,6 +13,7 @@ from pipelines.job import Job, put, read_record
 from pipelines.planning import SplitPlan
 from pipelines.reading import fetch
 from pipelines.sources.base import Extent
+from pipelines.tables import Rows
 from shardset import naming
 from shardset.errors import ChangedInput, NotFound
 from shardset.manifest import IndexFile, Shard
@@ -82,39 +82,65 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """One row of a shard's references; `fields` holds (field, where its content is, or the content itself)."""
+
+    name: str
+    key: str
+    label: int
+    image: str
+    fix: str
+    crc32c: int
+    source: int
+    copy: int
+    fields: list[tuple[str, Extent | bytes]]
+
+
 def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
-    table = tables.from_bytes(job.output.read(naming.references_path(split, number)))
-    rows, ahead = tee(_rows(table))
-    wanted = ([_extent(field) for field in row["fields"] if field["data"] is None] for row in ahead)
+    rows = tables.rows_from_bytes(job.output.read(naming.references_path(split, number)))
+    references, ahead = tee(_references(rows))
+    wanted = ([content for _, content in found.fields if isinstance(content, Extent)] for found in ahead)
     contents = fetch(wanted, job.source.input, job.output)
-    for row, content in zip(rows, contents, strict=True):
-        yield _stored(job, row, content)
+    for reference, content in zip(references, contents, strict=True):
+        yield _stored(job, reference, content)
 
 
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _references(rows: Rows) -> Iterator[_Reference]:
     """The rows one by one: as Python objects all of a shard's take many times the table's memory."""
-    for batch in table.to_batches(max_chunksize=_ROWS_IN_PYTHON):
-        yield from batch.to_pylist()
+    for piece in rows.slices([*range(0, len(rows), _ROWS_IN_PYTHON), len(rows)]):
+        columns = [tables.values(piece.columns[name]) for name in _Reference.__slots__[:-1]]
+        fields = [_field(*found) for found in zip(*map(tables.values, piece.extents.values()), strict=True)]
+        for *words, start, stop in zip(*columns, piece.ends[:-1].tolist(), piece.ends[1:].tolist(), strict=True):
+            yield _Reference(*words, fields=fields[start:stop])
 
 
-def _stored(job: Job, row: dict[str, Any], content: list[bytes]) -> StoredSample:
-    left = iter(content)
-    image = stored_field(row["image"], job.config.image) if row["image"] else ""
+def _field(
+    field: str, name: str, generation: str, offset: int, num_bytes: int, data: bytes | None
+) -> tuple[str, Extent | bytes]:
+    return field, Extent(name, generation, offset, num_bytes) if data is None else data
+
+
+def _stored(job: Job, reference: _Reference, contents: list[bytes]) -> StoredSample:
+    left = iter(contents)
+    image = stored_field(reference.image, job.config.image) if reference.image else ""
     fields = []
-    for field in row["fields"]:
-        data = next(left) if field["data"] is None else field["data"]
-        if field["field"] == image:
-            _check_unchanged(row, data)
-            fields.append(encode(data, row["image"], row["fix"], job.config.image))
+    for field, content in reference.fields:
+        data = next(left) if isinstance(content, Extent) else content
+        if field == image:
+            _check_unchanged(reference, data)
+            fields.append(encode(data, reference.image, reference.fix, job.config.image))
         else:
-            fields.append((field["field"], data))
-    return StoredSample(key=row["key"], fields=fields, label=row["label"], source=row["source"], copy=row["copy"])
+            fields.append((field, data))
+    return StoredSample(
+        key=reference.key, fields=fields, label=reference.label, source=reference.source, copy=reference.copy
+    )
 
 
-def _check_unchanged(row: dict[str, Any], data: bytes) -> None:
-    if row["crc32c"] >= 0 and google_crc32c.value(data) != row["crc32c"]:
+def _check_unchanged(reference: _Reference, data: bytes) -> None:
+    if reference.crc32c >= 0 and google_crc32c.value(data) != reference.crc32c:
         raise ChangedInput(
-            f"{row['name']}: its bytes changed since it was planned; restore it, or plan again with --overwrite"
+            f"{reference.name}: its bytes changed since it was planned; restore it, or plan again with --overwrite"
         )
 
 
@@ -144,7 +170,3 @@ def _crc32c(storage: Storage, path: str, num_bytes: int) -> str:
     for start in range(0, num_bytes, step):
         crc = google_crc32c.extend(crc, storage.read(path, start, min(start + step, num_bytes)))
     return crc32c_text(crc)
-
-
-def _extent(field: dict[str, Any]) -> Extent:
-    return Extent(field["object"], field["generation"], field["offset"], field["num_bytes"])
