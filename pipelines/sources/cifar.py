@@ -1,12 +1,13 @@
 """CIFAR-10 and CIFAR-100 as published: the python and the binary version, as an archive or extracted.
 
-A unit is one batch file. An archive is read to its last byte by the survey and by every unit, so that its checksum
-covers what is used. Pictures are encoded here, because their bytes stand nowhere.
+A unit is one batch file. An archive is read to its last byte by the survey, so that its checksum covers what is used,
+and by each unit up to the end of its batch, of which the survey took a checksum. Pictures are encoded here, because
+their bytes stand nowhere.
 """
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -112,11 +113,12 @@ CIFAR100_FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the data set and the object that holds it, which may be the archive."""
+    """A file of the data set and the object that holds it; `member` says where in it, if that is the archive."""
 
     num_bytes: int
     holder: Stat
     content: bytes
+    member: targz.Member | None = None
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class _Cifar:
             for column in form.columns
         ]
         return Survey(
-            units=[_unit(form, batch, files[batch].holder, names) for batch in form.batches],
+            units=[_unit(form, batch, files[batch], names) for batch in form.batches],
             classes=[ClassInfo(label=label, name=name) for label, name in enumerate(names[-1])],
             notes=[note for batch in form.batches for note in _size_notes(form, batch, files[batch].num_bytes)],
             objects={holder.name: holder.num_bytes for holder in (files[name].holder for name in form.files)},
@@ -191,8 +193,13 @@ class _Cifar:
         holder = _stat(self.input, archive)
         if holder is None:
             raise SourceError(f"{self.input.url}/{archive}: not there; found {_first_names(self.input)}")
-        sizes, contents = self._unpack(holder.name, holder.generation, holder.num_bytes, batches | meta, meta)
-        return {name: _File(sizes[name], holder, contents.get(name, b"")) for name in sizes}
+        file = RangeFile(self.input, holder.name, holder.generation, holder.num_bytes)
+        members, contents = targz.read_members(
+            file, f"{self.input.url}/{archive}", names=batches | meta, contents_of=meta
+        )
+        return {
+            name: _File(member.num_bytes, holder, contents.get(name, b""), member) for name, member in members.items()
+        }
 
     def _look_in_folder(self, batches: set[str], meta: set[str]) -> dict[str, _File]:
         stats = {name: stat for name in sorted(batches | meta) if (stat := _stat(self.input, name))}
@@ -215,10 +222,12 @@ class _Cifar:
         return form
 
     def _content(self, unit: Unit) -> bytes:
-        name, holder = unit["batch"], (unit["object"], unit["generation"], unit["num_bytes"])
+        holder = unit["object"], unit["generation"], unit["num_bytes"]
         if not self.archive:
             return self._read(*holder)
-        return self._unpack(*holder, {name}, {name})[1][name]
+        return targz.read_member(
+            RangeFile(self.input, *holder), self._where(unit["batch"]), targz.Member(**unit["member"])
+        )
 
     def _read(self, name: str, generation: str, num_bytes: int) -> bytes:
         if num_bytes > targz.MAX_MEMBER_BYTES:
@@ -227,12 +236,6 @@ class _Cifar:
                 f"no file of {self.name}"
             )
         return RangeFile(self.input, name, generation, num_bytes).read()
-
-    def _unpack(
-        self, name: str, generation: str, num_bytes: int, sizes_of: set[str], contents_of: set[str]
-    ) -> tuple[dict[str, int], dict[str, bytes]]:
-        file = RangeFile(self.input, name, generation, num_bytes)
-        return targz.read_members(file, f"{self.input.url}/{name}", sizes_of=sizes_of, contents_of=contents_of)
 
     def _sample(self, unit: Unit, batch: Batch, row: int, image: Extent) -> RawSample:
         key = f"{unit['prefix']}-{row:05d}"
@@ -271,14 +274,15 @@ def _encoded(data: np.ndarray, image_format: ImageFormat) -> Iterator[bytes]:
             yield from (b"P6\n32 32\n255\n" + image.tobytes() for image in images_NHWC)
 
 
-def _unit(form: Form, batch: str, holder: Stat, names: list[list[str]]) -> Unit:
+def _unit(form: Form, batch: str, file: _File, names: list[list[str]]) -> Unit:
     return {
         "batch": batch,
         "prefix": form.batches[batch],
         "version": form.version,
-        "object": holder.name,
-        "generation": holder.generation,
-        "num_bytes": holder.num_bytes,
+        "object": file.holder.name,
+        "generation": file.holder.generation,
+        "num_bytes": file.holder.num_bytes,
+        "member": asdict(file.member) if file.member else None,
         "names": names,
     }
 

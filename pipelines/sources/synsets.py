@@ -52,7 +52,7 @@ def read_devkit(file: IO[bytes], where: str) -> Synsets:
     A validation label there is an ILSVRC2012_ID. Those are numbered by another order than the wnids.
     """
     wanted = (_META, _TRUTH)
-    _, contents = read_members(file, where, sizes_of=wanted, contents_of=wanted)
+    _, contents = read_members(file, where, names=wanted, contents_of=wanted)
     if missing := [name for name in wanted if not contents.get(name)]:
         raise SourceError(f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2")
     wnids, names = _classes(contents[_META], f"{where}: {_META}")

@@ -3,21 +3,25 @@ import gzip
 import io
 import tarfile
 
+import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.sources import targz
+from pipelines.sources.targz import Member
 from shardset.errors import SourceError
 from tests.makers.cifar import tar_of
 
 FILES = {"a": b"alpha" * 50, "b": bytes(range(256)) * 3, "c": b""}
 TAR = tar_of(FILES, "folder")
-WHOLE = ({name: len(content) for name, content in FILES.items()}, {"b": FILES["b"]})
+OFFSETS = {"a": 1024, "b": 2048, "c": 3584}
+MEMBERS = {name: Member(OFFSETS[name], len(content), google_crc32c.value(content)) for name, content in FILES.items()}
+WHOLE = (MEMBERS, {"b": FILES["b"]})
 
 
 def read(data: bytes):
-    return targz.read_members(io.BytesIO(data), "x.tgz", sizes_of=FILES, contents_of={"b"})
+    return targz.read_members(io.BytesIO(data), "x.tgz", names=FILES, contents_of={"b"})
 
 
 def test_sizes_and_contents_are_those_of_the_named_members():
@@ -25,8 +29,8 @@ def test_sizes_and_contents_are_those_of_the_named_members():
 
 
 def test_members_with_other_names_are_left_out():
-    assert targz.read_members(io.BytesIO(gzip.compress(TAR)), "x", sizes_of={"c", "d"}, contents_of={"c"}) == (
-        {"c": 0},
+    assert targz.read_members(io.BytesIO(gzip.compress(TAR)), "x", names={"c", "d"}, contents_of={"c"}) == (
+        {"c": MEMBERS["c"]},
         {"c": b""},
     )
 
@@ -38,7 +42,31 @@ def test_long_paths_of_any_tar_format_are_read(format_):
         info = tarfile.TarInfo("é" * 300 + "/b")
         info.size = 3
         tar.addfile(info, io.BytesIO(b"123"))
-    assert read(gzip.compress(buffer.getvalue())) == ({"b": 3}, {"b": b"123"})
+    members, contents = read(gzip.compress(buffer.getvalue()))
+    assert (members["b"].num_bytes, contents) == (3, {"b": b"123"})
+    assert targz.read_member(io.BytesIO(gzip.compress(buffer.getvalue())), "x.tgz", members["b"]) == b"123"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_member_is_read_without_what_stands_behind_it(name):
+    zipped = gzip.compress(TAR, compresslevel=0)
+    member = MEMBERS[name]
+    until = member.offset + member.num_bytes + 512
+    assert targz.read_member(io.BytesIO(zipped[:until]), "x.tgz", member) == FILES[name]
+
+
+@pytest.mark.parametrize("position", [0, 767])
+def test_a_member_that_is_not_what_was_found_is_an_error(position):
+    zipped = bytearray(gzip.compress(TAR, compresslevel=0))
+    zipped[zipped.index(FILES["b"]) + position] ^= 1
+    with pytest.raises(SourceError, match=r"x\.tgz: b: its CRC32C is another one"):
+        targz.read_member(io.BytesIO(bytes(zipped)), "x.tgz: b", MEMBERS["b"])
+
+
+def test_an_archive_that_ends_inside_a_member_is_an_error():
+    zipped = gzip.compress(TAR, compresslevel=0)
+    with pytest.raises(SourceError, match=r"x\.tgz: cut or damaged"):
+        targz.read_member(io.BytesIO(zipped[: MEMBERS["b"].offset + 100]), "x.tgz", MEMBERS["b"])
 
 
 @given(st.integers(0, len(gzip.compress(TAR)) - 1), st.integers(1, 255))
@@ -54,8 +82,10 @@ def test_a_member_that_claims_to_be_endless_is_an_error_at_once():
     data[512 + 124] = 0x80  # the size becomes a number of 11 bytes, about 2**86
     total = sum(data[512 : 512 + 148]) + 8 * 32 + sum(data[512 + 156 : 1024])
     data[512 + 148 : 512 + 156] = b"%06o\0 " % total
-    with pytest.raises(SourceError, match="a member claims more bytes than there are"):
+    with pytest.raises(SourceError, match="unexpected end of data"):
         read(gzip.compress(bytes(data)))
+    with pytest.raises(SourceError, match="a member claims more bytes than there are"):
+        targz.read_members(io.BytesIO(gzip.compress(bytes(data))), "x.tgz", names={"b"}, contents_of={"b"})
 
 
 @given(st.lists(st.tuples(st.integers(0, len(TAR) - 1), st.integers(0, 255)), min_size=1, max_size=5))
