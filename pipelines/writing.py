@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import tee
+from itertools import pairwise, tee
 
 import google_crc32c
 import msgspec
@@ -111,8 +111,8 @@ def _references(rows: Rows) -> Iterator[_Reference]:
     for piece in rows.slices([*range(0, len(rows), _ROWS_IN_PYTHON), len(rows)]):
         columns = [tables.values(piece.columns[name]) for name in _Reference.__slots__[:-1]]
         fields = [_field(*found) for found in zip(*map(tables.values, piece.extents.values()), strict=True)]
-        for *words, start, stop in zip(*columns, piece.ends[:-1].tolist(), piece.ends[1:].tolist(), strict=True):
-            yield _Reference(*words, fields=fields[start:stop])
+        mine = (fields[start:stop] for start, stop in pairwise(piece.ends.tolist()))
+        yield from map(_Reference, *columns, mine)
 
 
 def _field(
