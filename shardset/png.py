@@ -6,6 +6,7 @@ that is one stored block of deflate (all rows, a zero byte before each), IEND. S
 edition; RFC 1950 and 1951.
 """
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from functools import cache
@@ -21,8 +22,8 @@ _HEAD = 48
 _IDAT = 37
 """Where the name of IDAT stands: from there on its checksum counts."""
 
-_SUMS = slice(-20, -12)
-"""Adler-32 of the rows, CRC-32 of IDAT."""
+_ADLER, _CRC, _END = -20, -16, -12
+"""Where Adler-32 of the rows, CRC-32 of IDAT and IEND stand."""
 
 
 def stored(images_NHWC: np.ndarray) -> list[bytes]:
@@ -31,9 +32,7 @@ def stored(images_NHWC: np.ndarray) -> list[bytes]:
     template = _template(height, width)
     files = np.tile(template, (num_images, 1))
     _rows(files, height, width)[:, :, 1:] = images_NHWC.reshape(num_images, height, 3 * width)
-    for file in files:
-        file[_SUMS] = np.frombuffer(_sums(file), np.uint8)
-    return [file.tobytes() for file in files]
+    return [_summed(file.data) for file in files]
 
 
 def pixels(files: Sequence[bytes], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -42,15 +41,18 @@ def pixels(files: Sequence[bytes], height: int, width: int) -> tuple[np.ndarray,
     Pixels are uint8 [m, height, width, 3]. Any other file is left alone: another PNG, or a damaged one.
     """
     template = _template(height, width)
-    found = np.array([len(file) == len(template) for file in files], np.bool_)
-    content = np.frombuffer(b"".join([file for file in files if len(file) == len(template)]), np.uint8)
-    content = content.reshape(-1, len(template))
-    fits = (content[:, :_HEAD] == template[:_HEAD]).all(axis=1) & (content[:, -12:] == template[-12:]).all(axis=1)
-    fits &= ~_rows(content, height, width)[:, :, 0].any(axis=1)
-    fits[fits] = [file[_SUMS].tobytes() == _sums(file) for file in content[fits]]
-    found[found] = fits
-    rows = _rows(content[fits], height, width)
-    return found, rows[:, :, 1:].reshape(-1, height, width, 3)
+    found = np.array([len(file) == len(template) and _is_whole(file) for file in files], np.bool_)
+    content = np.frombuffer(b"".join(itertools.compress(files, found)), np.uint8).reshape(-1, len(template))
+    rows = _rows(content, height, width)
+    good = (content[:, :_HEAD] == template[:_HEAD]).all(axis=1) & (content[:, _END:] == template[_END:]).all(axis=1)
+    good &= ~rows[:, :, 0].any(axis=1)
+    found[found] = good
+    return found, rows[good, :, 1:].reshape(-1, height, width, 3)
+
+
+def fits(height: int, width: int) -> bool:
+    """Whether a picture of that size can be stored like this."""
+    return 0 < height * (1 + 3 * width) <= MAX_BYTES
 
 
 def num_bytes(height: int, width: int) -> int:
@@ -62,7 +64,7 @@ def num_bytes(height: int, width: int) -> int:
 def _template(height: int, width: int) -> np.ndarray:
     """The file of a black picture, without its checksums."""
     size = height * (1 + 3 * width)
-    if not 0 < size <= MAX_BYTES:
+    if not fits(height, width):
         raise ValueError(f"a picture of {height} x {width} pixels has {size} bytes, expected 1 to {MAX_BYTES}")
     header = b"IHDR" + width.to_bytes(4, "big") + height.to_bytes(4, "big") + b"\x08\x02\0\0\0"
     block = b"\x78\x01\x01" + size.to_bytes(2, "little") + (size ^ 0xFFFF).to_bytes(2, "little") + bytes(size)
@@ -77,13 +79,18 @@ def _template(height: int, width: int) -> np.ndarray:
 
 def _rows(files: np.ndarray, height: int, width: int) -> np.ndarray:
     """The rows in each file, the byte before each included: a view [n, height, 1 + 3 * width]."""
-    return files[:, _HEAD : _SUMS.start].reshape(-1, height, 1 + 3 * width)
+    return files[:, _HEAD:_ADLER].reshape(-1, height, 1 + 3 * width)
 
 
-def _sums(file: np.ndarray) -> bytes:
-    adler = zlib.adler32(file[_HEAD : _SUMS.start].data).to_bytes(4, "big")
-    return adler + zlib.crc32(adler, zlib.crc32(file[_IDAT : _SUMS.start].data)).to_bytes(4, "big")
+def _summed(file: memoryview) -> bytes:
+    """The file with its checksums."""
+    adler = zlib.adler32(file[_HEAD:_ADLER]).to_bytes(4, "big")
+    return b"".join([file[:_ADLER], adler, _crc(b"".join([file[_IDAT:_ADLER], adler])), file[_END:]])
 
 
-def _crc(chunk: bytes) -> bytes:
+def _is_whole(file: bytes) -> bool:
+    return _crc(memoryview(file)[_IDAT:_CRC]) == file[_CRC:_END]
+
+
+def _crc(chunk: bytes | memoryview) -> bytes:
     return zlib.crc32(chunk).to_bytes(4, "big")

@@ -24,13 +24,25 @@ import cv2
 import numpy as np
 
 from shardset import manifest as manifests
+from shardset import png
 from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
 from shardset.errors import ConfigError, DamagedShard
 from shardset.order import LastBatch, Order, OrderState, Slots, check_world
 from shardset.storage import LocalStorage
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.cache import DecodedCache
-from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, draws, pad_crop
+from trainer.decode import (
+    CenterCrop,
+    ImageSpec,
+    PadCrop,
+    RandomResizedCrop,
+    UndecodableImage,
+    decode,
+    decode_into,
+    draws,
+    pad_crop,
+    pad_crops,
+)
 from trainer.decoders import Decoder, Decoders, Task
 from trainer.fetch import SMALL_BYTES, Addresses, Contents, Reads, ShardTable, Tickets, open_reads
 
@@ -245,12 +257,12 @@ class _Pipeline:
         self._begun: queue.Queue[_Work | _Failure | None] = queue.Queue(max(1, stream.prefetch))
         self._columns = [(name, stream.split.fields.index(name)) for name in stream.fields]
         self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in IMAGE_FIELDS]
+        self._whole_side = _whole_side(stream.image)
         num_threads, self._parts = stream.num_threads, SLICES_PER_THREAD * stream.num_threads
         if stream.image is None:
             self._parts = 1
         elif stream.decoders is not None:
             num_threads = self._parts = stream.decoders.num_processes
-            stream.decoders.start()
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=_one_opencv_thread)
         jobs: list[_Job] = [("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun)]
         if stream.has_small_samples and isinstance(stream.table.storage, LocalStorage):
@@ -354,19 +366,47 @@ class _Pipeline:
         size = len(plan.slots.ids)
         for start, stop in itertools.pairwise(np.linspace(0, size, min(size, self._parts) + 1).astype(int).tolist()):
             contents = self._contents(batch, plan, start, stop)
-            if self.stream.decoders is None:
+            if not self.stream.has_small_samples:
                 yield partial(self._fill, batch, plan, contents)
-            else:  # read here, for the same reason
-                yield partial(self._fill_by_others, self.stream.decoders, batch, plan, list(contents))
+                continue
+            found = self._fill_stored(batch, plan, list(contents))  # read here, for the same reason
+            if self.stream.decoders is None:
+                yield partial(self._fill, batch, plan, found)
+            elif found:
+                self.stream.decoders.start()
+                yield partial(self._fill_by_others, self.stream.decoders, batch, plan, found)
 
     def _fill(self, batch: Batch, plan: _Step, found: Iterable[_Found]) -> None:
         for slot, contents in found:
             self._fill_slot(batch, plan, slot, contents)
 
+    def _fill_stored(self, batch: Batch, plan: _Step, found: list[_Found]) -> list[_Found]:
+        """Fills the slots whose images are taken whole and need no decoder (see shardset.png); returns the others."""
+        if self._whole_side is None:
+            return found
+        done, pixels = png.pixels(self._images(found), self._whole_side, self._whole_side)
+        if not done.any():
+            return found
+        self._put_whole(batch, plan, _slots(found)[done], pixels)
+        for (slot, contents), is_done in zip(found, done, strict=True):
+            if is_done:
+                self._pass_through(batch, slot, contents)
+        return [one for one, is_done in zip(found, done, strict=True) if not is_done]
+
+    def _put_whole(self, batch: Batch, plan: _Step, slots: np.ndarray, pixels: np.ndarray) -> None:
+        """Crops images of the wanted size, uint8 [n, size, size, 3], into the batch, and keeps them if that is done."""
+        assert self.stream.image is not None
+        assert plan.tickets is not None
+        cache, crop = self.stream.cache, self.stream.image.crop
+        if cache is not None:
+            cache.put(plan.slots.ids[slots], pixels, plan.tickets.addresses.labels[slots])
+        if isinstance(crop, PadCrop):
+            whole, pixels = pixels, np.empty_like(pixels)
+            pad_crops(pixels, whole, np.arange(len(slots)), crop.padding, plan.drawn[slots])
+        batch["image"][slots] = pixels
+
     def _fill_by_others(self, decoders: Decoders, batch: Batch, plan: _Step, found: list[_Found]) -> None:
         """Fills a part with what another process decodes, if one is ready; does itself what that can't."""
-        if not found:  # all of it was damaged
-            return
         with decoders.idle() as decoder:
             done = None if decoder is None or self._stopped.is_set() else self._fill_by(decoder, batch, plan, found)
         for number, (slot, contents) in enumerate(found):
@@ -377,15 +417,12 @@ class _Pipeline:
 
     def _fill_by(self, decoder: Decoder, batch: Batch, plan: _Step, found: list[_Found]) -> list[bool]:
         """Fills what another process can decode, and says which of them those are."""
-        assert plan.tickets is not None
-        slots = np.array([slot for slot, _ in found], dtype=np.int64)
-        pixels, done = decoder.decode([self._image(contents) or b"" for _, contents in found], plan.drawn[slots])
-        pixels, filled = pixels[done], slots[done]
-        if self.stream.cache is not None:
-            ids, labels = plan.slots.ids[filled], plan.tickets.addresses.labels[filled]
-            self.stream.cache.put(ids, pixels, labels)
-            self.stream.cache.crop(pixels, ids, plan.drawn[filled])
-        batch["image"][filled] = pixels
+        slots = _slots(found)
+        pixels, done = decoder.decode(self._images(found), plan.drawn[slots])
+        if decoder.task.whole:
+            self._put_whole(batch, plan, slots[done], pixels[done])
+        else:
+            batch["image"][slots[done]] = pixels[done]
         return done.tolist()
 
     def _contents(self, batch: Batch, plan: _Step, start: int, stop: int) -> Iterator[_Found]:
@@ -428,6 +465,13 @@ class _Pipeline:
     def _pass_through(self, batch: Batch, slot: int, contents: Contents) -> None:
         for name, column in self._columns:
             batch[name][slot] = contents[column]
+
+    def _images(self, found: Sequence[_Found]) -> list[bytes]:
+        """The images of samples; empty where there is none."""
+        if len(self._image_columns) == 1:
+            [column] = self._image_columns
+            return [contents[column] or b"" for _, contents in found]
+        return [self._image(contents) or b"" for _, contents in found]
 
     def _image(self, contents: Contents) -> bytes | None:
         return next((contents[column] for column in self._image_columns if contents[column] is not None), None)
@@ -512,6 +556,17 @@ def _labels(cache: DecodedCache | None, plan: _Step) -> np.ndarray:
         return plan.tickets.addresses.labels
     assert cache is not None, "only what is cached needs no ticket"
     return cache.labels[plan.slots.ids]
+
+
+def _whole_side(spec: ImageSpec | None) -> int | None:
+    """The side of square images that are not resized, if they may be stored without a need for a decoder."""
+    if spec is None or isinstance(spec.crop, RandomResizedCrop) or not png.fits(spec.size, spec.size):
+        return None
+    return None if isinstance(spec.crop, CenterCrop) and spec.crop.resize != spec.size else spec.size
+
+
+def _slots(found: Sequence[_Found]) -> np.ndarray:
+    return np.array([slot for slot, _ in found], dtype=np.int64)
 
 
 def _blank(batch: Batch, slot: int) -> None:

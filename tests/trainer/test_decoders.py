@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardset import png
 from shardset.storage import open_storage
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage
 from trainer.decoders import Decoders, Task
 from trainer.errors import DecoderLost
-from trainer.stream import MIN_DECODED, Stream
+from trainer.stream import MIN_DECODED, Stream, order_options
 
 PADDED = ImageSpec(size=8, crop=PadCrop(1), flip=True)
 SPECS = {
@@ -33,8 +34,17 @@ BROKEN, LARGER = 11, 12
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     """As many small PNGs as processes are started for; one is none, one is larger than the others."""
-    folder = tmp_path_factory.mktemp("set")
-    contents = [encode(pixels(serial, 8, 8), "png") for serial in range(100)]
+    return write(tmp_path_factory.mktemp("set"), [encode(pixels(serial, 8, 8), "png") for serial in range(100)])
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The same pictures, not compressed, so that nobody has to decode them."""
+    contents = png.stored(np.stack([pixels(serial, 8, 8) for serial in range(100)]))
+    return write(tmp_path_factory.mktemp("stored"), contents)
+
+
+def write(folder, contents):
     images = [contents[serial % 100] for serial in range(MIN_DECODED)]
     images[BROKEN], images[LARGER] = b"no image", encode(pixels(0, 9, 9), "png")
     samples = [image_sample("train", serial, image, "png", 10) for serial, image in enumerate(images)]
@@ -93,8 +103,27 @@ def test_what_they_decoded_is_kept_for_later_epochs(shards):
     assert all(same(one, other) for one, other in zip(alone.epoch(1), many.epoch(1), strict=True))
 
 
-def test_fields_and_keys_go_along(shards):
-    batch = next(from_second(make(shards, fields=("cls",), with_key=True)))
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_pictures_that_are_stored_as_they_are_give_the_same_batches(shards, stored, name, num_threads):
+    found = make(stored, image=SPECS[name], num_threads=num_threads)
+    decoded = make(shards, image=SPECS[name], num_threads=1, **order_options(found.state(0, 0)))
+    for one, other in zip(found.epoch(0), decoded.epoch(0), strict=True):
+        assert same(one, other)
+    assert (found.cache is None) == (decoded.cache is None)
+    assert found.cache is None or np.array_equal(found.cache.images_NHWC, decoded.cache.images_NHWC)
+
+
+def test_no_process_is_started_where_none_has_to_decode(stored):
+    stream, before = make(stored), children(os.getpid())
+    batches = stream.epoch(0)
+    first = {BROKEN, LARGER}.isdisjoint(next(batches)["id"].tolist())
+    assert (children(os.getpid()) == before) == first
+
+
+@pytest.mark.parametrize(("url", "start"), [("shards", from_second), ("stored", lambda stream: stream.epoch(0))])
+def test_fields_and_keys_go_along(url, start, request):
+    batch = next(start(make(request.getfixturevalue(url), fields=("cls",), with_key=True)))
     assert batch["cls"] == [str(label).encode() for label in batch["label"]]
     assert batch["key"] == [f"train-{id_:06d}" for id_ in batch["id"]]
 
