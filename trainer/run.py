@@ -76,7 +76,8 @@ class Run:
         self._exits = ExitStack()
         try:
             self._open()
-        except BaseException:
+        except BaseException as error:
+            self.runtime.watch.leave(error)
             self._exits.close()
             raise
 

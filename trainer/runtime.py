@@ -7,8 +7,10 @@ when one of them starts and never before. Another back end is one more class her
 
 import datetime
 import faulthandler
+import functools
 import importlib.util
 import os
+import socket
 import sys
 import tempfile
 import time
@@ -28,13 +30,10 @@ from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
 from trainer.errors import PeerLost
 from trainer.preemption import relay
-from trainer.watch import AGAIN, PORT, Hub, LauncherWatch, Place, Watch
+from trainer.watch import AGAIN, GRACE_S, JOIN_S, PORT, Hub, LauncherWatch, Place, Watch
 
 DDP_TIMEOUT_S = 60
 """How long a process of `ddp` waits for the others before it fails."""
-
-DDP_JOIN_S = 45
-"""The same at the start, where nobody watches yet: a process that ended before it came ends the others by this."""
 
 HUB = "TRAINER_HUB"
 """Environment variable by which a launcher tells its replicas where the hub of their run listens: `10.0.0.1:8490`."""
@@ -91,6 +90,9 @@ class Single:
     def batch_divisor(self) -> int:
         """What a global batch must be divisible by."""
         return self.num_devices
+
+    def join(self) -> None:
+        """Meets the other processes, where that takes a call of its own; from here on they compute together."""
 
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
@@ -262,18 +264,36 @@ class Ddp(Single):
     strategy = "ddp"
 
     def __init__(self, precision: Precision) -> None:
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
                 raise ConfigError(
                     f"strategy ddp: {name} is not set; start it with `torchrun --nproc-per-node N -m trainer ...`"
                 )
-        super().__init__(precision)
-        self._join("nccl" if self.device.type == "cuda" else "gloo")
-        self.host, self.num_hosts = dist.get_rank(), dist.get_world_size()
+        self.host, self.num_hosts = _number("RANK"), _number("WORLD_SIZE")
+        if self.host >= self.num_hosts:
+            raise ConfigError(f"strategy ddp: RANK {self.host} is not below WORLD_SIZE {self.num_hosts}")
         self.num_replicas = self.num_hosts
+        super().__init__(precision)
+
+    def join(self) -> None:
+        timeout = _seconds(DDP_TIMEOUT_S)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        self._store.set_timeout(timeout)
+        try:
+            dist.init_process_group(
+                backend, store=self._store, rank=self.host, world_size=self.num_hosts, timeout=timeout
+            )
+        except (RuntimeError, ValueError) as error:
+            if (news := self.watch.news()) is not None:
+                raise PeerLost(news) from error
+            raise ConfigError(
+                f"strategy ddp: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
+                f"({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE"
+            ) from error
 
     def close(self) -> None:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def parallel(self, model: nn.Module) -> nn.Module:
         # Buffers are shared before an evaluation and a checkpoint only: training does not read them.
@@ -300,8 +320,19 @@ class Ddp(Single):
     def hub(self, exits: ExitStack) -> Place | None:
         if self.num_hosts == 1:
             return None
-        port = exits.enter_context(Hub(("", 0))).port if self.is_master else 0
-        return os.environ["MASTER_ADDR"], self.sum_hosts([port])[0]
+        try:
+            if self.is_master:
+                self._store.set(HUB, str(exits.enter_context(Hub(("", 0))).port))
+            return os.environ["MASTER_ADDR"], int(self._store.get(HUB))
+        except RuntimeError as error:
+            raise PeerLost(
+                f"the process of RANK 0 ended at its start, or does not answer at port {os.environ['MASTER_PORT']} of "
+                f"{os.environ['MASTER_ADDR']} ({_first_line(error)}); its log says why; {AGAIN}"
+            ) from error
+
+    @functools.cached_property
+    def _store(self) -> dist.Store:
+        return _ddp_store(opens=self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
     @contextmanager
     def _peers_answer(self) -> Iterator[None]:
@@ -313,19 +344,6 @@ class Ddp(Single):
                 raise
             said = f"another process of this run ended, or did not answer for {DDP_TIMEOUT_S} s ({_first_line(error)})"
             raise PeerLost(self.watch.news() or f"{said}; its log says why; {AGAIN}") from error
-
-    def _join(self, backend: str) -> None:
-        timeout = datetime.timedelta(seconds=DDP_TIMEOUT_S)
-        try:
-            store, rank, world_size = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=DDP_JOIN_S)))
-            store.set_timeout(timeout)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
-        except (RuntimeError, ValueError) as error:
-            raise ConfigError(
-                f"strategy ddp: RANK {os.environ['RANK']} of WORLD_SIZE {os.environ['WORLD_SIZE']} could not join the "
-                f"others ({_first_line(error)}); see in their logs whether one ended at its start; each process needs "
-                "a RANK of its own below the same WORLD_SIZE, and the same MASTER_ADDR and MASTER_PORT"
-            ) from error
 
     def _find_device(self) -> torch.device:
         if not torch.cuda.is_available():
@@ -556,6 +574,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
         runtime = exits.enter_context(running(strategy, config.precision))
         exits.enter_context(watched(runtime))
+        runtime.join()
         faulthandler.cancel_dump_traceback_later()
         yield runtime
 
@@ -666,11 +685,55 @@ def _slice() -> tuple[list[str], int]:
     return workers, tpu.worker_id() if len(workers) > 1 else 0
 
 
+def _ddp_store(*, opens: bool) -> dist.Store:
+    """Where the processes of ddp find each other: one of them opens it, or torchrun did. Waits for that one only."""
+    place = os.environ["MASTER_ADDR"], _number("MASTER_PORT")
+    if not opens:
+        _wait_for(place)
+    try:
+        store = dist.TCPStore(*place, is_master=opens, timeout=_seconds(GRACE_S), wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"strategy ddp: can't {'listen on' if opens else 'use'} port {place[1]} of {place[0]}, as MASTER_ADDR and "
+            f"MASTER_PORT say ({_first_line(error)}); each process needs a RANK of its own, each run a port of its own"
+        ) from error
+    store.set_timeout(_seconds(JOIN_S))
+    return store
+
+
+def _wait_for(place: Place) -> None:
+    """Until somebody listens there. Not left to torch, which may take twice as long as it is told."""
+    deadline = time.monotonic() + JOIN_S
+    while True:
+        try:
+            socket.create_connection(place, timeout=GRACE_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"the process of RANK 0 did not open port {place[1]} of {place[0]} within {JOIN_S:.0f} s "
+                    f"({error}): see in its log whether it ended at its start, and give all processes the same "
+                    "MASTER_ADDR and MASTER_PORT"
+                ) from error
+        time.sleep(0.1)
+
+
 # --- small parts -----------------------------------------------------------------------------------------------------
 
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
+
+
+def _seconds(number: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=number)
+
+
+def _number(name: str) -> int:
+    """What an environment variable of ddp says; raises ConfigError if it is no whole number."""
+    if not os.environ[name].isdecimal():
+        raise ConfigError(f"strategy ddp: {name} is {os.environ[name]!r}, expected a whole number; torchrun sets it")
+    return int(os.environ[name])
 
 
 def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -30,7 +30,7 @@ BEAT_S = 1.0
 SILENT_S = 30.0
 """Without a beat in this time, a process counts as lost. Compiling, which takes longer, lets other threads run."""
 
-JOIN_S = 30.0
+JOIN_S = 40.0
 """How long the hub waits for the others after the first one has come, and everyone for the hub."""
 
 GRACE_S = 5.0
@@ -215,6 +215,7 @@ class Watch:
         self._end = ""
         self._lost, self._left = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
+        self._telling: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -244,7 +245,10 @@ class Watch:
         return self._news
 
     def leave(self, error: BaseException | None) -> None:
-        """Says how this process ends, once: from here on it needs no others, and no others need it."""
+        """Says how this process ends, once: from here on it needs no others, and no others need it.
+
+        What was given to `on_loss` is not called any more.
+        """
         if self._left.is_set():
             return
         if error is not None and not isinstance(error, Preempted):
@@ -252,6 +256,8 @@ class Watch:
         self._left.set()
         if self._thread is not None:
             self._thread.join(GRACE_S)
+        if self._telling is not None:
+            self._telling.join(GRACE_S)
 
     def _start(self, place: Place, hello: Word, patience_s: float) -> None:
         self._thread = threading.Thread(target=self._run, args=(place, hello, patience_s), name="watch", daemon=True)
@@ -298,7 +304,9 @@ class Watch:
         self._news = f"{lost.lost}; {AGAIN}"
         self._lost.set()
         # In a thread of its own: it may write to a bucket.
-        threading.Thread(target=self._tell, args=(self._news,), name="last words", daemon=True).start()
+        telling = threading.Thread(target=self._tell, args=(self._news,), name="last words", daemon=True)
+        telling.start()
+        self._telling = telling
 
     def _go(self, lost: Word) -> None:
         """Makes a loss known, and ends this process if it does not leave by itself in a moment."""
