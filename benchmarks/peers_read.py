@@ -1,7 +1,7 @@
 """The other readers, in their own environment (.tools/bench-venv): each as its documentation shows it, and tuned.
 
 "As documented" decodes with Pillow and crops with torchvision, as all of their documentations do. "Tuned" decodes with
-the fastest libraries (simplejpeg at reduced size where the crop allows it, pyspng, OpenCV's linear resize), collates
+the fastest libraries (simplejpeg at reduced size where the crop allows it, kornia_rs, OpenCV's linear resize), collates
 uint8 arrays and mirrors nothing on the host, as the stream does; batches are made in the worker processes wherever the
 reader can.
 
@@ -22,8 +22,8 @@ from typing import Any
 
 import cv2
 import numpy as np
-import pyspng
 import simplejpeg
+from kornia_rs import io as kornia
 from PIL import Image
 
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data, main
@@ -189,7 +189,7 @@ def documented(data: Data) -> Callable[[bytes], Any]:
 
 
 def tuned(data: Data) -> Callable[[bytes], Any]:
-    """simplejpeg or pyspng and OpenCV, to uint8 arrays, with random numbers of the process."""
+    """simplejpeg or kornia_rs and OpenCV, to uint8 arrays, with random numbers of the process."""
     draw, draw_crop = random.Random(1), RandomResizedCrop()
 
     def photograph(content: bytes) -> np.ndarray:
@@ -205,7 +205,7 @@ def tuned(data: Data) -> Callable[[bytes], Any]:
 
     def thumbnail(content: bytes) -> np.ndarray:
         padded = np.zeros((data.size + 8, data.size + 8, 3), np.uint8)
-        padded[4:-4, 4:-4] = pyspng.load(content, "RGB")
+        padded[4:-4, 4:-4] = kornia.decode_image_png_u8(content, (data.size, data.size), "rgb")
         top, left = draw.randrange(9), draw.randrange(9)
         return padded[top : top + data.size, left : left + data.size].copy()
 

@@ -22,6 +22,8 @@ from pathlib import Path
 NUM_SHARDS = 16
 NUM_PROCESSES = len(os.sched_getaffinity(0))
 SEED = 7
+PNG_LEVEL = int(os.environ.get("PNG_LEVEL", "6"))
+"""Pillow's default is 6; 0 stores the pixels as they are, as the build does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def batches(archive: str) -> dict[str, tuple]:
 
 
 def read(sample: Sample) -> bytes:
-    """The image file of a sample; CIFAR's is a PNG at the level that we use too."""
+    """The image file of a sample; CIFAR's is a PNG."""
     if ":" in sample.path:
         return encode_png(sample)
     with open(sample.path, "rb") as file:
@@ -91,12 +93,12 @@ def read(sample: Sample) -> bytes:
 
 
 def encode_png(sample: Sample) -> bytes:
-    """One row of CIFAR as a PNG."""
+    """One row of CIFAR as a PNG, by Pillow's settings but for the level of deflate that PNG_LEVEL may give."""
     from PIL import Image
 
     archive, _, batch = sample.path.partition(":")
     buffer = io.BytesIO()
-    Image.fromarray(batches(archive)[batch][0][sample.offset].copy()).save(buffer, "PNG", compress_level=4)
+    Image.fromarray(batches(archive)[batch][0][sample.offset].copy()).save(buffer, "PNG", compress_level=PNG_LEVEL)
     return buffer.getvalue()
 
 

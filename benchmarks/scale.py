@@ -325,7 +325,7 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
         digest="", source_digest="", classes=classes, splits={split.name: split}, fixes={}, num_rejected=0,
-        num_units=units, spooled=False, notes=[],
+        num_units=units, notes=[],
     )  # fmt: skip
 
 
@@ -384,7 +384,7 @@ def _summary(unit: int) -> UnitSummary:
     )  # fmt: skip
     return UnitSummary(
         unit=unit, splits={"train": count}, fields={"train": ["jpg", "cls"]}, fixes={}, reasons=[],
-        max_label=NUM_CLASSES - 1, spooled=False, digest=f"{unit:064x}",
+        max_label=NUM_CLASSES - 1, digest=f"{unit:064x}",
     )  # fmt: skip
 
 

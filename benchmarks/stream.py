@@ -35,12 +35,12 @@ from benchmarks import environment, reading
 from benchmarks.far import relay
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
 from pipelines.restarts import with_restarts
-from shardset import gcs  # noqa: F401 - no import is measured
+from shardset import gcs, png  # noqa: F401 - no import is measured
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
 from tests.conftest import BUCKET, REPOSITORY, emulator
 from tests.makers.shardset import encode, image_sample, write_shard_set
-from trainer.decode import ImageSpec, PadCrop, decode_into, draws
+from trainer.decode import ImageSpec, PadCrop, decode, decode_into, draws
 from trainer.stream import Stream
 
 NUM_CLASSES, NUM_SHARDS = 10, 8
@@ -68,9 +68,9 @@ def make_data(kind: str, folder: Path, num_samples: int, *, for_all: bool = True
             path = folder / "files" / f"{sample.label:02d}" / f"{sample.key}.{data.field}"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(sample.fields[0][1])
-        if for_all and kind == "jpeg":
-            rewritten = [_rewritten(sample) for sample in samples]
-            write_shard_set(open_storage(str(folder / "restarts")), {"train": rewritten}, num_shards=NUM_SHARDS)
+        if for_all:
+            rewritten = [_rewritten(sample, kind) for sample in samples]
+            write_shard_set(open_storage(str(folder / "rewritten")), {"train": rewritten}, num_shards=NUM_SHARDS)
         if for_all:
             _run([environment.peers_python(), "-m", "benchmarks.peers_read", "convert", json.dumps(asdict(data))])
         (folder / "made").write_text("")
@@ -85,9 +85,10 @@ def samples_of(data: Data) -> Iterator[StoredSample]:
         yield image_sample("train", number, make(photos[number % 2], draw), data.field, NUM_CLASSES)
 
 
-def _rewritten(sample: StoredSample) -> StoredSample:
+def _rewritten(sample: StoredSample, kind: str) -> StoredSample:
     (name, content), *others = sample.fields
-    return replace(sample, fields=((name, with_restarts(content)), *others))
+    content = with_restarts(content) if kind == "jpeg" else png.stored(decode(content)[None])[0]
+    return replace(sample, fields=((name, content), *others))
 
 
 def _photo(photo: np.ndarray, draw: np.random.Generator) -> bytes:
@@ -130,9 +131,9 @@ def ours_decoded(data: Data, start: int) -> Iterator[int]:
     yield from (len(batch["id"]) for _, _, batch in stream.run(iter(spans)))
 
 
-def ours_restarts(data: Data, start: int) -> Iterator[int]:
-    """The same with shards built with --jpeg-restart."""
-    return (len(batch["id"]) for batch in stream_of(f"{data.folder}/restarts", data).epoch(0, start))
+def ours_rewritten(data: Data, start: int) -> Iterator[int]:
+    """The same with JPEGs as --jpeg-restart writes them, or PNGs as the build makes them from arrays."""
+    return (len(batch["id"]) for batch in stream_of(f"{data.folder}/rewritten", data).epoch(0, start))
 
 
 def ours_remote(data: Data, start: int) -> Iterator[int]:
@@ -215,7 +216,8 @@ def _bytes_of(data: Data) -> int:
 
 
 OURS: dict[str, Contestant] = {
-    "shardset, --jpeg-restart": ours_restarts,
+    "shardset, --jpeg-restart": ours_rewritten,
+    "shardset, PNGs not compressed": ours_rewritten,
     "shardset": ours,
     "shardset, later epochs": ours_decoded,
     "shardset, from gs:// (50 ms, 200 MB/s)": ours_remote,
@@ -226,7 +228,7 @@ OURS: dict[str, Contestant] = {
     "reading alone, kept for a batch": reading_batches,
 }
 KINDS = {
-    "jpeg": [name for name in OURS if name != "shardset, later epochs"],
+    "jpeg": [name for name in OURS if name not in ("shardset, later epochs", "shardset, PNGs not compressed")],
     "png": [name for name in OURS if name != "shardset, --jpeg-restart"],
 }
 ONLY_JPEG = ("timm on files",)
