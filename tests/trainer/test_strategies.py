@@ -39,6 +39,7 @@ from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
 from trainer.augment import Normalize
 from trainer.config import ModelConfig, OptimizerConfig, Strategy, TrainConfig
 from trainer.data import open_data, steps_of
+from trainer.model import tiny_resnet
 from trainer.runtime import STATIC_OPTIMIZERS
 from trainer.watch import GRACE_S, JOIN_S
 
@@ -330,6 +331,39 @@ def test_a_process_whose_peer_dies_before_it_comes_names_it_within_a_minute(
     assert not (tmp_path / "logs").exists()
 
 
+DYING = "TESTS_DYING"
+
+
+def dying_model(num_classes: int) -> Any:
+    """The usual model; the process whose RANK the environment names is killed at the point that it names."""
+    rank, point = os.environ[DYING].split()
+
+    def reach(here: str) -> None:
+        if (os.environ["RANK"], here) == (rank, point):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    reach("build")
+    model = tiny_resnet(num_classes)
+    model.register_forward_pre_hook(lambda module, images: reach("train" if module.training else "evaluate"))
+    model.register_state_dict_pre_hook(lambda *_: reach("save"))
+    return model
+
+
+@pytest.mark.parametrize("point", ["build", "train", "evaluate", "save"])
+@pytest.mark.parametrize("dying", [0, 1])
+def test_wherever_a_process_of_ddp_dies_the_other_one_names_it_at_once(
+    manifest: str, tmp_path: Path, dying: int, point: str
+) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:dying_model")
+    config = tiny_config(manifest, tmp_path, strategy="ddp", model=model)
+    both = pair(config, config, {DYING: f"{dying} {point}"})
+    assert finish(both[dying], timeout_s=60)[0] == -signal.SIGKILL
+    code, output = finish(both[1 - dying], timeout_s=2 * GRACE_S)
+    assert code == FAILED, output
+    who = rf"process 1 \(pid {both[1].pid} on" if dying else "the one that listens on port"
+    assert re.match(f"PeerLost: another process of this run died: {who}", output.splitlines()[-1]), output
+
+
 def test_a_start_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
     config = tiny_config(manifest, tmp_path, strategy="ddp", stall_timeout_s=2)
     code, output = finish(alone(config, 0, free_port()), timeout_s=60)
@@ -443,16 +477,20 @@ def test_sigterm_ends_a_replica_with_its_exit_code_and_everything_saved(manifest
     assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved
 
 
-def pair(first: TrainConfig, second: TrainConfig) -> list[subprocess.Popen[str]]:
+def pair(
+    first: TrainConfig, second: TrainConfig, environment: dict[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
     """Two processes of `ddp` without torchrun."""
     port = free_port()
-    return [alone(config, rank, port) for rank, config in enumerate((first, second))]
+    return [alone(config, rank, port, environment) for rank, config in enumerate((first, second))]
 
 
-def alone(config: TrainConfig, rank: int, port: int) -> subprocess.Popen[str]:
+def alone(
+    config: TrainConfig, rank: int, port: int, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     """One of two such processes."""
     values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return trainer(config, environment={name: str(value) for name, value in values.items()})
+    return trainer(config, environment={name: str(value) for name, value in values.items()} | (environment or {}))
 
 
 def free_port() -> int:
