@@ -32,16 +32,17 @@ class UnitSpool:
         self._open = lambda: stack.enter_context(output.writer(naming.spool_path(unit)))
         self._writer: Writer | None = None
         self._size = 0
-        self.recent: dict[Extent, bytes] = {}
+        self.recent: dict[int, bytes] = {}
+        """What was added of late, by its offset."""
 
     def add(self, content: bytes) -> Extent:
         """Where `content` will stand."""
         if self._writer is None:
             self._writer = self._open()
         self._writer.write(content)
+        self.recent[self._size] = content
         extent = Extent(SPOOL, "", self._size, len(content))
         self._size += len(content)
-        self.recent[extent] = content
         return extent
 
 
@@ -57,30 +58,29 @@ def index_unit(job: Job, line: UnitLine) -> UnitSummary:
 
 def summarize(table: pa.Table, unit: int) -> UnitSummary:
     """The summary of a unit's table."""
-    rejected = tables.rejected_of(table)
+    rows, rejected = tables.rows_of(table), tables.rejected_of(table)
     bad = Counter(entry["split"] for entry in rejected)
-    splits = np.array(table["split"].to_pylist(), dtype=object)
-    labels = tables.numbers(table, "label")
-    sizes = tables.field_bytes(table)
+    codes = {split: code for code, split in enumerate(rows.words("split"))}
+    labels, sizes = rows.numbers("label"), tables.field_bytes(rows)
     counts, fields = {}, {}
-    for split in sorted({*splits.tolist(), *bad}):
-        mine = splits == split
+    for split in sorted({*codes, *bad}):
+        mine = np.flatnonzero(rows.numbers("split") == codes.get(split, -1))
         values, numbers = np.unique(labels[mine], return_counts=True)
         counts[split] = SplitCount(
-            num_samples=int(mine.sum()),
+            num_samples=len(mine),
             num_rejected=bad[split],
             num_bytes=int(sizes[mine].sum()),
             strata=dict(zip(values.tolist(), numbers.tolist(), strict=True)),
         )
-        fields[split] = _field_names(table.filter(pa.array(mine)))
+        fields[split] = list(dict.fromkeys(tables.values(rows.take(mine).extents["field"])))
     return UnitSummary(
         unit=unit,
         splits=counts,
         fields=fields,
-        fixes=dict(sorted(Counter(fix for fix in table["fix"].to_pylist() if fix).items())),
+        fixes=dict(sorted(Counter(filter(None, tables.values(rows.columns["fix"]))).items())),
         reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
         max_label=int(labels.max(initial=-1)),
-        digest=tables.digest_of(table),
+        digest=tables.digest_of(rows),
     )
 
 
@@ -115,7 +115,7 @@ def _batches(samples: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _examine_batch(
-    job: Job, unit: int, batch: list[RawSample | Rejected], recent: dict[Extent, bytes]
+    job: Job, unit: int, batch: list[RawSample | Rejected], recent: dict[int, bytes]
 ) -> Iterator[dict[str, Any]]:
     contents = fetch([_to_read(job, found) for found in batch], job.source.input, job.output)
     for found, content in zip(batch, contents, strict=True):
@@ -125,9 +125,11 @@ def _examine_batch(
         yield _row(job, unit, found, content[0] if content else _in_hand(found, recent))
 
 
-def _in_hand(sample: RawSample, recent: dict[Extent, bytes]) -> bytes | None:
+def _in_hand(sample: RawSample, recent: dict[int, bytes]) -> bytes | None:
     content = sample.fields.get(sample.image)
-    return recent.get(content) if isinstance(content, Extent) else content
+    if not isinstance(content, Extent):
+        return content
+    return recent.get(content.offset) if content.object == SPOOL else None
 
 
 def _to_read(job: Job, found: RawSample | Rejected) -> list[Extent]:
@@ -177,8 +179,8 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
     """The fields that are stored, in member order: those of the sample, and its label as `cls`."""
     fields = list(sample.fields.items())
     if sample.label >= 0 and "cls" not in sample.fields:
-        after = 1 + next((i for i, (field, _) in enumerate(fields) if field == sample.image), -1)
-        fields.insert(after, ("cls", str(sample.label).encode()))
+        after = 1 + [*sample.fields].index(sample.image) if sample.image in sample.fields else 0
+        fields.insert(after, ("cls", b"%d" % sample.label))
     return fields
 
 
@@ -219,8 +221,3 @@ def _check_sample(sample: RawSample) -> None:
             raise SourceError(
                 f"{sample.name}: field {field!r} can't be an extension; use lower-case letters and digits"
             )
-
-
-def _field_names(table: pa.Table) -> list[str]:
-    fields = table["fields"].combine_chunks().flatten()
-    return list(dict.fromkeys(fields.field("field").to_pylist()))

@@ -102,6 +102,8 @@ def _place_of(extent: Extent, source: Storage, output: Storage) -> tuple[Storage
 
 
 def _read_group(group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]) -> list[bytes]:
+    if not group:
+        return []
     if len(group) == 1:
         [extent] = group
         return [_read_range(extent.offset, extent.offset + extent.num_bytes, *place_of(extent))]

@@ -203,22 +203,19 @@ def rejected_of(table: pa.Table) -> list[dict[str, Any]]:
     return json.loads((table.schema.metadata or {})[_REJECTED])
 
 
-def digest_of(table: pa.Table) -> str:
-    """SHA-256 over what the table says of the samples, not over where their bytes happen to be."""
+def digest_of(rows: Rows) -> str:
+    """SHA-256 over what the rows say of the samples, not over where their bytes happen to be."""
     hasher = hashlib.sha256()
     for column in _DIGESTED:
-        hasher.update(json.dumps([column, table[column].to_pylist()]).encode())
-    fields = table["fields"].combine_chunks().flatten()
+        hasher.update(json.dumps([column, values(rows.columns[column])]).encode())
     for column in ("field", "num_bytes"):
-        hasher.update(json.dumps([column, pc.struct_field(fields, column).to_pylist()]).encode())
-    for data in pc.struct_field(fields, "data"):
-        hasher.update(data.as_py() or b"")
+        hasher.update(json.dumps([column, values(rows.extents[column])]).encode())
+    hasher.update(b"".join(filter(None, values(rows.extents["data"]))))
     return hasher.hexdigest()
 
 
-def field_bytes(table: pa.Table) -> np.ndarray:
+def field_bytes(rows: Rows) -> np.ndarray:
     """The bytes of all fields of each row."""
-    rows = rows_of(table)
     return np.diff(_ends(rows.extents["num_bytes"].to_numpy())[rows.ends])
 
 
@@ -250,11 +247,6 @@ def with_copies(key: pa.Array, copy: np.ndarray) -> pa.Array:
         return key
     repeats = pc.binary_join_element_wise(key, pa.array(copy).cast(pa.string()), naming.COPY_MARK)
     return pc.if_else(pa.array(copy == 0), key, repeats)
-
-
-def numbers(table: pa.Table, column: str) -> np.ndarray:
-    """A column without nulls as a NumPy array."""
-    return table[column].to_numpy()
 
 
 def values(column: pa.Array) -> list[Any]:
