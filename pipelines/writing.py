@@ -1,7 +1,6 @@
 """Writes one shard: a pure function of the plan and the raw bytes that it names."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise, tee
 
 import google_crc32c
@@ -82,8 +81,7 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
+class _Reference(msgspec.Struct, frozen=True):
     """One row of a shard's references; `fields` holds (field, where its content is, or the content itself)."""
 
     name: str
@@ -109,7 +107,7 @@ def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
 def _references(rows: Rows) -> Iterator[_Reference]:
     """The rows one by one: as Python objects all of a shard's take many times the table's memory."""
     for piece in rows.slices([*range(0, len(rows), _ROWS_IN_PYTHON), len(rows)]):
-        columns = [tables.values(piece.columns[name]) for name in _Reference.__slots__[:-1]]
+        columns = [tables.values(piece.columns[name]) for name in _Reference.__struct_fields__[:-1]]
         fields = [_field(*found) for found in zip(*map(tables.values, piece.extents.values()), strict=True)]
         mine = (fields[start:stop] for start, stop in pairwise(piece.ends.tolist()))
         yield from map(_Reference, *columns, mine)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import google_crc32c
+import msgspec
 import numpy as np
 
 from shardset.errors import DamagedShard
@@ -33,8 +34,7 @@ _AFTER_CHECKSUM = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" 
 _FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_CHECKSUM) + sum(_AFTER_CHECKSUM) + 8 * ord(" ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredSample:
+class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
     """One sample as it goes into a tar.
 
     `fields` are (extension, content) in member order. `label` is -1 where there is none. `source` is the serial

@@ -2,11 +2,15 @@
 
 A source never touches Beam, never decodes an image and never decides where a sample goes. `docs/sources.md`
 shows how to write one.
+
+What is made once a sample is a msgspec.Struct: a frozen dataclass takes six times as long to make.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+import msgspec
 
 from shardset.manifest import ClassInfo
 from shardset.storage import Storage
@@ -18,8 +22,7 @@ A batch file, an inner tar, a chunk of a sorted listing; aim at 1,000 to 20,000 
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
     `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool.
@@ -35,8 +38,7 @@ SPOOL = ""
 """`Extent.object` of bytes that the source gave to its spool."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RawSample:
+class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     """One raw sample: what it is called, what it is, and where its bytes are.
 
     `name` is the original name as a user knows it; `key` is the wanted key, which the build replaces by a short

@@ -120,7 +120,7 @@ def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
         return None
     at = archive.offset
     view.seek(at)
-    block = view.read(BLOCK)
+    block = view.file.read(max(0, min(BLOCK, view.stop - at)))
     name, size, total = block[:100].rstrip(b"\0"), block[124:136], block[148:156]
     is_plain = (
         block[156:157] == tarfile.REGTYPE
@@ -129,7 +129,7 @@ def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
         and _NAME.fullmatch(name)
         and _SIZE.fullmatch(size)
         and _SUM.fullmatch(total)
-        and int(total[:6], 8) == sum(block) - sum(total) + 8 * ord(" ")
+        and int(total[:6], 8) == sum(block[:345]) - sum(total) + 8 * ord(" ")
     )
     if not is_plain:
         return None
