@@ -15,7 +15,6 @@ from shardset.errors import ConfigError
 from shardset.manifest import load
 from shardset.storage import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
-from trainer import blockcache
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.stream import Stream
 
@@ -48,11 +47,14 @@ def read(stream, epoch=0):
     return found, stream.num_bytes_read - before
 
 
+def pictures():
+    """The bytes of each sample's image by id."""
+    return {number: sample.fields[0][1] for number, sample in enumerate(png_samples("train", NUM_SAMPLES, size=8))}
+
+
 @pytest.fixture(scope="module")
-def expected(url):
-    return {
-        number: dict(sample.fields)["png"] for number, sample in enumerate(png_samples("train", NUM_SAMPLES, size=8))
-    }
+def expected():
+    return pictures()
 
 
 def cached_shards(folder):
@@ -157,13 +159,25 @@ def test_files_that_are_not_ours_stay(url, tmp_path):
     assert (tmp_path / "notes" / "000000").read_bytes() == b"mine" * 10_000
 
 
-def test_a_full_disk_costs_the_cache_and_not_the_run(url, tmp_path, expected, caplog, monkeypatch):
-    def full(fd, data, at):
-        raise OSError(28, "No space left on device")
+FULL = """
+import logging, resource, sys
+from tests.trainer.test_blockcache import opened, pictures, read, shard_set
+logging.basicConfig()
+stream = opened(shard_set(), sys.argv[1])
+for number, _ in enumerate(stream.split.shards):
+    assert stream.disk_cache.missing(number, 0, 20) == (0, 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+assert read(stream)[0] == pictures()
+"""
 
-    monkeypatch.setattr(blockcache, "_pwrite", full)
-    assert read(opened(url, tmp_path))[0] == expected
-    assert "No space left on device" in caplog.text
+
+def test_a_disk_that_takes_no_more_costs_the_cache_and_not_the_run(tmp_path):
+    # Each file of the cache is there, at its full length, when the system begins to refuse what is written to it.
+    words = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(words, cwd=SHOWN, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    for number in range(NUM_SHARDS):
+        assert f"File too large; shard {number} is read from its storage from now on" in done.stderr
 
 
 def test_a_budget_that_holds_no_shard_is_refused(url, tmp_path):

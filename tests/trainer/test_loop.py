@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -8,13 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from shardset.errors import ConfigError
 from shardset.storage import open_storage
+from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from tests.makers.training import (
     BATCH,
     NUM_EVAL,
@@ -138,18 +140,13 @@ def test_the_full_configuration_is_in_the_run_folder_and_was_printed(
     assert written in capsys.readouterr().out
 
 
-def test_a_run_that_waits_for_data_says_so_and_what_to_change(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = Stream.run
-
-    def slowed(self: Stream, spans: Any) -> Iterator[Any]:
-        for item in slow(self, spans):
-            time.sleep(0.2)
-            yield item
-
-    monkeypatch.setattr(Stream, "run", slowed)
-    run(tiny_config(manifest, tmp_path, epochs=1))
+def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) -> None:
+    large = encode(pixels(0, 1200, 1200), "png")
+    samples = {
+        split: [image_sample(split, serial, large, "png", 10) for serial in range(16)] for split in ("train", "val")
+    }
+    write_shard_set(open_storage(str(tmp_path / "set")), samples, num_shards=2)
+    run(tiny_config(str(tmp_path / "set"), tmp_path, epochs=1))
     assert read_records(tmp_path, "epoch")[0]["input_wait_percent"] > 10
     assert "input-bound: steps waited" in (tmp_path / "logs/host-000.log").read_text()
 
@@ -365,27 +362,10 @@ def test_several_hosts_look_for_notices_at_every_report_and_so_after_the_first_s
     assert two.looks == looks
 
 
-class Losing:
-    """A stream that hands out one sample twice instead of another."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream = stream
-
-    def __len__(self) -> int:
-        return len(self.stream)
-
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, Any]]]:
-        for epoch, step, batch in self.stream.run(spans):
-            if step == 2:
-                batch["id"] = np.where(batch["id"] == batch["id"][0], batch["id"][1], batch["id"])
-            yield epoch, step, batch
-
-
-def test_a_sample_that_was_lost_stops_the_run(manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "Stream", lambda *args, **options: Losing(Stream(*args, **options)))
-    monkeypatch.setattr(Losing, "order", property(lambda self: self.stream.order), raising=False)
-    with pytest.raises(PlanMismatch, match=f"trained on {NUM_TRAIN} samples"):
-        run(tiny_config(manifest, tmp_path))
+def test_samples_that_were_not_those_of_the_plan_stop_the_run(manifest: str, tmp_path: Path) -> None:
+    # The other process does as this one does, so the half of the samples that is its own is trained on by nobody.
+    with pytest.raises(PlanMismatch, match="epoch 0: trained on"):
+        loop.train(Two(), tiny_config(manifest, tmp_path))
     assert checkpoint.commits(open_storage(str(tmp_path))) == []
 
 
@@ -408,17 +388,28 @@ def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(manif
     assert len(losses(tmp_path)) == 2
 
 
-def test_a_run_that_lost_its_folder_stops_before_it_saves(
-    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def lost(_: Any) -> None:
-        raise RunTaken("process 7 took the folder")
+def robbed_model(num_classes: int) -> nn.Module:
+    """The usual model; in its third call another process takes the folder `memory://robbed/run`."""
+    model = tiny_resnet(num_classes)
+    calls = itertools.count(1)
 
-    monkeypatch.setattr(hold.FileLock, "check", lost)
-    with pytest.raises(RunTaken):
-        run(tiny_config(manifest, tmp_path, checkpoint_every_steps=2))
-    assert checkpoint.commits(open_storage(str(tmp_path))) == []
-    assert len(losses(tmp_path)) == 2
+    def rob(*_: Any) -> None:
+        if next(calls) == 3:
+            with open_storage("memory://robbed/run").writer(hold.HOLDER) as writer:
+                writer.write(msgspec.json.encode(msgspec.structs.replace(hold.this_process(), pid=7, token="other")))
+            time.sleep(1.5 * hold.BEAT_S)
+
+    model.register_forward_pre_hook(rob)
+    return model
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_its_folder_stops_before_it_saves(manifest: str) -> None:
+    sys.modules.setdefault(__name__, sys.modules[robbed_model.__module__])
+    model = ModelConfig(name=f"{__name__}:robbed_model")
+    with pytest.raises(RunTaken, match=r"process 7 on .* took the folder"):
+        run(tiny_config(manifest, "memory://robbed/run", checkpoint_every_steps=2, model=model))
+    assert [commit.step for commit in checkpoint.commits(open_storage("memory://robbed/run"))] == [2]
 
 
 # --- run folders in a bucket -----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
+import contextlib
 import json
-import sys
+import os
 import uuid
 from pathlib import Path
 
@@ -68,16 +69,16 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     assert "a sentence" in capsys.readouterr().out
 
 
-def test_a_terminal_has_one_progress_line_that_makes_way_for_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    progress = metrics.Progress()
-    progress.show("step 10")
-    progress.show("step 9")
-    progress.clear()
-    progress.clear()
-    assert capsys.readouterr().err == "\rstep 10\rstep 9 \r      \r"
+def test_a_terminal_has_one_progress_line_that_makes_way_for_others() -> None:
+    reader, terminal = os.openpty()
+    with open(terminal, "w") as stderr, contextlib.redirect_stderr(stderr):
+        progress = metrics.Progress()
+        progress.show("step 10")
+        progress.show("step 9")
+        progress.clear()
+        progress.clear()
+        assert os.read(reader, 100) == b"\rstep 10\rstep 9 \r      \r"
+    os.close(reader)
 
 
 def test_no_progress_line_goes_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:

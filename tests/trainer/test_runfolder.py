@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from shardset.errors import TransientError
+from shardset.errors import StorageError
 from shardset.storage import Storage, open_storage
+from tests.faulty_proxy import Fault, FaultyProxy
 from trainer.runfolder import RunFolder
 
 
@@ -33,13 +34,14 @@ def test_a_resumed_remote_run_appends() -> None:
     assert open_storage(url).read("metrics.jsonl") == b"0\n1\n"
 
 
-def test_a_storage_that_refuses_is_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run", ())
-    (folder.local / "a.txt").write_text("a")
-
-    def refuse(*_: object, **__: object) -> None:
-        raise TransientError("503")
-
-    monkeypatch.setattr(type(folder.storage), "writer", refuse)
-    with pytest.raises(TransientError, match="503"):
-        folder.close()
+@pytest.mark.gcs
+def test_a_storage_that_refuses_is_told_at_the_end(
+    gcs_root: str, gcs_emulator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        folder = RunFolder(gcs_root, ())
+        (folder.local / "a.txt").write_text("a")
+        proxy.script = lambda seen: Fault("status", status=403)
+        with pytest.raises(StorageError, match="403"):
+            folder.close()
