@@ -3,22 +3,24 @@
 import numpy as np
 
 from trainer.decode import ImageSpec, PadCrop, pad_crops
+from trainer.shared import SharedImages
 
 
 class DecodedCache:
     """Decoded images of `spec.size` for PadCrop, by id.
 
-    Any thread may put; a batch is taken only when all of it is there.
+    Any thread may put; a batch is taken only when all of it is there. With `shared` the images are kept there, where
+    other processes may put them too.
     """
 
-    def __init__(self, num_samples: int, size: int, padding: int) -> None:
-        self.size, self.padding = size, padding
-        self.images_NHWC = np.zeros((num_samples, size, size, 3), dtype=np.uint8)
+    def __init__(self, num_samples: int, size: int, padding: int, shared: SharedImages | None = None) -> None:
+        self.size, self.padding, self._shared = size, padding, shared
+        self.images_NHWC = shared.images_NHWC if shared else np.zeros((num_samples, size, size, 3), dtype=np.uint8)
         self.labels = np.zeros(num_samples, dtype=np.int64)
         self.filled = np.zeros(num_samples, dtype=bool)
 
     def __reduce__(self) -> tuple:
-        return DecodedCache, (len(self.filled), self.size, self.padding)
+        return DecodedCache, (len(self.filled), self.size, self.padding, self._shared)
 
     @staticmethod
     def num_bytes(num_samples: int, spec: ImageSpec) -> int | None:
@@ -32,6 +34,10 @@ class DecodedCache:
         if images_NHWC.shape[-3:-1] != (self.size, self.size):
             return
         self.images_NHWC[ids] = images_NHWC
+        self.note(ids, labels)
+
+    def note(self, ids: int | np.ndarray, labels: int | np.ndarray) -> None:
+        """Says that these images are there; another process may have put them."""
         self.labels[ids] = labels
         self.filled[ids] = True  # last: whoever sees it may read the rest
 

@@ -2,36 +2,31 @@
 
 A decoder of small PNGs keeps Python's interpreter, and giving it from thread to thread costs as much as the image, so
 threads of one process decode no more than one of them. A process here gets the checked bytes of a part of a batch and
-gives back its pixels. What it can't decode, or a padded crop of another size than the image's, is left to the stream,
-which finds the reason if there is one.
+puts their pixels into memory that it shares with the stream. What it can't decode, or a padded crop of another size
+than the image's, is left to the stream, which finds the reason if there is one.
 
 A process ends with the socket to its stream, however the stream's process ends.
 """
 
-import itertools
 import os
 import pickle
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import cv2
 import numpy as np
 
-from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode, decode_into, pad_crops
+from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode_into, pad_crops
+from trainer.decoding import HEAD, HELLO, decode_whole, receive_into
 from trainer.errors import DecoderLost
-
-_HELLO = b"+"
-_HEAD = struct.Struct("=QQQ")
-"""Of what is asked: images, draws for each, bytes of all; then come those bytes, the draws and the images' sizes."""
-
+from trainer.shared import SharedImages
 
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
 """Else NumPy starts threads for it, which takes a third of the time that a process needs to be ready."""
@@ -39,24 +34,26 @@ _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What all processes of a stream do: training images by `spec`, or whole ones of its size to be kept."""
+    """What all processes of a stream do that keeps no whole images: training images by `spec`."""
 
     spec: ImageSpec
-    whole: bool
 
-    def decoded(self, images: Sequence[bytes], drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of them could be decoded, bool [n], and their pixels, uint8 [n, size, size, 3]."""
-        size, crop = self.spec.size, self.spec.crop
-        pixels = np.empty((len(images), size, size, 3), np.uint8)
-        if not isinstance(crop, PadCrop):
-            done = np.array([self._crop_into(*one) for one in zip(pixels, images, drawn, strict=True)], np.bool_)
-            return done, pixels
-        done = np.array([_whole_into(row, data) for row, data in zip(pixels, images, strict=True)], np.bool_)
-        if self.whole:
-            return done, pixels
-        crops = np.empty_like(pixels)
-        pad_crops(crops, pixels, np.arange(len(images)), crop.padding, drawn)
-        return done, crops
+    def decode(
+        self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
+    ) -> np.ndarray:
+        """See trainer.decoding.Decode."""
+        cv2.setNumThreads(1)
+        if isinstance(self.spec.crop, PadCrop):
+            done = decode_whole(images_NHWC, numbers, contents, drawn)
+            images_NHWC[numbers] = self._cropped(images_NHWC[numbers], self.spec.crop, drawn)
+            return done
+        rows = (images_NHWC[number] for number in numbers)
+        return np.array([self._crop_into(*one) for one in zip(rows, contents, drawn, strict=True)], np.bool_)
+
+    def _cropped(self, whole_NHWC: np.ndarray, crop: PadCrop, drawn: np.ndarray) -> np.ndarray:
+        crops = np.empty_like(whole_NHWC)
+        pad_crops(crops, whole_NHWC, np.arange(len(crops)), crop.padding, drawn)
+        return crops
 
     def _crop_into(self, row: np.ndarray, data: bytes, drawn: np.ndarray) -> bool:
         try:
@@ -69,24 +66,26 @@ class Task:
 class Decoders:
     """As many processes as `num_processes`, started when first asked for; any thread may borrow one.
 
-    None is lent before it has loaded its libraries. A copy in another process (pickled or forked) starts its own.
+    With `kept` they put whole images there, each at its own number; without, training images by `spec` where the
+    next ones replace them, at most `num_images` at once. None is lent before it has loaded its libraries. A copy in
+    another process (pickled or forked) starts its own.
     """
 
-    def __init__(self, task: Task, num_processes: int) -> None:
-        self.task, self.num_processes = task, num_processes
+    def __init__(self, spec: ImageSpec, num_processes: int, num_images: int, kept: SharedImages | None = None) -> None:
+        self.spec, self.num_processes, self.num_images, self.kept = spec, num_processes, num_images, kept
         self._lock = threading.Lock()
         self._free: list[Decoder] = []
         self._owner = 0
 
     def __reduce__(self) -> tuple:
-        return Decoders, (self.task, self.num_processes)
+        return Decoders, (self.spec, self.num_processes, self.num_images, self.kept)
 
     def start(self) -> None:
         """Starts the processes, unless this process has."""
         with self._lock:
             if self._owner != os.getpid():
                 self._owner = os.getpid()
-                self._free = [Decoder(self.task) for _ in range(self.num_processes)]
+                self._free = [self._started() for _ in range(self.num_processes)]
                 weakref.finalize(self, _end, self._owner, list(self._free))
 
     @contextmanager
@@ -103,17 +102,23 @@ class Decoders:
                 with self._lock:
                     self._free.append(decoder)
 
+    def _started(self) -> "Decoder":
+        if self.kept is not None:
+            return Decoder(self.kept, None)
+        return Decoder(SharedImages(self.num_images, self.spec.size), Task(self.spec))
+
 
 class Decoder:
-    """One process and the socket to it."""
+    """One process, the socket to it and the images that it fills."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, images: SharedImages, task: Task | None) -> None:
+        self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
         self._socket, theirs = socket.socketpair()
+        words = [str(theirs.fileno()), str(images.fd), str(self.images_NHWC.shape[1])]
         # In a session of its own, so that a Ctrl-C or a signal to the group is for the process that it works for.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.decoders", str(theirs.fileno()), pickle.dumps(task).hex()],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", "trainer.decoding", *words, *([] if task is None else [pickle.dumps(task).hex()])],
+            pass_fds=[theirs.fileno(), images.fd],
             env=os.environ | _NO_ALGEBRA | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             start_new_session=True,
         )
@@ -124,29 +129,29 @@ class Decoder:
         """Whether it has loaded its libraries."""
         if not self._ready:
             try:
-                found = self._socket.recv(len(_HELLO), socket.MSG_DONTWAIT)
+                found = self._socket.recv(len(HELLO), socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return False
             except OSError as error:
                 raise self._lost() from error
-            if found != _HELLO:
+            if found != HELLO:
                 raise self._lost()
             self._ready = True
         return True
 
-    def decode(self, images: Sequence[bytes], drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The images, uint8 [n, size, size, 3], and bool [n]: which of them it could decode; raises DecoderLost."""
-        size = self.task.spec.size
-        pixels, done = np.empty((len(images), size, size, 3), np.uint8), np.empty(len(images), np.bool_)
-        sizes = np.array([len(image) for image in images], dtype=np.int64)
+    def decode(self, contents: Sequence[bytes], drawn: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Decodes into `images_NHWC[numbers]` what it can, and says which of them, bool [n]; raises DecoderLost."""
+        drawn = drawn if self._task else drawn[:, :0]
+        done = np.empty(len(contents), np.bool_)
+        sizes = np.array([len(content) for content in contents], np.int64)
         try:
-            self._socket.sendall(_HEAD.pack(*drawn.shape, int(sizes.sum())))
-            self._socket.sendall(b"".join([*images, drawn.tobytes(), sizes.tobytes()]))
-            for array in (done, pixels):
-                _receive_into(self._socket, array.data.cast("B"))
+            self._socket.sendall(HEAD.pack(*drawn.shape, int(sizes.sum())))
+            rest = drawn.tobytes(), numbers.astype(np.int64).tobytes(), sizes.tobytes()
+            self._socket.sendall(b"".join([*contents, *rest]))
+            receive_into(self._socket, done.data.cast("B"))
         except OSError as error:
             raise self._lost() from error
-        return pixels, done
+        return done
 
     def end(self) -> None:
         """Ends the process, whatever it does: it holds nothing."""
@@ -164,59 +169,7 @@ class Decoder:
         )
 
 
-def main(words: Sequence[str]) -> None:
-    """`FD TASK`: decodes what comes through that socket until it is closed."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run that is told to stop takes its last batches first
-    cv2.setNumThreads(1)
-    task: Task = pickle.loads(bytes.fromhex(words[1]))
-    with socket.socket(fileno=int(words[0])) as connection, suppress(ConnectionError):
-        connection.sendall(_HELLO)
-        while True:
-            for array in task.decoded(*_asked(connection)):
-                connection.sendall(array.data.cast("B"))
-
-
-def _asked(connection: socket.socket) -> tuple[list[bytes], np.ndarray]:
-    """The next images and their draws, float64 [n, m]."""
-    num_images, num_draws, num_bytes = _HEAD.unpack(_receive(connection, _HEAD.size))
-    content = _receive(connection, num_bytes + 8 * num_images * (num_draws + 1))
-    drawn = np.frombuffer(content, np.float64, num_images * num_draws, num_bytes).reshape(num_images, num_draws)
-    sizes = np.frombuffer(content, np.int64, num_images, num_bytes + drawn.nbytes)
-    ends = np.cumsum(sizes).tolist()
-    return [content[start:end] for start, end in itertools.pairwise([0, *ends])], drawn
-
-
-def _whole_into(row: np.ndarray, data: bytes) -> bool:
-    try:
-        image = decode(data)
-    except UndecodableImage:
-        return False
-    if image.shape != row.shape:
-        return False
-    row[:] = image
-    return True
-
-
 def _end(owner: int, decoders: Sequence[Decoder]) -> None:
     if owner == os.getpid():
         for decoder in decoders:
             decoder.end()
-
-
-def _receive(connection: socket.socket, num_bytes: int) -> bytes:
-    content = bytearray(num_bytes)
-    _receive_into(connection, memoryview(content))
-    return bytes(content)
-
-
-def _receive_into(connection: socket.socket, buffer: memoryview) -> None:
-    """Fills the buffer; raises ConnectionError where the other side has ended."""
-    while buffer:
-        count = connection.recv_into(buffer, 0, socket.MSG_WAITALL)
-        if not count:
-            raise ConnectionResetError
-        buffer = buffer[count:]
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

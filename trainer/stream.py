@@ -43,8 +43,9 @@ from trainer.decode import (
     pad_crop,
     pad_crops,
 )
-from trainer.decoders import Decoder, Decoders, Task
+from trainer.decoders import Decoder, Decoders
 from trainer.fetch import SMALL_BYTES, Addresses, Contents, Reads, ShardTable, Tickets, open_reads
+from trainer.shared import SharedImages
 
 SLICES_PER_THREAD = 4
 MAX_SUBSTITUTES = 8
@@ -148,9 +149,8 @@ class Stream:
             budget_bytes=budget_bytes,
         )
         self.cache: DecodedCache | None = None
-        if self.memory.cache and image is not None and isinstance(image.crop, PadCrop):
-            self.cache = DecodedCache(self.split.num_samples, image.size, image.crop.padding)
-        self.decoders = self._small_image_decoders()
+        self.decoders: Decoders | None = None
+        self._prepare_decoding()
         _log.info("%s %s: %s", manifest_url, split, self.memory)
 
     def __len__(self) -> int:
@@ -201,11 +201,16 @@ class Stream:
         """Whether a sample takes little more than giving Python's interpreter from thread to thread."""
         return self.stored_bytes <= SMALL_BYTES * self.split.num_samples
 
-    def _small_image_decoders(self) -> Decoders | None:
-        is_worth_it = self.has_small_samples and self.split.num_samples >= MIN_DECODED
-        if self.image is None or self.num_threads == 1 or not is_worth_it:
-            return None
-        return Decoders(Task(self.image, whole=self.cache is not None), min(self.num_threads, MAX_DECODERS))
+    def _prepare_decoding(self) -> None:
+        if self.image is None:
+            return
+        num_images, shared = self.split.num_samples, None
+        by_others = self.has_small_samples and num_images >= MIN_DECODED and self.num_threads > 1
+        if self.memory.cache and isinstance(self.image.crop, PadCrop):
+            shared = SharedImages(num_images, self.image.size) if by_others else None
+            self.cache = DecodedCache(num_images, self.image.size, self.image.crop.padding, shared)
+        if by_others:
+            self.decoders = Decoders(self.image, min(self.num_threads, MAX_DECODERS), self.batch_size, shared)
 
     def _cache_bytes(self) -> int | None:
         if self.image is None or self.fields or self.with_key:
@@ -417,12 +422,18 @@ class _Pipeline:
 
     def _fill_by(self, decoder: Decoder, batch: Batch, plan: _Step, found: list[_Found]) -> list[bool]:
         """Fills what another process can decode, and says which of them those are."""
-        slots = _slots(found)
-        pixels, done = decoder.decode(self._images(found), plan.drawn[slots])
-        if decoder.task.whole:
-            self._put_whole(batch, plan, slots[done], pixels[done])
+        slots, cache = _slots(found), self.stream.cache
+        numbers = np.arange(len(slots)) if cache is None else plan.slots.ids[slots]
+        done = decoder.decode(self._images(found), plan.drawn[slots], numbers)
+        slots, numbers = slots[done], numbers[done]
+        if cache is None:
+            batch["image"][slots] = decoder.images_NHWC[numbers]
         else:
-            batch["image"][slots[done]] = pixels[done]
+            assert plan.tickets is not None
+            cache.note(numbers, plan.tickets.addresses.labels[slots])
+            crops = np.empty((len(slots), *batch["image"].shape[1:]), np.uint8)
+            cache.crop(crops, numbers, plan.drawn[slots])
+            batch["image"][slots] = crops
         return done.tolist()
 
     def _contents(self, batch: Batch, plan: _Step, start: int, stop: int) -> Iterator[_Found]:

@@ -17,9 +17,10 @@ import pytest
 from shardset import png
 from shardset.storage import open_storage
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
-from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage
-from trainer.decoders import Decoders, Task
+from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage, decode
+from trainer.decoders import Decoders
 from trainer.errors import DecoderLost
+from trainer.shared import SharedImages
 from trainer.stream import MIN_DECODED, Stream, order_options
 
 PADDED = ImageSpec(size=8, crop=PadCrop(1), flip=True)
@@ -57,9 +58,9 @@ def make(url, **options):
     return Stream(url, "train", **{**choices, "bad_samples": "mask", **options})
 
 
-def from_second(stream):
-    """The batches of the first epoch but one; other processes decode all of them but a few."""
-    batches = stream.epoch(0)
+def from_second(stream, epoch=0):
+    """The batches of an epoch but the first one; other processes decode all of them but a few."""
+    batches = stream.epoch(epoch)
     next(batches)
     while stream.decoders is not None and not are_ready(stream.decoders):
         time.sleep(0.01)
@@ -174,16 +175,41 @@ def test_processes_start_once_for_all_epochs_and_end_with_the_stream(shards):
     assert not children(os.getpid()) & started
 
 
-def test_a_copy_starts_its_own(shards):
-    decoders = pickle.loads(pickle.dumps(Decoders(Task(PADDED, whole=False), 1)))
+def ready(decoders):
+    """One of them, as soon as one has loaded its libraries."""
     decoders.start()
     while True:
         with decoders.idle() as decoder:
             if decoder is not None:
-                break
-    pixels_NHWC, done = decoder.decode([encode(pixels(1, 8, 8), "png"), b"no image"], np.full((2, 3), 0.5))
-    assert done.tolist() == [True, False]
-    assert np.array_equal(pixels_NHWC[0], pixels(1, 8, 8))
+                return decoder
+        time.sleep(0.01)
+
+
+def test_a_copy_starts_its_own_with_images_of_its_own(shards):
+    stream = make(shards)
+    assert all(batch["id"].size for batch in from_second(stream))
+    copy = pickle.loads(pickle.dumps(stream))
+    assert not copy.cache.images_NHWC.any()
+    assert all(
+        same(one, other)
+        for one, other in zip(itertools.islice(stream.epoch(1), 1, None), from_second(copy, 1), strict=True)
+    )
+
+
+def test_whole_images_of_any_kind_are_put_where_they_belong():
+    shared = SharedImages(5, 8)
+    decoders = Decoders(PADDED, 1, 4, shared)
+    decoder = ready(decoders)
+    contents = [
+        encode(pixels(1, 8, 8), "png"),
+        b"no image",
+        encode(pixels(2, 9, 8), "png"),
+        encode(pixels(3, 8, 8), "jpeg"),
+    ]
+    assert decoder.decode(contents, np.zeros((4, 3)), np.array([4, 0, 1, 2])).tolist() == [True, False, False, True]
+    assert np.array_equal(shared.images_NHWC[4], pixels(1, 8, 8))
+    assert np.array_equal(shared.images_NHWC[2], decode(contents[3]))
+    assert not shared.images_NHWC[[0, 1, 3]].any()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
