@@ -11,6 +11,8 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
 _RGB = 2
+_ANIMATED = b"acTL"
+_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def is_png(data: bytes) -> bool:
@@ -28,22 +30,19 @@ def decode(data: bytes) -> np.ndarray | None:
 
     None also of animated ones. What a header may claim is for the caller to check.
     """
-    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_still(data):
+    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not data.endswith(_END) or _ANIMATED in data:
         return None
     try:
         if data[25] == _RGB:
             return kornia.decode_image_png_u8(data, size(data), "rgb")
-        return pyspng.load(data, "RGB")
+        return pyspng.load(data, "RGB") if _fit_together(data) else None
     except Exception:  # noqa: BLE001 - kornia_rs knows no narrower one
         return None
 
 
-def _is_still(data: bytes) -> bool:
-    """Whether its chunks fit together and are one still image: a decoder may allocate what a chunk claims."""
-    at, kind = 8, b""
-    while kind != b"IEND" and at + 12 <= len(data):
-        kind = data[at + 4 : at + 8]
+def _fit_together(data: bytes) -> bool:
+    """Whether its chunks do: libspng may allocate what one claims."""
+    at = 8
+    while at + 12 <= len(data):
         at += 12 + int.from_bytes(data[at : at + 4], "big")
-        if kind == b"acTL":
-            return False
-    return kind == b"IEND" and at == len(data)
+    return at == len(data)

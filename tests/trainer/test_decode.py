@@ -134,6 +134,24 @@ def test_an_interlaced_png_decodes_to_its_pixels():
     assert np.array_equal(decode(interlaced(image)), image)
 
 
+def test_of_an_animated_png_the_first_picture_is_read():
+    buffer = io.BytesIO()
+    frames = [Image.fromarray(pixels(serial, 20, 30)) for serial in (1, 2)]
+    frames[0].save(buffer, "png", save_all=True, append_images=frames[1:])
+    assert b"acTL" in buffer.getvalue()
+    assert np.array_equal(decode(buffer.getvalue()), pixels(1, 20, 30))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_chunk_that_claims_more_than_there_is_is_refused(mode):
+    buffer = io.BytesIO()
+    Image.fromarray(busy(20, 30)).convert(mode).save(buffer, "png")
+    data = bytearray(buffer.getvalue())
+    data[33:37] = (2**31 - 1).to_bytes(4, "big")
+    with pytest.raises(UndecodableImage):
+        decode(bytes(data))
+
+
 def test_a_colour_that_a_png_calls_transparent_is_kept():
     buffer = io.BytesIO()
     Image.fromarray(busy(20, 30)).save(buffer, "png", transparency=tuple(busy(20, 30)[0, 0].tolist()))
