@@ -30,19 +30,19 @@ def decode(data: bytes) -> np.ndarray | None:
 
     None also of animated ones. What a header may claim is for the caller to check.
     """
-    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not data.endswith(_END) or _ANIMATED in data:
+    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or _ANIMATED in data or not _fits_together(data):
         return None
     try:
         if data[25] == _RGB:
             return kornia.decode_image_png_u8(data, size(data), "rgb")
-        return pyspng.load(data, "RGB") if _fit_together(data) else None
+        return pyspng.load(data, "RGB")
     except Exception:  # noqa: BLE001 - kornia_rs knows no narrower one
         return None
 
 
-def _fit_together(data: bytes) -> bool:
-    """Whether its chunks do: libspng may allocate what one claims."""
+def _fits_together(data: bytes) -> bool:
+    """Whether its chunks end where it ends: libspng may allocate what one claims, kornia_rs overlook it."""
     at = 8
     while at + 12 <= len(data):
         at += 12 + int.from_bytes(data[at : at + 4], "big")
-    return at == len(data)
+    return at == len(data) and data.endswith(_END)
