@@ -2,8 +2,8 @@
 
 python -m benchmarks.upsampled [--target 1280000] [--rows 10000] [--plan-only] [--folder DIR]
 
-Makes an archive of 60,000 seeded pictures in the published form (its PNGs are about as large as CIFAR's), builds the
-set, counts what stands there and prints one line. With --plan-only just the first shard is written, for targets whose
+Makes an archive of 60,000 seeded pictures in the published form, builds the set, counts what stands there and prints
+one line. With --plan-only just the first shard is written, for targets whose
 set would not fit here.
 """
 
@@ -16,11 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.measuring import POLL_S, family, peak_bytes_of
 from shardset import load
-from tests.makers.cifar import Batch, batch, python_files, write_archive
+from tests.makers.cifar import batch, python_files, write_archive
 
 SHARD_SIZE = 2_000
 
@@ -37,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = Path(name)
         archive = folder / "cifar-10-python.tar.gz"
         names = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
-        write_archive(
-            archive, python_files([smooth(batch(one, args.rows, 10)) for one in names]), "cifar-10-batches-py"
-        )
+        write_archive(archive, python_files([batch(one, args.rows, 10) for one in names]), "cifar-10-batches-py")
         words = ["build", "--source", "cifar10", "--input", str(archive), "--output", str(folder / "set"), "--json"]
         words += [
             "--target-samples",
@@ -75,14 +71,6 @@ def run(words: Sequence[str]) -> tuple[dict, int, int]:
     if process.returncode:
         raise SystemExit(process.returncode)
     return json.loads(printed), launcher, worker
-
-
-def smooth(one: Batch) -> Batch:
-    """The pictures with neighbouring pixels averaged: noise would make the PNGs a third larger than photographs'."""
-    planes = one.data.reshape(-1, 3, 32, 32)
-    total = planes.astype(np.uint16) + np.roll(planes, 1, 2) + np.roll(planes, 1, 3) + np.roll(planes, 2, 3)
-    planes[:] = (total // 4).astype(np.uint8)
-    return one
 
 
 if __name__ == "__main__":
