@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
 import google_crc32c
+import msgspec
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.tarindex import crc32c_text
@@ -45,8 +46,7 @@ _ADVICE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
+class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a stored object without reading it.
 
     `generation` changes whenever the content is replaced. `crc32c` is base64 as GCS reports it; None where

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.holdout import REST, check_holdout, split_of
@@ -59,10 +60,11 @@ class Folder:
         for name, split, reason in unit["rejected"]:
             yield Rejected(name=name, split=split, reason=reason)
         for name, num_bytes, generation, label, split in unit["entries"]:
-            image = IMAGE_FIELDS[extension(name)]
+            key, last = paths.split(name)
+            image = IMAGE_FIELDS[last.lower()]
             yield RawSample(
                 name=name,
-                key=without_extension(name),
+                key=key,
                 split=split,
                 label=label,
                 image=image,

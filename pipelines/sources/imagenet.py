@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.paths import (
     IMAGE_FIELDS,
@@ -367,8 +368,9 @@ def _reported_once(rejected: Rejected, unit: Unit) -> Iterator[Rejected]:
 
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
-    image = IMAGE_FIELDS.get(extension(name), UNKNOWN_FIELD)
-    return RawSample(name=name, key=_stem(name), split=split, label=label, image=image, fields={image: extent})
+    key, last = paths.split(name.rpartition("/")[2])
+    image = IMAGE_FIELDS.get(last.lower(), UNKNOWN_FIELD)
+    return RawSample(name=name, key=key, split=split, label=label, image=image, fields={image: extent})
 
 
 def _stem(name: str) -> str:
