@@ -73,8 +73,11 @@ class FileLock:
     """A lock on `holder.json`, which stays behind when the lock is gone."""
 
     def __init__(self, folder: Path, who: Holder) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = (folder / HOLDER).open("a+b")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / HOLDER).open("a+b")
+        except OSError as error:
+            raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

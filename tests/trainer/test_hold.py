@@ -156,3 +156,11 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 def test_a_process_without_a_machine_is_never_called_gone() -> None:
     assert not holds._is_gone(of_another_machine())
     assert not holds._is_gone(None)
+
+
+@pytest.mark.parametrize("name", ["file", "file/run", "folder"])
+def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / HOLDER).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"{name}: can't be a run folder \(.*\); take another --run-dir"):
+        hold(str(tmp_path / name), unexpected)
