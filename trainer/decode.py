@@ -255,19 +255,19 @@ def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray
 
 
 def pad_crops(out: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, padding: int, drawn: np.ndarray) -> None:
-    """`pad_crop` of image `ids[n]` into `out[n]`, all of one size: out and images uint8 [n, size, size, 3]."""
-    size, side = out.shape[1], out.shape[1] + 2 * padding
-    places = (drawn[:, 1:3] * (2 * padding + 1)).astype(np.int64)
+    """`pad_crop` of image `ids[n]` into `out[n]`, all of one size and contiguous: uint8 [n, size, size, 3]."""
+    size, num_places = out.shape[1], 2 * padding + 1
+    places = (drawn[:, 1:3] * num_places).astype(np.int64)
+    row, stride = np.dtype((np.void, 3 * size)), 3 * (size + 2 * padding)
+    padded = np.zeros((min(len(ids), _CROPS_AT_ONCE), size + 2 * padding, stride), np.uint8)
+    shape, strides = (len(padded), num_places, num_places, size), (padded.strides[0], stride, 3, stride)
+    windows = np.ndarray(shape, row, padded, 0, strides)  # every window at every place
+    images, crops = (np.ndarray((len(each), size), row, each) for each in (images_NHWC, out))
     for start in range(0, len(ids), _CROPS_AT_ONCE):
         part = slice(start, start + _CROPS_AT_ONCE)
-        count = len(ids[part])
-        padded = np.zeros((count, side, side, 3), np.uint8)
-        padded[:, padding : padding + size, padding : padding + size] = images_NHWC[ids[part]]
-        n, down, right, _ = padded.strides
-        # Every window at every place, its rows as bytes.
-        shape, strides = (count, side - size + 1, side - size + 1, size, 3 * size), (n, down, right, down, 1)
-        windows = np.lib.stride_tricks.as_strided(padded, shape, strides, writeable=False)
-        out[part] = windows[np.arange(count), places[part, 0], places[part, 1]].reshape(out[part].shape)
+        numbers = np.arange(len(ids[part]))
+        windows[numbers, padding, padding] = images[ids[part]]
+        crops[part] = windows[numbers, places[part, 0], places[part, 1]]
 
 
 def _rows(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
