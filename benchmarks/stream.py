@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 from xml.sax.saxutils import escape
 
 import cv2
+import msgspec
 import numpy as np
 from sklearn.datasets import load_sample_images
 
@@ -88,7 +89,7 @@ def samples_of(data: Data) -> Iterator[StoredSample]:
 def _rewritten(sample: StoredSample, kind: str) -> StoredSample:
     (name, content), *others = sample.fields
     content = with_restarts(content) if kind == "jpeg" else png.stored(decode(content)[None])[0]
-    return replace(sample, fields=((name, content), *others))
+    return msgspec.structs.replace(sample, fields=((name, content), *others))
 
 
 def _photo(photo: np.ndarray, draw: np.random.Generator) -> bytes:

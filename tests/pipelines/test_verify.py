@@ -5,7 +5,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import google_crc32c
 import msgspec
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pipelines import verify as verifying
 from pipelines.verify import Report, hash_keys, render, to_json, verify
