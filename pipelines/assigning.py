@@ -181,8 +181,9 @@ def _places(job: Job, plan: SplitPlan, labels: np.ndarray, start: UnitStart) -> 
 
 
 def _by_group(plan: SplitPlan, raw: Rows, row: np.ndarray, places: Places, serial: int) -> Iterator[tuple[int, Rows]]:
-    order = planning.by_shard(places.shard)  # groups are neighbouring shards; neighbours in a part will be neighbours
-    for runs in _pieces(_runs(plan.group_of(places.shard[order]))):
+    group = plan.group_of(places.shard)
+    order = planning.by_shard(group)  # in source order within a group: memory is read forwards
+    for runs in _pieces(_runs(group[order])):
         mine = order[runs[0][1] : runs[-1][2]]
         taken = raw.take(row[mine])
         taken = taken.replace(
