@@ -72,6 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A runner logs the traceback of a failing worker many times over; the one sentence that counts is printed below.
     logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.INFO if args.debug else logging.CRITICAL)
+    logging.getLogger("shardset").setLevel(
+        logging.INFO if args.debug else logging.WARNING
+    )  # a bucket that won't answer
     try:
         return args.run(args, rest)
     except ShardsetError as error:

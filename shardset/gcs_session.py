@@ -4,6 +4,7 @@ The only import of google-cloud-storage.
 """
 
 import json
+import logging
 import os
 import random
 import threading
@@ -27,6 +28,8 @@ from requests.utils import select_proxy
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _POOL = 64
 _PROBE_TIMEOUT_S = 1.0
@@ -55,13 +58,15 @@ class RetryPolicy:
 
     A request is lost when it can't connect, hears nothing for `stall_timeout_s`, or isn't done after
     `request_deadline_s` (looked at every 8 MiB). Pauses double from `first_pause_s` to `max_pause_s`, each cut by
-    up to half at random. An operation gives up `give_up_after_s` after its first failure since the last new byte.
+    up to half at random. An operation gives up `give_up_after_s` after its first failure since the last new byte, and
+    logs after `say_after_s` that it goes on trying.
     """
 
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 20.0
     request_deadline_s: float = 120.0
     give_up_after_s: float = 180.0
+    say_after_s: float = 10.0
     first_pause_s: float = 0.25
     max_pause_s: float = 16.0
     clock: Callable[[], float] = time.monotonic
@@ -179,8 +184,11 @@ def body_json(response: requests.Response, where: str) -> dict[str, Any]:
 
 
 def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-    """What `attempt` returns, tried again after TransientErrors until the policy gives up."""
-    failures, since, reached = 0, 0.0, progress()
+    """What `attempt` returns, tried again after TransientErrors until the policy gives up.
+
+    Who waits longer than `say_after_s` is told why, once.
+    """
+    failures, since, reached, is_said = 0, 0.0, progress(), False
     while True:
         try:
             return attempt()
@@ -193,6 +201,9 @@ def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[]
             if now + pause - since > policy.give_up_after_s:
                 tries = f"{failures} tries in {now - since:.0f} s"
                 raise TransientError(f"{error}; gave up after {tries}; check the network and try again") from error
+            if now + pause - since > policy.say_after_s and not is_said:
+                is_said = True
+                _log.warning("%s; trying again for %.0f s in all", error, policy.give_up_after_s)
             policy.sleep(pause)
 
 

@@ -802,7 +802,7 @@ def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
 
 
 @pytest.mark.gcs
-def test_pauses_grow_and_then_it_gives_up_naming_object_and_range(behind_proxy, proxy, clock):
+def test_pauses_grow_and_then_it_gives_up_naming_object_and_range(behind_proxy, proxy, clock, caplog):
     put(behind_proxy, "a", BIG)
     proxy.script = lambda seen: Fault("status", status=503)
     with pytest.raises(TransientError) as caught:
@@ -812,6 +812,9 @@ def test_pauses_grow_and_then_it_gives_up_naming_object_and_range(behind_proxy, 
     assert f"gave up after {len(clock.pauses) + 1} tries in {sum(clock.pauses):.0f} s" in text
     assert clock.pauses[:8] == [0.1875, 0.375, 0.75, 1.5, 3.0, 6.0, 12.0, 12.0]
     assert 160 < clock.now <= 180
+    [said] = caplog.records
+    assert "bytes 10 to 20: the server answered 503" in said.getMessage()
+    assert said.getMessage().endswith("; trying again for 180 s in all")
 
 
 @pytest.mark.gcs
