@@ -268,10 +268,12 @@ class _Pipeline:
             self._parts = 1
         elif stream.decoders is not None:
             num_threads = self._parts = stream.decoders.num_processes
+        elif stream.has_small_samples:
+            # Such a sample takes less time than handing Python's interpreter from thread to thread.
+            num_threads = self._parts = 1
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=_one_opencv_thread)
         jobs: list[_Job] = [("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun)]
         if stream.has_small_samples and isinstance(stream.table.storage, LocalStorage):
-            # Such a sample takes less time than handing Python's interpreter from thread to thread.
             jobs = [("fill", self._plan_and_begin, self._begun)]
         self._threads = [
             threading.Thread(target=self._guard, args=(work, out), name=f"shardset-{name}", daemon=True)
