@@ -22,6 +22,7 @@ BASE = [
 ]
 PIPELINES = [
     "apache-beam[gcp]>=2.77,<2.78",
+    "isal>=1.6,<2",
     "jinja2>=3.1.4,<4",
     "pyjpegio>=0.3,<0.4",
     "pyyaml>=6,<7",

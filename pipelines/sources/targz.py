@@ -1,16 +1,15 @@
 """Reads small named members of a .tar.gz: first all of it, so that its checksum covers what is found, and from then on
-one member, with a checksum of its own and without what stands behind it.
+one member, with a checksum of its own and without what stands behind it. ISA-L unpacks in half of zlib's time.
 """
 
-import gzip
 import io
 import tarfile
-import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, cast
 
 import google_crc32c
+from isal import igzip, isal_zlib
 
 from shardset.errors import SourceError
 
@@ -20,8 +19,16 @@ _CHUNK_BYTES = 1 << 20
 _MAX_EMPTY_READS = 100
 """tarfile skips a member by reading it in pieces of 10 KiB and does not stop at the end; sizes go up to 2**88."""
 
-_BROKEN = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, OverflowError, RecursionError, ValueError)
-"""What gzip and tarfile raise for bytes that are cut, damaged or made to confuse them."""
+_BROKEN: tuple[type[Exception], ...] = (
+    tarfile.TarError,
+    igzip.BadGzipFile,
+    cast(type[Exception], isal_zlib.error),
+    EOFError,
+    OverflowError,
+    RecursionError,
+    ValueError,
+)
+"""What igzip and tarfile raise for bytes that are cut, damaged or made to confuse them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ def read_members(
     is cut or damaged, unpacks to more than `MAX_ARCHIVE_BYTES`, or holds one of the names twice.
     """
     try:
-        with gzip.GzipFile(fileobj=file) as unzipped:
+        with igzip.GzipFile(fileobj=file) as unzipped:
             limited = _Limited(unzipped, MAX_ARCHIVE_BYTES, where)
             found = _walk(limited, where, names, contents_of)
             while limited.read(_CHUNK_BYTES):
@@ -59,7 +66,7 @@ def read_member(file: IO[bytes], where: str, member: Member) -> bytes:
     """
     _check_size(member.num_bytes, where)
     try:
-        with gzip.GzipFile(fileobj=file) as unzipped:
+        with igzip.GzipFile(fileobj=file) as unzipped:
             for start in range(0, member.offset, _CHUNK_BYTES):
                 unzipped.read(min(_CHUNK_BYTES, member.offset - start))
             content = unzipped.read(member.num_bytes)
@@ -120,7 +127,7 @@ def _pieces(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
 class _Limited(io.BufferedIOBase):
     """Counts what is unpacked, because a few kilobytes can unpack to terabytes, and reads past the end."""
 
-    def __init__(self, file: gzip.GzipFile, num_bytes: int, where: str) -> None:
+    def __init__(self, file: igzip.GzipFile, num_bytes: int, where: str) -> None:
         self._file, self._left, self._where = file, num_bytes, where
         self._num_empty = 0
 
