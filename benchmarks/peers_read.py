@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import kornia_rs  # its module "io" would be pickled as Python's
 import numpy as np
 import simplejpeg
-from kornia_rs import io as kornia
 from PIL import Image
 
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data, main
@@ -205,7 +205,7 @@ def tuned(data: Data) -> Callable[[bytes], Any]:
 
     def thumbnail(content: bytes) -> np.ndarray:
         padded = np.zeros((data.size + 8, data.size + 8, 3), np.uint8)
-        padded[4:-4, 4:-4] = kornia.decode_image_png_u8(content, (data.size, data.size), "rgb")
+        padded[4:-4, 4:-4] = kornia_rs.io.decode_image_png_u8(content, (data.size, data.size), "rgb")
         top, left = draw.randrange(9), draw.randrange(9)
         return padded[top : top + data.size, left : left + data.size].copy()
 
