@@ -117,9 +117,10 @@ def test_pictures_that_are_stored_as_they_are_give_the_same_batches(shards, stor
 
 def test_no_process_is_started_where_none_has_to_decode(stored):
     stream, before = make(stored), children(os.getpid())
-    batches = stream.epoch(0)
-    first = {BROKEN, LARGER}.isdisjoint(next(batches)["id"].tolist())
-    assert (children(os.getpid()) == before) == first
+    decoded = [step for step in range(len(stream)) if not {BROKEN, LARGER}.isdisjoint(stream.order.batch(0, step).ids)]
+    batches = list(itertools.islice(stream.epoch(0), decoded[0] // 2))
+    assert len(batches) >= 10
+    assert not children(os.getpid()) - before
 
 
 @pytest.mark.parametrize(("url", "start"), [("shards", from_second), ("stored", lambda stream: stream.epoch(0))])
