@@ -1,6 +1,7 @@
 """`python -m pipelines VERB`: arguments to a configuration to one call."""
 
 import argparse
+import contextlib
 import gc
 import json
 import logging
@@ -13,6 +14,7 @@ from pathlib import Path
 import shtab
 from rich.console import Console
 
+from pipelines import forkserver
 from pipelines.prices import Prices
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError
@@ -270,28 +272,31 @@ def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
 
 
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    # Beam takes a second to import, so only the verb that needs it does.
-    from pipelines import build as builds
-    from pipelines import progress, summary
-    from pipelines.config import BuildConfig
-    from pipelines.encoding import ImageOptions
     from pipelines.terminal import quiet_workers
 
-    direct = {field.name for field in fields(BuildConfig)} - {"image"}
-    config = BuildConfig(
-        **{name: getattr(args, name) for name in direct},
-        image=ImageOptions(
-            resize_shorter=args.resize,
-            quality=args.quality,
-            image_format=args.image_format,
-            jpeg_restart=args.jpeg_restart,
-        ),
-    )
-    if not args.no_report:
-        from pipelines import report  # now, so that a missing library shows before the build, not after it
-    run = builds.dry_run if args.dry_run else builds.build
-    with quiet_workers(show=args.debug) as console:
-        result = run(config, beam_flags, progress.for_console(console))
+    with quiet_workers(show=args.debug) as console, contextlib.ExitStack() as stack:
+        # Beam takes a second or two to import, so only the verb that needs it does, and its workers at the same time.
+        early = not beam_flags and forkserver.num_cores() > 1
+        server = stack.enter_context(forkserver.ForkServer()) if early else None
+        from pipelines import build as builds
+        from pipelines import progress, summary
+        from pipelines.config import BuildConfig
+        from pipelines.encoding import ImageOptions
+
+        direct = {field.name for field in fields(BuildConfig)} - {"image"}
+        config = BuildConfig(
+            **{name: getattr(args, name) for name in direct},
+            image=ImageOptions(
+                resize_shorter=args.resize,
+                quality=args.quality,
+                image_format=args.image_format,
+                jpeg_restart=args.jpeg_restart,
+            ),
+        )
+        if not args.no_report:
+            from pipelines import report  # now, so that a missing library shows before the build, not after it
+        run = builds.dry_run if args.dry_run else builds.build
+        result = run(config, beam_flags, progress.for_console(console), server)
     wanted = result.manifest is not None and not args.no_report
     page = report.after_build(config) if wanted else None
     if args.json:

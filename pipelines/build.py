@@ -1,7 +1,6 @@
 """The build, top to bottom: survey, index, plan, write, and the manifest last."""
 
 import hashlib
-import os
 import socket
 import tempfile
 import time
@@ -21,8 +20,9 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import PipelineState
 
-from pipelines import dataflow, errors_from_beam, sources, workers
+from pipelines import dataflow, errors_from_beam, forkserver, sources, workers
 from pipelines.config import BuildConfig
+from pipelines.forkserver import ForkServer
 from pipelines.job import (
     BuildFile,
     Job,
@@ -67,23 +67,40 @@ class Result:
     seconds: float
 
 
-def build(config: BuildConfig, beam_flags: Sequence[str] = (), progress: Progress | None = None) -> Result:
+def build(
+    config: BuildConfig,
+    beam_flags: Sequence[str] = (),
+    progress: Progress | None = None,
+    server: ForkServer | None = None,
+) -> Result:
     """Builds the shard set that `config` describes and returns what was done.
 
     An unfinished build of the same input and options is taken up where it stopped; a finished one is checked and,
-    where a shard is missing or damaged, mended. Raises ShardsetError, with nothing published.
+    where a shard is missing or damaged, mended. `server` starts the worker processes, if it is running already.
+    Raises ShardsetError, with nothing published.
     """
-    return _run(config, open_storage(config.output), beam_flags, progress, dry_run=False)
+    return _run(config, open_storage(config.output), beam_flags, progress, server, dry_run=False)
 
 
-def dry_run(config: BuildConfig, beam_flags: Sequence[str] = (), progress: Progress | None = None) -> Result:
+def dry_run(
+    config: BuildConfig,
+    beam_flags: Sequence[str] = (),
+    progress: Progress | None = None,
+    server: ForkServer | None = None,
+) -> Result:
     """The plan of a build, made in a temporary folder; nothing is written to the output."""
     with tempfile.TemporaryDirectory(prefix="shardset-plan-") as folder:
-        return _run(config, open_storage(folder), beam_flags, progress, dry_run=True)
+        return _run(config, open_storage(folder), beam_flags, progress, server, dry_run=True)
 
 
 def _run(
-    config: BuildConfig, output: Storage, beam_flags: Sequence[str], progress: Progress | None, *, dry_run: bool
+    config: BuildConfig,
+    output: Storage,
+    beam_flags: Sequence[str],
+    progress: Progress | None,
+    server: ForkServer | None,
+    *,
+    dry_run: bool,
 ) -> Result:
     started = time.monotonic()
     options = beam_options(beam_flags, output)
@@ -96,6 +113,7 @@ def _run(
             options,
             lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run),
             progress.say if progress else None,
+            server,
         )
     remove_parts(output)
     plan = read_record(output, naming.PLAN, PlanFile)
@@ -210,14 +228,16 @@ def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) ->
     if "--direct_running_mode" in given or in_memory:
         return
     if "--direct_num_workers" not in given or not options.direct_num_workers:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        options.direct_num_workers = cores or 1
+        options.direct_num_workers = forkserver.num_cores()
     if options.direct_num_workers > 1:
         options.direct_running_mode = "multi_processing"
 
 
 def run_pipeline(
-    options: PipelineOptions, fill: Callable[[beam.Pipeline], None], say: Callable[[str], None] | None = None
+    options: PipelineOptions,
+    fill: Callable[[beam.Pipeline], None],
+    say: Callable[[str], None] | None = None,
+    server: ForkServer | None = None,
 ) -> dict[str, int]:
     """Runs what `fill` puts into a pipeline and returns its counters; a worker's ShardsetError is raised as itself.
 
@@ -225,7 +245,7 @@ def run_pipeline(
     """
     pipeline = beam.Pipeline(options=options)
     fill(pipeline)
-    with workers.watched(), errors_from_beam.translated(dataflow.failures(options)):
+    with workers.watched(server), errors_from_beam.translated(dataflow.failures(options)):
         result = pipeline.run()
         if say and dataflow.is_wanted(options):
             say(f"the job runs on at {dataflow.page_of(options, result)}")

@@ -7,7 +7,6 @@ leaves its workers running when the launching process is killed. Here a death of
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,24 +20,25 @@ from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner.worker_handlers import SubprocessSdkWorkerHandler, WorkerHandler
 from google.protobuf import json_format, text_format
 
+from pipelines.forkserver import ForkServer, serve
 from shardset.errors import ShardsetError
 
 _LOOK_AGAIN_S = 0.1
-
-_FREED_IS_RETURNED = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": str(2**18),
-    "MALLOC_TRIM_THRESHOLD_": str(2**18),
-}
-"""For glibc's malloc, which keeps a fifth of a worker's peak otherwise; the user's own settings win."""
+_TELLS_WITHIN_S = 1.0
 
 
 class _Crew:
     """The worker processes of one run, and the code that the first of them died with."""
 
-    def __init__(self) -> None:
-        self.processes: list[subprocess.Popen] = []
+    def __init__(self, server: ForkServer | None) -> None:
+        self._server = server
         self.first_death: int | None = None
+
+    @property
+    def server(self) -> ForkServer:
+        """Who starts them; begun when the first is asked for, unless one was given."""
+        self._server = self._server or ForkServer()
+        return self._server
 
     def mourn(self, code: int) -> str:
         """Notes a death, ends those who are left, and says what the user should know."""
@@ -48,8 +48,12 @@ class _Crew:
 
     def end(self) -> None:
         """Ends all of them at once."""
-        for process in self.processes:
-            process.kill()
+        if self._server:
+            self._server.close()
+
+    def failure(self) -> int | None:
+        """What one of them died with, if Beam's error may be about that."""
+        return self._server.first_failure(_TELLS_WITHIN_S) if self._server else None
 
     @contextmanager
     def ended_by_ctrl_c(self) -> Iterator[None]:
@@ -73,18 +77,23 @@ class _Crew:
 
 
 @contextmanager
-def watched() -> Iterator[None]:
-    """Local worker processes of a pipeline run in the block are ours; raises ShardsetError if one of them died."""
-    crew = _Crew()
+def watched(server: ForkServer | None = None) -> Iterator[None]:
+    """Local worker processes of a pipeline run in the block are ours; raises ShardsetError if one of them died.
+
+    `server` starts them, where one has been started before; it is closed at the end.
+    """
+    crew = _Crew(server)
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, crew))
     try:
         with crew.ended_by_ctrl_c():
             yield
-    except RuntimeError as error:  # Beam may see a closed connection before we see the death
-        dead = next((process.returncode for process in crew.processes if process.poll()), None)
+    except RuntimeError as error:  # Beam may see a closed connection before we hear of the death
+        dead = crew.failure()
         if dead is None:
             raise
         raise ShardsetError(crew.mourn(dead)) from error
+    finally:
+        crew.end()
 
 
 class _Worker(SubprocessSdkWorkerHandler):
@@ -96,14 +105,9 @@ class _Worker(SubprocessSdkWorkerHandler):
         self._closing = threading.Event()
 
     def start_worker(self) -> None:
-        """Starts the process; its standard input is a pipe that nothing is ever written to (see `main`)."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.workers"],
-            stdin=subprocess.PIPE,
-            env=_FREED_IS_RETURNED | os.environ | self._environment(),
-        )
-        self._crew.processes.append(process)
-        self.worker_thread = threading.Thread(target=self._watch, args=(process,), daemon=True)
+        """Starts the process."""
+        self._crew.server.start(self.worker_id, self._environment())
+        self.worker_thread = threading.Thread(target=self._watch, daemon=True)
         self.worker_thread.start()
 
     def close(self) -> None:
@@ -119,9 +123,8 @@ class _Worker(SubprocessSdkWorkerHandler):
             "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
         }
 
-    def _watch(self, process: subprocess.Popen) -> None:
-        with process:
-            code = process.wait()
+    def _watch(self) -> None:
+        code = self._crew.server.wait(self.worker_id)
         # Again and again, because the runner may ask the dead for more until it has seen the first error.
         while not self._closing.wait(_LOOK_AGAIN_S):
             self._answer_all(f"ShardsetError: {self._crew.mourn(code)}")
@@ -141,18 +144,14 @@ def _obituary(code: int) -> str:
 
 
 def main() -> None:
-    """A worker process: serves the launching process, and ends at once when that one is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us too, but it is the launcher that stops
-    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    """A fork server's process, and each worker: that serves the launching process until it is needed no more."""
     from apache_beam.runners.worker import sdk_worker_main
 
+    import pipelines.transforms  # noqa: F401  # what the elements of a build unpickle to
+
+    os.environ.update(serve())
     sdk_worker_main.main(sys.argv)
     gc.freeze()  # else Python looks through everything as it ends: 0.4 s of each worker, one after the other
-
-
-def _end_with_launcher() -> None:
-    os.read(sys.stdin.fileno(), 1)  # returns when the pipe's other end is closed, however the launcher ended
-    os._exit(1)
 
 
 if __name__ == "__main__":

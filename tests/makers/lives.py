@@ -41,7 +41,7 @@ class Life:
         return {pid: facts[1] for pid, facts in found.items() if facts and facts[0] == self.process.pid}
 
     def workers(self) -> list[int]:
-        """The process ids of all living workers."""
+        """The process ids of all living workers and of the server that forked them."""
         return sorted(pid for pid, command in self.members().items() if "pipelines.workers" in command)
 
     def kill(self, victim: Victim, draw: random.Random) -> bool:
@@ -50,7 +50,8 @@ class Life:
             found = self._wait_for_workers()
             return bool(found) and _kill(draw.choice(found))
         if self.process.poll() is None:
-            (os.killpg if victim == "everything" else os.kill)(self.process.pid, signal.SIGKILL)
+            for pid in self.members() if victim == "everything" else [self.process.pid]:
+                _kill(pid)
             return True
         return False
 
