@@ -1,6 +1,7 @@
 """The server that forks the workers of a build, and the workers that are servers of their own where it can't fork."""
 
 import os
+import random
 import signal
 import time
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.forkserver import CAN_FORK, ForkServer
+from shardset import naming
 from tests.makers.folders import write_class_folders
+from tests.makers.lives import Life
 from tests.makers.stored import files_of
 
 TWO = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
@@ -99,3 +102,16 @@ def test_workers_however_they_are_started_write_the_same_bytes(forks, tmp_path):
     expected = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "expected"), num_shards={"": 4})
     build(expected, ["--direct_running_mode=in_memory"])
     assert files_of(tmp_path / "found") == files_of(tmp_path / "expected")
+
+
+@pytest.mark.parametrize("victim", ["launcher", "worker"])
+def test_nobody_is_left_of_a_build_that_dies_while_it_imports(victim, tmp_path):
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 4, splits=["train"])
+    with Life(["--source", "folder", "--input", raw, "--output", tmp_path / "out"], tmp_path / "log") as life:
+        wait_until(life.workers)  # the server: there is no worker yet
+        life.kill(victim, random.Random(0))
+        code, _, errors = life.wait()
+        assert not life.wait_for_orphans()
+    assert code == (1 if victim == "worker" else -signal.SIGKILL)
+    assert victim == "launcher" or "ShardsetError: a worker process was killed (SIGKILL)" in errors
+    assert not (tmp_path / "out" / naming.MANIFEST).exists()
