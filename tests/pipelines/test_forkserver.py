@@ -22,9 +22,17 @@ NOBODY = {"CONTROL_API_SERVICE_DESCRIPTOR": 'url: "localhost:1"'}
 
 
 def children_of(pid):
-    """The process ids of a process's living children."""
+    """The process ids of a process's living children that are servers or workers."""
     found = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-    return [child for child in found if parent_of(child) == pid]
+    return [child for child in found if parent_of(child) == pid and b"pipelines.workers" in command_of(child)]
+
+
+def command_of(pid):
+    """The command line of a process; empty if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 def parent_of(pid):
