@@ -429,7 +429,7 @@ def sleeping_model(num_classes: int) -> Any:
 
 def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
     model = ModelConfig(name="tests.trainer.test_strategies:sleeping_model")
-    code, output = finish(trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=4)), timeout_s=120)
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=20)), timeout_s=120)
     assert code == FAILED, output
     assert "Timeout" in output
     assert "in forward" in output
