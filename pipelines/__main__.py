@@ -1,13 +1,13 @@
 """`python -m pipelines VERB`: arguments to a configuration to one call."""
 
 import argparse
-import contextlib
 import gc
 import json
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import shtab
 from rich.console import Console
 
 from pipelines import forkserver
+from pipelines.forkserver import ForkServer
 from pipelines.prices import Prices
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError
@@ -274,10 +275,9 @@ def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     from pipelines.terminal import quiet_workers
 
-    with quiet_workers(show=args.debug) as console, contextlib.ExitStack() as stack:
-        # Beam takes a second or two to import, so only the verb that needs it does, and its workers at the same time.
-        early = not beam_flags and forkserver.num_cores() > 1
-        server = stack.enter_context(forkserver.ForkServer()) if early else None
+    # Beam takes a second or two to import, so only the verb that needs it does, and its workers at the same time.
+    early = not beam_flags and forkserver.num_cores() > 1
+    with quiet_workers(show=args.debug) as console, ForkServer() if early else nullcontext() as server:
         from pipelines import build as builds
         from pipelines import progress, summary
         from pipelines.config import BuildConfig
