@@ -37,8 +37,9 @@ from pipelines.indexing import summarize
 from pipelines.job import Job, PlanFile, put
 from pipelines.parts import Part, write_parts
 from pipelines.planning import Sizing, SplitPlan, UnitStart, UnitSummary, plan_split
+from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
-from pipelines.tables import Rows
+from pipelines.tables import Content, Row
 from pipelines.writing import ShardRecord
 from shardset import naming
 from shardset.manifest import ClassInfo, IndexFile, Shard
@@ -91,49 +92,27 @@ def num_units(n: int) -> int:
     return -(-n // UNIT_SAMPLES)
 
 
-def unit_table(unit: int) -> pa.Table:
+def unit_rows(unit: int) -> list[Row]:
     """What an inner tar of 10,000 images is indexed as."""
-    names = [f"n{unit:08d}/n{unit:08d}_{row}" for row in range(UNIT_SAMPLES)]
-    rows = [
-        {
-            "split": "train",
-            "name": f"{name}.JPEG",
-            "key": name,
-            "label": unit % NUM_CLASSES,
-            "image": "jpg",
-            "fix": "",
-            "crc32c": row,
-            "fields": [
-                {
-                    "field": "jpg",
-                    "object": "train.tar",
-                    "generation": "1700000000000000",
-                    "offset": (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512),
-                    "num_bytes": SAMPLE_BYTES,
-                    "data": None,
-                },
-                {
-                    "field": "cls",
-                    "object": None,
-                    "generation": None,
-                    "offset": None,
-                    "num_bytes": 3,
-                    "data": b"%03d" % (unit % NUM_CLASSES),
-                },
-            ],
-        }
-        for row, name in enumerate(names)
-    ]
-    return tables.unit_table(rows, [])
+    return [_row(unit, row) for row in range(UNIT_SAMPLES)]
+
+
+def _row(unit: int, row: int) -> Row:
+    name = f"n{unit:08d}/n{unit:08d}_{row}"
+    image = Extent("train.tar", "1700000000000000", (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512), SAMPLE_BYTES)
+    return Row(
+        split="train", name=f"{name}.JPEG", key=name, label=unit % NUM_CLASSES, fix="",
+        content=Content("jpg", row, [("jpg", image), ("cls", b"%03d" % (unit % NUM_CLASSES))]),
+    )  # fmt: skip
 
 
 def index_units(n: int) -> tuple[int, int, int]:
-    """What is done with the rows of an index: summed up and written."""
-    found = [unit_table(unit) for unit in range(min(SOME_UNITS, num_units(n)))]
+    """What is done with the rows of an index: summed up, made a table and written."""
+    found = [unit_rows(unit) for unit in range(min(SOME_UNITS, num_units(n)))]
     started()
-    sizes = [len(tables.to_bytes(table)) for table in found]
-    for unit, table in enumerate(found):
-        summarize(table, unit)
+    sizes = [len(tables.to_bytes(tables.unit_table(rows, []))) for rows in found]
+    for unit, rows in enumerate(found):
+        summarize(unit, rows, [])
     return UNIT_SAMPLES * len(found), num_units(n), num_units(n) * sizes[0]
 
 
@@ -360,21 +339,17 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
 def put_units(job: Job, plan: PlanFile) -> range:
     """The indexes of the units of the first batch, in the output."""
     units = plan.units_of(0)
-    for unit, rows in zip(units, unit_rows(len(units)), strict=True):
-        put(job.output, naming.unit_path(unit), tables.rows_to_bytes(rows))
+    for unit, table in zip(units, unit_tables(len(units)), strict=True):
+        put(job.output, naming.unit_path(unit), tables.to_bytes(table))
     return units
 
 
-def unit_rows(num_units: int) -> Iterator[Rows]:
-    """The rows of some units: those of the first with other names and offsets."""
-    first = tables.rows_of(unit_table(0))
-    offsets = first.extents["offset"]
+def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
+    """The tables of some units: that of the first with other names."""
+    first = tables.unit_table(unit_rows(0), [])
     for unit in range(num_units):
-        names = {
-            name: pc.replace_substring(first.columns[name], "n00000000", f"n{unit:08d}") for name in ("name", "key")
-        }
-        moved = {"offset": pc.add(offsets, unit * UNIT_SAMPLES * (SAMPLE_BYTES + 512))}
-        yield replace(first.replace(**names), extents={**first.extents, **moved})
+        names = {name: pc.replace_substring(first[name], "n00000000", f"n{unit:08d}") for name in ("name", "key")}
+        yield tables.with_columns(first, first.schema, names)
 
 
 def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[Part], int]:
@@ -384,16 +359,17 @@ def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[Part], 
     line = np.concatenate([np.arange(shard, plan.num_stored, plan.num_shards) for shard in shards.tolist()])
     source = unpermute(line, n=plan.num_stored, key=derive_key(0, "place", plan.name, 0))
     line, source = line[np.argsort(source)], np.sort(source)
-    rows = tables.concat(list(unit_rows(num_units(len(line))))).take(np.arange(len(line)))
-    rows = rows.replace(
-        source=pa.array(source),
-        copy=pa.array(np.zeros(len(line), np.int32)),
-        shard=pa.array((line % plan.num_shards).astype(np.int32)),
-        rank=pa.array(hash64(derive_key(0, "rank", plan.name), line)),
-    )
+    added = {
+        "source": pa.array(source),
+        "copy": pa.array(np.zeros(len(line), np.int32)),
+        "shard": pa.array((line % plan.num_shards).astype(np.int32)),
+        "rank": pa.array(hash64(derive_key(0, "rank", plan.name), line)),
+    }
+    raw = tables.concat(list(unit_tables(num_units(len(line))))).slice(0, len(line))
+    placed = tables.with_columns(raw, tables.PLACED, added)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
-    for number, piece in enumerate(rows.slices(bounds)):
+    for number, piece in enumerate(tables.slices(placed, bounds)):
         name = naming.part_path("references", number)
         parts += write_parts(job.output, name, [(0, tables.part_to_bytes(piece))])
     return [part for _, part in parts], len(line)

@@ -14,7 +14,6 @@ from pipelines import planning, tables
 from pipelines.job import BuildFile, Job, PlanFile, put
 from pipelines.parts import Part, read_parts, write_parts
 from pipelines.planning import Places, SplitPlan, UnitStart, UnitSummary
-from pipelines.tables import Rows
 from shardset import naming
 from shardset.errors import ConfigError, SourceError
 from shardset.manifest import ClassInfo
@@ -88,7 +87,7 @@ def spread_keys(job: Job, plan: PlanFile, batch: int) -> list[tuple[int, Part]]:
     units = plan.units_of(batch)
     found = []
     for unit, data in zip(units, read_parts(job.output, _unit_parts(units)), strict=True):
-        hashes = tables.hash_keys(tables.keys_from_bytes(data))
+        hashes = tables.hash_keys(tables.unit_from_bytes(data, "key")["key"])
         keys = np.empty(len(hashes), KEY)
         keys["hash"], keys["unit"], keys["row"] = hashes, unit, np.arange(len(hashes))
         found.append(keys)
@@ -135,44 +134,47 @@ def assign_batch(
     Samples that are stored nowhere are listed in `plan/dropped/`.
     """
     units = plan.units_of(batch)
-    found = [tables.rows_from_bytes(data) for data in read_parts(job.output, _unit_parts(units))]
+    found = [tables.unit_from_bytes(data) for data in read_parts(job.output, _unit_parts(units))]
     firsts = np.cumsum([0, *map(len, found)])
     raw = tables.concat(found)
     found.clear()
-    raw = raw.replace(key=_final_keys(raw, _twin_numbers(job, twins, units, firsts, len(raw))))
+    key = _final_keys(raw, _twin_numbers(job, twins, units, firsts, len(raw)))
+    raw = tables.with_columns(raw, tables.UNIT, {"key": key})
     stored = np.zeros(len(raw), bool)
     parts = write_parts(job.output, naming.part_path(REFERENCES, batch), _cut(job, plan, raw, starts, stored))
     for unit, (first, stop) in zip(units, pairwise(firsts.tolist()), strict=True):
         dropped = np.flatnonzero(~stored[first:stop])
         if len(dropped):
-            table = tables.from_bytes(job.output.read(naming.unit_path(unit)))
+            table = tables.unit_from_bytes(job.output.read(naming.unit_path(unit)), "split", "name", "key", "label")
             put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, dropped)))
     return parts
 
 
 def plan_group(job: Job, plan: SplitPlan, parts: Iterable[Part]) -> Iterator[int]:
     """Writes the references of every shard of one group, in their final order; yields the shard numbers."""
-    rows = tables.concat([tables.part_from_bytes(data) for data in read_parts(job.output, sorted(parts))])
-    shard = rows.numbers("shard")
-    order = planning.rank_order(shard, rows.numbers("rank"), rows.numbers("source"), rows.numbers("copy"))
+    placed = tables.concat([tables.part_from_bytes(data) for data in read_parts(job.output, sorted(parts))])
+    shard, rank, source, copy = (placed[name].to_numpy() for name in ("shard", "rank", "source", "copy"))
+    order = planning.rank_order(shard, rank, source, copy)
+    references = tables.take(placed.select(tables.REFERENCE.names), order)
     runs = list(_runs(shard[order]))
-    sorted_rows = rows.take(order)
-    for (number, start, stop), mine in zip(runs, sorted_rows.slices(_bounds(runs)), strict=True):
+    for (number, start, stop), mine in zip(runs, tables.slices(references, _bounds(runs)), strict=True):
         assert stop - start == plan.shard_size(number), "the arithmetic of the plan and the references agree"
-        put(job.output, naming.references_path(plan.name, number), tables.rows_to_bytes(mine))
+        put(job.output, naming.references_path(plan.name, number), tables.to_bytes(mine))
         yield number
 
 
-def _cut(job: Job, plan: PlanFile, raw: Rows, starts: Starts, stored: np.ndarray) -> Iterator[tuple[Group, bytes]]:
+def _cut(
+    job: Job, plan: PlanFile, raw: pa.RecordBatch, starts: Starts, stored: np.ndarray
+) -> Iterator[tuple[Group, memoryview]]:
     """The references of all rows as parts; marks in `stored` which rows have any."""
-    words, codes = raw.words("split"), raw.numbers("split")
+    labels = raw["label"].to_numpy()
     for name, split in sorted(plan.splits.items()):
-        mine = np.flatnonzero(codes == words.index(name)) if name in words else np.zeros(0, int)
-        for places in _places(job, split, raw.numbers("label")[mine], starts[name]):
+        mine = np.flatnonzero(pc.equal(raw["split"], name).to_numpy(zero_copy_only=False))
+        for places in _places(job, split, labels[mine], starts[name]):
             row = mine[places.row]
             stored[row] = True
-            for group, rows in _by_group(split, raw, row, places, starts[name].serial):
-                yield (name, group), tables.part_to_bytes(rows)
+            for group, placed in _by_group(split, raw, row, places, starts[name].serial):
+                yield (name, group), tables.part_to_bytes(placed)
 
 
 def _places(job: Job, plan: SplitPlan, labels: np.ndarray, start: UnitStart) -> Iterator[Places]:
@@ -180,20 +182,24 @@ def _places(job: Job, plan: SplitPlan, labels: np.ndarray, start: UnitStart) -> 
     return planning.places(labels, start, plan, seed=job.config.seed, stratified=stratified)
 
 
-def _by_group(plan: SplitPlan, raw: Rows, row: np.ndarray, places: Places, serial: int) -> Iterator[tuple[int, Rows]]:
+def _by_group(
+    plan: SplitPlan, raw: pa.RecordBatch, row: np.ndarray, places: Places, serial: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     group = plan.group_of(places.shard)
     order = planning.by_shard(group)  # in source order within a group: memory is read forwards
+    wanted = raw.select([name for name in tables.PLACED.names if name in raw.schema.names])
     for runs in _pieces(_runs(group[order])):
         mine = order[runs[0][1] : runs[-1][2]]
-        taken = raw.take(row[mine])
-        taken = taken.replace(
-            key=tables.with_copies(taken.columns["key"], places.copy[mine]),
-            source=pa.array(serial + places.row[mine], pa.int64()),
-            copy=pa.array(places.copy[mine], pa.int32()),
-            shard=pa.array(places.shard[mine], pa.int32()),
-            rank=pa.array(places.rank[mine], pa.uint64()),
-        )
-        yield from zip((number for number, _, _ in runs), taken.slices(_bounds(runs)), strict=True)
+        taken = tables.take(wanted, row[mine])
+        added = {
+            "key": tables.with_copies(taken["key"], places.copy[mine]),
+            "source": pa.array(serial + places.row[mine], pa.int64()),
+            "copy": pa.array(places.copy[mine], pa.int32()),
+            "shard": pa.array(places.shard[mine], pa.int32()),
+            "rank": pa.array(places.rank[mine], pa.uint64()),
+        }
+        placed = tables.with_columns(taken, tables.PLACED, added)
+        yield from zip((number for number, _, _ in runs), tables.slices(placed, _bounds(runs)), strict=True)
 
 
 def _pieces(runs: Iterable[tuple[int, int, int]]) -> Iterator[list[tuple[int, int, int]]]:
@@ -236,15 +242,16 @@ def _twin_numbers(job: Job, parts: Iterable[Part], units: range, firsts: np.ndar
     return numbers
 
 
-def _final_keys(raw: Rows, twin: np.ndarray) -> pa.Array:
+def _final_keys(raw: pa.RecordBatch, twin: np.ndarray) -> pa.Array:
     """The keys, each free and fit for a tar: those that can't stay are made from the original name."""
-    keys, names = raw.columns["key"], raw.columns["name"]
+    keys = raw["key"]
     change = twin > 0
     change[tables.no_keys(keys)] = True
     if not change.any():
         return keys
-    words, codes = raw.words("split"), raw.numbers("split")
-    new = [naming.short_key(f"{words[codes[row]]}/{names[row]}", int(twin[row])) for row in np.flatnonzero(change)]
+    new = [
+        naming.short_key(f"{raw['split'][row]}/{raw['name'][row]}", int(twin[row])) for row in np.flatnonzero(change)
+    ]
     return pc.replace_with_mask(keys, pa.array(change), pa.array(new, pa.string()))
 
 
@@ -260,8 +267,8 @@ def _plan_split(job: Job, name: str, whole: UnitSummary) -> SplitPlan:
     )
 
 
-def _dropped_lines(table: pa.Table, rows: np.ndarray) -> Iterator[bytes]:
-    for row in table.select(["split", "name", "key", "label"]).take(pa.array(rows)).to_pylist():
+def _dropped_lines(table: pa.RecordBatch, rows: np.ndarray) -> Iterator[bytes]:
+    for row in tables.take(table, rows).to_pylist():
         yield json.dumps(row, sort_keys=True).encode() + b"\n"
 
 
@@ -293,7 +300,7 @@ def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: dict[str, 
 def _rejected_lines(job: Job, num_units: int) -> Iterator[bytes]:
     for summary in read_summaries(job, num_units):
         if any(count.num_rejected for count in summary.splits.values()):
-            table = tables.from_bytes(job.output.read(naming.unit_path(summary.unit)))
+            table = tables.unit_from_bytes(job.output.read(naming.unit_path(summary.unit)))
             for entry in tables.rejected_of(table):
                 yield json.dumps(entry, sort_keys=True).encode() + b"\n"
 

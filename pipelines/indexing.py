@@ -2,15 +2,13 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
 import google_crc32c
 import msgspec
-import numpy as np
-import pyarrow as pa
 
 from pipelines import tables
 from pipelines.encoding import UndecodableImage, examine, stored_field
@@ -18,6 +16,7 @@ from pipelines.job import Job, UnitLine, put, read_record, read_unit
 from pipelines.planning import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.reading import SPOOLED, fetch
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
+from pipelines.tables import Content, Row
 from shardset import naming
 from shardset.errors import NotFound, SourceError
 from shardset.storage import Storage, Writer
@@ -51,61 +50,66 @@ def index_unit(job: Job, line: UnitLine) -> UnitSummary:
     found: UnitSummary | None = read_record(job.output, naming.summary_path(line.number), UnitSummary)
     if found:
         return found
-    summary = summarize(_indexed(job, line), line.number)
+    summary = summarize(line.number, *_indexed(job, line))
     put(job.output, naming.summary_path(line.number), msgspec.json.encode(summary))
     return summary
 
 
-def summarize(table: pa.Table, unit: int) -> UnitSummary:
-    """The summary of a unit's table."""
-    rows, rejected = tables.rows_of(table), tables.rejected_of(table)
+def summarize(unit: int, rows: Sequence[Row], rejected: Sequence[dict[str, Any]]) -> UnitSummary:
+    """The summary of a unit."""
     bad = Counter(entry["split"] for entry in rejected)
-    codes = {split: code for code, split in enumerate(rows.words("split"))}
-    labels, sizes = rows.numbers("label"), tables.field_bytes(rows)
-    counts, fields = {}, {}
-    for split in sorted({*codes, *bad}):
-        mine = np.flatnonzero(rows.numbers("split") == codes.get(split, -1))
-        values, numbers = np.unique(labels[mine], return_counts=True)
-        counts[split] = SplitCount(
-            num_samples=len(mine),
-            num_rejected=bad[split],
-            num_bytes=int(sizes[mine].sum()),
-            strata=dict(zip(values.tolist(), numbers.tolist(), strict=True)),
-        )
-        fields[split] = list(dict.fromkeys(tables.values(rows.take(mine).extents["field"])))
+    found: dict[str, list[Row]] = {split: [] for split in sorted({row.split for row in rows} | bad.keys())}
+    for row in rows:
+        found[row.split].append(row)
     return UnitSummary(
         unit=unit,
-        splits=counts,
-        fields=fields,
-        fixes=dict(sorted(Counter(filter(None, tables.values(rows.columns["fix"]))).items())),
+        splits={split: _count(mine, bad[split]) for split, mine in found.items()},
+        fields={
+            split: list(dict.fromkeys(field for row in mine for field, _ in row.content.fields))
+            for split, mine in found.items()
+        },
+        fixes=dict(sorted(Counter(row.fix for row in rows if row.fix).items())),
         reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
-        max_label=int(labels.max(initial=-1)),
+        max_label=max((row.label for row in rows), default=-1),
         digest=tables.digest_of(rows),
     )
 
 
-def _indexed(job: Job, line: UnitLine) -> pa.Table:
+def _count(rows: Sequence[Row], num_rejected: int) -> SplitCount:
+    return SplitCount(
+        num_samples=len(rows),
+        num_rejected=num_rejected,
+        num_bytes=sum(row.content.num_bytes for row in rows),
+        strata=dict(sorted(Counter(row.label for row in rows).items())),
+    )
+
+
+def _indexed(job: Job, line: UnitLine) -> tuple[list[Row], list[dict[str, Any]]]:
     name = naming.unit_path(line.number)
     try:
-        return tables.from_bytes(job.output.read(name))
+        found = tables.unit_from_bytes(job.output.read(name))
     except NotFound:
-        table = _index(job, line)
-        put(job.output, name, tables.to_bytes(table))
-        return table
+        rows, rejected = _index(job, line)
+        put(job.output, name, tables.to_bytes(tables.unit_table(rows, rejected)))
+        return rows, rejected
+    return tables.rows_of(found), tables.rejected_of(found)
 
 
-def _index(job: Job, line: UnitLine) -> pa.Table:
+def _index(job: Job, line: UnitLine) -> tuple[list[Row], list[dict[str, Any]]]:
     unit = read_unit(job.output, line)
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     rejected: list[dict[str, Any]] = []
     with ExitStack() as stack:
         spool = UnitSpool(job.output, line.number, stack)
         samples = job.source.index(unit, spool)
         for batch in _batches(samples):
             for found in _examine_batch(job, line.number, batch, spool.recent):
-                (rejected if "reason" in found else rows).append(found)
+                if isinstance(found, Row):
+                    rows.append(found)
+                else:
+                    rejected.append(found)
             spool.recent.clear()
-    return tables.unit_table(rows, rejected)
+    return rows, rejected
 
 
 def _batches(samples: Iterable[Any]) -> Iterator[list[Any]]:
@@ -116,7 +120,7 @@ def _batches(samples: Iterable[Any]) -> Iterator[list[Any]]:
 
 def _examine_batch(
     job: Job, unit: int, batch: list[RawSample | Rejected], recent: dict[int, bytes]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Row | dict[str, Any]]:
     contents = fetch([_to_read(job, found) for found in batch], job.source.input, job.output)
     for found, content in zip(batch, contents, strict=True):
         if isinstance(found, Rejected):
@@ -141,7 +145,7 @@ def _to_read(job: Job, found: RawSample | Rejected) -> list[Extent]:
     return [extent]
 
 
-def _row(job: Job, unit: int, sample: RawSample, data: bytes | None) -> dict[str, Any]:
+def _row(job: Job, unit: int, sample: RawSample, data: bytes | None) -> Row | dict[str, Any]:
     _check_sample(sample)
     image, fix = sample.image, ""
     if sample.image and data is not None:
@@ -160,19 +164,14 @@ def _row(job: Job, unit: int, sample: RawSample, data: bytes | None) -> dict[str
             )
         image, fix = seen.field, seen.fix
     stored = stored_field(image, job.config.image) if image else ""
-    return {
-        "split": sample.split,
-        "name": sample.name,
-        "key": sample.key,
-        "label": sample.label,
-        "image": image,
-        "fix": fix,
-        "crc32c": google_crc32c.value(data) if data is not None else -1,
-        "fields": [
-            _field_row(stored if field == sample.image else field, content, unit)
-            for field, content in fields_of(sample)
+    content = Content(
+        image=image,
+        crc32c=google_crc32c.value(data) if data is not None else -1,
+        fields=[
+            (stored if field == sample.image else field, _placed(content, unit)) for field, content in fields_of(sample)
         ],
-    }
+    )
+    return Row(split=sample.split, name=sample.name, key=sample.key, label=int(sample.label), fix=fix, content=content)
 
 
 def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
@@ -184,18 +183,11 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
     return fields
 
 
-def _field_row(field: str, content: Extent | bytes, unit: int) -> dict[str, Any]:
-    if isinstance(content, Extent):
-        return {
-            "field": field,
-            "object": SPOOLED + naming.spool_path(unit) if content.object == SPOOL else content.object,
-            "generation": content.generation,
-            "offset": content.offset,
-            "num_bytes": content.num_bytes,
-            "data": None,
-        }
-    inline = dict.fromkeys(("object", "generation", "offset"))
-    return {"field": field, **inline, "num_bytes": len(content), "data": content}
+def _placed(content: Extent | bytes, unit: int) -> Extent | bytes:
+    """The content as the plan names it: bytes of a unit's spool stand in an object of the plan."""
+    if isinstance(content, Extent) and content.object == SPOOL:
+        return msgspec.structs.replace(content, object=SPOOLED + naming.spool_path(unit))
+    return content
 
 
 def _rejected(found: Rejected, data: bytes) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Part:
     stop: int = 0
 
 
-def write_parts(output: Storage, name: str, parts: Iterable[tuple[K, bytes]]) -> list[tuple[K, Part]]:
+def write_parts(output: Storage, name: str, parts: Iterable[tuple[K, bytes | memoryview]]) -> list[tuple[K, Part]]:
     """Where each receiver finds its part, once all of them stand in one object."""
     found, start = [], 0
     with output.writer(name) as out:

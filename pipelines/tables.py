@@ -1,190 +1,159 @@
 """The durable tables of a plan, as Arrow IPC files: one row a raw sample, later one row a stored sample.
 
 A unit's table lists what the unit holds; a shard's table (its references) lists what stands at which position and
-where its bytes are.
+where its bytes are. What only the writer of a shard looks at is one binary value of a row: rows are moved three times
+between the two, and it is columns that make that slow.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.sources.base import Extent
 from shardset import naming
+from shardset.errors import ConfigError
 from shardset.permutation import hash64
 
-_EXTENT = pa.struct(
-    [
-        ("field", pa.string()),
-        ("object", pa.string()),
-        ("generation", pa.string()),
-        ("offset", pa.int64()),
-        ("num_bytes", pa.int64()),
-        ("data", pa.binary()),
-    ]
-)
-UNIT = pa.schema(
-    [
-        ("split", pa.string()),
-        ("name", pa.string()),
-        ("key", pa.string()),
-        ("label", pa.int64()),
-        ("image", pa.string()),
-        ("fix", pa.string()),
-        ("crc32c", pa.int64()),
-        ("fields", pa.list_(_EXTENT)),
-    ]
-)
-"""`image` is the field whose content is examined ("" if none), `fix` what is mended in it when it is written, `crc32c`
-that of the image's raw bytes (-1 if they were not read). `data` holds small contents; else the extent says where."""
+_ROW = [
+    ("name", pa.string()),
+    ("key", pa.string()),
+    ("label", pa.int64()),
+    ("fix", pa.string()),
+    ("content", pa.binary()),
+]
+UNIT = pa.schema([("split", pa.string()), *_ROW])
+"""`fix` is what is mended in the image when it is written, `content` a Content as MessagePack."""
 
-PLACED = [("source", pa.int64()), ("copy", pa.int32()), ("shard", pa.int32()), ("rank", pa.uint64())]
-_CODEC = "lz4"
+REFERENCE = pa.schema([*_ROW, ("source", pa.int64()), ("copy", pa.int32())])
+"""One stored sample: the row of its unit, its number in the split's raw samples, and which copy of it this is."""
+
+PLACED = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
+"""A reference on its way to its shard."""
 
 _REJECTED = b"rejected"
-_DIGESTED = ["split", "name", "key", "label", "image", "fix"]
-_SHORT = 4
+_START_OVER = "it was written by another version or damaged; start over with --overwrite"
 _WORD_BYTES = 8
-_FEW = {"split", "image", "fix", "field", "object", "generation"}
-"""Columns that hold few different values, most often: numbers into a dictionary, in files and wherever rows move."""
+_KEY_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+=-/"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Rows of a table as flat columns, fast to put into another order.
+class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a sample is made of.
 
-    `extents` are the columns of all rows' fields in one line; those of row i are at ends[i] to ends[i + 1].
+    `image` is the field whose content is examined ("" if none), `crc32c` that of the image's raw bytes (-1 if they were
+    not read). `fields` are those that are stored, in member order, with where each content is, or a small one itself.
     """
 
-    columns: dict[str, pa.Array]
-    ends: np.ndarray
-    extents: dict[str, pa.Array]
+    image: str
+    crc32c: int
+    fields: list[tuple[str, Extent | bytes]]
 
-    def __len__(self) -> int:
-        return len(self.ends) - 1
-
-    def numbers(self, column: str) -> np.ndarray:
-        """A column of numbers, or the codes of a column with a dictionary."""
-        found = self.columns[column]
-        return (found.indices if pa.types.is_dictionary(found.type) else found).to_numpy()
-
-    def words(self, column: str) -> list[str]:
-        """The dictionary that the codes of a column point into."""
-        return self.columns[column].dictionary.to_pylist()
-
-    def take(self, row: np.ndarray) -> "Rows":
-        """The rows with these numbers, in this order."""
-        start, each = self.ends[row], self.ends[row + 1] - self.ends[row]
-        ends = _ends(each)
-        rows, fields = pa.array(row), pa.array(np.repeat(start - ends[:-1], each) + np.arange(ends[-1]))
-        return Rows(
-            {name: pc.take(column, rows, boundscheck=False) for name, column in self.columns.items()},
-            ends,
-            {name: pc.take(column, fields, boundscheck=False) for name, column in self.extents.items()},
-        )
-
-    def slices(self, bounds: Sequence[int]) -> Iterator["Rows"]:
-        """The rows between each two neighbours of `bounds`, without a copy."""
-        for start, stop in pairwise(bounds):
-            first, last = int(self.ends[start]), int(self.ends[stop])
-            yield Rows(
-                {name: column.slice(start, stop - start) for name, column in self.columns.items()},
-                self.ends[start : stop + 1] - first,
-                {name: column.slice(first, last - first) for name, column in self.extents.items()},
-            )
-
-    def replace(self, **columns: pa.Array) -> "Rows":
-        """The rows with other or more columns."""
-        return Rows({**self.columns, **columns}, self.ends, self.extents)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(content.num_bytes if isinstance(content, Extent) else len(content) for _, content in self.fields)
 
 
-def concat(parts: Sequence[Rows]) -> Rows:
-    """All rows of all parts."""
-    first = parts[0]
-    return Rows(
-        {name: _joined([part.columns[name] for part in parts]) for name in first.columns},
-        _ends(np.concatenate([np.diff(part.ends) for part in parts])),
-        {name: _joined([part.extents[name] for part in parts]) for name in first.extents},
-    )
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One raw sample of a unit's table."""
+
+    split: str
+    name: str
+    key: str
+    label: int
+    fix: str
+    content: Content
 
 
-def rows_of(table: pa.Table) -> Rows:
-    """A table's rows as flat columns."""
-    fields = _one_piece(table["fields"])
-    ends = fields.offsets.to_numpy().astype(np.int64)
-    return Rows(
-        {name: _coded(name, _one_piece(table[name])) for name in table.column_names if name != "fields"},
-        ends - ends[0],
-        {
-            column.name: _coded(column.name, values)
-            for column, values in zip(_EXTENT, fields.flatten().flatten(), strict=True)
-        },
-    )
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Content).decode
 
 
-def table_of(rows: Rows) -> pa.Table:
-    """The inverse of `rows_of`; columns of few values keep their dictionaries."""
-    extents = pa.StructArray.from_arrays([_trimmed(column) for column in rows.extents.values()], list(rows.extents))
-    columns = {name: _trimmed(column) for name, column in rows.columns.items()}
-    columns["fields"] = pa.ListArray.from_arrays(pa.array(rows.ends.astype(np.int32)), extents)
-    placed = [name for name, _ in PLACED if name in columns]
-    return pa.table({name: columns[name] for name in [*UNIT.names, *placed]})
+def unit_table(rows: Sequence[Row], rejected: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    """The table of a unit; what was rejected travels in its metadata."""
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in UNIT.names}
+    columns["content"] = list(map(_encode, columns["content"]))
+    metadata = {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
+    arrays = [pa.array(columns[field.name], field.type) for field in UNIT]
+    return pa.RecordBatch.from_arrays(arrays, schema=UNIT.with_metadata(metadata))
 
 
-def to_bytes(table: pa.Table) -> bytes:
+def rejected_of(table: pa.RecordBatch) -> list[dict[str, Any]]:
+    """What `unit_table` was given as rejected."""
+    return json.loads(table.schema.metadata[_REJECTED])
+
+
+def rows_of(table: pa.RecordBatch) -> list[Row]:
+    """The rows that `unit_table` was given."""
+    columns = [values(table[name]) for name in ("split", "name", "key", "label", "fix")]
+    found = zip(*columns, contents_of(table), strict=True)
+    return [
+        Row(split=split, name=name, key=key, label=label, fix=fix, content=content)
+        for split, name, key, label, fix, content in found
+    ]
+
+
+def contents_of(table: pa.RecordBatch) -> list[Content]:
+    """The content of each row."""
+    return list(map(_decode, values(table["content"])))
+
+
+def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """All rows of all tables, which have the same columns."""
+    columns = zip(*(table.columns for table in tables), strict=True)
+    return pa.RecordBatch.from_arrays(list(map(pa.concat_arrays, map(list, columns))), schema=tables[0].schema)
+
+
+def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
+    """The rows with these numbers, in this order."""
+    return pc.take(table, pa.array(row), boundscheck=False)
+
+
+def slices(table: pa.RecordBatch, bounds: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """The rows between each two neighbours of `bounds`, without a copy."""
+    return (table.slice(start, stop - start) for start, stop in pairwise(bounds))
+
+
+def with_columns(table: pa.RecordBatch, schema: pa.Schema, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """A table of that schema: the given columns, the others from `table`."""
+    arrays = [columns[name] if name in columns else table[name] for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def to_bytes(table: pa.RecordBatch) -> bytes:
     """A table as the bytes of a compressed Arrow IPC file."""
-    return rows_to_bytes(rows_of(table), table.schema.metadata)
-
-
-def rows_to_bytes(rows: Rows, metadata: Mapping[bytes, bytes] | None = None) -> bytes:
-    """Rows as the bytes of a compressed Arrow IPC file."""
-    table = table_of(rows).replace_schema_metadata(metadata)
     sink = pa.BufferOutputStream()
     # Not in threads: of the many small columns each would wait for one longer than it takes to compress.
-    options = pa.ipc.IpcWriteOptions(compression=_CODEC, use_threads=False)
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
+        writer.write_batch(table)
     return sink.getvalue().to_pybytes()
 
 
-def from_bytes(data: bytes) -> pa.Table:
-    """The inverse of `to_bytes`."""
-    table = _read(data)
-    fields = _one_piece(table["fields"])
-    extents = pa.StructArray.from_arrays(list(map(_plain, fields.flatten().flatten())), fields=list(_EXTENT))
-    lists = pa.ListArray.from_arrays(fields.offsets, extents)
-    columns = [lists if name == "fields" else _plain(_one_piece(table[name])) for name in table.column_names]
-    return pa.table(columns, table.column_names).replace_schema_metadata(table.schema.metadata)
+def unit_from_bytes(data: bytes, *columns: str) -> pa.RecordBatch:
+    """A unit's table, or these columns of it, the others left compressed; ConfigError if it is none."""
+    return _read(data, UNIT, columns or UNIT.names)
 
 
-def rows_from_bytes(data: bytes) -> Rows:
-    """The rows of what `to_bytes` or `rows_to_bytes` made."""
-    return rows_of(_read(data))
+def references_from_bytes(data: bytes) -> pa.RecordBatch:
+    """A shard's references; ConfigError if these are none."""
+    return _read(data, REFERENCE, REFERENCE.names)
 
 
-def keys_from_bytes(data: bytes) -> pa.Array:
-    """The column of keys of what `to_bytes` made, the others left compressed."""
-    wanted = pa.ipc.IpcReadOptions(included_fields=[UNIT.get_field_index("key")], use_threads=False)
-    return _one_piece(pa.ipc.open_file(pa.BufferReader(data), options=wanted).read_all()["key"])
+def part_to_bytes(table: pa.RecordBatch) -> memoryview:
+    """Placed references on their way between two steps, not compressed: they are read once, and soon."""
+    return memoryview(table.serialize())
 
 
-def part_to_bytes(rows: Rows) -> bytes:
-    """Rows on their way between two steps, not compressed: they are read once, soon, and as fast as they come."""
-    table = table_of(rows)
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
-
-
-def part_from_bytes(data: bytes) -> Rows:
+def part_from_bytes(data: bytes) -> pa.RecordBatch:
     """The inverse of `part_to_bytes`."""
-    return rows_of(pa.ipc.open_stream(data).read_all())
+    return pa.ipc.read_record_batch(pa.py_buffer(data), PLACED)
 
 
 def release_memory() -> None:
@@ -192,38 +161,25 @@ def release_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
-def unit_table(rows: Sequence[dict[str, Any]], rejected: Sequence[dict[str, Any]]) -> pa.Table:
-    """The table of a unit; what was rejected travels in its metadata."""
-    table = pa.Table.from_pylist(list(rows), schema=UNIT)
-    return table.replace_schema_metadata({_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()})
-
-
-def rejected_of(table: pa.Table) -> list[dict[str, Any]]:
-    """What `unit_table` was given as rejected."""
-    return json.loads((table.schema.metadata or {})[_REJECTED])
-
-
-def digest_of(rows: Rows) -> str:
+def digest_of(rows: Iterable[Row]) -> str:
     """SHA-256 over what the rows say of the samples, not over where their bytes happen to be."""
     hasher = hashlib.sha256()
-    for column in _DIGESTED:
-        hasher.update(json.dumps([column, values(rows.columns[column])]).encode())
-    for column in ("field", "num_bytes"):
-        hasher.update(json.dumps([column, values(rows.extents[column])]).encode())
-    hasher.update(b"".join(filter(None, values(rows.extents["data"]))))
+    for row in rows:
+        fields = [
+            (field, content.num_bytes if isinstance(content, Extent) else content)
+            for field, content in row.content.fields
+        ]
+        hasher.update(_encode((row.split, row.name, row.key, row.label, row.fix, row.content.image, fields)))
     return hasher.hexdigest()
-
-
-def field_bytes(rows: Rows) -> np.ndarray:
-    """The bytes of all fields of each row."""
-    return np.diff(_ends(rows.extents["num_bytes"].to_numpy())[rows.ends])
 
 
 def no_keys(key: pa.Array) -> np.ndarray:
     """The rows whose wanted key can't be one: `naming.is_key` of all at once."""
-    fits = pc.less_equal(pc.binary_length(key), pa.scalar(naming.MAX_KEY_BYTES, pa.int32()))
-    good = pc.and_(fits, pc.match_substring_regex(key, rf"\A(?:{naming.KEY_PATTERN})\z"))
-    return np.flatnonzero(~good.to_numpy(zero_copy_only=False))
+    num_bytes = pc.binary_length(key).to_numpy()
+    if _are_keys(key, num_bytes):
+        return np.zeros(0, np.int64)
+    good = pc.match_substring_regex(key, rf"\A(?:{naming.KEY_PATTERN})\z").to_numpy(zero_copy_only=False)
+    return np.flatnonzero(~good | (num_bytes > naming.MAX_KEY_BYTES))
 
 
 def hash_keys(key: pa.Array) -> np.ndarray:
@@ -250,45 +206,30 @@ def with_copies(key: pa.Array, copy: np.ndarray) -> pa.Array:
 
 
 def values(column: pa.Array) -> list[Any]:
-    """A column as Python values; what it holds often is one object."""
-    if pa.types.is_dictionary(column.type):
-        words = [*column.dictionary.to_pylist(), None]
-        return [words[code] for code in pc.fill_null(column.indices, len(words) - 1).to_numpy().tolist()]
-    if column.null_count or not pa.types.is_integer(column.type):
-        return column.to_pylist()
-    return column.to_numpy().tolist()
+    """A column as Python values."""
+    return column.to_numpy(zero_copy_only=False).tolist()
 
 
-def _read(data: bytes) -> pa.Table:
-    options = pa.ipc.IpcReadOptions(use_threads=False)
-    return pa.ipc.open_file(pa.BufferReader(data), options=options).read_all()
+def _are_keys(key: pa.Array, num_bytes: np.ndarray) -> bool:
+    """Whether all can be keys, by what can be told of many at once: False says that some may be none."""
+    if not len(key) or not 0 < num_bytes.min() <= num_bytes.max() <= naming.MAX_KEY_BYTES:
+        return False
+    _, ends, text = key.buffers()
+    first, last = np.frombuffer(ends, np.int32)[[key.offset, key.offset + len(key)]].tolist()
+    joined = text[first:last].to_pybytes()
+    if b"//" in joined or joined.translate(None, _KEY_CHARACTERS):
+        return False
+    return not (pc.any(pc.starts_with(key, "/")).as_py() or pc.any(pc.ends_with(key, "/")).as_py())
 
 
-def _ends(sizes: np.ndarray) -> np.ndarray:
-    """0 and the running sums."""
-    return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def _one_piece(column: pa.ChunkedArray) -> pa.Array:
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.unify_dictionaries().chunks) if column.num_chunks else pa.array([], column.type)
-
-
-def _joined(columns: Sequence[pa.Array]) -> pa.Array:
-    return columns[0] if len(columns) == 1 else _one_piece(pa.chunked_array(columns))
-
-
-def _coded(name: str, column: pa.Array) -> pa.Array:
-    return column.dictionary_encode() if name in _FEW and not pa.types.is_dictionary(column.type) else column
-
-
-def _plain(column: pa.Array) -> pa.Array:
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-
-
-def _trimmed(column: pa.Array) -> pa.Array:
-    """With a dictionary no longer than the column: a slice of many rows brings the words of all."""
-    if not pa.types.is_dictionary(column.type) or len(column.dictionary) <= max(_SHORT, len(column)):
-        return column
-    return column.dictionary_decode().dictionary_encode()
+def _read(data: bytes, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
+    wanted = [schema.get_field_index(name) for name in columns]
+    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(data), options=options).get_batch(0)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ConfigError(f"a table of the plan can't be read ({error}): {_START_OVER}") from error
+    if list(table.schema) != [schema.field(name) for name in columns]:
+        found = ", ".join(table.schema.names)
+        raise ConfigError(f"a table of the plan has the columns {found}, expected {', '.join(columns)}: {_START_OVER}")
+    return table

@@ -1,10 +1,11 @@
 """Writes one shard: a pure function of the plan and the raw bytes that it names."""
 
 from collections.abc import Iterator
-from itertools import pairwise, tee
+from itertools import tee
 
 import google_crc32c
 import msgspec
+import pyarrow as pa
 
 from pipelines import tables
 from pipelines.encoding import encode, stored_field
@@ -12,7 +13,7 @@ from pipelines.job import Job, put, read_record
 from pipelines.planning import SplitPlan
 from pipelines.reading import fetch
 from pipelines.sources.base import Extent
-from pipelines.tables import Rows
+from pipelines.tables import Content
 from shardset import naming
 from shardset.errors import ChangedInput, NotFound
 from shardset.manifest import IndexFile, Shard
@@ -82,52 +83,42 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
 
 
 class _Reference(msgspec.Struct, frozen=True):
-    """One row of a shard's references; `fields` holds (field, where its content is, or the content itself)."""
+    """One row of a shard's references."""
 
     name: str
     key: str
     label: int
-    image: str
     fix: str
-    crc32c: int
     source: int
     copy: int
-    fields: list[tuple[str, Extent | bytes]]
+    content: Content
 
 
 def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
-    rows = tables.rows_from_bytes(job.output.read(naming.references_path(split, number)))
-    references, ahead = tee(_references(rows))
-    wanted = ([content for _, content in found.fields if isinstance(content, Extent)] for found in ahead)
+    table = tables.references_from_bytes(job.output.read(naming.references_path(split, number)))
+    references, ahead = tee(_references(table))
+    wanted = ([place for _, place in found.content.fields if isinstance(place, Extent)] for found in ahead)
     contents = fetch(wanted, job.source.input, job.output)
     for reference, content in zip(references, contents, strict=True):
         yield _stored(job, reference, content)
 
 
-def _references(rows: Rows) -> Iterator[_Reference]:
+def _references(table: pa.RecordBatch) -> Iterator[_Reference]:
     """The rows one by one: as Python objects all of a shard's take many times the table's memory."""
-    for piece in rows.slices([*range(0, len(rows), _ROWS_IN_PYTHON), len(rows)]):
-        columns = [tables.values(piece.columns[name]) for name in _Reference.__struct_fields__[:-1]]
-        fields = [_field(*found) for found in zip(*map(tables.values, piece.extents.values()), strict=True)]
-        mine = (fields[start:stop] for start, stop in pairwise(piece.ends.tolist()))
-        yield from map(_Reference, *columns, mine)
-
-
-def _field(
-    field: str, name: str, generation: str, offset: int, num_bytes: int, data: bytes | None
-) -> tuple[str, Extent | bytes]:
-    return field, Extent(name, generation, offset, num_bytes) if data is None else data
+    for some in tables.slices(table, [*range(0, len(table), _ROWS_IN_PYTHON), len(table)]):
+        columns = [tables.values(some[name]) for name in _Reference.__struct_fields__[:-1]]
+        yield from map(_Reference, *columns, tables.contents_of(some))
 
 
 def _stored(job: Job, reference: _Reference, contents: list[bytes]) -> StoredSample:
-    left = iter(contents)
-    image = stored_field(reference.image, job.config.image) if reference.image else ""
+    left, image = iter(contents), reference.content.image
+    stored = stored_field(image, job.config.image) if image else ""
     fields = []
-    for field, content in reference.fields:
+    for field, content in reference.content.fields:
         data = next(left) if isinstance(content, Extent) else content
-        if field == image:
+        if field == stored:
             _check_unchanged(reference, data)
-            fields.append(encode(data, reference.image, reference.fix, job.config.image))
+            fields.append(encode(data, image, reference.fix, job.config.image))
         else:
             fields.append((field, data))
     return StoredSample(
@@ -136,7 +127,8 @@ def _stored(job: Job, reference: _Reference, contents: list[bytes]) -> StoredSam
 
 
 def _check_unchanged(reference: _Reference, data: bytes) -> None:
-    if reference.crc32c >= 0 and google_crc32c.value(data) != reference.crc32c:
+    expected = reference.content.crc32c
+    if expected >= 0 and google_crc32c.value(data) != expected:
         raise ChangedInput(
             f"{reference.name}: its bytes changed since it was planned; restore it, or plan again with --overwrite"
         )

@@ -9,13 +9,17 @@ least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with 
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 ORDER_VERSION = 1
 """Raised whenever any of the numbers below, or the epoch order built on them, changes."""
+
+Round = Callable[[Any], Any]
+Step = Callable[[Any, Any, Round], tuple[Any, Any]]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -73,54 +77,70 @@ def _mix(state: Any, word: Any) -> Any:
         x = ((x ^ (x >> 27)) * _MUL2) & _MASK
         return x ^ (x >> 31)
     x = _uint64(state) ^ _uint64(word)
-    x = x + np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MUL1)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MUL2)
-    return x ^ (x >> np.uint64(31))
+    x += np.uint64(_GOLDEN)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MUL1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MUL2)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _uint64(word: Any) -> np.ndarray:
     # At least one dimension: NumPy scalars warn where arrays wrap around, and wrapping is what a hash does.
     if isinstance(word, int):
         return np.array([word & _MASK], dtype=np.uint64)
-    return np.asarray(word).astype(np.uint64)
+    return np.asarray(word).astype(np.uint64, copy=False)
 
 
-def _walk(position: Any, *, n: int, key: int, rounds: Any, step: Callable[..., tuple[Any, Any]]) -> Any:
+def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step) -> Any:
     half = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
     keys = [hash64(key, number) for number in rounds]
     if isinstance(position, int):
         if not 0 <= position < n:
             raise ValueError(f"position {position} is outside [0, {n})")
-        value = _network(position, keys, half, step)
+        functions = [partial(_round, key, (1 << half) - 1) for key in keys]
+        value = _network(position, functions, half, step)
         while value >= n:
-            value = _network(value, keys, half, step)
+            value = _network(value, functions, half, step)
         return value
-    values = np.asarray(position).astype(np.uint64)
-    if values.size and int(values.max()) >= n:
-        raise ValueError(f"position {int(values.max())} is outside [0, {n})")
-    values = _network(values, keys, half, step)
-    outside = np.flatnonzero(values >= np.uint64(n))
+    values = np.asarray(position)
+    for found in (int(values.min()), int(values.max())) if values.size else ():
+        if not 0 <= found < n:
+            raise ValueError(f"position {found} is outside [0, {n})")
+    values = values.astype(np.int64)
+    functions = list(_rounds(keys, half, values.size))
+    values = _network(values, functions, half, step)
+    outside = np.flatnonzero(values >= n)
     while outside.size:
-        values[outside] = _network(values[outside], keys, half, step)
-        outside = outside[values[outside] >= np.uint64(n)]
-    return values.astype(np.int64)
+        again = _network(values[outside], functions, half, step)
+        values[outside] = again
+        outside = outside[again >= n]
+    return values
 
 
-def _network(value: Any, keys: list[int], half: int, step: Callable[..., tuple[Any, Any]]) -> Any:
-    mask: Any = (1 << half) - 1
-    shift: Any = half
-    if not isinstance(value, int):
-        mask, shift = np.uint64(mask), np.uint64(half)
-    left, right = value >> shift, value & mask
+def _rounds(keys: Iterable[int], half: int, num_values: int) -> Iterator[Round]:
+    """The functions of the rounds: looked up where there are at least as many values as a round has results."""
     for key in keys:
-        left, right = step(left, right, key, mask)
-    return (left << shift) | right
+        function = partial(_round, key, (1 << half) - 1)
+        yield function(np.arange(1 << half)).__getitem__ if num_values >= 1 << half else function
 
 
-def _forward(left: Any, right: Any, key: int, mask: Any) -> tuple[Any, Any]:
-    return right, left ^ (_mix(key, right) & mask)
+def _round(key: int, mask: int, value: Any) -> Any:
+    mixed = _mix(key, value)
+    return mixed & mask if isinstance(mixed, int) else (mixed & np.uint64(mask)).astype(np.int64)
 
 
-def _backward(left: Any, right: Any, key: int, mask: Any) -> tuple[Any, Any]:
-    return right ^ (_mix(key, left) & mask), left
+def _network(value: Any, functions: Iterable[Round], half: int, step: Step) -> Any:
+    left, right = value >> half, value & ((1 << half) - 1)
+    for function in functions:
+        left, right = step(left, right, function)
+    return (left << half) | right
+
+
+def _forward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
+    return right, left ^ function(right)
+
+
+def _backward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
+    return right ^ function(left), left

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import itertools
 import os
 import stat as modes
@@ -655,16 +656,16 @@ class _MemoryWriter:
         self._storage = storage
         self._full = full
         self._if_generation = if_generation
-        self._parts: list[bytes] = []
+        self._data = io.BytesIO()
 
     def __enter__(self) -> Writer:
-        self._parts = []
+        self._data = io.BytesIO()
         return self
 
     def write(self, data: bytes | memoryview) -> None:
         """Takes the next bytes."""
-        self._parts.append(bytes(data))
+        self._data.write(data)
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
-            self._storage._publish(self._full, b"".join(self._parts), self._if_generation)
+            self._storage._publish(self._full, self._data.getvalue(), self._if_generation)

@@ -22,7 +22,7 @@ A batch file, an inner tar, a chunk of a sorted listing; aim at 1,000 to 20,000 
 """
 
 
-class Extent(msgspec.Struct, frozen=True):
+class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
     `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool.

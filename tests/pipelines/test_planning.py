@@ -4,12 +4,11 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines import assigning, planning, tables
+from pipelines import assigning, planning
 from pipelines.planning import (
     Places,
     Sizing,
@@ -26,7 +25,6 @@ from pipelines.planning import (
     refuse_too_many_bad,
     stored_samples,
 )
-from shardset import naming
 from shardset.errors import ConfigError, TooManyBad
 
 LABELS = st.lists(st.integers(-1, 4), min_size=1, max_size=60)
@@ -188,100 +186,6 @@ def test_too_many_bad_samples_stop_the_build_and_too_few_do_not():
     with pytest.raises(TooManyBad, match=r"split 'train': 2 of 100 raw samples are bad.*a\.jpg: empty"):
         refuse_too_many_bad(merge([summary(2)]), 0.01)
     assert merge([summary(1), summary(0)]).fields["train"] == ["jpg"]
-
-
-KEYS = st.lists(st.text() | st.from_regex(naming.KEY_PATTERN, fullmatch=True) | st.text("aZ0_+=-/@.\n", max_size=80))
-
-
-def a_table(keys: list[str]) -> pa.Table:
-    rows = [{"split": "train", "name": "", "key": key, "image": "", "fix": ""} for key in keys]
-    return tables.unit_table(rows, [])
-
-
-@given(KEYS)
-def test_keys_that_can_not_stay_are_found_all_at_once_as_one_by_one(keys):
-    found = tables.keys_from_bytes(tables.to_bytes(a_table(keys)))
-    assert tables.no_keys(found).tolist() == [row for row, key in enumerate(keys) if not naming.is_key(key)]
-
-
-@given(KEYS)
-def test_equal_keys_have_equal_hashes_and_others_do_not(keys):
-    hashes = tables.hash_keys(pa.array(keys, pa.string())).tolist()
-    alone = [tables.hash_keys(pa.array([key], pa.string())).tolist()[0] for key in keys]
-    assert len(set(hashes)) == len(set(keys))
-    assert [hashes.index(value) for value in hashes] == [keys.index(key) for key in keys]
-    assert alone == hashes, "whatever stands beside it"
-
-
-@given(st.lists(st.integers(0, 12), max_size=40), st.integers(0, 3))
-def test_repeats_are_named_all_at_once_as_one_by_one(copies, start):
-    keys = [f"k{number}" for number in range(len(copies))]
-    found = tables.with_copies(pa.array(keys, pa.string()), np.array(copies, np.int64) * start)
-    assert found.to_pylist() == [naming.copy_key(k, c * start) for k, c in zip(keys, copies, strict=True)]
-
-
-FIELDS = st.lists(
-    st.fixed_dictionaries(
-        {
-            "field": st.sampled_from(["jpg", "cls", "json"]),
-            "object": st.none() | st.sampled_from(["a.tar", "b.tar"]) | st.text(max_size=3),
-            "generation": st.none() | st.just("17"),
-            "offset": st.none() | st.integers(0, 2**40),
-            "num_bytes": st.integers(0, 2**40),
-            "data": st.none() | st.binary(max_size=9),
-        }
-    ),
-    max_size=3,
-)
-UNITS = st.lists(
-    st.lists(
-        st.fixed_dictionaries(
-            {
-                "split": st.sampled_from(["train", "test"]), "name": st.text(max_size=9), "key": st.text(max_size=9),
-                "label": st.integers(-1, 5), "image": st.sampled_from(["jpg", ""]), "fix": st.just(""),
-                "crc32c": st.integers(-1, 2**32 - 1), "fields": FIELDS,
-            }
-        ),
-        max_size=8,
-    ),
-    min_size=1, max_size=3,
-)  # fmt: skip
-
-
-def test_of_many_references_each_takes_less_than_80_bytes():
-    random, num = np.random.default_rng(0), 2000
-    photos = [f"n{number % 1000:08d}/n{number % 1000:08d}_{random.integers(10**5)}" for number in range(num)]
-    rows = [
-        {
-            "split": "train", "name": f"{photo}.JPEG", "key": photo, "label": number % 1000, "image": "jpg", "fix": "",
-            "crc32c": int(random.integers(2**32)),
-            "fields": [
-                {"field": "jpg", "object": "ILSVRC2012_img_train.tar", "generation": "1700000000000000",
-                 "offset": int(random.integers(2**37)), "num_bytes": int(random.integers(200_000)), "data": None},
-                {"field": "cls", "object": None, "generation": None, "offset": None, "num_bytes": 3,
-                 "data": b"%03d" % (number % 1000)},
-            ],
-        }
-        for number, photo in enumerate(photos)
-    ]  # fmt: skip
-    assert len(tables.to_bytes(tables.unit_table(rows, []))) < 80 * num
-
-
-@given(UNITS, st.randoms())
-def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(units, random):
-    found = [tables.rows_from_bytes(tables.to_bytes(tables.unit_table(rows, []))) for rows in units]
-    rows = [row for unit in units for row in unit]
-    order = list(range(len(rows)))
-    random.shuffle(order)
-    cut = random.randint(0, len(rows))
-    taken = tables.concat(found).take(np.array(order, np.int64))
-    parts = [tables.part_from_bytes(tables.part_to_bytes(part)) for part in taken.slices([0, cut, len(rows)])]
-    again = tables.from_bytes(tables.rows_to_bytes(tables.concat(parts)))
-    assert again.schema.equals(tables.UNIT)
-    assert again.to_pylist() == [rows[row] for row in order]
-    assert tables.field_bytes(tables.rows_of(again)).tolist() == [
-        sum(f["num_bytes"] for f in rows[row]["fields"]) for row in order
-    ]
 
 
 @given(st.lists(st.integers(0, 12), max_size=30), st.integers(1, 7))

@@ -117,6 +117,12 @@ def test_an_array_is_permuted_like_its_numbers(data, n, key):
         assert there.tolist() == [function(position, n=n, key=key) for position in positions]
 
 
+@given(st.integers(1, 1500), KEYS)
+def test_so_many_positions_that_rounds_are_looked_up_are_permuted_like_each_alone(n, key):
+    for function in (permute, unpermute):
+        assert function(np.arange(n), n=n, key=key).tolist() == [function(place, n=n, key=key) for place in range(n)]
+
+
 @given(WORDS, st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), WORDS)
 def test_an_array_is_hashed_like_its_numbers(before, numbers, after):
     hashes = hash64(before, np.array(numbers, dtype=np.int64), after)
