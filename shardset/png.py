@@ -41,7 +41,10 @@ def pixels(files: Sequence[bytes], height: int, width: int) -> tuple[np.ndarray,
     Pixels are uint8 [m, height, width, 3]. Any other file is left alone: another PNG, or a damaged one.
     """
     template = _template(height, width)
-    found = np.array([len(file) == len(template) and _is_whole(file) for file in files], np.bool_)
+    size = len(template)
+    found = np.array([len(file) == size and _is_whole(file) for file in files], np.bool_)
+    if not found.any():
+        return found, np.empty((0, height, width, 3), np.uint8)
     content = np.frombuffer(b"".join(itertools.compress(files, found)), np.uint8).reshape(-1, len(template))
     rows = _rows(content, height, width)
     good = (content[:, :_HEAD] == template[:_HEAD]).all(axis=1) & (content[:, _END:] == template[_END:]).all(axis=1)

@@ -45,6 +45,6 @@ class DecodedCache:
         """Whether all of them are there."""
         return bool(self.filled[ids].all())
 
-    def crop(self, out: np.ndarray, ids: np.ndarray, drawn: np.ndarray) -> None:
-        """The crops that the draws choose, as `decode_into` would make them: into uint8 [n, size, size, 3]."""
-        pad_crops(out, self.images_NHWC, ids, self.padding, drawn)
+    def crop(self, out: np.ndarray, slots: np.ndarray, ids: np.ndarray, drawn: np.ndarray) -> None:
+        """The crops that the draws choose, as `decode_into` would make them: into `out[slots]`, uint8 RGB."""
+        pad_crops(out, slots, self.images_NHWC, ids, self.padding, drawn)

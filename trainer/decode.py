@@ -9,6 +9,7 @@ how far the result may be from Pillow's and torchvision's.
 import io
 import math
 import struct
+import threading
 import zlib
 from dataclasses import dataclass, field
 
@@ -25,8 +26,8 @@ from trainer.restarts import Grid, cut, grid_of, head
 MAX_PIXELS = 1 << 26
 FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF")
 NUM_TRIES = 10
-_CROPS_AT_ONCE = 64
-"""Padded copies of so many small images stay in the processor's cache."""
+_FRAMES_BYTES = 2**18
+"""So much of padded images stays in the processor's cache."""
 
 
 _JPEG = b"\xff\xd8"
@@ -254,20 +255,40 @@ def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray
     _rows(row, to_top, to_left, height, width)[:] = part
 
 
-def pad_crops(out: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, padding: int, drawn: np.ndarray) -> None:
-    """`pad_crop` of image `ids[n]` into `out[n]`, all of one size and contiguous: uint8 [n, size, size, 3]."""
+def pad_crops(
+    out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, padding: int, drawn: np.ndarray
+) -> None:
+    """`pad_crop` of image `ids[n]` into `out[slots[n]]`, all of one size and contiguous: uint8 [., size, size, 3]."""
     size, num_places = out.shape[1], 2 * padding + 1
     places = (drawn[:, 1:3] * num_places).astype(np.int64)
-    row, stride = np.dtype((np.void, 3 * size)), 3 * (size + 2 * padding)
-    padded = np.zeros((min(len(ids), _CROPS_AT_ONCE), size + 2 * padding, stride), np.uint8)
-    shape, strides = (len(padded), num_places, num_places, size), (padded.strides[0], stride, 3, stride)
-    windows = np.ndarray(shape, row, padded, 0, strides)  # every window at every place
+    frames = _frames.of(size, padding)
+    row, (frame, stride, pixel, _) = np.dtype((np.void, 3 * size)), frames.strides
+    shape, strides = (len(frames), num_places, num_places, size), (frame, stride, pixel, stride)
+    windows = np.ndarray(shape, row, frames, 0, strides)  # every window at every place
     images, crops = (np.ndarray((len(each), size), row, each) for each in (images_NHWC, out))
-    for start in range(0, len(ids), _CROPS_AT_ONCE):
-        part = slice(start, start + _CROPS_AT_ONCE)
+    for start in range(0, len(ids), len(frames)):
+        part = slice(start, start + len(frames))
         numbers = np.arange(len(ids[part]))
         windows[numbers, padding, padding] = images[ids[part]]
-        crops[part] = windows[numbers, places[part, 0], places[part, 1]]
+        crops[slots[part]] = windows[numbers, places[part, 0], places[part, 1]]
+
+
+class _Frames(threading.local):
+    """Black frames that images are put into, kept by each thread for its next ones: new memory takes as long again."""
+
+    _fits: tuple[int, int] | None = None
+    _images = np.empty((0, 0, 0, 3), np.uint8)
+
+    def of(self, size: int, padding: int) -> np.ndarray:
+        """Some frames for images of that size, uint8 [n, side, side, 3], black but for the images."""
+        if self._fits != (size, padding):
+            side = size + 2 * padding
+            self._images = np.zeros((max(1, _FRAMES_BYTES // (3 * side**2)), side, side, 3), np.uint8)
+            self._fits = size, padding
+        return self._images
+
+
+_frames = _Frames()
 
 
 def _rows(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:

@@ -45,15 +45,10 @@ class Task:
         cv2.setNumThreads(1)
         if isinstance(self.spec.crop, PadCrop):
             done = decode_whole(images_NHWC, numbers, contents, drawn)
-            images_NHWC[numbers] = self._cropped(images_NHWC[numbers], self.spec.crop, drawn)
+            pad_crops(images_NHWC, numbers, images_NHWC, numbers, self.spec.crop.padding, drawn)
             return done
         rows = (images_NHWC[number] for number in numbers)
         return np.array([self._crop_into(*one) for one in zip(rows, contents, drawn, strict=True)], np.bool_)
-
-    def _cropped(self, whole_NHWC: np.ndarray, crop: PadCrop, drawn: np.ndarray) -> np.ndarray:
-        crops = np.empty_like(whole_NHWC)
-        pad_crops(crops, whole_NHWC, np.arange(len(crops)), crop.padding, drawn)
-        return crops
 
     def _crop_into(self, row: np.ndarray, data: bytes, drawn: np.ndarray) -> bool:
         try:

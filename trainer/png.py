@@ -3,6 +3,8 @@
 kornia_rs (Rust's png) decodes RGB in little more than half the time of pyspng (libspng), which converts all others.
 """
 
+import struct
+
 import numpy as np
 import pyspng
 from kornia_rs import io as kornia
@@ -10,6 +12,7 @@ from kornia_rs import io as kornia
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
+_SIZE, _CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
 _RGB = 2
 _ANIMATED = b"acTL"
 _END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -22,7 +25,8 @@ def is_png(data: bytes) -> bool:
 
 def size(data: bytes) -> tuple[int, int]:
     """(height, width) as a PNG's header claims them."""
-    return int.from_bytes(data[20:24], "big"), int.from_bytes(data[16:20], "big")
+    width, height = _SIZE.unpack_from(data, 16)
+    return height, width
 
 
 def decode(data: bytes) -> np.ndarray | None:
@@ -30,7 +34,7 @@ def decode(data: bytes) -> np.ndarray | None:
 
     None also of animated ones. What a header may claim is for the caller to check.
     """
-    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or _ANIMATED in data or not _fits_together(data):
+    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data):
         return None
     try:
         if data[25] == _RGB:
@@ -40,9 +44,15 @@ def decode(data: bytes) -> np.ndarray | None:
         return None
 
 
-def _fits_together(data: bytes) -> bool:
-    """Whether its chunks end where it ends: libspng may allocate what one claims, kornia_rs overlook it."""
+def _is_one_image(data: bytes) -> bool:
+    """Whether it is not animated and its chunks end where it ends.
+
+    libspng may allocate what a chunk claims, kornia_rs overlook it.
+    """
     at = 8
     while at + 12 <= len(data):
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
+        num_bytes, kind = _CHUNK.unpack_from(data, at)
+        if kind == _ANIMATED:
+            return False
+        at += 12 + num_bytes
     return at == len(data) and data.endswith(_END)

@@ -368,7 +368,8 @@ class _Pipeline:
 
     def _jobs(self, plan: _Step, batch: Batch) -> Iterator[Callable[[], None]]:
         if self.stream.cache is not None and plan.tickets is None:
-            yield partial(self.stream.cache.crop, batch["image"], plan.slots.ids, plan.drawn)
+            slots = np.arange(len(plan.slots.ids))
+            yield partial(self.stream.cache.crop, batch["image"], slots, plan.slots.ids, plan.drawn)
             return
         size = len(plan.slots.ids)
         for start, stop in itertools.pairwise(np.linspace(0, size, min(size, self._parts) + 1).astype(int).tolist()):
@@ -408,14 +409,16 @@ class _Pipeline:
         if cache is not None:
             cache.put(plan.slots.ids[slots], pixels, plan.tickets.addresses.labels[slots])
         if isinstance(crop, PadCrop):
-            whole, pixels = pixels, np.empty_like(pixels)
-            pad_crops(pixels, whole, np.arange(len(slots)), crop.padding, plan.drawn[slots])
-        batch["image"][slots] = pixels
+            pad_crops(batch["image"], slots, pixels, np.arange(len(slots)), crop.padding, plan.drawn[slots])
+        else:
+            batch["image"][slots] = pixels
 
     def _fill_by_others(self, decoders: Decoders, batch: Batch, plan: _Step, found: list[_Found]) -> None:
         """Fills a part with what another process decodes, if one is ready; does itself what that can't."""
         with decoders.idle() as decoder:
             done = None if decoder is None or self._stopped.is_set() else self._fill_by(decoder, batch, plan, found)
+        if done is not None and all(done) and not self._columns:
+            return
         for number, (slot, contents) in enumerate(found):
             if done is not None and done[number]:
                 self._pass_through(batch, slot, contents)
@@ -433,9 +436,7 @@ class _Pipeline:
         else:
             assert plan.tickets is not None
             cache.note(numbers, plan.tickets.addresses.labels[slots])
-            crops = np.empty((len(slots), *batch["image"].shape[1:]), np.uint8)
-            cache.crop(crops, numbers, plan.drawn[slots])
-            batch["image"][slots] = crops
+            cache.crop(batch["image"], slots, numbers, plan.drawn[slots])
         return done.tolist()
 
     def _contents(self, batch: Batch, plan: _Step, start: int, stop: int) -> Iterator[_Found]:
