@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+_SEGMENT = struct.Struct(">BBH")
 _SOF, _DRI, _SOS, _EOI, _RST = (0xC0, 0xC1), 0xDD, 0xDA, 0xD9, 0xD0
 _BASELINE_BITS = 8
 
@@ -40,7 +41,7 @@ class Grid:
 class Part:
     """A JPEG of a part of an image: `top` and `left` in pixels of the whole, `size` its (height, width)."""
 
-    data: bytes
+    data: bytearray
     top: int
     left: int
     size: tuple[int, int]
@@ -49,9 +50,9 @@ class Part:
 def grid_of(data: bytes) -> Grid | None:
     """What the header says of an image whose blocks come row by row, all colours together; None where they do not."""
     at, run, size, size_at, block, num_parts = 2, 0, (0, 0), 0, (0, 0), 0
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        kind, length = data[at + 1], int.from_bytes(data[at + 2 : at + 4], "big")
-        if at + 2 + length > len(data):
+    while at + 4 <= len(data):
+        begins, kind, length = _SEGMENT.unpack_from(data, at)
+        if begins != 0xFF or at + 2 + length > len(data):
             return None
         if kind in _SOF and length >= 8 and data[at + 4] == _BASELINE_BITS:
             size_at, num_parts = at + 5, data[at + 9]
@@ -94,7 +95,7 @@ def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -
     codes = np.frombuffer(part, np.uint8)
     codes[marks] = _RST + np.arange(len(marks)) % 8
     codes[marks[-1]] = _EOI
-    return Part(bytes(part), first * height, start * width, size)
+    return Part(part, first * height, start * width, size)
 
 
 def head(data: bytes, grid: Grid, bottom: int) -> Part | None:
@@ -105,7 +106,8 @@ def head(data: bytes, grid: Grid, bottom: int) -> Part | None:
     height = -(-bottom // grid.block[0]) * grid.block[0]
     if height >= grid.size[0] or data[-2:] != bytes((0xFF, _EOI)):
         return None
-    claimed = data[: grid.size_at] + struct.pack(">H", height) + data[grid.size_at + 2 :]
+    claimed = bytearray(data)
+    struct.pack_into(">H", claimed, grid.size_at, height)
     return Part(claimed, 0, 0, (height, grid.size[1]))
 
 
