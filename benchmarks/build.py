@@ -28,6 +28,7 @@ FAST = {
     "MosaicML MDSWriter",
     "pool of TarWriters, unshuffled",
     "tar cf",
+    report.HASHING,
 }
 SOURCES = {"cifar": "cifar10", "folders": "folder", "imagenet": "imagenet"}
 OUTPUT = environment.REPOSITORY / "docs" / "benchmarks" / "build"
@@ -78,6 +79,7 @@ def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Conte
         return [replace(one, share=SMALL_SHARE) for one in found]
     found += [
         Contestant("tar cf", "limit", ["tar", "cf", f"{output}/all.tar", "-C", str(folder), "."], False),
+        Contestant(report.HASHING, "limit", [sys.executable, script, "hashed", *places], True),
         Contestant(report.DECODING_EIGHTH, "limit", [sys.executable, script, "decode_eighth", *places], False),
         Contestant(report.DECODING, "limit", [sys.executable, script, "decode", *places], False),
     ]

@@ -8,6 +8,7 @@ each. `decode`, `decode_eighth` and `encode` write nothing: they are the limit o
 """
 
 import functools
+import hashlib
 import io
 import os
 import pickle
@@ -185,6 +186,30 @@ def decode_eighth(kind: str, folder: str, output: str) -> None:
     _on_all_cores(_decode_eighth_stretch, kind, folder)
 
 
+def hashed(kind: str, folder: str, output: str) -> None:
+    """Reads every image in shuffled order, hashes it (SHA-256, CRC32C) and writes it, one process a core."""
+    samples = shuffled(kind, folder)
+    size = -(-len(samples) // NUM_SHARDS)
+    stretches = [samples[start : start + size] for start in range(0, len(samples), size)]
+    with ProcessPoolExecutor(NUM_PROCESSES) as workers:
+        list(workers.map(_hash_stretch, stretches, (f"{output}/{number:05d}" for number in range(len(stretches)))))
+
+
+def _hash_stretch(samples: list[Sample], path: str) -> None:
+    import google_crc32c
+
+    sha256, crc32c = hashlib.sha256(), 0
+    with open(path, "wb", buffering=0) as out:
+        for one in samples:
+            file = os.open(one.path, os.O_RDONLY)
+            data = os.pread(file, one.num_bytes, one.offset)
+            os.close(file)
+            sha256.update(data)
+            crc32c = google_crc32c.extend(crc32c, data)
+            out.write(data)
+        os.fsync(out.fileno())
+
+
 def encode(kind: str, folder: str, output: str) -> None:
     """Encodes every picture of CIFAR, one process a core."""
     _on_all_cores(_read_stretch, kind, folder)
@@ -217,7 +242,7 @@ def _read_stretch(samples: list[Sample]) -> None:
         read(one)
 
 
-TOOLS = {tool.__name__: tool for tool in (webdataset, mds, litdata, pool, decode, decode_eighth, encode)}
+TOOLS = {tool.__name__: tool for tool in (webdataset, mds, litdata, pool, decode, decode_eighth, encode, hashed)}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ CHECKED = "shardset, --verify decode"
 DECODING = "decoding alone, full size"
 DECODING_EIGHTH = "decoding alone, 1/8 size"
 ENCODING = "encoding alone"
+HASHING = "reading, hashing and writing alone"
 STORED = "MosaicML MDSWriter, PNGs not compressed"
 TITLES = {
     "cifar": "CIFAR-size pictures from the published form of archive, encoded as PNG",
@@ -149,18 +150,20 @@ def sentences(results: Sequence[Result]) -> list[str]:
     if not peers or not {PLAIN, CHECKED} <= {*found}:
         return []
     plain, checked = found[PLAIN], found[CHECKED]
-    pairs = [(plain, "tar cf"), (plain, ENCODING), (plain, STORED), (checked, DECODING_EIGHTH), (checked, DECODING)]
+    best = max(peers, key=lambda one: one.best_steady_rate or 0)
+    pairs = [(plain, "tar cf"), (plain, HASHING), (plain, ENCODING), (plain, STORED)]
+    pairs += [(checked, DECODING_EIGHTH), (checked, DECODING)]
     lines = [
         f"- {a.name}: {_ratio(a, found[b])} of {b}, steady; of the fastest runs {_best_ratio(a, found[b])}, "
         f"by processor time {_cpu_ratio(a, found[b])}."
         for a, b in pairs
         if b in found
     ]
-    best = max(peers, key=lambda one: one.best_steady_rate or 0)
-    lines.append(
-        f"- {plain.name}: {_ratio(plain, best)} times the best peer that shuffles ({best.name}), steady; "
-        f"of the fastest runs {_best_ratio(plain, best)}, by processor time {_cpu_ratio(plain, best)}."
-    )
+    lines += [
+        f"- {one.name}: {_ratio(one, best)} times the best peer that shuffles ({best.name}), steady; "
+        f"of the fastest runs {_best_ratio(one, best)}, by processor time {_cpu_ratio(one, best)}."
+        for one in (plain, *(found[name] for name in [HASHING] if name in found))
+    ]
     quickest = max(peers, key=lambda one: one.rate)
     lines.append(
         f"- {plain.name}: {plain.rate / quickest.rate:.2f} times the quickest peer that shuffles ({quickest.name}), "
