@@ -249,9 +249,8 @@ def _final_keys(raw: pa.RecordBatch, twin: np.ndarray) -> pa.Array:
     change[tables.no_keys(keys)] = True
     if not change.any():
         return keys
-    new = [
-        naming.short_key(f"{raw['split'][row]}/{raw['name'][row]}", int(twin[row])) for row in np.flatnonzero(change)
-    ]
+    split, name = raw["split"], raw["name"]
+    new = [naming.short_key(f"{split[row]}/{name[row]}", int(twin[row])) for row in np.flatnonzero(change).tolist()]
     return pc.replace_with_mask(keys, pa.array(change), pa.array(new, pa.string()))
 
 

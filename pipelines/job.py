@@ -16,6 +16,9 @@ from shardset.manifest import ClassInfo
 from shardset.storage import Storage
 from shardset.version import __version__
 
+PLAN_VERSION = 2
+"""Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -93,7 +96,7 @@ def read_unit(output: Storage, line: UnitLine) -> Unit:
 def describe_build(config: BuildConfig, survey: Survey, data: bytes, suffix: str) -> BuildFile:
     """What this build would write into `plan/build.json`."""
     return BuildFile(
-        tool=f"shardset {__version__}",
+        tool=f"shardset {__version__}, plan {PLAN_VERSION}",
         options=json.loads(json.dumps(config.what_decides_bytes())),
         survey=hashlib.sha256(data).hexdigest(),
         num_units=len(survey.units),
@@ -127,8 +130,8 @@ def read_record(output: Storage, name: str, kind: type) -> Any:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"{output.url}/{name}: not readable ({error}); it was written by another version or damaged: "
-            "start over with --overwrite"
+            f"{output.url}/{name}: not readable ({error}); it is damaged or of another version: "
+            f"remove {output.url}/{naming.PLAN_FOLDER}, then build again with --overwrite"
         ) from error
 
 

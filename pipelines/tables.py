@@ -38,7 +38,7 @@ PLACED = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
 """A reference on its way to its shard."""
 
 _REJECTED = b"rejected"
-_START_OVER = "it was written by another version or damaged; start over with --overwrite"
+_START_OVER = f"it is damaged; remove {naming.PLAN_FOLDER} at the output, then build again with --overwrite"
 _WORD_BYTES = 8
 _KEY_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+=-/"
 

@@ -219,6 +219,38 @@ def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
     } | {Path(s.path).parent.name for s in new.split("test").shards}
 
 
+def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
+    """A build of which one shard is missing, as if `tool` had begun it."""
+    config = config_of(raw, output)
+    build(config, HERE)
+    for name in (naming.MANIFEST, naming.record_path("train", 2)):
+        (output / name).unlink()
+    if tool:
+        begun = output / naming.BUILD
+        begun.write_text(json.dumps(json.loads(begun.read_text()) | {"tool": tool}))
+    return config
+
+
+def test_a_build_that_another_version_began_is_refused_and_starts_over_when_told_to(raw, tmp_path):
+    config = unfinished(raw, tmp_path / "out", tool="shardset 0.1.0, plan 1")
+    with pytest.raises(ConfigError, match=r"unfinished build stands there \(it was begun by shardset 0\.1\.0, plan 1"):
+        build(config, HERE)
+    again = build(replace(config, overwrite=True), HERE)
+    assert again.counters.get("shards_skipped", 0) == 0
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
+    config = unfinished(raw, tmp_path / "out")
+    unit = tmp_path / "out" / naming.unit_path(0)
+    unit.write_bytes(unit.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match=r"remove plan/ at the output, then build again with --overwrite"):
+        build(config, HERE)
+    shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
+    build(replace(config, overwrite=True), HERE)
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
 def test_upsampling_stores_each_sample_the_same_number_of_times_with_its_source(raw, tmp_path):
     config = config_of(raw, tmp_path / "out", samples_per_shard={"": 30}, num_shards={}, target_samples={"train": 150})
     split = build(config, HERE).manifest.split("train")

@@ -126,12 +126,12 @@ def test_the_digest_of_rows_is_of_the_samples_and_not_of_where_their_bytes_are()
     assert len({digest(image), *others}) == 10
 
 
-def test_a_table_of_another_version_or_a_damaged_one_says_what_to_do():
+def test_a_damaged_table_says_what_to_do():
     table = tables.unit_table([a_row(key="a")], [])
     whole, turned = tables.to_bytes(table), tables.to_bytes(table.select(tables.UNIT.names[::-1]))
     for wrong in (b"", b"not a table", whole[: len(whole) // 2], tables.to_bytes(table.select(["key"])), turned):
         for read in (tables.unit_from_bytes, tables.references_from_bytes):
-            with pytest.raises(ConfigError, match=r"a table of the plan .*start over with --overwrite"):
+            with pytest.raises(ConfigError, match=r"a table of the plan .* damaged; remove plan/ at the output"):
                 read(wrong)
     with pytest.raises(
         ConfigError, match="has the columns content, fix, label, key, name, split, expected split, name"
