@@ -99,7 +99,7 @@ def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step)
     if isinstance(position, int):
         if not 0 <= position < n:
             raise ValueError(f"position {position} is outside [0, {n})")
-        functions = [partial(_round, key, (1 << half) - 1) for key in keys]
+        functions: list[Round] = [partial(_round, key, (1 << half) - 1) for key in keys]
         value = _network(position, functions, half, step)
         while value >= n:
             value = _network(value, functions, half, step)

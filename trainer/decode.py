@@ -343,7 +343,7 @@ def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
     return _turbo(data, least)
 
 
-def _turbo(data: bytes, least: tuple[int, int], *, strict: bool = True) -> np.ndarray | None:
+def _turbo(data: bytes | bytearray, least: tuple[int, int], *, strict: bool = True) -> np.ndarray | None:
     try:
         return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2, strict=strict)
     except ValueError:
