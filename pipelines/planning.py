@@ -336,7 +336,8 @@ class _Count:
         self.num_samples += count.num_samples
         self.num_rejected += count.num_rejected
         self.num_bytes += count.num_bytes
-        self.strata.update(count.strata)
+        for label, number in count.strata.items():  # twice as fast as Counter.update
+            self.strata[label] += number
 
     def frozen(self) -> SplitCount:
         return SplitCount(
