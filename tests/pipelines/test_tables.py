@@ -30,6 +30,11 @@ def test_keys_that_can_not_stay_are_found_all_at_once_as_one_by_one(keys):
     assert tables.no_keys(found).tolist() == [row for row, key in enumerate(keys) if not naming.is_key(key)]
 
 
+def test_of_each_character_it_is_known_whether_a_key_may_hold_it():
+    for key in [key for code in range(256) for key in (chr(code), f"a{chr(code)}b")]:
+        assert (len(tables.no_keys(pa.array([key, "a"]))) == 0) == naming.is_key(key), key
+
+
 @given(KEYS)
 def test_equal_keys_have_equal_hashes_and_others_do_not(keys):
     hashes = tables.hash_keys(pa.array(keys, pa.string())).tolist()
@@ -86,6 +91,10 @@ def test_the_table_of_a_unit_holds_its_rows_and_what_was_rejected(rows):
     table = tables.unit_from_bytes(tables.to_bytes(tables.unit_table(rows, rejected)))
     assert tables.rows_of(table) == rows
     assert tables.rejected_of(table) == rejected
+    assert [content.num_bytes for content in tables.contents_of(table)] == [
+        sum(found.num_bytes if isinstance(found, Extent) else len(found) for _, found in row.content.fields)
+        for row in rows
+    ]
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3), st.randoms())
