@@ -110,7 +110,7 @@ def index_units(n: int) -> tuple[int, int, int]:
     """What is done with the rows of an index: summed up, made a table and written."""
     found = [unit_rows(unit) for unit in range(min(SOME_UNITS, num_units(n)))]
     started()
-    sizes = [len(tables.to_bytes(tables.unit_table(rows, []))) for rows in found]
+    sizes = [len(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in found]
     for unit, rows in enumerate(found):
         summarize(unit, rows, [])
     return UNIT_SAMPLES * len(found), num_units(n), num_units(n) * sizes[0]
@@ -228,7 +228,7 @@ PLANNING = ("plan_all", "spread_batch", "find_twins_in_bucket", "assign", "gathe
 
 REPEATED = ("spread_batch", "find_twins_in_bucket", "assign", "gather_group")
 """What a worker does with one batch, bucket or group after the other; so they are called again, so many times:"""
-AGAIN = 4
+AGAIN = 9
 
 AT_MOST = {"survey_folder": 1_000_000}
 """Steps whose memory grows are measured up to here."""
@@ -340,16 +340,18 @@ def put_units(job: Job, plan: PlanFile) -> range:
     """The indexes of the units of the first batch, in the output."""
     units = plan.units_of(0)
     for unit, table in zip(units, unit_tables(len(units)), strict=True):
-        put(job.output, naming.unit_path(unit), tables.to_bytes(table))
+        put(job.output, naming.unit_path(unit), tables.unit_to_bytes(table))
     return units
 
 
 def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
     """The tables of some units: that of the first with other names."""
     first = tables.unit_table(unit_rows(0), [])
+    columns = dict(zip(first.schema.names, first.columns, strict=True))
     for unit in range(num_units):
-        names = {name: pc.replace_substring(first[name], "n00000000", f"n{unit:08d}") for name in ("name", "key")}
-        yield tables.with_columns(first, first.schema, names)
+        named = pc.replace_substring(first["row"], b"n00000000", f"n{unit:08d}".encode())
+        keys = hash64(unit, np.arange(len(first)))
+        yield tables.from_columns(first.schema, columns | {"row": named, "key_hash": keys})
 
 
 def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[Part], int]:
@@ -359,14 +361,13 @@ def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[Part], 
     line = np.concatenate([np.arange(shard, plan.num_stored, plan.num_shards) for shard in shards.tolist()])
     source = unpermute(line, n=plan.num_stored, key=derive_key(0, "place", plan.name, 0))
     line, source = line[np.argsort(source)], np.sort(source)
-    added = {
-        "source": pa.array(source),
-        "copy": pa.array(np.zeros(len(line), np.int32)),
-        "shard": pa.array((line % plan.num_shards).astype(np.int32)),
-        "rank": pa.array(hash64(derive_key(0, "rank", plan.name), line)),
-    }
     raw = tables.concat(list(unit_tables(num_units(len(line))))).slice(0, len(line))
-    placed = tables.with_columns(raw, tables.PLACED, added)
+    none = np.zeros(len(line), np.int32)
+    columns = {
+        "row": raw["row"], "twin": none, "source": source, "copy": none, "shard": line % plan.num_shards,
+        "rank": hash64(derive_key(0, "rank", plan.name), line),
+    }  # fmt: skip
+    placed = tables.from_columns(tables.PLACED, columns)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
     for number, piece in enumerate(tables.slices(placed, bounds)):

@@ -87,7 +87,7 @@ def spread_keys(job: Job, plan: PlanFile, batch: int) -> list[tuple[int, Part]]:
     units = plan.units_of(batch)
     found = []
     for unit, data in zip(units, read_parts(job.output, _unit_parts(units)), strict=True):
-        hashes = tables.hash_keys(tables.unit_from_bytes(data, "key")["key"])
+        hashes = tables.unit_from_bytes(data, "key_hash")["key_hash"].to_numpy()
         keys = np.empty(len(hashes), KEY)
         keys["hash"], keys["unit"], keys["row"] = hashes, unit, np.arange(len(hashes))
         found.append(keys)
@@ -134,18 +134,19 @@ def assign_batch(
     Samples that are stored nowhere are listed in `plan/dropped/`.
     """
     units = plan.units_of(batch)
-    found = [tables.unit_from_bytes(data) for data in read_parts(job.output, _unit_parts(units))]
+    found = [
+        tables.unit_from_bytes(data, "split", "label", "row") for data in read_parts(job.output, _unit_parts(units))
+    ]
     firsts = np.cumsum([0, *map(len, found)])
     raw = tables.concat(found)
     found.clear()
-    key = _final_keys(raw, _twin_numbers(job, twins, units, firsts, len(raw)))
-    raw = tables.with_columns(raw, tables.UNIT, {"key": key})
+    twin = _twin_numbers(job, twins, units, firsts, len(raw))
     stored = np.zeros(len(raw), bool)
-    parts = write_parts(job.output, naming.part_path(REFERENCES, batch), _cut(job, plan, raw, starts, stored))
+    parts = write_parts(job.output, naming.part_path(REFERENCES, batch), _cut(job, plan, raw, twin, starts, stored))
     for unit, (first, stop) in zip(units, pairwise(firsts.tolist()), strict=True):
         dropped = np.flatnonzero(~stored[first:stop])
         if len(dropped):
-            table = tables.unit_from_bytes(job.output.read(naming.unit_path(unit)), "split", "name", "key", "label")
+            table = tables.unit_from_bytes(job.output.read(naming.unit_path(unit)))
             put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, dropped)))
     return parts
 
@@ -159,12 +160,12 @@ def plan_group(job: Job, plan: SplitPlan, parts: Iterable[Part]) -> Iterator[int
     runs = list(_runs(shard[order]))
     for (number, start, stop), mine in zip(runs, tables.slices(references, _bounds(runs)), strict=True):
         assert stop - start == plan.shard_size(number), "the arithmetic of the plan and the references agree"
-        put(job.output, naming.references_path(plan.name, number), tables.to_bytes(mine))
+        put(job.output, naming.references_path(plan.name, number), tables.references_to_bytes(mine))
         yield number
 
 
 def _cut(
-    job: Job, plan: PlanFile, raw: pa.RecordBatch, starts: Starts, stored: np.ndarray
+    job: Job, plan: PlanFile, raw: pa.RecordBatch, twin: np.ndarray, starts: Starts, stored: np.ndarray
 ) -> Iterator[tuple[Group, memoryview]]:
     """The references of all rows as parts; marks in `stored` which rows have any."""
     labels = raw["label"].to_numpy()
@@ -173,7 +174,7 @@ def _cut(
         for places in _places(job, split, labels[mine], starts[name]):
             row = mine[places.row]
             stored[row] = True
-            for group, placed in _by_group(split, raw, row, places, starts[name].serial):
+            for group, placed in _by_group(split, raw, twin, row, places, starts[name].serial):
                 yield (name, group), tables.part_to_bytes(placed)
 
 
@@ -183,22 +184,22 @@ def _places(job: Job, plan: SplitPlan, labels: np.ndarray, start: UnitStart) -> 
 
 
 def _by_group(
-    plan: SplitPlan, raw: pa.RecordBatch, row: np.ndarray, places: Places, serial: int
+    plan: SplitPlan, raw: pa.RecordBatch, twin: np.ndarray, row: np.ndarray, places: Places, serial: int
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     group = plan.group_of(places.shard)
     order = planning.by_shard(group)  # in source order within a group: memory is read forwards
-    wanted = raw.select([name for name in tables.PLACED.names if name in raw.schema.names])
     for runs in _pieces(_runs(group[order])):
         mine = order[runs[0][1] : runs[-1][2]]
-        taken = tables.take(wanted, row[mine])
-        added = {
-            "key": tables.with_copies(taken["key"], places.copy[mine]),
-            "source": pa.array(serial + places.row[mine], pa.int64()),
-            "copy": pa.array(places.copy[mine], pa.int32()),
-            "shard": pa.array(places.shard[mine], pa.int32()),
-            "rank": pa.array(places.rank[mine], pa.uint64()),
+        rows = row.take(mine)
+        columns = {
+            "row": pc.take(raw["row"], pa.array(rows), boundscheck=False),
+            "twin": twin.take(rows),
+            "source": serial + places.row.take(mine),
+            "copy": places.copy.take(mine),
+            "shard": places.shard.take(mine),
+            "rank": places.rank.take(mine),
         }
-        placed = tables.with_columns(taken, tables.PLACED, added)
+        placed = tables.from_columns(tables.PLACED, columns)
         yield from zip((number for number, _, _ in runs), tables.slices(placed, _bounds(runs)), strict=True)
 
 
@@ -242,18 +243,6 @@ def _twin_numbers(job: Job, parts: Iterable[Part], units: range, firsts: np.ndar
     return numbers
 
 
-def _final_keys(raw: pa.RecordBatch, twin: np.ndarray) -> pa.Array:
-    """The keys, each free and fit for a tar: those that can't stay are made from the original name."""
-    keys = raw["key"]
-    change = twin > 0
-    change[tables.no_keys(keys)] = True
-    if not change.any():
-        return keys
-    split, name = raw["split"], raw["name"]
-    new = [naming.short_key(f"{split[row]}/{name[row]}", int(twin[row])) for row in np.flatnonzero(change).tolist()]
-    return pc.replace_with_mask(keys, pa.array(change), pa.array(new, pa.string()))
-
-
 def _plan_split(job: Job, name: str, whole: UnitSummary) -> SplitPlan:
     count = whole.splits[name]
     return planning.plan_split(
@@ -267,8 +256,9 @@ def _plan_split(job: Job, name: str, whole: UnitSummary) -> SplitPlan:
 
 
 def _dropped_lines(table: pa.RecordBatch, rows: np.ndarray) -> Iterator[bytes]:
-    for row in tables.take(table, rows).to_pylist():
-        yield json.dumps(row, sort_keys=True).encode() + b"\n"
+    for row in tables.rows_of(tables.take(table, rows)):
+        found = {"split": row.split, "name": row.name, "key": row.key, "label": row.label}
+        yield json.dumps(found, sort_keys=True).encode() + b"\n"
 
 
 def _classes(build: BuildFile, largest: int) -> list[ClassInfo]:

@@ -90,7 +90,7 @@ def _indexed(job: Job, line: UnitLine) -> tuple[list[Row], list[dict[str, Any]]]
         found = tables.unit_from_bytes(job.output.read(name))
     except NotFound:
         rows, rejected = _index(job, line)
-        put(job.output, name, tables.to_bytes(tables.unit_table(rows, rejected)))
+        put(job.output, name, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
         return rows, rejected
     return tables.rows_of(found), tables.rejected_of(found)
 

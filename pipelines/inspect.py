@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow.compute as pc
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -21,7 +20,7 @@ from shardset import manifest as manifests
 from shardset.errors import ConfigError
 from shardset.indexes import read_index
 from shardset.manifest import ClassInfo, Manifest, Shard, Split
-from shardset.originals import read_names, read_references
+from shardset.originals import Origin, read_origins
 from shardset.storage import Storage
 from shardset.tarindex import index_fields
 
@@ -153,8 +152,8 @@ def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: i
             f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
         )
     index = read_index(storage, shards[number])
-    names = read_names(storage, split, number, index["key"])
-    return [_sample(manifest, split, number, index, row, names) for row in range(len(index))]
+    origins = read_origins(storage, split, number, index["key"])
+    return [_sample(manifest, split, number, index, row, origins) for row in range(len(index))]
 
 
 def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | None = None) -> list[Sample]:
@@ -164,8 +163,8 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
         index = read_index(storage, shard)
         near = np.flatnonzero(np.char.startswith(index["key"], key.encode()))
         here = [row for row in near.tolist() if is_copy(index["key"][row].decode("ascii", "replace"), key)]
-        names = read_names(storage, name, number, index["key"]) if here else None
-        return [_sample(manifest, name, number, index, row, names) for row in here]
+        origins = read_origins(storage, name, number, index["key"]) if here else None
+        return [_sample(manifest, name, number, index, row, origins) for row in here]
 
     found = _over_shards(_splits(manifest, split), rows)
     if not found:
@@ -178,20 +177,19 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
 
     Reads the plan. Raises ConfigError if there is none, or if the plan is gone.
     """
+    no_names = ConfigError(f"{storage.url}: {NO_NAMES}; search by --key")
 
     def rows(split_name: str, number: int, shard: Shard) -> list[Sample]:
-        table = read_references(storage, split_name, number)
-        if table is None:
-            raise ConfigError(f"{storage.url}: {NO_NAMES}; search by --key")
-        same = pc.or_(pc.equal(table["name"], name), pc.ends_with(table["name"], pattern=f"/{name}"))
-        here = np.flatnonzero(same.to_numpy())
-        if not len(here):
+        origins = read_origins(storage, split_name, number, None)
+        if origins is None:
+            raise no_names
+        here = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
+        if not here:
             return []
         index = read_index(storage, shard)
-        names = read_names(storage, split_name, number, index["key"])
-        if names is None:
-            raise ConfigError(f"{storage.url}: {NO_NAMES}; search by --key")
-        return [_sample(manifest, split_name, number, index, row, names) for row in here.tolist()]
+        if read_origins(storage, split_name, number, index["key"]) is None:
+            raise no_names
+        return [_sample(manifest, split_name, number, index, row, origins) for row in here]
 
     found = _over_shards(_splits(manifest, split), rows)
     if not found:
@@ -213,11 +211,8 @@ def read_fixes(
     """
     found: list[tuple[str, int, int, str, str]] = []
     for split, number, keys in shards if manifest.fixes else []:
-        table = read_references(storage, split, number, ("key", "name", "fix"))
-        if table is None or table["key"].to_pylist() != [key.decode("ascii", "replace") for key in keys.tolist()]:
-            continue
-        rows = np.flatnonzero(pc.not_equal(table["fix"], "").to_numpy()).tolist()
-        found += [(split, number, row, table["fix"][row].as_py(), table["name"][row].as_py()) for row in rows]
+        origins = read_origins(storage, split, number, keys) or []
+        found += [(split, number, row, origin.fix, origin.name) for row, origin in enumerate(origins) if origin.fix]
         if len(found) >= most:
             break
     return found[:most]
@@ -234,7 +229,7 @@ def _splits(manifest: Manifest, split: str | None) -> dict[str, Split]:
 
 
 def _sample(
-    manifest: Manifest, split: str, number: int, index: np.ndarray, row: int, names: list[str] | None
+    manifest: Manifest, split: str, number: int, index: np.ndarray, row: int, origins: list[Origin] | None
 ) -> Sample:
     shard, record = manifest.splits[split].shards[number], index[row]
     label = int(record["label"])
@@ -246,7 +241,7 @@ def _sample(
         position=row,
         id=shard.first_id + row,
         key=record["key"].decode("ascii", "replace"),
-        name=names[row] if names else None,
+        name=origins[row].name if origins else None,
         label=label,
         class_name=manifest.classes[label].name if 0 <= label < len(manifest.classes) else "",
         source=int(record["source"]),

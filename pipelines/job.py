@@ -16,7 +16,7 @@ from shardset.manifest import ClassInfo
 from shardset.storage import Storage
 from shardset.version import __version__
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
 
 
@@ -135,7 +135,7 @@ def read_record(output: Storage, name: str, kind: type) -> Any:
         ) from error
 
 
-def put(output: Storage, name: str, data: bytes, *, if_generation: str | None = None) -> None:
+def put(output: Storage, name: str, data: bytes | memoryview, *, if_generation: str | None = None) -> None:
     """One whole object."""
     with output.writer(name, if_generation=if_generation) as out:
         out.write(data)

@@ -330,14 +330,15 @@ class _Count:
     num_samples: int = 0
     num_rejected: int = 0
     num_bytes: int = 0
-    strata: Counter[int] = field(default_factory=Counter)
+    strata: dict[int, int] = field(default_factory=dict)
 
     def add(self, count: SplitCount) -> None:
         self.num_samples += count.num_samples
         self.num_rejected += count.num_rejected
         self.num_bytes += count.num_bytes
-        for label, number in count.strata.items():  # twice as fast as Counter.update
-            self.strata[label] += number
+        seen = self.strata.get
+        for label, number in count.strata.items():  # more than twice as fast as Counter.update
+            self.strata[label] = seen(label, 0) + number
 
     def frozen(self) -> SplitCount:
         return SplitCount(

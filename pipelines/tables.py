@@ -1,8 +1,8 @@
 """The durable tables of a plan, as Arrow IPC files: one row a raw sample, later one row a stored sample.
 
 A unit's table lists what the unit holds; a shard's table (its references) lists what stands at which position and
-where its bytes are. What only the writer of a shard looks at is one binary value of a row: rows are moved three times
-between the two, and it is columns that make that slow.
+where its bytes are. A row is one binary value, beside the few numbers that planning looks at: rows are moved three
+times between the two, and it is columns of texts that make that slow.
 """
 
 import hashlib
@@ -17,22 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.sources.base import Extent
-from shardset import naming
+from shardset import arrow, naming
 from shardset.errors import ConfigError
+from shardset.originals import REFERENCE, Origin
 from shardset.permutation import hash64
 
-_ROW = [
-    ("name", pa.string()),
-    ("key", pa.string()),
-    ("label", pa.int64()),
-    ("fix", pa.string()),
-    ("content", pa.binary()),
-]
-UNIT = pa.schema([("split", pa.string()), *_ROW])
-"""`fix` is what is mended in the image when it is written, `content` a Content as MessagePack."""
-
-REFERENCE = pa.schema([*_ROW, ("source", pa.int64()), ("copy", pa.int32())])
-"""One stored sample: the row of its unit, its number in the split's raw samples, and which copy of it this is."""
+UNIT = pa.schema([("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())])
+"""`row` is a Row as MessagePack; the others say of it what planning needs."""
 
 PLACED = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
 """A reference on its way to its shard."""
@@ -40,7 +31,6 @@ PLACED = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
 _REJECTED = b"rejected"
 _START_OVER = f"it is damaged; remove {naming.PLAN_FOLDER} at the output, then build again with --overwrite"
 _WORD_BYTES = 8
-_KEY_CHARACTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+=-/"
 
 
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -60,28 +50,27 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return sum(content.num_bytes if isinstance(content, Extent) else len(content) for _, content in self.fields)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Row(Origin, frozen=True, array_like=True, gc=False):
     """One raw sample of a unit's table."""
 
-    split: str
-    name: str
-    key: str
     label: int
-    fix: str
     content: Content
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Content).decode
+_decode = msgspec.msgpack.Decoder(Row).decode
 
 
 def unit_table(rows: Sequence[Row], rejected: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     """The table of a unit; what was rejected travels in its metadata."""
-    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in UNIT.names}
-    columns["content"] = list(map(_encode, columns["content"]))
     metadata = {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
-    arrays = [pa.array(columns[field.name], field.type) for field in UNIT]
-    return pa.RecordBatch.from_arrays(arrays, schema=UNIT.with_metadata(metadata))
+    columns = {
+        "split": [row.split for row in rows],
+        "label": [row.label for row in rows],
+        "key_hash": hash_keys(pa.array([row.key for row in rows], pa.string())),
+        "row": list(map(_encode, rows)),
+    }
+    return from_columns(UNIT.with_metadata(metadata), columns)
 
 
 def rejected_of(table: pa.RecordBatch) -> list[dict[str, Any]]:
@@ -90,18 +79,8 @@ def rejected_of(table: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def rows_of(table: pa.RecordBatch) -> list[Row]:
-    """The rows that `unit_table` was given."""
-    columns = [values(table[name]) for name in ("split", "name", "key", "label", "fix")]
-    found = zip(*columns, contents_of(table), strict=True)
-    return [
-        Row(split=split, name=name, key=key, label=label, fix=fix, content=content)
-        for split, name, key, label, fix, content in found
-    ]
-
-
-def contents_of(table: pa.RecordBatch) -> list[Content]:
-    """The content of each row."""
-    return list(map(_decode, values(table["content"])))
+    """The rows that `unit_table` was given; a table of references has them too."""
+    return list(map(_decode, values(table["row"])))
 
 
 def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
@@ -120,30 +99,32 @@ def slices(table: pa.RecordBatch, bounds: Sequence[int]) -> Iterator[pa.RecordBa
     return (table.slice(start, stop - start) for start, stop in pairwise(bounds))
 
 
-def with_columns(table: pa.RecordBatch, schema: pa.Schema, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """A table of that schema: the given columns, the others from `table`."""
-    arrays = [columns[name] if name in columns else table[name] for name in schema.names]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+def from_columns(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+    """A table of that schema, from lists or arrays."""
+    return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
-def to_bytes(table: pa.RecordBatch) -> bytes:
-    """A table as the bytes of a compressed Arrow IPC file."""
-    sink = pa.BufferOutputStream()
-    # Not in threads: of the many small columns each would wait for one longer than it takes to compress.
-    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_batch(table)
-    return sink.getvalue().to_pybytes()
+def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
+    """A unit's table as the bytes of a file."""
+    return arrow.to_bytes(table, "lz4")
 
 
 def unit_from_bytes(data: bytes, *columns: str) -> pa.RecordBatch:
     """A unit's table, or these columns of it, the others left compressed; ConfigError if it is none."""
-    return _read(data, UNIT, columns or UNIT.names)
+    return _read(data, UNIT, columns)
+
+
+def references_to_bytes(table: pa.RecordBatch) -> memoryview:
+    """A shard's references as the bytes of a file.
+
+    Not compressed, which would take a quarter of all the time of planning to save about 110 bytes a sample.
+    """
+    return arrow.to_bytes(table)
 
 
 def references_from_bytes(data: bytes) -> pa.RecordBatch:
     """A shard's references; ConfigError if these are none."""
-    return _read(data, REFERENCE, REFERENCE.names)
+    return _read(data, REFERENCE)
 
 
 def part_to_bytes(table: pa.RecordBatch) -> memoryview:
@@ -173,15 +154,6 @@ def digest_of(rows: Iterable[Row]) -> str:
     return hasher.hexdigest()
 
 
-def no_keys(key: pa.Array) -> np.ndarray:
-    """The rows whose wanted key can't be one: `naming.is_key` of all at once."""
-    num_bytes = pc.binary_length(key).to_numpy()
-    if _are_keys(key, num_bytes):
-        return np.zeros(0, np.int64)
-    good = pc.match_substring_regex(key, rf"\A(?:{naming.KEY_PATTERN})\z").to_numpy(zero_copy_only=False)
-    return np.flatnonzero(~good | (num_bytes > naming.MAX_KEY_BYTES))
-
-
 def hash_keys(key: pa.Array) -> np.ndarray:
     """A 64-bit hash of each key, to find equal ones."""
     if not len(key):
@@ -197,39 +169,13 @@ def hash_keys(key: pa.Array) -> np.ndarray:
     return hash64(num_bytes, total)
 
 
-def with_copies(key: pa.Array, copy: np.ndarray) -> pa.Array:
-    """The key of each repeat: `naming.copy_key` of all at once."""
-    if not copy.any():
-        return key
-    repeats = pc.binary_join_element_wise(key, pa.array(copy).cast(pa.string()), naming.COPY_MARK)
-    return pc.if_else(pa.array(copy == 0), key, repeats)
-
-
 def values(column: pa.Array) -> list[Any]:
     """A column as Python values."""
     return column.to_numpy(zero_copy_only=False).tolist()
 
 
-def _are_keys(key: pa.Array, num_bytes: np.ndarray) -> bool:
-    """Whether all can be keys, by what can be told of many at once: False says that some may be none."""
-    if not len(key) or not 0 < num_bytes.min() <= num_bytes.max() <= naming.MAX_KEY_BYTES:
-        return False
-    _, ends, text = key.buffers()
-    first, last = np.frombuffer(ends, np.int32)[[key.offset, key.offset + len(key)]].tolist()
-    joined = text[first:last].to_pybytes()
-    if b"//" in joined or joined.translate(None, _KEY_CHARACTERS):
-        return False
-    return not (pc.any(pc.starts_with(key, "/")).as_py() or pc.any(pc.ends_with(key, "/")).as_py())
-
-
-def _read(data: bytes, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
-    wanted = [schema.get_field_index(name) for name in columns]
-    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+def _read(data: bytes, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
     try:
-        table = pa.ipc.open_file(pa.BufferReader(data), options=options).get_batch(0)
-    except (pa.ArrowInvalid, OSError) as error:
+        return arrow.from_bytes(data, schema, columns)
+    except ValueError as error:
         raise ConfigError(f"a table of the plan can't be read ({error}): {_START_OVER}") from error
-    if list(table.schema) != [schema.field(name) for name in columns]:
-        found = ", ".join(table.schema.names)
-        raise ConfigError(f"a table of the plan has the columns {found}, expected {', '.join(columns)}: {_START_OVER}")
-    return table

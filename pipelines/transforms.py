@@ -19,23 +19,30 @@ NAMESPACE = "shardset"
 """Of our counters; runners have their own beside them."""
 
 
-class IndexUnit(beam.DoFn):
-    """UnitLine -> unit, its index and its summary written."""
+class Step(beam.DoFn):
+    """A step of a build; what it needed of memory is kept from one element to the next, not for the next step."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
+    def finish_bundle(self) -> None:
+        tables.release_memory()
+
+
+class IndexUnit(Step):
+    """UnitLine -> unit, its index and its summary written."""
+
     def process(self, element: UnitLine) -> Iterator[int]:
         _count_indexed(index_unit(self._job, element))
-        tables.release_memory()
         yield element.number
 
 
-class MakePlan(beam.DoFn):
+class MakePlan(Step):
     """Once all units are indexed -> PlanFile; tagged `starts`: (batch of units, where its samples start)."""
 
     def __init__(self, job: Job, build: BuildFile) -> None:
-        self._job, self._build = job, build
+        super().__init__(job)
+        self._build = build
 
     def process(self, element: None, num_indexed: int) -> Iterator[Any]:
         assert num_indexed == self._build.num_units, "every unit is indexed"
@@ -45,58 +52,40 @@ class MakePlan(beam.DoFn):
             yield beam.pvalue.TaggedOutput("starts", (batch, starts))
 
 
-class SpreadKeys(beam.DoFn):
+class SpreadKeys(Step):
     """(batch of units, starts) -> (bucket, where the batch's key hashes of that bucket stand)."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: tuple[int, Starts], plan: PlanFile) -> Iterator[tuple[int, Part]]:
         yield from spread_keys(self._job, plan, element[0])
-        tables.release_memory()
 
 
-class FindTwins(beam.DoFn):
+class FindTwins(Step):
     """(bucket, parts) -> (batch of units, where the rows of it stand whose wanted key is taken)."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: tuple[int, Iterable[Part]], plan: PlanFile) -> Iterator[tuple[int, Part]]:
         yield from find_twins(self._job, plan, *element)
 
 
-class AssignBatch(beam.DoFn):
+class AssignBatch(Step):
     """(batch of units, its starts and twins) -> ((split, group), where the batch's references of that group stand)."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterator[tuple[Group, Part]]:
         batch, found = element
         (starts,) = found["starts"]
         yield from assign_batch(self._job, plan, batch, starts, found["twins"])
-        tables.release_memory()
 
 
-class PlanGroup(beam.DoFn):
+class PlanGroup(Step):
     """((split, group), parts) -> (split, shard) for each shard of the group, its references written."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: tuple[Group, Iterable[Part]], plan: PlanFile) -> Iterator[tuple[str, int]]:
         (split, _), parts = element
         for number in plan_group(self._job, plan.splits[split], parts):
             yield split, number
-        tables.release_memory()
 
 
-class WriteShard(beam.DoFn):
+class WriteShard(Step):
     """(split, shard) -> the same, its tar, index and record written."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[tuple[str, int]]:
         split, number = element
@@ -105,11 +94,8 @@ class WriteShard(beam.DoFn):
         yield element
 
 
-class Commit(beam.DoFn):
+class Commit(Step):
     """Once the wanted shards are written -> the manifest's digest, if these are all."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
 
     def process(self, element: None, num_finished: int, plan: PlanFile) -> Iterator[str]:
         digest = commit(self._job, plan, num_finished)

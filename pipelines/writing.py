@@ -13,10 +13,11 @@ from pipelines.job import Job, put, read_record
 from pipelines.planning import SplitPlan
 from pipelines.reading import fetch
 from pipelines.sources.base import Extent
-from pipelines.tables import Content
+from pipelines.tables import Row
 from shardset import naming
 from shardset.errors import ChangedInput, NotFound
 from shardset.manifest import IndexFile, Shard
+from shardset.originals import stored_key
 from shardset.storage import ABSENT, Storage
 from shardset.tarindex import StoredSample, TarBuilder, crc32c_text, index_to_bytes
 
@@ -82,55 +83,43 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
     )
 
 
-class _Reference(msgspec.Struct, frozen=True):
-    """One row of a shard's references."""
-
-    name: str
-    key: str
-    label: int
-    fix: str
-    source: int
-    copy: int
-    content: Content
-
-
 def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
     table = tables.references_from_bytes(job.output.read(naming.references_path(split, number)))
     references, ahead = tee(_references(table))
-    wanted = ([place for _, place in found.content.fields if isinstance(place, Extent)] for found in ahead)
+    wanted = ([place for _, place in row.content.fields if isinstance(place, Extent)] for row, *_ in ahead)
     contents = fetch(wanted, job.source.input, job.output)
-    for reference, content in zip(references, contents, strict=True):
-        yield _stored(job, reference, content)
+    for (row, twin, source, copy), content in zip(references, contents, strict=True):
+        fields = _stored_fields(job, row, content)
+        yield StoredSample(key=stored_key(row, twin, copy), fields=fields, label=row.label, source=source, copy=copy)
 
 
-def _references(table: pa.RecordBatch) -> Iterator[_Reference]:
-    """The rows one by one: as Python objects all of a shard's take many times the table's memory."""
+def _references(table: pa.RecordBatch) -> Iterator[tuple[Row, int, int, int]]:
+    """Each row, its twins before it, its number and copy: as Python objects all of a shard's take many times the
+    table's memory."""
     for some in tables.slices(table, [*range(0, len(table), _ROWS_IN_PYTHON), len(table)]):
-        columns = [tables.values(some[name]) for name in _Reference.__struct_fields__[:-1]]
-        yield from map(_Reference, *columns, tables.contents_of(some))
+        numbers = (tables.values(some[name]) for name in ("twin", "source", "copy"))
+        yield from zip(tables.rows_of(some), *numbers, strict=True)
 
 
-def _stored(job: Job, reference: _Reference, contents: list[bytes]) -> StoredSample:
-    left, image = iter(contents), reference.content.image
+def _stored_fields(job: Job, row: Row, contents: list[bytes]) -> list[tuple[str, bytes]]:
+    left, image = iter(contents), row.content.image
     stored = stored_field(image, job.config.image) if image else ""
     fields = []
-    for field, content in reference.content.fields:
+    for field, content in row.content.fields:
         data = next(left) if isinstance(content, Extent) else content
         if field == stored:
-            _check_unchanged(reference, data)
-            fields.append(encode(data, image, reference.fix, job.config.image))
+            _check_unchanged(row, data)
+            fields.append(encode(data, image, row.fix, job.config.image))
         else:
             fields.append((field, data))
-    return StoredSample(
-        key=reference.key, fields=fields, label=reference.label, source=reference.source, copy=reference.copy
-    )
+    return fields
 
 
-def _check_unchanged(reference: _Reference, data: bytes) -> None:
-    expected = reference.content.crc32c
+def _check_unchanged(row: Row, data: bytes) -> None:
+    expected = row.content.crc32c
     if expected >= 0 and google_crc32c.value(data) != expected:
         raise ChangedInput(
-            f"{reference.name}: its bytes changed since it was planned; restore it, or plan again with --overwrite"
+            f"{row.name}: its bytes changed since it was planned; restore it, or plan again with --overwrite"
         )
 
 

@@ -24,14 +24,9 @@ MAX_KEY_BYTES = 72
 MAX_FIELD_BYTES = 16
 """A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 11 bytes: the 100 bytes of a USTAR header's name."""
 
-KEY_PATTERN = r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*"
-"""What a key is besides its length, for those who judge many at once."""
-
-COPY_MARK = "@"
-
-_KEY = re.compile(KEY_PATTERN, re.ASCII)
+_KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
-_MEMBER = re.compile(rf"({KEY_PATTERN})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
+_MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
 _QUARANTINE = re.compile(r"quarantine(-[0-9a-f]+)?\.jsonl", re.ASCII)
@@ -69,7 +64,7 @@ def short_key(original: str, occurrence: int = 0) -> str:
 
 def copy_key(key: str, copy: int) -> str:
     """The key of repeat number `copy` of a sample; copy 0 is the sample itself."""
-    return f"{key}{COPY_MARK}{copy}" if copy else key
+    return f"{key}@{copy}" if copy else key
 
 
 def split_member(name: str) -> tuple[str, str]:

@@ -2,42 +2,64 @@
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from shardset import naming
+from shardset import arrow, naming
 from shardset.errors import DamagedShard, NotFound
 from shardset.storage import Storage
 
+REFERENCE = pa.schema([("row", pa.binary()), ("twin", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
+"""One stored sample of a shard's plan: its raw sample as MessagePack (it starts with an Origin), how many others wanted
+its key before it, its number in the split's raw samples, and which copy of it this is."""
 
-def read_names(
-    storage: Storage, split: str, number: int, keys: np.ndarray, positions: Sequence[int] | None = None
-) -> list[str] | None:
-    """The original names of a shard's samples; None if the plan is gone or speaks of other keys.
 
-    With `positions`, of these alone; `keys` are theirs then.
+class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a raw sample is called and which key it wants; `fix` is what is mended in its image, "" if nothing."""
+
+    split: str
+    name: str
+    key: str
+    fix: str
+
+
+_decode = msgspec.msgpack.Decoder(Origin).decode
+
+
+def stored_key(origin: Origin, twin: int, copy: int) -> str:
+    """The key of a stored sample: the wanted one, or a short one where that can't be a key or others have it."""
+    stays = not twin and naming.is_key(origin.key)
+    key = origin.key if stays else naming.short_key(f"{origin.split}/{origin.name}", twin)
+    return naming.copy_key(key, copy)
+
+
+def read_origins(
+    storage: Storage, split: str, number: int, keys: np.ndarray | None, positions: Sequence[int] | None = None
+) -> list[Origin] | None:
+    """What the samples of a shard were, by the plan of it; None if that is gone or speaks of other keys.
+
+    With `positions`, of these alone; `keys` are theirs then, None: not compared. Raises DamagedShard if something
+    else stands in its place.
     """
-    table = read_references(storage, split, number)
-    if table is None or (positions and max(positions) >= len(table)):
-        return None
-    rows = table if positions is None else table.take(pa.array(positions, pa.int64()))
-    if rows["key"].to_pylist() != [key.decode("ascii", "replace") for key in keys.tolist()]:
-        return None
-    return rows["name"].to_pylist()
-
-
-def read_references(
-    storage: Storage, split: str, number: int, columns: Sequence[str] = ("key", "name")
-) -> pa.Table | None:
-    """The plan of one shard, a row for each sample in position order; None if there is no plan."""
     path = naming.references_path(split, number)
     try:
         data = storage.read(path)
     except NotFound:
         return None
     try:
-        schema = pa.ipc.open_file(pa.BufferReader(data)).schema
-        wanted = pa.ipc.IpcReadOptions(included_fields=[schema.get_field_index(name) for name in columns])
-        return pa.ipc.open_file(pa.BufferReader(data), options=wanted).read_all().select(list(columns))
-    except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, OSError) as error:
-        raise DamagedShard(f"{storage.url}/{path}: not a plan of a shard; remove it or build again") from error
+        table = arrow.from_bytes(data, REFERENCE)
+    except ValueError as error:
+        raise DamagedShard(
+            f"{storage.url}/{path}: not a plan of a shard ({error}); remove it or build again"
+        ) from error
+    if positions is not None:
+        if max(positions, default=-1) >= len(table):
+            return None
+        table = table.take(pa.array(positions, pa.int64()))
+    rows, twins, _, copies = (column.to_pylist() for column in table.columns)
+    found = list(map(_decode, rows))
+    if keys is None:
+        return found
+    stored = list(map(stored_key, found, twins, copies))
+    return found if stored == [key.decode("ascii", "replace") for key in keys.tolist()] else None

@@ -11,7 +11,7 @@ from shardset.errors import ConfigError
 from shardset.indexes import read_index, read_rows
 from shardset.manifest import Manifest, Split
 from shardset.order import Order, Slots
-from shardset.originals import read_names
+from shardset.originals import read_origins
 from shardset.storage import Storage
 
 THREADS = 16
@@ -171,12 +171,12 @@ class Timetable:
         shard = self.split.shards[number]
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(self.storage, shard, positions)
-        names = read_names(self.storage, self.split_name, number, rows["key"], positions)
+        origins = read_origins(self.storage, self.split_name, number, rows["key"], positions)
         return [
             Sample(
                 id=sample_id,
                 key=key.decode("ascii", "replace"),
-                name=names[number] if names else None,
+                name=origins[number].name if origins else None,
                 label=label,
                 class_name=self.manifest.classes[label].name if 0 <= label < len(self.manifest.classes) else "",
                 shard=shard.path,

@@ -63,7 +63,7 @@ def test_the_plan_holds_no_summary_of_a_unit_and_what_it_sends_is_about_the_clas
 def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
     job = scale.job_of(1)
     num_samples, repeats = 1_000, 400
-    put(job.output, naming.unit_path(0), tables.to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
+    put(job.output, naming.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
     split = plan_split(
         "train", {0: num_samples}, num_bytes=10**8, fields=["jpg", "cls"], balance="none",
         sizing=Sizing(num_shards=8, repeat=repeats),
@@ -72,5 +72,6 @@ def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
     found = assign_batch(job, plan, 0, {"train": UnitStart(serial=0, strata={0: 0})}, [])
     parts = [tables.part_from_bytes(data) for data in read_parts(job.output, [part for _, part in found])]
     assert sum(len(part) for part in parts) == num_samples * repeats
-    assert len({key for part in parts for key in part["key"].to_pylist()}) == num_samples * repeats
+    stored = {(row, copy) for part in parts for row, copy in zip(part["row"], part["copy"].to_pylist(), strict=True)}
+    assert len(stored) == num_samples * repeats
     assert max(len(part) for part in parts) <= assigning.ROWS_PER_PIECE

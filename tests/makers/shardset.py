@@ -8,10 +8,12 @@ import itertools
 from collections.abc import Sequence
 
 import google_crc32c
+import msgspec
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
-from shardset import naming
+from shardset import arrow, naming
 from shardset.manifest import (
     ClassInfo,
     IndexFile,
@@ -23,6 +25,7 @@ from shardset.manifest import (
     seal,
     to_json,
 )
+from shardset.originals import REFERENCE
 from shardset.permutation import ORDER_VERSION, hash64
 from shardset.storage import Storage
 from shardset.tarindex import StoredSample, TarBuilder, crc32c_text, index_to_bytes
@@ -94,6 +97,21 @@ def write_shard_set(
     put(storage, naming.quarantine_path(), b"")
     put(storage, naming.MANIFEST, to_json(manifest))
     return manifest
+
+
+def references(samples: Sequence[StoredSample], names: Sequence[str]) -> bytes:
+    """The plan of a shard, with rows that say more than what the samples were called."""
+    keys = [sample.key.partition("@")[0] for sample in samples]
+    columns = {
+        "row": [
+            msgspec.msgpack.encode(["train", name, key, "", 0, ["jpg", -1, []]])
+            for name, key in zip(names, keys, strict=True)
+        ],
+        "twin": [0] * len(samples),
+        "source": [sample.source for sample in samples],
+        "copy": [sample.copy for sample in samples],
+    }
+    return bytes(arrow.to_bytes(pa.RecordBatch.from_pydict(columns, schema=REFERENCE)))
 
 
 def put(storage: Storage, name: str, data: bytes) -> None:

@@ -12,8 +12,10 @@ from pipelines.sources.folder import Folder
 from shardset.storage import MemoryStorage
 
 OURS = {
-    name for name, value in vars(transforms).items() if isinstance(value, type) and issubclass(value, beam.DoFn)
-}  # fmt: skip
+    name
+    for name, value in vars(transforms).items()
+    if isinstance(value, type) and issubclass(value, beam.DoFn) and value is not transforms.Step
+}
 JOB_LIMIT_BYTES = 20 * 2**20
 """Dataflow refuses a larger job."""
 

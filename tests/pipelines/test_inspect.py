@@ -6,7 +6,6 @@ import itertools
 import json
 
 import msgspec
-import pyarrow as pa
 import pytest
 from rich.console import Console
 
@@ -17,28 +16,10 @@ from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.manifest import ClassInfo, Manifest
 from shardset.storage import Storage, open_storage
 from shardset.tarindex import StoredSample
-from tests.makers.shardset import png_samples, put, write_shard_set
+from tests.makers.shardset import png_samples, put, references, write_shard_set
 
 _counter = itertools.count()
 NAME = "raw/{}/bild {}.PNG"
-
-
-def references(samples: list[StoredSample], names: list[str]) -> bytes:
-    """The plan of a shard with the columns that are read, and one that is not."""
-    table = pa.table(
-        {
-            "where": pa.array([[{"object": "a.tar", "offset": 512}]] * len(samples)),
-            "key": [sample.key for sample in samples],
-            "name": names,
-            "label": pa.array([sample.label for sample in samples], pa.int64()),
-            "source": pa.array([sample.source for sample in samples], pa.uint64()),
-            "copy": pa.array([sample.copy for sample in samples], pa.uint32()),
-        }
-    )
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    return sink.getvalue().to_pybytes()
 
 
 def made(*, with_plan: bool = True) -> tuple[Storage, Manifest]:

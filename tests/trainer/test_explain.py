@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 from PIL import Image
@@ -20,7 +19,8 @@ from shardset import indexes, naming
 from shardset import manifest as manifests
 from shardset.errors import ConfigError
 from shardset.storage import open_storage
-from tests.makers.shardset import png_samples, put, write_shard_set
+from shardset.tarindex import StoredSample
+from tests.makers.shardset import png_samples, put, references, write_shard_set
 from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer import __main__ as command
 from trainer import config as configs
@@ -59,12 +59,9 @@ def _write_names(url: str) -> None:
     manifest, storage = manifests.load(url)
     for number, shard in enumerate(manifest.split("train").shards):
         ids = range(shard.first_id, shard.first_id + shard.num_samples)
-        keys = [f"train-{sample:06d}" for sample in ids]
-        table = pa.table({"key": keys, "name": [f"raw/{sample} <b>.png" for sample in ids]})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_file(sink, table.schema) as writer:
-            writer.write_table(table)
-        put(storage, naming.references_path("train", number), sink.getvalue().to_pybytes())
+        samples = [StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids]
+        names = [f"raw/{row} <b>.png" for row in ids]
+        put(storage, naming.references_path("train", number), references(samples, names))
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
