@@ -47,7 +47,10 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def num_bytes(self) -> int:
         """Bytes of all fields."""
-        return sum(content.num_bytes if isinstance(content, Extent) else len(content) for _, content in self.fields)
+        total = 0
+        for _, content in self.fields:  # in half the time of sum()
+            total += len(content) if isinstance(content, bytes) else content.num_bytes
+        return total
 
 
 class Row(Origin, frozen=True, array_like=True, gc=False):
@@ -147,7 +150,7 @@ def digest_of(rows: Iterable[Row]) -> str:
     hasher = hashlib.sha256()
     for row in rows:
         fields = [
-            (field, content.num_bytes if isinstance(content, Extent) else content)
+            (field, content if isinstance(content, bytes) else content.num_bytes)
             for field, content in row.content.fields
         ]
         hasher.update(_encode((row.split, row.name, row.key, row.label, row.fix, row.content.image, fields)))
