@@ -57,9 +57,8 @@ def read_origins(
         if max(positions, default=-1) >= len(table):
             return None
         table = table.take(pa.array(positions, pa.int64()))
-    rows, twins, _, copies = (column.to_pylist() for column in table.columns)
-    found = list(map(_decode, rows))
+    found = list(map(_decode, table["row"].to_pylist()))
     if keys is None:
         return found
-    stored = list(map(stored_key, found, twins, copies))
+    stored = list(map(stored_key, found, table["twin"].to_pylist(), table["copy"].to_pylist()))
     return found if stored == [key.decode("ascii", "replace") for key in keys.tolist()] else None
