@@ -23,6 +23,10 @@ from shardset.storage import Storage, Writer
 
 BATCH = 64
 
+MAX_INLINE_BYTES = 1024
+"""Up to so many bytes of a field stand in the row of their sample, more in the unit's spool: rows of many units are in
+memory at once."""
+
 
 class UnitSpool:
     """Takes bytes that can't be range-read from the input and lays them out in one object of the plan."""
@@ -103,7 +107,7 @@ def _index(job: Job, line: UnitLine) -> tuple[list[Row], list[dict[str, Any]]]:
         spool = UnitSpool(job.output, line.number, stack)
         samples = job.source.index(unit, spool)
         for batch in _batches(samples):
-            for found in _examine_batch(job, line.number, batch, spool.recent):
+            for found in _examine_batch(job, line.number, batch, spool):
                 if isinstance(found, Row):
                     rows.append(found)
                 else:
@@ -119,14 +123,14 @@ def _batches(samples: Iterable[Any]) -> Iterator[list[Any]]:
 
 
 def _examine_batch(
-    job: Job, unit: int, batch: list[RawSample | Rejected], recent: dict[int, bytes]
+    job: Job, unit: int, batch: list[RawSample | Rejected], spool: UnitSpool
 ) -> Iterator[Row | dict[str, Any]]:
     contents = fetch([_to_read(job, found) for found in batch], job.source.input, job.output)
     for found, content in zip(batch, contents, strict=True):
         if isinstance(found, Rejected):
             yield _rejected(found, content[0] if content else b"")
             continue
-        yield _row(job, unit, found, content[0] if content else _in_hand(found, recent))
+        yield _row(job, unit, found, content[0] if content else _in_hand(found, spool.recent), spool)
 
 
 def _in_hand(sample: RawSample, recent: dict[int, bytes]) -> bytes | None:
@@ -145,7 +149,7 @@ def _to_read(job: Job, found: RawSample | Rejected) -> list[Extent]:
     return [extent]
 
 
-def _row(job: Job, unit: int, sample: RawSample, data: bytes | None) -> Row | dict[str, Any]:
+def _row(job: Job, unit: int, sample: RawSample, data: bytes | None, spool: UnitSpool) -> Row | dict[str, Any]:
     _check_sample(sample)
     image, fix = sample.image, ""
     if sample.image and data is not None:
@@ -168,7 +172,8 @@ def _row(job: Job, unit: int, sample: RawSample, data: bytes | None) -> Row | di
         image=image,
         crc32c=google_crc32c.value(data) if data is not None else -1,
         fields=[
-            (stored if field == sample.image else field, _placed(content, unit)) for field, content in fields_of(sample)
+            (stored if field == sample.image else field, _placed(content, unit, spool))
+            for field, content in fields_of(sample)
         ],
     )
     return Row(split=sample.split, name=sample.name, key=sample.key, label=int(sample.label), fix=fix, content=content)
@@ -183,8 +188,10 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
     return fields
 
 
-def _placed(content: Extent | bytes, unit: int) -> Extent | bytes:
+def _placed(content: Extent | bytes, unit: int, spool: UnitSpool) -> Extent | bytes:
     """The content as the plan names it: bytes of a unit's spool stand in an object of the plan."""
+    if isinstance(content, bytes) and len(content) > MAX_INLINE_BYTES:
+        content = spool.add(content)
     if isinstance(content, Extent) and content.object == SPOOL:
         return msgspec.structs.replace(content, object=SPOOLED + naming.spool_path(unit))
     return content

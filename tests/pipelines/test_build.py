@@ -25,7 +25,7 @@ from shardset.storage import open_storage
 from shardset.tarindex import index_from_bytes
 from tests.makers import odd_images
 from tests.makers.cifar import cifar10, python_files, write_archive
-from tests.makers.folders import write_class_folders
+from tests.makers.folders import write_class_folders, write_images, write_jsonl
 from tests.makers.stored import files_of, samples_of
 
 HERE = ["--direct_running_mode=in_memory"]
@@ -57,6 +57,22 @@ def test_every_file_is_stored_byte_for_byte_with_its_label(raw, tmp_path):
             assert fields["cls"] == str(["cat", "dog", "owl"].index(key.split("/")[1])).encode()
         assert [shard.num_samples for shard in manifest.split(split).shards] == [20, 20, 20]
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_held_in_memory(tmp_path):
+    images = write_images(tmp_path / "raw", [f"{number}.png" for number in range(6)])
+    notes = ["n" * 10 ** (number % 5) for number in range(6)]
+    rows = [{"path": f"{number}.png", "label": 0, "note": note} for number, note in enumerate(notes)]
+    listing = write_jsonl(images / "all.jsonl", rows)
+    output = tmp_path / "out"
+    manifest = build(BuildConfig(source="listing", input=str(listing), output=str(output)), HERE).manifest
+    stored = samples_of(output, manifest, "train")
+    assert {key: json.loads(fields["json"]) for key, fields in stored.items()} == {
+        str(number): {"note": note} for number, note in enumerate(notes)
+    }
+    assert verify(str(output), deep=True).problems == ()
+    assert (output / naming.spool_path(0)).stat().st_size == len('{"note":""}') + 10**4
+    assert all(path.stat().st_size < 5000 for path in (output / "plan" / "shards").iterdir())
 
 
 def test_the_output_has_the_files_that_the_design_names(raw, tmp_path):
