@@ -202,12 +202,15 @@ class explained:  # noqa: N801
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if not isinstance(error, OSError):
-            return
-        if isinstance(error, FileNotFoundError):
-            raise NotFound(f"{self._where}: nothing is stored there; check the name") from error
-        advice = _ADVICE.get(error.errno or 0, f"the system said: {error.strerror or error}; check the disk")
-        raise StorageError(f"{self._where}: {advice}") from error
+        if isinstance(error, OSError):
+            raise _explanation(error, self._where) from error
+
+
+def _explanation(error: OSError, where: str) -> StorageError:
+    if isinstance(error, FileNotFoundError):
+        return NotFound(f"{where}: nothing is stored there; check the name")
+    advice = _ADVICE.get(error.errno or 0, f"the system said: {error.strerror or error}; check the disk")
+    return StorageError(f"{where}: {advice}")
 
 
 def _not_empty(part: str, url: str) -> str:
@@ -239,11 +242,22 @@ class LocalStorage:
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """See Storage.read. A replaced file is never read as the old one, though file handles are kept."""
         path = self._path(name)
-        file, facts = _open_files().get(path, generation)
-        with explained(path):
-            data = _pread(file.fd, start, check_range(start, stop, facts.st_size, path), path)
-            if generation is not None:
-                _check_generation(os.fstat(file.fd), generation, path)
+        file = _open_files().get(path, generation)
+        if generation is not None:
+            _check_generation(file.generation, generation, path)
+        try:
+            size = file.facts.st_size if generation else os.fstat(file.fd).st_size
+            stop = check_range(start, stop, size, path)
+            data = _pread(file.fd, start, stop)
+            if generation is not None:  # what has changed since the file was opened shows here
+                facts = os.fstat(file.fd)
+                _check_generation(_generation(facts if facts.st_nlink else _regular(path)), generation, path)
+        except OSError as error:  # a block of `explained` would take as long as a small read
+            raise _explanation(error, path) from error
+        if len(data) < stop - start:
+            raise TransientError(
+                f"{path}: ended at byte {start + len(data)}, expected {stop}: it was cut while being read"
+            )
         return data
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
@@ -269,7 +283,7 @@ class LocalStorage:
                     _remove_if_orphaned(os.path.join(folder, name))
 
     def _path(self, name: str) -> str:
-        path = os.path.join(self.root, check_name(name, self.root))
+        path = f"{self.root.rstrip('/')}/{check_name(name, self.root)}"
         if _TEMPORARY in name and os.path.basename(path).startswith(_TEMPORARY):
             raise ConfigError(f"{path}: names that start with {_TEMPORARY} are kept for temporaries; choose another")
         return path
@@ -358,42 +372,47 @@ def _local_stat(name: str, facts: os.stat_result) -> Stat:
     return Stat(name=name, num_bytes=facts.st_size, generation=_generation(facts), crc32c=None)
 
 
-def _check_generation(facts: os.stat_result, wanted: str, path: str) -> None:
-    if _generation(facts) != wanted:
+def _check_generation(found: str, wanted: str, path: str) -> None:
+    if found != wanted:
         raise PreconditionFailed(
-            f"{path}: was replaced or changed (generation {_generation(facts)}, expected {wanted}); start again from it"
+            f"{path}: was replaced or changed (generation {found}, expected {wanted}); start again from it"
         )
 
 
-def _pread(fd: int, start: int, stop: int, path: str) -> bytes:
+def _pread(fd: int, start: int, stop: int) -> bytes:
+    """The bytes [start, stop), fewer where the file ends before."""
     data = os.pread(fd, stop - start, start)
     while len(data) < stop - start:  # the system reads at most 2 GiB at once
         more = os.pread(fd, stop - start - len(data), start + len(data))
         if not more:
-            raise TransientError(
-                f"{path}: ended at byte {start + len(data)}, expected {stop}: it was cut while being read"
-            )
+            break
         data += more
     return data
 
 
 class _OpenFile:
-    """A file descriptor that is closed when nobody holds it any more, so a cache may drop one that is in use."""
+    """A regular file, and its facts when it was opened.
 
-    __slots__ = ("fd",)
+    Its descriptor is closed when nobody holds it any more, so a cache may drop one that is in use.
+    """
+
+    __slots__ = ("facts", "fd", "generation")
 
     def __init__(self, path: str) -> None:
-        with explained(path):
-            try:
-                # Without waiting for a writer where a pipe stands; a regular file is read as ever.
-                self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            except OSError:
-                _regular(path)
-                raise
+        try:
+            # Without waiting for a writer where a pipe stands; a regular file is read as ever.
+            self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            _regular(path)
+            raise _explanation(error, path) from error
+        self.facts = _check_regular(os.fstat(self.fd), path)
+        self.generation = _generation(self.facts)
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # it was never opened
+        try:
             os.close(self.fd)
+        except AttributeError:  # it was never opened
+            return
 
 
 class _OpenFiles:
@@ -403,31 +422,20 @@ class _OpenFiles:
         self._lock = threading.Lock()
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
 
-    def get(self, path: str, generation: str | None) -> tuple[_OpenFile, os.stat_result]:
-        """The file at `path` and its facts: the one kept if it is that generation, or still the one at `path`.
-
-        Raises PreconditionFailed if there is no such generation any more.
-        """
+    def get(self, path: str, generation: str | None) -> _OpenFile:
+        """The file at `path`: the one kept if it was that generation, or is still the one at `path`; else opened."""
         with self._lock:
             file = self._files.get(path)
-            if file is not None:
-                facts = os.fstat(file.fd)
-                if _is_wanted(facts, generation) if generation else _same_file(facts, _regular(path)):
-                    self._files.move_to_end(path)
-                    return file, facts
-            file = _OpenFile(path)
-            facts = _check_regular(os.fstat(file.fd), path)
-            self._files[path] = file
+            if file is not None and (
+                file.generation == generation if generation else _same_file(file.facts, _regular(path))
+            ):
+                self._files.move_to_end(path)
+                return file
+            file = self._files[path] = _OpenFile(path)
             self._files.move_to_end(path)
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)
-        if generation is not None:
-            _check_generation(facts, generation, path)
-        return file, facts
-
-
-def _is_wanted(facts: os.stat_result, generation: str) -> bool:
-    return facts.st_nlink > 0 and _generation(facts) == generation
+        return file
 
 
 def _same_file(facts: os.stat_result, others: os.stat_result) -> bool:

@@ -392,14 +392,27 @@ def test_a_replaced_file_is_not_read_as_the_old_one(disk):
         assert disk.read("a") == b"%03d" % number
 
 
-def test_a_file_changed_in_place_is_another_generation(disk):
+@pytest.mark.parametrize("is_kept_open", [False, True])
+@pytest.mark.parametrize("stop", [3, len(HELLO)])
+def test_a_file_changed_in_place_is_another_generation(disk, stop, is_kept_open):
     put(disk, "a")
     generation = disk.stat("a").generation
-    path = os.path.join(disk.root, "a")
-    os.truncate(path, 5)
+    if is_kept_open:
+        assert disk.read("a", 0, stop, generation=generation) == HELLO[:stop]
+    os.truncate(os.path.join(disk.root, "a"), 5)
     with pytest.raises(PreconditionFailed, match="was replaced or changed"):
-        disk.read("a", 0, 3, generation=generation)
+        disk.read("a", 0, stop, generation=generation)
     assert disk.read("a") == HELLO[:5]
+    assert disk.read("a", generation=disk.stat("a").generation) == HELLO[:5]
+
+
+def test_a_file_that_is_kept_open_and_removed_is_not_found(disk):
+    put(disk, "a")
+    generation = disk.stat("a").generation
+    assert disk.read("a", generation=generation) == HELLO
+    disk.delete("a")
+    with pytest.raises(NotFound):
+        disk.read("a", generation=generation)
 
 
 def test_more_files_can_be_read_than_are_kept_open(disk):
