@@ -297,7 +297,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             from pipelines import report  # now, so that a missing library shows before the build, not after it
         run = builds.dry_run if args.dry_run else builds.build
         result = run(config, beam_flags, progress.for_console(console), server)
-    wanted = result.manifest is not None and not args.no_report
+    wanted = result.published is not None and not args.no_report
     page = report.after_build(config) if wanted else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": page}))

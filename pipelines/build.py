@@ -50,7 +50,6 @@ from pipelines.transforms import (
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, NotFound, ShardsetError
-from shardset.manifest import Manifest
 from shardset.storage import Storage, open_storage
 
 T = TypeVar("T")
@@ -58,11 +57,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a build did: its plan and the bytes that takes, its manifest (None after a dry run or a part), counters."""
+    """What a build did; `published` is the head of its manifest, None after a dry run or of a part of the shards.
+
+    The manifest itself, which lists every shard, is read by `shardset.manifest.load`.
+    """
 
     plan: PlanFile
     plan_bytes: int
-    manifest: Manifest | None
+    published: manifests.Head | None
     counters: dict[str, int]
     seconds: float
 
@@ -117,10 +119,10 @@ def _run(
         )
     remove_parts(output)
     plan = read_record(output, naming.PLAN, PlanFile)
-    manifest = None if dry_run else _published(output, plan)
+    published = None if dry_run else _published(output, plan)
     plan_bytes = sum(found.num_bytes for found in output.list(naming.PLAN_FOLDER))
     return Result(
-        plan=plan, plan_bytes=plan_bytes, manifest=manifest, counters=counters, seconds=time.monotonic() - started
+        plan=plan, plan_bytes=plan_bytes, published=published, counters=counters, seconds=time.monotonic() - started
     )
 
 
@@ -261,12 +263,12 @@ def counters_of(found: Iterable[MetricResult]) -> dict[str, int]:
     return {counter.key.metric.name: counter.result or 0 for counter in ours}
 
 
-def _published(output: Storage, plan: PlanFile) -> Manifest | None:
+def _published(output: Storage, plan: PlanFile) -> manifests.Head | None:
     try:
-        manifest = manifests.parse(output.read(naming.MANIFEST), f"{output.url}/{naming.MANIFEST}")
+        head = manifests.read_head(output)
     except NotFound:
         return None
-    return manifest if manifest.plan_digest == plan.digest else None
+    return head if head.plan_digest == plan.digest else None
 
 
 def _same(element: T) -> T:

@@ -48,7 +48,7 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
     lines = [f"note: {note}" for note in plan.notes]
     lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
     if plan.num_rejected:
-        where = f": see {config.output.rstrip('/')}/{result.manifest.quarantine.path}" if result.manifest else ""
+        where = f": see {config.output.rstrip('/')}/{result.published.quarantine.path}" if result.published else ""
         lines.append(f"quarantined: {plan.num_rejected:,} raw samples{where}")
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
@@ -59,8 +59,8 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
     if counters.get("shards_skipped"):
         lines.append(f"{counters['shards_skipped']:,} shards were finished before and stand as they should")
     lines.append(f"plan: {plan.num_units:,} units of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
-    if result.manifest:
-        lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.manifest.digest[:16]}…")
+    if result.published:
+        lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.published.digest[:16]}…")
     return lines
 
 
@@ -69,7 +69,7 @@ def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
     return {
         "output": config.output,
         "plan_digest": result.plan.digest,
-        "digest": result.manifest.digest if result.manifest else None,
+        "digest": result.published.digest if result.published else None,
         "splits": {
             name: {
                 "num_source_samples": split.num_source,

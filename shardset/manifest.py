@@ -21,6 +21,8 @@ _NUMBERS = re.compile(rb"\[\n *[0-9]+(,\n *[0-9]+)*\n *\]")
 _BREAK = re.compile(rb"\n *")
 _ENTRY_BREAK = b"\n    "
 _END_OF_ENTRIES = b"\n   "
+_SPLITS = b',\n "splits": '
+_PIECE = 1 << 18
 
 Remainder = Literal["spread", "drop", "pad"]
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -120,6 +122,14 @@ class Manifest(_Record, frozen=True, kw_only=True):
         return self.splits[name]
 
 
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in a manifest before its splits, as far as it says which set this is."""
+
+    digest: Sha256
+    plan_digest: Sha256
+    quarantine: Quarantine
+
+
 def seal(manifest: Manifest) -> Manifest:
     """The manifest with its digest filled in: the sha256 of its canonical JSON with an empty digest."""
     blank = msgspec.structs.replace(manifest, digest="")
@@ -176,6 +186,24 @@ def load(url: str) -> tuple[Manifest, Storage]:
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
     return parse(data, target), storage
+
+
+def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
+    """The head of a manifest, without its shards, of which there may be too many to hold; nothing else is checked.
+
+    Raises NotFound, or ManifestError if something else stands there.
+    """
+    where, stat, data = f"{storage.url}/{name}", storage.stat(name), b""
+    while _SPLITS not in data and len(data) < stat.num_bytes:
+        stop = min(len(data) + _PIECE, stat.num_bytes)
+        data += storage.read(name, len(data), stop, generation=stat.generation)
+    before, mark, _ = data.partition(_SPLITS)
+    if not mark:  # not laid out as `to_json` does
+        return msgspec.convert(parse(data, where), Head, from_attributes=True)
+    try:
+        return msgspec.json.decode(before + b"}", type=Head)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
 
 
 def schema() -> dict[str, Any]:

@@ -21,6 +21,7 @@ from pipelines.verify import verify
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError, StorageError, TooManyBad
+from shardset.manifest import Manifest
 from shardset.storage import open_storage
 from shardset.tarindex import index_from_bytes
 from tests.makers import odd_images
@@ -46,8 +47,17 @@ def config_of(raw: Path, output: Path | str, **options: object) -> BuildConfig:
     return BuildConfig(source="folder", input=str(raw), output=str(output), **{"num_shards": {"": 3}, **options})
 
 
+def built(config: BuildConfig) -> Manifest:
+    """Builds a set and reads its manifest."""
+    published = build(config, HERE).published
+    manifest = manifests.load(config.output)[0]
+    assert published is not None
+    assert published.digest == manifest.digest
+    return manifest
+
+
 def test_every_file_is_stored_byte_for_byte_with_its_label(raw, tmp_path):
-    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    manifest = built(config_of(raw, tmp_path / "out"))
     assert [info.name for info in manifest.classes] == ["cat", "dog", "owl"]
     for split in ("train", "test"):
         stored = samples_of(tmp_path / "out", manifest, split)
@@ -65,7 +75,7 @@ def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_hel
     rows = [{"path": f"{number}.png", "label": 0, "note": note} for number, note in enumerate(notes)]
     listing = write_jsonl(images / "all.jsonl", rows)
     output = tmp_path / "out"
-    manifest = build(BuildConfig(source="listing", input=str(listing), output=str(output)), HERE).manifest
+    manifest = built(BuildConfig(source="listing", input=str(listing), output=str(output)))
     stored = samples_of(output, manifest, "train")
     assert {key: json.loads(fields["json"]) for key, fields in stored.items()} == {
         str(number): {"note": note} for number, note in enumerate(notes)
@@ -182,7 +192,7 @@ def test_a_build_that_stopped_before_the_manifest_goes_on_and_redoes_only_what_i
 def test_only_some_shards_can_be_written_and_then_the_rest(raw, tmp_path):
     build(config_of(raw, tmp_path / "whole"), HERE)
     part = build(config_of(raw, tmp_path / "out", only_shards=frozenset({("train", 1)})), HERE)
-    assert part.manifest is None
+    assert part.published is None
     assert [p.name for p in (tmp_path / "out").rglob("*.tar")] == ["train-000001.tar"]
     build(config_of(raw, tmp_path / "out"), HERE)
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
@@ -212,11 +222,13 @@ def test_a_file_that_looks_like_a_shard_of_somebody_else_is_not_overwritten(raw,
 def test_overwrite_replaces_a_set_at_once_and_leaves_nothing_of_the_old_one(raw, tmp_path):
     build(config_of(raw, tmp_path / "out"), HERE)
     old = manifests.load(str(tmp_path / "out"))[0]
-    new = build(config_of(raw, tmp_path / "out", seed=1, overwrite=True), HERE).manifest
-    assert manifests.load(str(tmp_path / "out"))[0] == new != old
+    new = built(config_of(raw, tmp_path / "out", seed=1, overwrite=True))
+    assert new != old
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
     again = build(config_of(raw, tmp_path / "out", seed=1), HERE)
-    assert again.manifest == new
+    assert again.published is not None
+    assert (again.published.digest, again.published.quarantine) == (new.digest, new.quarantine)
+    assert manifests.load(str(tmp_path / "out"))[0] == new
 
 
 def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
@@ -228,8 +240,7 @@ def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
     storage = open_storage(str(tmp_path / "out"))
     for shard in old.split("train").shards:
         assert len(storage.read(shard.path)) == shard.num_bytes
-    new = build(replace(partly, only_shards=frozenset()), HERE).manifest
-    assert manifests.load(str(tmp_path / "out"))[0] == new
+    new = built(replace(partly, only_shards=frozenset()))
     assert {p.parent.name for p in (tmp_path / "out").rglob("*.tar")} == {
         Path(s.path).parent.name for s in new.split("train").shards
     } | {Path(s.path).parent.name for s in new.split("test").shards}
@@ -269,7 +280,7 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
 
 def test_upsampling_stores_each_sample_the_same_number_of_times_with_its_source(raw, tmp_path):
     config = config_of(raw, tmp_path / "out", samples_per_shard={"": 30}, num_shards={}, target_samples={"train": 150})
-    split = build(config, HERE).manifest.split("train")
+    split = built(config).split("train")
     assert (split.num_samples, split.num_shards, split.num_repeats) == (150, 5, 90)
     storage = open_storage(str(tmp_path / "out"))
     rows = [row for s in split.shards for row in index_from_bytes(storage.read(s.index.path), s.path).tolist()]
@@ -283,9 +294,7 @@ def test_upsampling_stores_each_sample_the_same_number_of_times_with_its_source(
     ("remainder", "sizes"), [("spread", [9, 9, 9, 9, 8, 8, 8]), ("drop", [8] * 7), ("pad", [9] * 7)]
 )
 def test_what_does_not_divide_goes_by_its_policy(raw, tmp_path, remainder, sizes):
-    split = build(config_of(raw, tmp_path / "out", num_shards={"": 7}, remainder=remainder), HERE).manifest.split(
-        "train"
-    )
+    split = built(config_of(raw, tmp_path / "out", num_shards={"": 7}, remainder=remainder)).split("train")
     assert [shard.num_samples for shard in split.shards] == sizes
     assert (split.num_dropped, split.num_repeats) == {"spread": (0, 0), "drop": (4, 0), "pad": (0, 3)}[remainder]
     if remainder == "drop":
@@ -295,16 +304,14 @@ def test_what_does_not_divide_goes_by_its_policy(raw, tmp_path, remainder, sizes
 
 
 def test_stratified_shards_have_the_same_class_mix(raw, tmp_path):
-    split = build(config_of(raw, tmp_path / "out", balance="stratified", num_shards={"": 4}), HERE).manifest.split(
-        "train"
-    )
+    split = built(config_of(raw, tmp_path / "out", balance="stratified", num_shards={"": 4})).split("train")
     assert [shard.class_counts for shard in split.shards] == [[5, 5, 5]] * 4
 
 
 def test_a_dry_run_tells_the_arithmetic_and_writes_nothing(raw, tmp_path):
     result = builds.dry_run(config_of(raw, tmp_path / "out"), HERE)
     assert result.plan.splits["train"].num_stored == 60
-    assert result.manifest is None
+    assert result.published is None
     assert not (tmp_path / "out").exists()
 
 
@@ -320,7 +327,7 @@ def add(raw: Path, name: str, data: bytes) -> None:
 def test_a_bad_image_is_quarantined_with_its_reason_and_the_rest_is_kept(raw, tmp_path, name):
     extension, maker, reason = odd_images.BAD[name]
     add(raw, f"train/cat/bad.{extension}", maker())
-    manifest = build(config_of(raw, tmp_path / "out", max_bad_fraction=0.05), HERE).manifest
+    manifest = built(config_of(raw, tmp_path / "out", max_bad_fraction=0.05))
     (entry,) = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
     assert entry["name"] == f"train/cat/bad.{extension}"
     assert reason in entry["reason"]
@@ -334,7 +341,7 @@ def test_a_bad_image_is_quarantined_with_its_reason_and_the_rest_is_kept(raw, tm
 def test_an_unusual_but_good_image_is_kept_byte_for_byte(raw, tmp_path, name):
     extension, maker = odd_images.GOOD[name][:2]
     add(raw, f"train/cat/odd.{extension}", maker())
-    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    manifest = built(config_of(raw, tmp_path / "out"))
     assert maker() in samples_of(tmp_path / "out", manifest, "train")["train/cat/odd"].values()
     assert manifest.quarantine.count == 0
 
@@ -343,7 +350,7 @@ def test_an_unusual_but_good_image_is_kept_byte_for_byte(raw, tmp_path, name):
 def test_an_image_that_can_be_mended_is_mended_and_counted(raw, tmp_path, name):
     extension, maker, fix = odd_images.FIXED[name]
     add(raw, f"train/cat/odd.{extension}", maker())
-    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    manifest = built(config_of(raw, tmp_path / "out"))
     assert manifest.fixes == {fix: 1}
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
@@ -360,7 +367,7 @@ def test_too_many_bad_images_fail_before_a_shard_is_written(raw, tmp_path):
 @pytest.mark.parametrize("name", ["a.b.c", "with space", "zażółć", "x" * 180, "émoji-🙂"])
 def test_a_name_that_can_not_be_a_key_gets_a_short_one_and_is_kept(raw, tmp_path, name):
     shutil.copy(raw / "train/cat/000.png", raw / "train/cat" / f"{name}.png")
-    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    manifest = built(config_of(raw, tmp_path / "out"))
     stored = samples_of(tmp_path / "out", manifest, "train")
     (key,) = [key for key in stored if key.startswith("k")]
     assert naming.is_key(key)
@@ -371,7 +378,7 @@ def test_two_files_that_want_the_same_key_get_different_ones(raw, tmp_path):
     for extension in ("jpg", "png"):
         data = odd_images.jpeg() if extension == "jpg" else odd_images.png()
         add(raw, f"train/cat/twin.{extension}", data)
-    manifest = build(config_of(raw, tmp_path / "out"), HERE).manifest
+    manifest = built(config_of(raw, tmp_path / "out"))
     assert manifest.split("train").num_samples == 62
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
@@ -431,7 +438,7 @@ def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
     config = config_of(
         raw, tmp_path / "out", num_shards={"": 1}, image=ImageOptions(resize_shorter=16, image_format="png")
     )
-    manifest = build(config, HERE).manifest
+    manifest = built(config)
     assert manifest.split("train").fields == ["png", "cls"]
     assert "pillow" in manifest.provenance.libraries
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
@@ -447,7 +454,7 @@ def test_a_cifar_archive_becomes_png_shards_with_the_right_pictures(tmp_path):
     archive = tmp_path / "cifar-10-python.tar.gz"
     write_archive(archive, python_files(batches), folder="cifar-10-batches-py")
     config = BuildConfig(source="cifar10", input=str(archive), output=str(tmp_path / "out"), num_shards={"": 2})
-    manifest = build(config, HERE).manifest
+    manifest = built(config)
     stored = samples_of(tmp_path / "out", manifest, "test")
     for row in range(6):
         fields = stored[f"test-{row:05d}"]
@@ -524,6 +531,6 @@ def test_the_bytes_of_a_whole_set_are_frozen(tmp_path):
     for number in range(12):
         add(tmp_path / "raw", f"train/class-{number % 3}/{number:02d}.png", bytes([number]) * (100 + number))
     config = config_of(tmp_path / "raw", tmp_path / "out", num_shards={"": 2}, seed=7, verify="none", repeat={"": 2})
-    split = build(config, HERE).manifest.split("train")
+    split = built(config).split("train")
     assert [shard.sha256[:16] for shard in split.shards] == ["486e6cca45579c4c", "aa195ade2c29d3f5"]
     assert [shard.index.crc32c for shard in split.shards] == ["3zUArg==", "Kl+w+Q=="]

@@ -75,5 +75,5 @@ def test_a_source_on_gs_gives_what_it_gives_on_disk(source, tmp_path, gcs_root):
     upload(tmp_path / "raw", f"{gcs_root}/raw")
     for where in (str(tmp_path), gcs_root):
         config = BuildConfig(source=source, input=f"{where}/raw/{name}", output=f"{where}/out", num_shards={"": 2})
-        assert build(config, HERE).manifest
+        assert build(config, HERE).published
     assert files_of(f"{gcs_root}/out") == files_of(tmp_path / "out")

@@ -5,6 +5,7 @@ import pytest
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.verify import verify
+from shardset.manifest import load
 from tests.makers import imagenet
 from tests.makers.stored import samples_of
 
@@ -19,7 +20,8 @@ def test_every_label_is_the_devkits_and_every_byte_the_archives(tmp_path, layout
     config = BuildConfig(
         source="imagenet", input=str(tmp_path / "raw"), output=str(tmp_path / "out"), num_shards={"": 2}
     )
-    manifest = build(config, HERE).manifest
+    build(config, HERE)
+    manifest, _ = load(config.output)
     assert [(info.label, info.wnid) for info in manifest.classes] == list(enumerate(imagenet.WNIDS))
     for split in ("train", "validation"):
         stored = samples_of(tmp_path / "out", manifest, split)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shardset import manifest as manifests
 from shardset.errors import ManifestError
 from shardset.manifest import Manifest, load, parse, seal, to_json
-from shardset.storage import open_storage
+from shardset.storage import Storage, open_storage
 from tests.makers import golden
 from tests.makers.shardset import put
 
@@ -112,6 +112,63 @@ def test_a_manifest_written_shard_by_shard_never_holds_two():
     longest = max(map(len, islice(pieces, 500)))
     assert asked < 1500
     assert longest < len(GOLDEN)
+
+
+class Counting:
+    """A storage that counts the bytes that are read."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage, self.url, self.stat, self.num_bytes = storage, storage.url, storage.stat, 0
+
+    def read(self, *args: Any, **options: Any) -> bytes:
+        data = self._storage.read(*args, **options)
+        self.num_bytes += len(data)
+        return data
+
+
+@pytest.mark.parametrize("manifest", odd_manifests())
+def test_a_head_says_what_the_manifest_says(manifest, tmp_path):
+    storage, whole = open_storage(str(tmp_path)), seal(manifest)
+    put(storage, "manifest.json", to_json(whole))
+    head = manifests.read_head(storage)
+    assert (head.digest, head.plan_digest, head.quarantine) == (whole.digest, whole.plan_digest, whole.quarantine)
+
+
+def test_a_head_is_found_in_a_manifest_that_is_laid_out_otherwise(tmp_path):
+    storage = open_storage(str(tmp_path))
+    put(storage, "manifest.json", GOLDEN)
+    head = manifests.read_head(storage)
+    put(storage, "manifest.json", json.dumps(value()).encode())
+    assert manifests.read_head(storage) == head
+
+
+def test_the_head_of_a_large_manifest_is_read_without_its_shards(tmp_path):
+    storage = open_storage(str(tmp_path))
+    put(storage, "manifest.json", GOLDEN + b" " * 2**24)
+    counting = Counting(storage)
+    assert manifests.read_head(counting).digest == parse(GOLDEN).digest
+    assert counting.num_bytes < 2**20
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "not valid JSON"),
+        (b"{}", "not a shardset manifest"),
+        (GOLDEN[:-200], None),
+        (GOLDEN[:300], "not valid JSON"),
+        (GOLDEN.replace(b'"digest"', b'"digits"'), "digest"),
+        (GOLDEN.replace(b'"plan_digest": "', b'"plan_digest": "\xff'), "not valid JSON"),
+    ],
+)
+def test_what_is_no_head_is_refused(data, sentence, tmp_path):
+    storage = open_storage(str(tmp_path))
+    put(storage, "manifest.json", data)
+    if sentence is None:  # damage behind the head is found by whoever reads the shards
+        assert manifests.read_head(storage).digest == parse(GOLDEN).digest
+        return
+    with pytest.raises(ManifestError, match=sentence):
+        manifests.read_head(storage)
 
 
 def test_white_space_and_the_order_of_keys_do_not_matter():
