@@ -34,7 +34,7 @@ from pipelines.assigning import KEY, Starts, assign_batch, find_twins, plan_grou
 from pipelines.committing import read_records, write_manifest
 from pipelines.config import BuildConfig
 from pipelines.indexing import summarize
-from pipelines.job import Job, PlanFile, put
+from pipelines.job import Job, PlanFile, put, write_units
 from pipelines.parts import Part, write_parts
 from pipelines.planning import Sizing, SplitPlan, UnitStart, UnitSummary, plan_split
 from pipelines.sources.base import Extent
@@ -203,11 +203,12 @@ def commit_all(n: int) -> tuple[int, int, int]:
 
 
 def survey_folder(n: int) -> tuple[int, int, int]:
-    """The launching machine's listing of `n` files in class folders; kept whole until it is written."""
+    """The launching machine's listing of `n` files in class folders, until it can be written."""
     source = Folder(_Listing(n))
     started()
-    units = source.survey().units
-    return n, len(units), sum(len(json.dumps(unit)) for unit in units[:3]) * len(units) // min(3, len(units))
+    with tempfile.TemporaryFile() as file:
+        _, lines = write_units(source.survey(), file)
+        return n, len(lines), lines[-1].stop
 
 
 STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
@@ -230,8 +231,8 @@ REPEATED = ("spread_batch", "find_twins_in_bucket", "assign", "gather_group")
 """What a worker does with one batch, bucket or group after the other; so they are called again, so many times:"""
 AGAIN = 9
 
-AT_MOST = {"survey_folder": 1_000_000}
-"""Steps whose memory grows are measured up to here."""
+AT_MOST = {"survey_folder": 10_000_000}
+"""Steps that treat every file, and not only a part of them, are measured up to here."""
 
 _before = {"seconds": 0.0, "peak": 0}
 

@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import apache_beam as beam
 import msgspec
@@ -32,7 +32,7 @@ from pipelines.job import (
     differences,
     put,
     read_record,
-    survey_bytes,
+    write_units,
 )
 from pipelines.parts import remove_parts
 from pipelines.progress import Progress, Watch
@@ -50,9 +50,11 @@ from pipelines.transforms import (
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, NotFound, ShardsetError
-from shardset.storage import Storage, open_storage
+from shardset.storage import Storage, explained, open_storage
 
 T = TypeVar("T")
+
+_PIECE = 8 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,22 +179,31 @@ def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[
     """Surveys the input and lays down (or finds again) what the workers start from."""
     source = sources.open_source(config)
     survey = source.survey()
-    data, lines = survey_bytes(survey)
+    with explained(f"the temporary folder {tempfile.gettempdir()}"), tempfile.TemporaryFile() as units:
+        digest, lines = write_units(survey, units)
+        file = describe_build(config, survey, digest, suffix="")
+        file = _begin(config, output, file, units)
+    return Job(config=config, source=source, output=output, suffix=file.suffix), file, lines
+
+
+def _begin(config: BuildConfig, output: Storage, file: BuildFile, units: IO[bytes]) -> BuildFile:
+    """Lays down the survey and what is built, unless a build of the same stands there; returns it with its suffix."""
     old = read_record(output, naming.BUILD, BuildFile)
-    file = describe_build(config, survey, data, suffix="")
     changed = differences(old, file) if old else []
     stands = _exists(output, naming.MANIFEST)
     output.sweep()
     if old and not changed:
-        file = msgspec.structs.replace(file, suffix=old.suffix)
-    else:
-        _refuse_what_stands(config, output, stands, changed)
-        suffix = "-" + hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:8] if stands else ""
-        file = msgspec.structs.replace(file, suffix=suffix)
-        _clear(output, keep_shards=stands)
-        put(output, naming.SURVEY, data)
-        put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
-    return Job(config=config, source=source, output=output, suffix=file.suffix), file, lines
+        return msgspec.structs.replace(file, suffix=old.suffix)
+    _refuse_what_stands(config, output, stands, changed)
+    suffix = "-" + hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:8] if stands else ""
+    file = msgspec.structs.replace(file, suffix=suffix)
+    _clear(output, keep_shards=stands)
+    with output.writer(naming.SURVEY) as out:
+        units.seek(0)
+        while piece := units.read(_PIECE):
+            out.write(piece)
+    put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+    return file
 
 
 def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -78,14 +78,16 @@ class UnitLine:
     stop: int
 
 
-def survey_bytes(survey: Survey) -> tuple[bytes, list[UnitLine]]:
-    """The survey as JSON lines, and where each unit's line stands."""
-    lines = [json.dumps(unit, sort_keys=True, ensure_ascii=False).encode() + b"\n" for unit in survey.units]
-    places, start = [], 0
-    for number, line in enumerate(lines):
+def write_units(survey: Survey, file: IO[bytes]) -> tuple[str, list[UnitLine]]:
+    """Writes the units as JSON lines, and returns their SHA-256 and where each unit's line stands."""
+    hasher, places, start = hashlib.sha256(), [], 0
+    for number, unit in enumerate(survey.units):
+        line = json.dumps(unit, sort_keys=True, ensure_ascii=False).encode() + b"\n"
         places.append(UnitLine(number, start, start + len(line)))
         start += len(line)
-    return b"".join(lines), places
+        hasher.update(line)
+        file.write(line)
+    return hasher.hexdigest(), places
 
 
 def read_unit(output: Storage, line: UnitLine) -> Unit:
@@ -93,12 +95,12 @@ def read_unit(output: Storage, line: UnitLine) -> Unit:
     return json.loads(output.read(naming.SURVEY, line.start, line.stop))
 
 
-def describe_build(config: BuildConfig, survey: Survey, data: bytes, suffix: str) -> BuildFile:
-    """What this build would write into `plan/build.json`."""
+def describe_build(config: BuildConfig, survey: Survey, digest: str, suffix: str) -> BuildFile:
+    """What this build would write into `plan/build.json`; `digest` is that of the survey's units."""
     return BuildFile(
         tool=f"shardset {__version__}, plan {PLAN_VERSION}",
         options=json.loads(json.dumps(config.what_decides_bytes())),
-        survey=hashlib.sha256(data).hexdigest(),
+        survey=digest,
         num_units=len(survey.units),
         suffix=suffix,
         classes=survey.classes,

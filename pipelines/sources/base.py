@@ -22,6 +22,13 @@ A batch file, an inner tar, a chunk of a sorted listing; aim at 1,000 to 20,000 
 """
 
 
+class Units(Protocol):
+    """All units of a survey, in order; they are asked for more than once. A list, or what makes them when asked."""
+
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Unit]: ...
+
+
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
@@ -74,7 +81,7 @@ class Survey:
     input objects by name with their sizes in bytes, in order, as far as they are few.
     """
 
-    units: list[Unit]
+    units: Units
     classes: list[ClassInfo] | None
     notes: list[str] = field(default_factory=list)
     objects: dict[str, int] = field(default_factory=dict)

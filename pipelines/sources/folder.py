@@ -3,16 +3,17 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.holdout import REST, check_holdout, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, extension, is_hidden, is_text, printable, without_extension
+from pipelines.sources.pile import Entry, Pile, Units
 from shardset.errors import ConfigError, SourceError
 from shardset.naming import is_split
-from shardset.storage import Stat, Storage
+from shardset.storage import Storage
 
 ENTRIES_PER_UNIT = 1_000
 
@@ -45,14 +46,23 @@ class Folder:
         """
         listed = _listed(self.input)
         has_splits = self._has_splits(listed)
-        names = sorted({_class_of(stat.name) for stat in listed.images})
+        names = sorted(listed.classes)
         labels = {name: label for label, name in enumerate(names)}
-        entries = [self._entry(stat, labels, has_splits) for stat in listed.images]
-        self._check_splits({entry[4] for entry in entries}, names)
+        rejected = [self._rejected(name, has_splits) for name in listed.unreadable]
+        seen = {(self._split_of(name, has_splits), labels[_class_of(name)]) for name, *_ in listed.images}
+        self._check_splits({split for split, _ in seen}, names)
+
+        def unit_of(number: int, images: list[Entry]) -> Unit:
+            entries = [
+                [name, num_bytes, generation, labels[_class_of(name)], self._split_of(name, has_splits)]
+                for name, num_bytes, generation in images
+            ]
+            return {"entries": entries, "rejected": [] if number else rejected}
+
         return Survey(
-            units=_units(entries, [self._rejected(name, has_splits) for name in listed.unreadable]),
+            units=Units(listed.images, ENTRIES_PER_UNIT, unit_of),
             classes=class_infos(names),
-            notes=[*_note_others(listed.others), *missing_notes(((entry[4], entry[3]) for entry in entries), names)],
+            notes=[*_note_others(listed.others), *missing_notes(seen, names)],
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -94,10 +104,6 @@ class Folder:
     def _split_of(self, name: str, has_splits: bool) -> str:
         return name.partition("/")[0] if has_splits else split_of(without_extension(name), self.holdout, self.seed)
 
-    def _entry(self, stat: Stat, labels: dict[str, int], has_splits: bool) -> list[Any]:
-        label = labels[_class_of(stat.name)]
-        return [stat.name, stat.num_bytes, stat.generation, label, self._split_of(stat.name, has_splits)]
-
     def _rejected(self, name: str, has_splits: bool) -> list[str]:
         split = self._split_of(name, has_splits)
         return [printable(name), split if is_split(split) else REST, "the name is not valid UTF-8"]
@@ -118,9 +124,10 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What stands in a folder: images by name, other files by extension, an image of each depth."""
+    """What stands in a folder: name, bytes and generation of the images, other files by extension, an image a depth."""
 
-    images: list[Stat] = field(default_factory=list)
+    images: Pile = field(default_factory=Pile)
+    classes: set[str] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     depths: dict[int, str] = field(default_factory=dict)
@@ -136,21 +143,16 @@ def _listed(storage: Storage) -> _Listed:
             continue
         listed.depths.setdefault(stat.name.count("/"), printable(stat.name))
         if is_text(stat.name):
-            listed.images.append(stat)
+            listed.images.add([stat.name, stat.num_bytes, stat.generation])
+            listed.classes.add(_class_of(stat.name))
         else:
             listed.unreadable.append(stat.name)
     return listed
 
 
 def _class_of(name: str) -> str:
-    return name.split("/")[-2]
-
-
-def _units(entries: list[list[Any]], rejected: list[list[str]]) -> list[Unit]:
-    chunks = [entries[start : start + ENTRIES_PER_UNIT] for start in range(0, len(entries), ENTRIES_PER_UNIT)]
-    return [
-        {"entries": chunk, "rejected": rejected if number == 0 else []} for number, chunk in enumerate(chunks or [[]])
-    ]
+    """The folder that an image is in, "" if none."""
+    return name.rpartition("/")[0].rpartition("/")[2]
 
 
 def _counts(others: Counter[str]) -> str:

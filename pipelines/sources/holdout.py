@@ -25,6 +25,8 @@ def check_holdout(holdout: Mapping[str, float]) -> None:
 
 def split_of(key: str, holdout: Mapping[str, float], seed: int) -> str:
     """The split of one sample; the order in which `holdout` names its splits does not matter."""
+    if not holdout:
+        return REST
     place = hash_text(key, key=derive_key(seed, "holdout")) / 2**64
     for split in sorted(holdout):
         if place < holdout[split]:

@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import IO, Any, ClassVar, NoReturn
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.holdout import check_holdout, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
+from pipelines.sources.pile import Entry, Pile, Units
 from pipelines.sources.rangefile import RangeFile
 from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.naming import is_split
@@ -38,6 +40,22 @@ class _Row:
     split: str
     key: str
     extra: str
+
+
+@dataclass(slots=True)
+class _Listed:
+    """All rows but for their lines: path, label, split, key, extra; and the first row with each type of label."""
+
+    rows: Pile = field(default_factory=Pile)
+    first: dict[type, _Row] = field(default_factory=dict)
+    labels: set[int | str] = field(default_factory=set)
+    has_extra: bool = False
+
+    def add(self, row: _Row) -> None:
+        self.rows.add([row.path, row.label, row.split, row.key, row.extra])
+        self.first.setdefault(type(row.label), row)
+        self.labels.add(row.label)
+        self.has_extra = self.has_extra or bool(row.extra)
 
 
 @dataclass(frozen=True)
@@ -71,16 +89,18 @@ class Listing:
         error here: `index` rejects it.
         """
         listing = self._stat_listing()
-        rows = list(self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes)))
-        names = self._class_names(rows)
-        entries = self._entries(rows, {name: label for label, name in enumerate(names)})
+        listed = _Listed()
+        for row in self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes)):
+            listed.add(row)
+        names = self._class_names(listed)
+        entries, seen = Pile(), set()
+        for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
+            entries.add(entry)
+            seen.add((entry[4], entry[3]))
         return Survey(
-            units=[
-                {"entries": entries[start : start + ENTRIES_PER_UNIT]}
-                for start in range(0, len(entries), ENTRIES_PER_UNIT)
-            ],
+            units=Units(entries, ENTRIES_PER_UNIT, lambda _, some: {"entries": some}),
             classes=class_infos(names),
-            notes=list(missing_notes(((entry[4], entry[3]) for entry in entries), names)),
+            notes=list(missing_notes(seen, names)),
             objects={self.file: listing.num_bytes},
         )
 
@@ -114,41 +134,36 @@ class Listing:
                 raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
             yield row
 
-    def _class_names(self, rows: list[_Row]) -> list[str]:
-        if not rows:
+    def _class_names(self, listed: "_Listed") -> list[str]:
+        first = listed.first
+        if not first:
             raise SourceError(f"{self._where}: no rows, expected one for each image")
-        first = {type(row.label): row for row in reversed(rows)}
         if len(first) > 1:
             number, name = first[int], first[str]
             raise SourceError(
                 f"{self._where}: label {number.label} in line {number.line} is a number and {name.label!r} in line "
                 f"{name.line} a name, expected all numbers or all names"
             )
-        labels = {row.label for row in rows}
         if int in first:
-            return [str(label) for label in range(max(int(label) for label in labels) + 1)]
-        return sorted(str(label) for label in labels)
+            return [str(label) for label in range(max(int(label) for label in listed.labels) + 1)]
+        return sorted(str(label) for label in listed.labels)
 
-    def _entries(self, rows: list[_Row], labels: dict[str, int]) -> list[list[Any]]:
-        empty = "{}" if any(row.extra for row in rows) else ""
+    def _entries(self, listed: "_Listed", labels: dict[str, int]) -> Iterator[Entry]:
+        empty = "{}" if listed.has_extra else ""
+        rows = iter(listed.rows)
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
-            stats = [
-                stat
-                for start in range(0, len(rows), ENTRIES_PER_UNIT)
-                for stat in threads.map(self._stat, [row.path for row in rows[start : start + ENTRIES_PER_UNIT]])
-            ]
-        return [
-            [
-                row.path,
-                stat.num_bytes if stat else 0,
-                stat.generation if stat else None,
-                labels[str(row.label)],
-                row.split or split_of(row.key, self.holdout, self.seed),
-                row.key,
-                row.extra or empty,
-            ]
-            for row, stat in zip(rows, stats, strict=True)
-        ]
+            while some := list(islice(rows, ENTRIES_PER_UNIT)):
+                stats = threads.map(self._stat, [path for path, *_ in some])
+                for (path, label, split, key, extra), stat in zip(some, stats, strict=True):
+                    yield [
+                        path,
+                        stat.num_bytes if stat else 0,
+                        stat.generation if stat else None,
+                        labels[str(label)],
+                        split or split_of(key, self.holdout, self.seed),
+                        key,
+                        extra or empty,
+                    ]
 
     def _stat(self, path: str) -> Stat | None:
         storage, name = open_file(path) if _is_absolute(path) else (self.input, path)

@@ -99,7 +99,7 @@ def test_empty_files_are_passed_on(tmp_path):
 def test_units_are_pieces_of_the_listing_and_are_json(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ENTRIES_PER_UNIT", 3)
     source = opened(write_class_folders(tmp_path, ["a", "b"], 4))
-    units = json.loads(json.dumps(source.survey().units))
+    units = json.loads(json.dumps(list(source.survey().units)))
     assert [len(unit["entries"]) for unit in units] == [3, 3, 2]
     again = pickle.loads(pickle.dumps(source))
     samples = [sample for unit in units for sample in again.index(unit, MemorySpool())]

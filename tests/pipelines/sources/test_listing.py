@@ -127,7 +127,7 @@ def test_an_image_that_is_not_there_is_rejected_in_its_place(images):
 def test_units_are_pieces_of_the_listing_and_are_json(images, monkeypatch):
     monkeypatch.setattr(module, "ENTRIES_PER_UNIT", 2)
     source = csv_of(images, ["a/1.png", "cat"], ["gone.png", "dog"], ["3.ppm", "cat"])
-    units = json.loads(json.dumps(source.survey().units))
+    units = json.loads(json.dumps(list(source.survey().units)))
     assert [len(unit["entries"]) for unit in units] == [2, 1]
     again = pickle.loads(pickle.dumps(source))
     assert [sample for unit in units for sample in again.index(unit, MemorySpool())] == read(source)
