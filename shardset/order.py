@@ -320,6 +320,8 @@ class Order:
     def resume(self, state: OrderState, manifest_digest: str) -> tuple[int, int]:
         """(epoch, step) at which this order goes on from `state`; raises ConfigError naming what differs."""
         _refuse_difference(self.state(state.epoch, 0, manifest_digest), state)
+        if state.epoch < 0 or state.row < 0:
+            raise ConfigError(f"the state stands at epoch {state.epoch}, row {state.row}; no run does, it is damaged")
         step, rest = divmod(state.row, self.items)
         if rest:
             raise ConfigError(
@@ -338,6 +340,8 @@ class Order:
 
 def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
     """Raises ConfigError unless `world_size` divides the global batch size and `rank` is in [0, world_size)."""
+    if global_batch_size < 1:
+        raise ConfigError(f"the global batch size is {global_batch_size}, expected at least 1")
     if world_size < 1 or global_batch_size % world_size:
         fits = [size for size in range(1, global_batch_size + 1) if global_batch_size % size == 0]
         near = sorted(sorted(fits, key=lambda size: abs(size - world_size))[:4])

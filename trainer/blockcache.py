@@ -67,13 +67,21 @@ class BlockCache:
         file = self._file(shard)
         if file is None:
             return first, last
-        absent = np.flatnonzero(~file.present(first, last))
+        try:
+            absent = np.flatnonzero(~file.present(first, last))
+        except OSError as error:
+            self._give_up(shard, error)
+            return first, last
         return (first + int(absent[0]), first + int(absent[-1]) + 1) if len(absent) else None
 
     def read(self, shard: int, start: int, stop: int) -> bytes:
-        """The bytes [start, stop) of a shard as they are kept; fewer where the file was cut."""
+        """The bytes [start, stop) of a shard as they are kept; fewer where the file was cut or can't be read."""
         file = self._file(shard)
-        return b"" if file is None else os.pread(file.fd, stop - start, start)
+        try:
+            return b"" if file is None else os.pread(file.fd, stop - start, start)
+        except OSError as error:
+            self._give_up(shard, error)
+            return b""
 
     def put(self, shard: int, first: int, last: int, start: int, data: bytes) -> None:
         """Keeps the samples [first, last), whose bytes begin at `start`; without room nothing happens."""
@@ -83,8 +91,7 @@ class BlockCache:
         try:
             file.put(first, last, start, data)
         except OSError as error:
-            _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
-            self._forget(shard)
+            self._give_up(shard, error)
 
     def _file(self, shard: int) -> "_File | None":
         with self._lock:
@@ -115,7 +122,8 @@ class BlockCache:
             _log.warning("%s: %s; shard %d is read from its storage from now on", path, error, number)
             return None
 
-    def _forget(self, shard: int) -> None:
+    def _give_up(self, shard: int, error: OSError) -> None:
+        _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
         with self._lock:
             self._files.pop(shard, None)
             self._unfit.add(shard)

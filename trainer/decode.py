@@ -98,6 +98,8 @@ class ImageSpec:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise ConfigError(f"image size is {self.size}, expected at least 1")
+        if not isinstance(self.crop, Crop):
+            raise ConfigError(f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or PadCrop(...)")
         if isinstance(self.crop, CenterCrop) and self.crop.resize < self.size:
             raise ConfigError(f"the centre {self.size} of a side of {self.crop.resize} does not exist; raise resize")
 
@@ -230,7 +232,13 @@ def _reduced(size: tuple[int, int], eighths: int) -> tuple[int, int]:
 
 
 def _centre(row: np.ndarray, data: bytes, resize: int) -> None:
-    height, width = _short_side(*image_size(data), resize)
+    size = image_size(data)
+    height, width = _short_side(*size, resize)
+    if height * width > MAX_PIXELS:
+        raise UndecodableImage(
+            f"its {size[0]} x {size[1]} pixels would become {height} x {width} with a shorter side of {resize}, more "
+            f"than {MAX_PIXELS}; crop it before it is stored"
+        )
     image = decode(data, (height, width))
     if (height, width) != image.shape[:2]:
         image = _resize(image, np.empty((height, width, 3), np.uint8), cv2.INTER_AREA)

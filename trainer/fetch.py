@@ -8,6 +8,7 @@ CRC32C have been compared with the index, and the index with the manifest.
 import heapq
 import logging
 import os
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,7 +23,7 @@ import google_crc32c
 import numpy as np
 
 from shardset.budget import INDEX_BUDGET_BYTES
-from shardset.errors import DamagedShard, NotFound, ShardsetError
+from shardset.errors import DamagedShard, NotFound, PreconditionFailed, ShardsetError, StorageError
 from shardset.manifest import Shard, Split
 from shardset.order import Order, Pieces, Slots
 from shardset.storage import LocalStorage, Storage
@@ -142,10 +143,11 @@ class ShardTable:
         self.num_bytes_read = 0
         self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
         self._kept_bytes = 0
+        self._named: tuple[int, np.ndarray] | None = None
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": OrderedDict(), "_kept_bytes": 0, "_lock": None}
+        return {**self.__dict__, "_kept": OrderedDict(), "_kept_bytes": 0, "_named": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _lock=threading.Lock())
@@ -156,8 +158,11 @@ class ShardTable:
 
     def named(self, address: Address) -> str:
         """A sample by shard, key and offset, as every message about one begins."""
-        key = self._read(address.shard)["key"][address.position].decode("ascii")
-        return f"{self.where(address.shard)}: sample {key!r} at byte {address.start}"
+        try:
+            sample = f"sample {self._keys(address.shard)[address.position].decode('ascii')!r}"
+        except ShardsetError:  # the message is about something else
+            sample = f"sample number {address.position}"
+        return f"{self.where(address.shard)}: {sample} at byte {address.start}"
 
     def index(self, shard: int) -> ShardIndex:
         """The index of a shard; raises DamagedShard if it is missing or not the one that the manifest lists."""
@@ -206,6 +211,13 @@ class ShardTable:
             if index.keys is not None:
                 keys[places] = index.keys[positions[places]].astype(str)
         return Addresses(shards, positions, rows, keys.tolist() if self.with_keys else None)
+
+    def _keys(self, shard: int) -> np.ndarray:
+        """The keys of a shard; those asked for last are kept, because bad samples come in company."""
+        named = self._named
+        if named is None or named[0] != shard:
+            named = self._named = shard, self._read(shard)["key"].copy()
+        return named[1]
 
     def _load(self, number: int) -> ShardIndex:
         shard, where = self.split.shards[number], self._index_url(number)
@@ -404,11 +416,15 @@ class LocalTickets(Tickets):
         for number, (shard, begin, size) in enumerate(samples, start):
             file = reads.files.get(shard) or self._opened(number, shard)
             reads.num_bytes_read += size
-            if size > SMALL_BYTES:  # a field of its own is handed out as it was read; a small one costs less to copy
-                yield checked(number, [pread(file.fd, b - a, a) for a, b in self.places(number, begin)])
-            else:
-                data = pread(file.fd, size, begin)
-                yield checked(number, [data[begins[number] : ends[number]] for begins, ends in fields])
+            try:
+                if size > SMALL_BYTES:  # a field of its own is handed out as it was read; a small one is cheap to copy
+                    contents = [pread(file.fd, b - a, a) for a, b in self.places(number, begin)]
+                else:
+                    data = pread(file.fd, size, begin)
+                    contents = [data[begins[number] : ends[number]] for begins, ends in fields]
+            except OSError as error:
+                raise StorageError(f"{self.named(number)}: can't be read ({error.strerror}); check the disk") from error
+            yield checked(number, contents)
 
     def _opened(self, number: int, shard: int) -> "_File":
         try:
@@ -498,9 +514,21 @@ class RemoteReader:
         begun = time.monotonic()
         name = self.table.split.shards[read.shard].path
         generation = self._generation(read.shard, is_hedge=is_hedge)
-        data = self.table.storage.read(name, read.start, read.stop, generation=generation)
+        try:
+            data = self.table.storage.read(name, read.start, read.stop, generation=generation)
+        except (NotFound, PreconditionFailed):
+            # Gone or replaced since it was looked at: what stands there now is the shard, or is damage to be named.
+            generation = self._look(read.shard)
+            self._pin(read.shard, generation)
+            data = self.table.storage.read(name, read.start, read.stop, generation=generation)
         self._note(read, len(data), time.monotonic() - begun)
         return data
+
+    def _pin(self, shard: int, generation: str) -> None:
+        pin: Future[str] = Future()
+        pin.set_result(generation)
+        with self._lock:
+            self._pins[shard] = pin
 
     def _generation(self, shard: int, *, is_hedge: bool) -> str:
         """That of a shard's object. The first read looks, the others wait for it; a hedge waits for nobody."""
@@ -566,6 +594,9 @@ class CachedReader:
     def __init__(self, reader: RangeReader, table: ShardTable, cache: BlockCache) -> None:
         self.reader, self.table, self.cache = reader, table, cache
         self._threads = Threads("shardset-cache", NUM_CACHE_READERS)
+        self._open: set[Future[bytes]] = set()
+        self._closed = False
+        self._lock = threading.Lock()
 
     @property
     def num_bytes_read(self) -> int:
@@ -575,7 +606,7 @@ class CachedReader:
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
         """See RangeReader."""
         first, last = np.searchsorted(self.table.index(shard).starts, [start, stop]).tolist()
-        wanted, result = _Samples(shard, first, last, start, stop), Future[bytes]()
+        wanted, result = _Samples(shard, first, last, start, stop), self._promised()
         if fresh or (span := self.cache.missing(shard, first, last)) == (first, last):
             self._fetch(result, wanted, wanted)
         elif span is None:
@@ -588,15 +619,37 @@ class CachedReader:
 
     def close(self) -> None:
         """See RangeReader."""
+        with self._lock:
+            self._closed = True
+            left = list(self._open)
         self.reader.close()
         self._threads.close()
+        for result in left:
+            _settle(result, CancelledError())
+
+    def _promised(self) -> Future[bytes]:
+        """A future that `close` fails if nothing else has settled it."""
+        result: Future[bytes] = Future()
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            self._open.add(result)
+        result.add_done_callback(self._kept)
+        return result
+
+    def _kept(self, result: Future[bytes]) -> None:
+        with self._lock:
+            self._open.discard(result)
 
     def _read(self, result: Future[bytes], wanted: "_Samples") -> None:
         data = self.cache.read(wanted.shard, wanted.start, wanted.stop)
         if len(data) == wanted.stop - wanted.start:
             _settle(result, data)
-        else:
+            return
+        try:
             self._fetch(result, wanted, wanted)
+        except CancelledError as error:  # closed meanwhile
+            _settle(result, error)
 
     def _fetch(self, result: Future[bytes], wanted: "_Samples", span: "_Samples") -> None:
         def arrived(read: Future[bytes]) -> None:
@@ -664,6 +717,7 @@ class BlockReads:
         self.most_held_bytes = 0
         self._open: dict[tuple[int, int], _Block] = {}
         self._closing: list[tuple[int, int, tuple[int, int]]] = []
+        self._last = (-1, -1)
         self._first_left = 0
         self._first_taken = threading.Event()
         self._begun = False
@@ -681,6 +735,7 @@ class BlockReads:
             self._first_left = len(addresses)
             return self.alone(addresses)
         self._first_taken.wait()
+        self._close_if_back(epoch, slots)
         there = slots.weights > 0
         pieces = self.order.reads(epoch, slots.lanes[there], slots.positions[there])
         of_piece = iter(self._of_pieces(epoch, slots.lanes[there], pieces))
@@ -742,6 +797,13 @@ class BlockReads:
             self.held_bytes += stop - start
             self.most_held_bytes = max(self.most_held_bytes, self.held_bytes)
         return _Block(start, stop - start, num_samples, self.reader.submit(shard, start, stop))
+
+    def _close_if_back(self, epoch: int, slots: Slots) -> None:
+        """Closes all blocks where the steps go back: some have given samples that are asked for once more."""
+        begin = epoch, slots.rows.item(0)
+        if begin <= self._last:
+            self._close_passed(*_THE_END)
+        self._last = begin
 
     def _close_passed(self, epoch: int, row: int) -> None:
         """Blocks that no later row can touch: what was not asked for by now never will be (resumed, shared lanes)."""
@@ -809,6 +871,7 @@ class BlockTickets(Tickets):
 
 
 _FREED: "Future[bytes]" = Future()
+_THE_END = (sys.maxsize, 0)
 
 
 def _late_after(times: "deque[float]") -> float:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import cv2
 import numpy as np
@@ -80,7 +80,7 @@ class Stream:
 
     def __init__(
         self,
-        manifest_url: str,
+        manifest_url: str | os.PathLike[str],
         split: str,
         *,
         global_batch_size: int,
@@ -102,7 +102,11 @@ class Stream:
         disk_cache: DiskCache | None = None,
     ) -> None:
         check_world(global_batch_size, rank, world_size)
-        self.manifest, storage = manifests.load(manifest_url)
+        _check_choice("bad_samples", bad_samples, get_args(BadSamples))
+        _check_choice("last_batch", last_batch, get_args(LastBatch))
+        if (num_threads is not None and num_threads < 1) or prefetch < 0:
+            raise ConfigError(f"num_threads is {num_threads} and prefetch {prefetch}, expected at least 1 and 0")
+        self.manifest, storage = manifests.load(os.fspath(manifest_url))
         self.split = self.manifest.split(split)
         _check_fields(self.split.fields, fields, image)
         if seed is None and image is not None and image.is_random:
@@ -179,7 +183,10 @@ class Stream:
         return self.run(itertools.chain(first, rest))
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Generator[tuple[int, int, Batch], None, None]:
-        """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be every n-th."""
+        """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be every n-th.
+
+        Raises ConfigError for a step that no epoch has, as it raises all else: where its batch would be.
+        """
         with _Pipeline(self, spans) as pipeline:
             yield from pipeline
 
@@ -319,10 +326,13 @@ class _Pipeline:
 
     def _plans(self) -> Iterator[_Step]:
         for epoch, steps in self._spans:
+            self._check_span(epoch, steps)
             for start, stop in _growing(steps, steps_at_once(self.stream.order)):
                 part = self.stream.part
                 slots = self.stream.order.slots(epoch, range(start, stop), part.start, part.stop)
                 own = [step for step in range(start, stop) if step in steps]
+                if not own:
+                    continue
                 addresses = self._addresses(slots.ids[[step - start for step in own]])
                 for number, step in enumerate(own):
                     self._wait_for_room()
@@ -330,6 +340,11 @@ class _Pipeline:
                         return
                     place = addresses and addresses.part(number * len(part), (number + 1) * len(part))
                     yield self._plan_step(epoch, step, slots[step - start], place)
+
+    def _check_span(self, epoch: int, steps: range) -> None:
+        num_steps = len(self.stream)
+        if epoch < 0 or steps.step < 1 or (steps and (steps.start < 0 or steps[-1] >= num_steps)):
+            raise ConfigError(f"steps {steps} of epoch {epoch} were asked for, expected some of 0 to {num_steps - 1}")
 
     def _addresses(self, ids: np.ndarray) -> Addresses | None:
         """Where the samples of several steps are stored, every index looked into once; None if all are cached."""
@@ -616,6 +631,11 @@ def _check_fields(stored: Sequence[str], wanted: Sequence[str], image: ImageSpec
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
     if image is not None and not IMAGE_FIELDS.intersection(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")
+
+
+def _check_choice(name: str, found: str, choices: Sequence[str]) -> None:
+    if found not in choices:
+        raise ConfigError(f"{name} is {found!r}, expected {' or '.join(choices)}")
 
 
 def _one_opencv_thread() -> None:

@@ -1,11 +1,15 @@
 """What came from a bucket is kept on disk: nothing is read twice, nothing wrong is believed, the budget holds."""
 
+import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
+from concurrent.futures import CancelledError, wait
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +20,7 @@ from shardset.manifest import load
 from shardset.storage import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.blockcache import BlockCache, DiskCache
+from trainer.fetch import CachedReader, RemoteReader
 from trainer.stream import Stream
 
 NUM_SAMPLES, NUM_SHARDS = 80, 4
@@ -188,6 +193,47 @@ def test_a_budget_that_holds_no_shard_is_refused(url, tmp_path):
 def test_a_budget_that_the_disk_has_not_is_refused(url, tmp_path):
     with pytest.raises(ConfigError, match=r"bytes are free for the cache, \d+ were asked for"):
         opened(url, tmp_path, 1 << 60)
+
+
+@dataclass
+class Held:
+    """A cache whose reads wait."""
+
+    cache: BlockCache
+    goes_on: threading.Event
+
+    def missing(self, *span):
+        return self.cache.missing(*span)
+
+    def read(self, *place):
+        self.goes_on.wait(30)
+        return self.cache.read(*place)
+
+
+def test_closing_fails_what_the_cache_has_not_read(url, tmp_path):
+    stream, goes_on = opened(url, tmp_path), threading.Event()
+    read(stream)
+    reader = CachedReader(RemoteReader(stream.table), stream.table, Held(stream.disk_cache, goes_on))
+    index = stream.table.index(0)
+    results = [reader.submit(0, index.start(number), index.stop(number)) for number in range(20)]
+    threading.Timer(0.2, goes_on.set).start()
+    reader.close()
+    assert not wait(results, timeout=20).not_done
+    assert any(isinstance(result.exception(), CancelledError) for result in results)
+    with pytest.raises(CancelledError):
+        reader.submit(0, index.start(0), index.stop(0))
+
+
+def test_a_cache_that_can_not_be_read_any_more_is_a_miss(url, tmp_path, expected, caplog):
+    stream, folder = opened(url, tmp_path), os.open(tmp_path, os.O_RDONLY)
+    read(stream)
+    for file in stream.disk_cache._files.values():
+        os.dup2(folder, file.fd)
+    os.close(folder)
+    found, num_bytes = read(stream, 1)
+    assert found == expected
+    assert num_bytes > 0
+    assert "is read from its storage from now on" in caplog.text
 
 
 def test_a_folder_that_can_not_be_one_is_refused(url, tmp_path):

@@ -237,6 +237,15 @@ def test_a_damaged_image_decodes_or_is_refused(data):
     assert found.shape[2] == 3
 
 
+@pytest.mark.parametrize("shape", [(1, 5000), (60000, 1)])
+@pytest.mark.parametrize("file_format", ["png", "jpeg"])
+def test_a_thin_image_that_would_become_huge_is_refused(shape, file_format):
+    data = encode(np.zeros((*shape, 3), np.uint8), file_format)
+    row = np.empty((224, 224, 3), np.uint8)
+    with pytest.raises(UndecodableImage, match=f"its {shape[0]} x {shape[1]} pixels would become"):
+        decode_into(row, data, ImageSpec(size=224, crop=CenterCrop(256)), np.zeros(1))
+
+
 def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
     data = bytearray(encode(busy(8, 8), "png"))
     data[16:24] = (50_000).to_bytes(4, "big") * 2
@@ -252,6 +261,8 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
         lambda: RandomResizedCrop(scale=(0.5, 0.1)),
         lambda: RandomResizedCrop(ratio=(0, 1)),
         lambda: PadCrop(-1),
+        lambda: ImageSpec(size=16, crop=CenterCrop),
+        lambda: ImageSpec(size=16, crop="center"),
     ],
 )
 def test_impossible_specs_are_refused(make):

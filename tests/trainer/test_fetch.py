@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.budget import INDEX_BYTES
-from shardset.errors import DamagedShard, NotFound, PreconditionFailed, TransientError
+from shardset.errors import DamagedShard, TransientError
 from shardset.manifest import load
 from shardset.order import Order
 from shardset.storage import MemoryStorage, Stat, open_storage
@@ -272,10 +272,67 @@ def test_reads_are_pinned_to_the_generation_that_was_checked(watched):
     before = reader.submit(0, 0, 100).result()
     assert storage.reads[-1][3] == storage.stat(split.shards[0].path).generation
     put(storage.inner, split.shards[0].path, storage.inner.read(split.shards[0].path)[:-1] + b"x")
-    with pytest.raises((PreconditionFailed, NotFound)):
+    with pytest.raises(DamagedShard, match=r"train-000000.tar: crc32c is .*, expected"):
         reader.submit(0, 0, 100).result()
     assert len(before) == 100
     reader.close()
+
+
+def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(watched):
+    storage, split = watched
+    reader, path = RemoteReader(ShardTable(storage, split)), split.shards[0].path
+    before = reader.submit(0, 0, 100).result()
+    put(storage.inner, path, storage.inner.read(path))
+    for _ in range(2):
+        assert reader.submit(0, 0, 100).result() == before
+    assert storage.looks == [path] * 2
+    assert storage.reads[-1][3] == storage.inner.stat(path).generation
+    reader.close()
+
+
+def test_a_shard_that_goes_while_it_is_read_is_damage(watched):
+    storage, split = watched
+    reader = RemoteReader(ShardTable(storage, split))
+    reader.submit(0, 0, 100).result()
+    storage.inner.delete(split.shards[0].path)
+    with pytest.raises(DamagedShard, match=r"train-000000.tar: the shard can't be opened \(nothing is stored there\)"):
+        reader.submit(0, 0, 100).result()
+    reader.close()
+
+
+@pytest.mark.parametrize("block_size", [2, 5, 20])
+def test_steps_may_be_asked_for_again(watched, block_size):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    order = order_of(split, block_size=block_size, window=2, num_lanes=1)
+    reads, found = BlockReads(order, table, RemoteReader(table), 1 << 20), []
+    for step in (0, 1, 2, 1, 1, 0, 2):
+        slots = order.batch(0, step)
+        tickets = reads.tickets(0, slots, addresses_of(table, order, slots.ids))
+        found.append([tickets.addresses.label(number) for number in range(len(slots.ids))])
+        read = threading.Thread(target=lambda tickets=tickets: list(tickets.contents(0, 6)), daemon=True)
+        read.start()
+        read.join(20)
+        assert not read.is_alive()
+    assert found[1] == found[3] == found[4]
+    reads.close()
+
+
+def test_samples_that_are_named_one_after_the_other_need_their_index_once(watched):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    found = table.addresses(np.array([1] * 20), np.arange(20))
+    before = len(storage.reads)
+    names = [table.named(address) for address in found]
+    assert (len(set(names)), len(storage.reads) - before) == (20, 1)
+
+
+def test_a_sample_whose_index_is_gone_is_named_by_its_number(watched):
+    storage, split = watched
+    table = ShardTable(storage, split)
+    [address] = table.addresses(np.array([1]), np.array([4]))
+    storage.inner.delete(split.shards[1].index.path)
+    assert table.named(address).endswith(f"train-000001.tar: sample number 4 at byte {address.start}")
 
 
 def test_another_object_under_a_shards_name_is_refused_before_it_is_read(watched):

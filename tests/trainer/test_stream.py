@@ -5,6 +5,7 @@ import re
 import threading
 import uuid
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -258,11 +259,56 @@ def test_a_lower_budget_lowers_the_window(shards):
         ({"num_lanes": 5}, "not a multiple of 5 lanes"),
         ({"fields": ("json",)}, "no field 'json'"),
         ({"seed": None, "window": 0}, "takes no random crop"),
+        ({"global_batch_size": 0}, "the global batch size is 0"),
+        ({"global_batch_size": -4}, "the global batch size is -4"),
+        ({"num_threads": -1}, "num_threads is -1"),
+        ({"prefetch": -1}, "prefetch -1"),
+        ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or substitute or mask"),
+        ({"last_batch": "keep"}, "last_batch is 'keep', expected pad or drop"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(shards, options, message):
     with pytest.raises(ConfigError, match=message):
         make(shards, **options)
+
+
+@pytest.mark.parametrize("stride", range(1, 12))
+def test_every_nth_step_gives_the_batches_of_these_steps(shards, stride):
+    whole = list(make(shards, image=None).epoch(0))
+    for start in range(stride):
+        steps = range(start, len(whole), stride)
+        found = list(make(shards, image=None).run(iter([(0, steps)])))
+        assert [step for _, step, _ in found] == list(steps)
+        assert all(same(batch, whole[step]) for _, step, batch in found)
+
+
+def test_steps_may_be_named_twice_and_in_any_order(shards):
+    stream = make(shards, image=None)
+    whole = list(stream.epoch(0))
+    spans = [range(3), range(3), range(5, 6), range(2, 9, 3), range(9)]
+    found = list(stream.run(iter([(0, steps) for steps in spans])))
+    assert [step for _, step, _ in found] == list(itertools.chain(*spans))
+    assert all(same(batch, whole[step]) for _, step, batch in found)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "steps"), [(0, range(-2, 3)), (0, range(8, 11)), (-1, range(2)), (0, range(3, 0, -1))]
+)
+def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
+    with pytest.raises(ConfigError, match="expected some of 0 to 8"):
+        list(make(shards).run(iter([(epoch, steps)])))
+
+
+@pytest.mark.parametrize("change", [{"row": -4}, {"epoch": -1}])
+def test_a_state_before_the_beginning_is_refused(shards, change):
+    stream = make(shards)
+    with pytest.raises(ConfigError, match="no run does, it is damaged"):
+        stream.resume(msgspec.structs.replace(stream.state(0, 0), **change))
+
+
+def test_a_manifest_may_be_named_by_a_path(tmp_path):
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 12, size=16)})
+    assert len(list(make(tmp_path).epoch(0))) == 1
 
 
 def test_a_split_that_is_not_there_is_named(shards):
