@@ -240,7 +240,10 @@ class LocalStorage:
         return _local_stat(name, _regular(path))
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """See Storage.read. A replaced file is never read as the old one, though file handles are kept."""
+        """See Storage.read. A replaced file is never read as the old one, though file handles are kept.
+
+        With `generation`, a file that has another name meanwhile may still be read under its old one.
+        """
         path = self._path(name)
         file = _open_files().get(path, generation)
         if generation is not None:
@@ -253,6 +256,7 @@ class LocalStorage:
                 facts = os.fstat(file.fd)
                 _check_generation(_generation(facts if facts.st_nlink else _regular(path)), generation, path)
         except OSError as error:  # a block of `explained` would take as long as a small read
+            _open_files().drop(path)  # of a network file system the handle may be stale
             raise _explanation(error, path) from error
         if len(data) < stop - start:
             raise TransientError(
@@ -436,6 +440,11 @@ class _OpenFiles:
             if len(self._files) > _MAX_OPEN_FILES:
                 self._files.popitem(last=False)
         return file
+
+    def drop(self, path: str) -> None:
+        """Opens it anew next time."""
+        with self._lock:
+            self._files.pop(path, None)
 
 
 def _same_file(facts: os.stat_result, others: os.stat_result) -> bool:

@@ -415,6 +415,25 @@ def test_a_file_that_is_kept_open_and_removed_is_not_found(disk):
         disk.read("a", generation=generation)
 
 
+def test_a_handle_that_fails_is_opened_again(disk):
+    put(disk, "a")
+    generation, other = disk.stat("a").generation, os.open(disk.root, os.O_RDONLY)
+    disk.read("a", generation=generation)
+    [kept] = [fd for fd in map(int, os.listdir("/proc/self/fd")) if _target(fd) == os.path.join(disk.root, "a")]
+    os.dup2(other, kept)
+    os.close(other)
+    with pytest.raises(StorageError):
+        disk.read("a", generation=generation)
+    assert disk.read("a", generation=generation) == HELLO
+
+
+def _target(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:  # that of the listing itself
+        return ""
+
+
 def test_more_files_can_be_read_than_are_kept_open(disk):
     write_numbers(disk)
     before = len(os.listdir("/proc/self/fd"))
