@@ -45,6 +45,10 @@ NUM_TIMES = 256
 MIN_TIMES = 20
 
 
+class LostShard(DamagedShard):
+    """A whole shard is missing, cut or replaced, so none of its samples can be read."""
+
+
 class Address(NamedTuple):
     """Where one sample is stored: the bytes [start, stop) of a shard hold all its fields."""
 
@@ -554,7 +558,7 @@ class RemoteReader:
             raise _missing(self.table, shard, "nothing is stored there") from error
         _check_size(self.table, shard, found.num_bytes)
         if found.crc32c not in (None, expected.crc32c):
-            raise DamagedShard(
+            raise LostShard(
                 f"{self.table.where(shard)}: crc32c is {found.crc32c}, expected {expected.crc32c}; "
                 "another object stands there, fetch or rebuild the shard"
             )
@@ -881,14 +885,14 @@ def _late_after(times: "deque[float]") -> float:
     return max(MIN_HEDGE_S, sorted(times)[int(HEDGE_AFTER * len(times))])
 
 
-def _missing(table: ShardTable, shard: int, reason: str) -> DamagedShard:
-    return DamagedShard(f"{table.where(shard)}: the shard can't be opened ({reason}); fetch or rebuild it")
+def _missing(table: ShardTable, shard: int, reason: str) -> LostShard:
+    return LostShard(f"{table.where(shard)}: the shard can't be opened ({reason}); fetch or rebuild it")
 
 
 def _check_size(table: ShardTable, number: int, num_bytes: int) -> None:
     expected = table.split.shards[number].num_bytes
     if num_bytes != expected:
-        raise DamagedShard(
+        raise LostShard(
             f"{table.where(number)}: {num_bytes} bytes, expected {expected}; the shard is cut or replaced, "
             "fetch or rebuild it"
         )

@@ -44,11 +44,13 @@ from trainer.decode import (
     pad_crops,
 )
 from trainer.decoders import Decoder, Decoders
-from trainer.fetch import SMALL_BYTES, Addresses, Contents, Reads, ShardTable, Tickets, open_reads
+from trainer.fetch import SMALL_BYTES, Addresses, Contents, LostShard, Reads, ShardTable, Tickets, open_reads
 from trainer.shared import SharedImages
 
 SLICES_PER_THREAD = 4
-MAX_SUBSTITUTES = 8
+MAX_NEAR = 1024
+"""Rows of a lane whose ids are looked up together, at most, where its next ones are no substitute."""
+
 MAX_DECODERS = 8
 """Processes that decode small images: more would wait for the one that feeds them."""
 
@@ -270,6 +272,8 @@ class _Pipeline:
         self._columns = [(name, stream.split.fields.index(name)) for name in stream.fields]
         self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in IMAGE_FIELDS]
         self._whole_side = _whole_side(stream.image)
+        self._bad: set[int] = set()
+        """Ids of samples that were found to be bad, and of all in shards that were: they replace no other one."""
         num_threads, self._parts = stream.num_threads, SLICES_PER_THREAD * stream.num_threads
         if stream.image is None:
             self._parts = 1
@@ -524,22 +528,29 @@ class _Pipeline:
         if self.stream.bad_samples == "mask":
             _blank(batch, slot)
         else:
+            self._note_bad(plan.slots.ids.item(slot), error)
             self._substitute(batch, plan, slot, error)
 
+    def _note_bad(self, id_: int, error: DamagedShard | UndecodableImage) -> None:
+        if isinstance(error, LostShard) and id_ not in self._bad:
+            first_ids = self.stream.order.first_ids
+            shard = int(np.searchsorted(first_ids, id_, side="right")) - 1
+            self._bad.update(range(first_ids.item(shard), first_ids.item(shard + 1)))
+        self._bad.add(id_)
+
     def _substitute(self, batch: Batch, plan: _Step, slot: int, error: Exception) -> None:
-        """The next sample of the same lane (of its last row, the one before): the same for any world size."""
-        row = plan.slots.rows.item(slot)
-        for near in _neighbours(row, self.stream.order.num_rows):
-            lane = plan.slots.lanes[slot : slot + 1]
-            positions, _ = self.stream.order.positions(plan.epoch, lane, near, near + 1)
-            found = self.stream.order.ids(plan.epoch, positions.ravel())
-            other = self.reads.alone(self.stream.addresses(found))
+        lane, row = plan.slots.lanes.item(slot), plan.slots.rows.item(slot)
+        for id_ in _near(self.stream.order, plan.epoch, lane, row):
+            if id_ in self._bad:
+                continue
+            other = self.reads.alone(self.stream.addresses(np.array([id_])))
             try:
                 self._put_sample(batch, plan, slot, other.take(0), other, 0)
             except (DamagedShard, UndecodableImage) as again:
                 _log.warning("the substitute is bad too: %s", again)
+                self._note_bad(id_, again)
                 continue
-            _put(batch, slot, found.item(), other.addresses)
+            _put(batch, slot, id_, other.addresses)
             return
         raise error
 
@@ -610,10 +621,23 @@ def _put(batch: Batch, slot: int, id_: int, found: Addresses) -> None:
         batch["key"][slot] = found.keys[0]
 
 
-def _neighbours(row: int, num_rows: int) -> Iterator[int]:
-    after = range(row + 1, min(num_rows, row + 1 + MAX_SUBSTITUTES))
-    before = range(row - 1, max(-1, row - 1 - MAX_SUBSTITUTES), -1)
-    return itertools.islice(itertools.chain(after, before), MAX_SUBSTITUTES)
+def _near(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
+    """The ids that may stand in for that of a row, the same for any world size.
+
+    First those of the next rows of its lane, then of the rows before, then of the same row in the next lanes.
+    """
+
+    def ids(lanes: Sequence[int], start: int, stop: int) -> list[int]:
+        positions, _ = order.positions(epoch, np.array(lanes), start, stop)
+        return order.ids(epoch, positions.ravel()).tolist()
+
+    begin, end = order.lane_starts(np.array([lane, lane + 1])).tolist()
+    row = min(row, end - begin - 1)  # a pad repeats the last row
+    for start, stop in _growing(range(row + 1, end - begin), MAX_NEAR):
+        yield from ids([lane], start, stop)
+    for start, stop in _growing(range(row), MAX_NEAR):
+        yield from reversed(ids([lane], row - stop, row - start))
+    yield from ids([*range(lane + 1, order.num_lanes), *range(lane)], row, row + 1)
 
 
 def _growing(steps: range, most: int) -> Iterator[tuple[int, int]]:

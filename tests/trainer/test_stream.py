@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from shardset.errors import ConfigError, ManifestError
+from shardset.errors import ConfigError, DamagedShard, ManifestError
 from shardset.order import state_from_json
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
@@ -210,6 +210,53 @@ def test_a_substitute_comes_from_the_same_lane_whatever_the_world(poisoned, worl
     every = np.concatenate([batch["id"] for part in parts for batch in part])
     assert 5 not in every
     assert len(every) == 48
+
+
+def test_a_pad_of_a_bad_sample_gets_a_good_one_of_its_lane(tmp_path):
+    samples = png_samples("train", 17, size=16)
+    samples[16] = image_sample("train", 16, b"nothing", "png", 10)
+    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
+    options = {"global_batch_size": 16, "num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
+    found = together(list(make(str(tmp_path), bad_samples="substitute", **options).epoch(0)))
+    assert found["id"].tolist() == [*range(16), *[15] * 16]
+    assert found["weight"].sum() == 17
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3, 12])
+@pytest.mark.parametrize("order", [{"seed": None, "window": 0, "image": WHOLE}, {"block_size": 12}])
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_samples_of_a_missing_shard_are_substituted_one_by_one(tmp_path, where, order, num_lanes):
+    url = str(tmp_path) if where == "disk" else f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {"train": png_samples("train", 120, size=16)}, num_shards=4)
+    open_storage(url).delete("train/train-000001.tar")
+    options = {"bad_samples": "substitute", "num_lanes": num_lanes, **order}
+    batches = list(make(url, **options).epoch(0))
+    parts = [list(make(url, rank=rank, world_size=4, **options).epoch(0)) for rank in range(4)]
+    for step, batch in enumerate(batches):
+        planned = make(url, **options).order.batch(0, step)
+        there = (planned.ids < 30) | (planned.ids >= 60)
+        assert np.array_equal(batch["id"][there], planned.ids[there])
+        assert ((batch["id"] < 30) | (batch["id"] >= 60)).all()
+        assert np.array_equal(batch["label"], batch["id"] % 10)
+        assert np.array_equal(batch["weight"], planned.weights)
+        assert same(together([part[step] for part in parts]), batch)
+
+
+def test_a_split_of_which_nothing_is_left_ends_the_run(tmp_path):
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 40, size=16)}, num_shards=2)
+    for number in range(2):
+        open_storage(str(tmp_path)).delete(f"train/train-00000{number}.tar")
+    with pytest.raises(DamagedShard, match="can't be opened"):
+        list(make(str(tmp_path), bad_samples="substitute").epoch(0))
+
+
+def test_what_is_known_to_be_bad_is_not_read_again_as_a_substitute(tmp_path, caplog):
+    samples = png_samples("train", 40, size=16)
+    samples[:30] = [image_sample("train", number, b"nothing", "png", 10) for number in range(30)]
+    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=2)
+    options = {"num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
+    list(make(str(tmp_path), bad_samples="substitute", **options).epoch(0))
+    assert caplog.text.count("the substitute is bad too") <= 30
 
 
 def test_closing_a_stream_ends_its_threads(shards):
