@@ -15,7 +15,7 @@ from pipelines.planning import SplitPlan, samples_at_once
 from pipelines.prices import Prices
 from shardset.budget import BUDGET_BYTES, INDEX_BUDGET_BYTES, INDEX_BYTES, Memory, fit_memory, fit_order, steps_at_once
 from shardset.errors import ConfigError
-from shardset.order import DEFAULT_WINDOW, LastBatch, Order, check_world, default_lanes, held_bytes
+from shardset.order import DEFAULT_WINDOW, LastBatch, Order, check_world, default_lanes, held_bytes, rank_part
 from shardset.tarindex import BLOCK
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
@@ -326,8 +326,7 @@ def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
         cache = 3 * stored.plan.num_stored * (reading.image_size + 2 * reading.crop_padding) ** 2
     return fit_memory(
         order,
-        0,
-        reading.num_readers,
+        rank_part(order.global_batch_size, 0, reading.num_readers),
         order_within=lambda budget: order_of(stored, replace(reading, budget_bytes=budget)),
         stored_bytes=stored.num_bytes,
         image_bytes=3 * reading.image_size**2,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shardset.errors import ConfigError
+from shardset.errors import BudgetTooSmall
 from shardset.order import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes
 
 MIB = 1 << 20
@@ -82,8 +82,7 @@ def fit_order(
 
 def fit_memory(
     order: Order,
-    rank: int,
-    world_size: int,
+    part: range,
     *,
     order_within: Callable[[int], Order],
     stored_bytes: int,
@@ -92,17 +91,17 @@ def fit_memory(
     prefetch: int = PREFETCH,
     budget_bytes: int = BUDGET_BYTES,
 ) -> Memory:
-    """What one of `world_size` readers holds; raises ConfigError, with a budget that is enough, if that is too much.
+    """What the reader of a part of each global batch holds; raises BudgetTooSmall, with one that is enough.
 
     `order_within` is `fit_order` by its budget: a larger one makes the order wider. `image_bytes` are those of one
     decoded image, `cache_bytes` those of all decoded images together (None where they can't be kept), which are kept
     where the rest of the budget has room for them.
     """
-    batch_size = order.global_batch_size // world_size
+    batch_size = len(part)
     mean_bytes = stored_bytes / int(order.first_ids[-1])
 
     def needed(order: Order, budget: int) -> Memory:
-        lanes = len(order.rank_lanes(rank, world_size))
+        lanes = len(order.part_lanes(part))
         held = held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window)
         return Memory(
             raw=min(held, stored_bytes) + int(batch_size * mean_bytes),
@@ -115,9 +114,10 @@ def fit_memory(
     memory = needed(order, budget_bytes)
     if memory.total > budget_bytes:
         enough = _enough(budget_bytes, lambda budget: needed(order_within(budget), budget).total <= budget)
-        raise ConfigError(
+        raise BudgetTooSmall(
             f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set budget_bytes={enough} of a "
-            f"run, --budget-bytes {enough} of `plan`), or lower window, num_lanes, prefetch or the batch size"
+            f"run, --budget-bytes {enough} of `plan`), or lower window, num_lanes, prefetch or the batch size",
+            enough,
         )
     ahead = int(READ_AHEAD * batch_size * mean_bytes)
     memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))

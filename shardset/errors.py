@@ -2,6 +2,7 @@
 
     ShardsetError
     ├── ConfigError          what was asked for can't be done
+    │   └── BudgetTooSmall   in so little memory; it knows how much is enough
     ├── SourceError          raw input is missing or not what its format says
     │   └── ChangedInput     it was one thing when planned and another when written
     ├── TooManyBad           more raw samples were rejected than allowed
@@ -22,6 +23,14 @@ class ShardsetError(Exception):
 
 class ConfigError(ShardsetError):
     """What was asked for can't be done."""
+
+
+class BudgetTooSmall(ConfigError):
+    """What was asked for can't be done in so little memory; `enough` bytes are."""
+
+    def __init__(self, message: str, enough: int = 0) -> None:
+        super().__init__(message)
+        self.enough = enough
 
 
 class SourceError(ShardsetError):

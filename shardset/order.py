@@ -295,13 +295,16 @@ class Order:
 
     def rank_steps(self, epoch: int, steps: range, rank: int, world_size: int) -> Slots:
         """The slots of one replica or host in several consecutive batches."""
-        size = self.global_batch_size // world_size
-        return self.slots(epoch, steps, rank * size, (rank + 1) * size)
+        part = rank_part(self.global_batch_size, rank, world_size)
+        return self.slots(epoch, steps, part.start, part.stop)
 
     def rank_lanes(self, rank: int, world_size: int) -> range:
         """The lanes from which a replica has slots; it shares the outer ones if world_size does not divide L."""
-        size = self.global_batch_size // world_size
-        return range(rank * size // self.items, -(-(rank + 1) * size // self.items))
+        return self.part_lanes(rank_part(self.global_batch_size, rank, world_size))
+
+    def part_lanes(self, part: range) -> range:
+        """The lanes from which consecutive slots of a global batch come."""
+        return range(part.start // self.items, -(-part.stop // self.items))
 
     def state(self, epoch: int, step: int, manifest_digest: str) -> OrderState:
         """The state before step `step` of an epoch, from the trainer's own step."""
@@ -351,6 +354,12 @@ def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
         )
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank is {rank}, expected 0 to {world_size - 1}; give each replica its own")
+
+
+def rank_part(global_batch_size: int, rank: int, world_size: int) -> range:
+    """The slots of one replica or host in a global batch."""
+    size = global_batch_size // world_size
+    return range(rank * size, (rank + 1) * size)
 
 
 @dataclass(frozen=True, slots=True)

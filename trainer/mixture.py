@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from shardset.errors import ConfigError
-from shardset.order import OrderState, check_world, default_lanes
+from shardset.budget import MIB
+from shardset.errors import BudgetTooSmall, ConfigError
+from shardset.order import OrderState, check_world, default_lanes, rank_part
 from shardset.permutation import derive_key
 from trainer.stream import BUDGET_BYTES, Batch, Stream
 
@@ -49,6 +50,7 @@ def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
 class MixedStream:
     """One replica's part of batches that hold every shard set's exact share of lanes; `options` are those of Stream.
 
+    `budget_bytes` are for all shard sets together, each of which gets the same part of it, whatever its weight.
     Raises ConfigError where weights, lanes, batch and world do not fit.
     """
 
@@ -69,25 +71,30 @@ class MixedStream:
         if global_batch_size % lanes:
             raise ConfigError(f"{lanes} lanes do not divide a global batch of {global_batch_size}; use a divisor")
         self.lanes = share_lanes([share.weight for share in shares], lanes)
-        items, size = global_batch_size // lanes, global_batch_size // world_size
-        part = range(rank * size, (rank + 1) * size)
+        items, part = global_batch_size // lanes, rank_part(global_batch_size, rank, world_size)
         self.streams: list[Stream] = []
+        refused: list[BudgetTooSmall] = []
         for number, (share, own) in enumerate(zip(shares, self.lanes, strict=True)):
-            stream = Stream(
-                share.manifest_url,
-                share.split,
-                global_batch_size=own * items,
-                rank=0,
-                world_size=1,
-                seed=derive_key(seed, "mixture", number),
-                num_lanes=own,
-                last_batch="drop",
-                budget_bytes=budget_bytes // len(shares),
-                **options,
-            )
-            begin = sum(self.lanes[:number]) * items
-            stream.part = range(_within(part.start - begin, own * items), _within(part.stop - begin, own * items))
-            self.streams.append(_not_empty(stream, share))
+            size, begin = own * items, sum(self.lanes[:number]) * items
+            try:
+                stream = Stream(
+                    share.manifest_url,
+                    share.split,
+                    global_batch_size=size,
+                    rank=0,
+                    world_size=1,
+                    part=range(_within(part.start - begin, size), _within(part.stop - begin, size)),
+                    seed=derive_key(seed, "mixture", number),
+                    num_lanes=own,
+                    last_batch="drop",
+                    budget_bytes=budget_bytes // len(shares),
+                    **options,
+                )
+            except BudgetTooSmall as error:
+                refused.append(error)
+            else:
+                self.streams.append(_not_empty(stream, share))
+        _check_budget(refused, len(shares), budget_bytes)
 
     def batches(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
         """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
@@ -119,6 +126,18 @@ class MixedStream:
 
 def _within(slot: int, size: int) -> int:
     return min(max(slot, 0), size)
+
+
+def _check_budget(refused: Sequence[BudgetTooSmall], num_shares: int, budget_bytes: int) -> None:
+    """Refuses a budget that is too small for some sets with one that is enough for all; each gets the same part."""
+    if refused:
+        enough = num_shares * max(error.enough for error in refused)
+        raise BudgetTooSmall(
+            f"{num_shares} shard sets have {budget_bytes // MIB:,} MiB together and the same part of it each, too "
+            f"little for {len(refused)} of them; raise budget_bytes to {enough} ({enough // MIB:,} MiB), or lower "
+            "window, num_lanes, prefetch or the batch size",
+            enough,
+        )
 
 
 def _not_empty(stream: Stream, share: Share) -> Stream:

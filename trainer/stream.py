@@ -27,7 +27,7 @@ from shardset import manifest as manifests
 from shardset import png
 from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
 from shardset.errors import ConfigError, DamagedShard
-from shardset.order import LastBatch, Order, OrderState, Slots, check_world
+from shardset.order import LastBatch, Order, OrderState, Slots, check_world, rank_part
 from shardset.storage import LocalStorage
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.cache import DecodedCache
@@ -69,13 +69,14 @@ _POLL_S = 0.1
 class Stream:
     """One replica's (or host's) part of the batches of a split.
 
-    `seed=None` is evaluation: stored order, every sample once. `image=None` decodes nothing. `fields` pass through as
-    lists of bytes (None where a sample has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md)
-    are part of the order: give those of the state to go on with a run. `bad_samples` says what happens to a sample
-    whose bytes are damaged or no image: `raise`, take another one of its lane (`substitute`), or a black image of
-    weight 0 (`mask`); slots never shift, and it is logged. Where all small images (PadCrop) fit the rest of the budget
-    decoded, they are decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
-    disk. `num_bytes_read` counts the bytes of samples that finished runs asked of storage, without indexes.
+    `part` are other slots of the global batch than the even share of `rank`. `seed=None` is evaluation: stored order,
+    every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample has
+    none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: give those of the
+    state to go on with a run. `bad_samples` says what happens to a sample whose bytes are damaged or no image: `raise`,
+    take another one, of its lane if it has one (`substitute`), or a black image of weight 0 (`mask`); slots never
+    shift, and it is logged. Where all small images (PadCrop) fit the rest of the budget decoded, they are decoded once
+    in the life of the stream. `disk_cache` keeps what comes from a bucket on a local disk. `num_bytes_read` counts the
+    bytes of samples that finished runs asked of storage, without indexes.
 
     Raises ConfigError where the numbers do not fit, ManifestError where there is no whole shard set.
     """
@@ -88,6 +89,7 @@ class Stream:
         global_batch_size: int,
         rank: int,
         world_size: int,
+        part: range | None = None,
         seed: int | None,
         image: ImageSpec | None,
         fields: Sequence[str] = (),
@@ -141,12 +143,10 @@ class Stream:
             )
 
         self.order = order_within(budget_bytes)
-        size = global_batch_size // world_size
-        self.part = range(rank * size, (rank + 1) * size)
+        self.part = rank_part(global_batch_size, rank, world_size) if part is None else part
         self.memory = fit_memory(
             self.order,
-            rank,
-            world_size,
+            self.part,
             order_within=order_within,
             stored_bytes=self.stored_bytes,
             image_bytes=3 * image.size**2 if image else 0,

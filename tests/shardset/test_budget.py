@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from shardset.budget import BUDGET_BYTES, fit_memory, fit_order
 from shardset.errors import ConfigError
+from shardset.order import rank_part
 
 IMAGENET = {"shard_sizes": [1252] * 1024, "stored_bytes": 1024 * 1252 * 111_000, "seed": 1}
 
@@ -18,8 +19,9 @@ def memory_of(*, world=1, budget_bytes=BUDGET_BYTES, image_bytes=150_528, cache_
     def order_within(budget):
         return order(**changes, budget_bytes=budget)
 
+    found = order_within(budget_bytes)
     return fit_memory(
-        order_within(budget_bytes), 0, world, order_within=order_within, budget_bytes=budget_bytes,
+        found, rank_part(found.global_batch_size, 0, world), order_within=order_within, budget_bytes=budget_bytes,
         stored_bytes=changes.get("stored_bytes", IMAGENET["stored_bytes"]), image_bytes=image_bytes,
         cache_bytes=cache_bytes,
     )  # fmt: skip

@@ -1,4 +1,5 @@
 import itertools
+import re
 import uuid
 
 import numpy as np
@@ -87,3 +88,41 @@ def test_weights_that_leave_a_set_out_are_refused(weights):
 def test_a_shard_set_smaller_than_its_share_is_refused(urls):
     with pytest.raises(ConfigError, match="25 samples do not fill one batch"):
         make(urls, weights=(1, 1, 8), global_batch_size=60)
+
+
+@pytest.fixture(scope="module")
+def larger():
+    """A mixture that needs some MiB, of its second set more than of its first."""
+    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(2)]
+    for url in found:
+        write_shard_set(open_storage(url), {"train": png_samples("train", 40, size=8)}, num_shards=2)
+    return found
+
+
+def make_larger(urls, **options):
+    choices = {"global_batch_size": 32, "rank": 0, "world_size": 1, "seed": 7, "num_lanes": 16}
+    shares = [Share(urls[0], "train", 1), Share(urls[1], "train", 3)]
+    return MixedStream(shares, image=ImageSpec(size=224), num_threads=1, **{**choices, **options})
+
+
+def named_budget(urls, **options):
+    """The budget that a refusal of 1 MiB names."""
+    with pytest.raises(ConfigError, match=r"2 shard sets .* raise budget_bytes to \d+") as refused:
+        make_larger(urls, budget_bytes=1 << 20, **options)
+    return int(re.search(r"budget_bytes to (\d+)", str(refused.value))[1])
+
+
+def test_a_budget_too_small_is_refused_with_one_that_is_enough_for_all_sets(larger):
+    enough = named_budget(larger)
+    assert all(stream.memory.total <= enough // 2 for stream in make_larger(larger, budget_bytes=enough).streams)
+    with pytest.raises(ConfigError, match="raise budget_bytes"):
+        make_larger(larger, budget_bytes=enough - (2 << 20))
+
+
+def test_a_replica_counts_its_own_part_of_a_batch(larger):
+    whole = make_larger(larger)
+    parts = [make_larger(larger, rank=rank, world_size=8) for rank in range(8)]
+    for number, stream in enumerate(whole.streams):
+        assert sum(part.streams[number].memory.decoded for part in parts) == stream.memory.decoded
+        assert stream.memory.decoded == 4 * len(stream.part) * 3 * 224**2
+    assert named_budget(larger, rank=7, world_size=8) < named_budget(larger) / 2
