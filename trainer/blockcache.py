@@ -55,9 +55,8 @@ class BlockCache:
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._unfit: set[int] = set()
         self._lock = threading.Lock()
-        self._check()
-        with _locked(self._root / _LOCK):
-            self._held = _Held(self._folder)
+        self._check_budget()
+        self._held = self._hold()
 
     def __reduce__(self) -> tuple:
         return BlockCache, (self.spec, self.split)
@@ -136,21 +135,28 @@ class BlockCache:
             used -= _removed(folder)
         return used + size <= self.spec.num_bytes
 
-    def _check(self) -> None:
+    def _check_budget(self) -> None:
         largest = max(shard.num_bytes + shard.num_samples for shard in self.split.shards)
         if self.spec.num_bytes < largest:
             raise ConfigError(
                 f"a cache of {self.spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, "
                 "or leave the cache out"
             )
+
+    def _hold(self) -> "_Held":
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            held = sum(512 * found.st_blocks for folder in _sets(self._root) for found in _stats(folder))
-            free = shutil.disk_usage(self._root).free + held
+            with _locked(self._root / _LOCK):  # else another process may remove what is looked at here
+                self._check_disk()
+                return _Held(self._folder)
         except OSError as error:
             raise ConfigError(
                 f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
             ) from error
+
+    def _check_disk(self) -> None:
+        held = sum(512 * found.st_blocks for folder in _sets(self._root) for found in _stats(folder))
+        free = shutil.disk_usage(self._root).free + held
         if free < self.spec.num_bytes:
             raise ConfigError(
                 f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked for; lower its "

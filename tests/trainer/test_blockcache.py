@@ -67,8 +67,19 @@ def cached_shards(folder):
 
 
 def shard_bytes(url, number=0):
-    shard = load(url)[0].split("train").shards[number]
-    return shard.num_bytes + shard.num_samples
+    return shard_bytes_of(load(url)[0].split("train"), number)
+
+
+def shard_bytes_of(split, number=0):
+    return split.shards[number].num_bytes + split.shards[number].num_samples
+
+
+def other_pictures(number):
+    """The URL of a shard set of few samples that no other number has."""
+    url = f"memory://{uuid.uuid4().hex}/set"
+    samples = png_samples("train", 20 + number, size=8)
+    write_shard_set(open_storage(url), {"train": samples}, num_shards=1)
+    return url
 
 
 def test_the_second_epoch_reads_nothing_from_the_bucket(url, tmp_path, expected):
@@ -240,6 +251,25 @@ def test_a_folder_that_can_not_be_one_is_refused(url, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="can't be the folder of a cache"):
         opened(url, tmp_path / "file" / "cache")
+
+
+def test_caches_open_while_others_make_room(tmp_path):
+    splits, failures = [load(other_pictures(number))[0].split("train") for number in range(4)], []
+    spec = DiskCache(folder=str(tmp_path), num_bytes=2 * max(shard_bytes_of(split) for split in splits))
+
+    def open_and_evict(split):
+        try:
+            for _ in range(100):
+                BlockCache(spec, split).missing(0, 0, 20)
+        except ConfigError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_and_evict, args=[split]) for split in splits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
 
 
 def test_shards_on_a_local_disk_need_no_cache(tmp_path):
