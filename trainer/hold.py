@@ -104,25 +104,25 @@ class Lease:
         self, storage: Storage, who: Holder, tell: Callable[[str], None], *, beat_s: float, patience_s: float
     ) -> None:
         self._storage, self._who, self._beat_s = storage, who, beat_s
-        self._taker: Holder | None = None
+        self._lost: str | None = None
         self._take(tell, patience_s)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raises RunTaken if another run took the folder: this one was not heard of for too long."""
-        if self._taker is not None:
+        """Raises RunTaken if another run took the folder, also one that has ended: this one was not heard of."""
+        if self._lost is not None:
             raise RunTaken(
-                f"{self._storage.url}: this run did not renew its lease in time, and {self._taker} took the folder; "
-                "what this run did since its last checkpoint is left out"
+                f"{self._storage.url}: this run has lost its lease: {self._lost}; what this run did since its last "
+                "checkpoint is left out"
             )
 
     def close(self) -> None:
         """Lets the folder go."""
         self._closing.set()
         self._thread.join()
-        if self._taker is None and self._renewed() is None:
+        if self._lost is None and self._renewed() is None:
             self._storage.delete(HOLDER)
 
     def _take(self, tell: Callable[[str], None], patience_s: float) -> None:
@@ -149,20 +149,23 @@ class Lease:
         return first
 
     def _run(self) -> None:
-        while self._taker is None and not self._closing.wait(self._beat_s):
+        while self._lost is None and not self._closing.wait(self._beat_s):
             try:
-                self._taker = self._renewed()
+                self._lost = self._renewed()
             except StorageError:
                 # The storage has retried already; the next beat tries again, and a taker shows itself then.
                 continue
 
-    def _renewed(self) -> Holder | None:
-        """Renews the lease; returns who has it instead of us, if anyone."""
+    def _renewed(self) -> str | None:
+        """Renews the lease; returns what became of it instead, if anything."""
         found = self._found()
-        if found is not None and (found[1] is None or found[1].token != self._who.token):
-            return found[1] or this_process()
+        if found is None:
+            return f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
+        generation, holder = found
+        if holder is None or holder.token != self._who.token:
+            return f"it was not renewed in time, and {holder or 'another process'} took the folder"
         self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
-        self._write(ABSENT if found is None else found[0])
+        self._write(generation)
         return None
 
     def _write(self, generation: str) -> None:

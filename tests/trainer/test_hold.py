@@ -38,7 +38,8 @@ def leave_behind(storage: Storage, holder: Holder) -> None:
 
 
 def check_until_it_raises(held: Hold) -> None:
-    while True:
+    end = time.monotonic() + LONG_S / 4
+    while time.monotonic() < end:
         held.check()
         time.sleep(BEAT_S)
 
@@ -109,6 +110,24 @@ def test_a_run_that_lost_its_lease_is_told_and_leaves_the_new_one_alone(bucket: 
         check_until_it_raises(held)
     held.close()
     assert stands(bucket) == taker
+
+
+def test_a_run_whose_taker_has_ended_is_told_too(bucket: Storage) -> None:
+    held = take(bucket)
+    bucket.delete(HOLDER)
+    with pytest.raises(RunTaken, match=f"{HOLDER} is gone: another run took the folder and has ended"):
+        check_until_it_raises(held)
+    held.close()
+    with pytest.raises(NotFound):
+        bucket.stat(HOLDER)
+
+
+def test_a_lease_that_is_gone_at_the_end_is_left_alone(bucket: Storage) -> None:
+    held = hold(bucket.url, unexpected, beat_s=LONG_S, patience_s=LONG_S)
+    bucket.delete(HOLDER)
+    held.close()
+    with pytest.raises(NotFound):
+        bucket.stat(HOLDER)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff not json"])
