@@ -259,6 +259,8 @@ def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray
     height = min(image.shape[0], top + row.shape[0]) - from_top
     width = min(image.shape[1], left + row.shape[1]) - from_left
     row.data.cast("B")[:] = bytes(row.nbytes)
+    if height <= 0 or width <= 0:  # all of it lies in the black
+        return
     part = _rows(np.ascontiguousarray(image), from_top, from_left, height, width)
     _rows(row, to_top, to_left, height, width)[:] = part
 
@@ -323,7 +325,7 @@ def _short_side(height: int, width: int, side: int) -> tuple[int, int]:
 
 def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
     ratio = min(max(width / height, crop.ratio[0]), crop.ratio[1])
-    w, h = min(width, round(height * ratio)), min(height, round(width / ratio))
+    w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
@@ -369,7 +371,9 @@ def _pillow_size(data: bytes) -> tuple[int, int]:
 def _decode_pillow(data: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.mode.startswith("I;16"):
+            if image.mode == "F":
+                raise UndecodableImage("its pixels are floating-point numbers, not levels; convert it to 8 or 16 bits")
+            if image.mode.startswith("I"):  # I;16 of a PNG, I of a PGM, whose values Pillow brings to 16 bits
                 return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
             return np.array(image.convert("RGB"))
     except _PILLOW_ERRORS as error:

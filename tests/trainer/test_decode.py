@@ -20,6 +20,8 @@ from trainer.decode import (
     decode,
     decode_into,
     draws,
+    pad_crop,
+    pad_crops,
     random_box,
 )
 
@@ -75,6 +77,16 @@ def test_a_random_crop_lies_inside_and_keeps_its_promises(height, width, row, la
     assert box.width > 0
 
 
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 2), (2, 1), (1, 50)])
+@pytest.mark.parametrize("ratio", [(3, 4), (0.2, 0.3)])
+def test_a_crop_of_the_smallest_image_has_a_pixel(height, width, ratio):
+    spec = ImageSpec(size=4, crop=RandomResizedCrop(ratio=ratio))
+    image = pixels(1, height, width)
+    found = one(encode(image, "png"), spec)
+    assert (found >= image.min()).all()
+    assert (found <= image.max()).all()
+
+
 def test_random_crops_cover_the_range_of_areas_evenly():
     rows = np.arange(4000)
     boxes = [random_box(RandomResizedCrop(), 400, 400, drawn) for drawn in draws(RANDOM, 1, 0, rows, rows * 0)]
@@ -128,6 +140,18 @@ def test_webp_decodes():
 def test_sixteen_bits_become_the_upper_eight():
     deep = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 60
     assert np.array_equal(decode(encode(deep, "png"))[:, :, 1], deep >> 8)
+
+
+@pytest.mark.parametrize(("white", "scale"), [(65535, 1), (4095, 65535 / 4095)])
+def test_sixteen_bits_of_a_pgm_become_the_upper_eight(white, scale):
+    deep = np.linspace(0, white, 32 * 32).astype(">u2").reshape(32, 32)
+    found = decode(b"P5\n32 32\n%d\n" % white + deep.tobytes())
+    assert np.array_equal(found[:, :, 1], np.round(deep * scale).astype(int) >> 8)
+
+
+def test_an_image_of_floating_point_numbers_is_refused():
+    with pytest.raises(UndecodableImage, match="floating-point"):
+        decode(b"Pf\n2 1\n-1.0\n" + np.array([0.5, 1], "<f4").tobytes())
 
 
 def test_an_interlaced_png_decodes_to_its_pixels():
@@ -197,6 +221,22 @@ def test_a_pad_crop_is_a_window_of_the_padded_image(row):
     found = one(encode(image, "png"), spec, row=row)
     windows = [(top, left) for top in range(9) for left in range(9)]
     assert any(np.array_equal(found, padded[top : top + 32, left : left + 32]) for top, left in windows)
+
+
+@pytest.mark.parametrize(("size", "padding"), [(1, 1), (2, 4), (4, 4), (5, 4), (3, 7)])
+def test_a_window_of_a_padded_image_may_lie_in_the_black(size, padding):
+    image, places = busy(size + 8, size + 8)[8:, 8:], np.arange(2 * padding + 1)
+    padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+    tops, lefts = (each.ravel() for each in np.meshgrid(places, places, indexing="ij"))
+    drawn = np.stack([0 * tops, (tops + 0.5) / len(places), (lefts + 0.5) / len(places)], axis=1)
+    expected = [padded[top : top + size, left : left + size] for top, left in zip(tops, lefts, strict=True)]
+    single, together = (np.full((len(tops), size, size, 3), 7, np.uint8) for _ in range(2))
+    for row, one_drawn in zip(single, drawn, strict=True):
+        pad_crop(row, image, padding, one_drawn)
+    images_NHWC = np.ascontiguousarray(image)[None]
+    pad_crops(together, np.arange(len(tops)), images_NHWC, np.zeros(len(tops), int), padding, drawn)
+    assert np.array_equal(single, expected)
+    assert np.array_equal(together, expected)
 
 
 def test_pad_crops_reach_every_window():
