@@ -334,11 +334,12 @@ class Order:
         return (state.epoch, step) if step < self.num_batches else (state.epoch + 1, 0)
 
     def _line(self, epoch: int) -> "_Line":
-        if epoch not in self._lines:
-            self._lines[epoch] = _Line(self, epoch)
+        line = self._lines.get(epoch)  # one look: another thread may ask for another epoch, and this one go
+        if line is None:
+            line = self._lines[epoch] = _Line(self, epoch)
             for other in sorted(self._lines, key=lambda known: abs(known - epoch))[2:]:
                 self._lines.pop(other, None)
-        return self._lines[epoch]
+        return line
 
 
 def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
