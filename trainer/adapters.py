@@ -3,8 +3,10 @@
     loader = DataLoader(BatchDataset(stream, epoch=3), batch_size=None)
     pipeline = webdataset.DataPipeline(SampleDataset(raw_stream, epoch=3), webdataset.decode("rgb8"), ...)
 
-Both give the same order with any number of DataLoader workers. A worker decodes whole steps, and decodes with threads
-already: one worker (or none) is enough, and each further one reads the shards again.
+A worker of a DataLoader takes every n-th step, so batches come in the same order with any number of workers. Samples
+come in the stream's order from none or one; of several workers each keeps the order of its own steps, and the loader
+takes one sample of each in turn. A worker decodes with threads already: one (or none) is enough, and each further one
+reads the shards again.
 """
 
 from collections.abc import Iterator
@@ -37,7 +39,7 @@ class SampleDataset(IterableDataset):
     """The samples of one epoch as webdataset passes them on: `__key__`, `__url__`, `__id__` and bytes by field.
 
     The stream must have `image=None`, `fields` and `with_key=True`; pads are left out, so replicas may differ by
-    one sample in the last row.
+    one sample in the last row. Of several DataLoader workers each gives the samples of its own steps in order.
     """
 
     def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
@@ -64,7 +66,7 @@ def as_tensors(batch: Batch) -> dict[str, Any]:
 
 
 def _own_steps(stream: Stream, epoch: int, start_step: int) -> Iterator[Batch]:
-    """Every n-th step for the n-th worker: a DataLoader takes from its workers in turn, so the order is kept."""
+    """Every n-th step for each of n workers: a DataLoader takes from them in turn, which keeps the order of batches."""
     info = get_worker_info()
     number, count = (info.id, info.num_workers) if info else (0, 1)
     steps = range(start_step + number, len(stream), count)

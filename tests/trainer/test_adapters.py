@@ -73,6 +73,18 @@ def test_replicas_share_the_samples_of_a_webdataset_pipeline(shards):
     assert sorted(id_ for part in parts for id_ in part) == list(range(50))
 
 
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_each_worker_of_a_loader_gives_the_samples_of_its_steps_in_order(shards, workers):
+    stream = make(shards, **RAW)
+    steps = [batch["id"][batch["weight"] == 1].tolist() for batch in stream.epoch(0)]
+    loader = DataLoader(SampleDataset(stream), batch_size=None, num_workers=workers)
+    found = [sample["__id__"] for sample in loader]
+    assert len(found) == 50
+    for number in range(max(1, workers)):
+        own = [id_ for step in steps[number :: max(1, workers)] for id_ in step]
+        assert [id_ for id_ in found if id_ in own] == own
+
+
 def test_samples_keep_their_bytes(shards):
     sample = next(iter(SampleDataset(make(shards, **RAW))))
     assert Image.open(io.BytesIO(sample["png"])).size == (8, 8)
