@@ -59,6 +59,9 @@ MIN_DECODED = 20_000
 
 IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "webp", "bmp", "gif"})
 
+BATCH_NAMES = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
+"""What a batch holds beside the fields that were asked for; `source` in a mixture."""
+
 BadSamples = Literal["raise", "substitute", "mask"]
 Batch = dict[str, Any]
 
@@ -653,6 +656,9 @@ def _check_fields(stored: Sequence[str], wanted: Sequence[str], image: ImageSpec
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
+    own = [name for name in wanted if name in BATCH_NAMES]
+    if own:
+        raise ConfigError(f"a batch has a {own[0]!r} of its own; build the set with another name for that field")
     if image is not None and not IMAGE_FIELDS.intersection(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")
 

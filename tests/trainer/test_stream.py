@@ -173,6 +173,16 @@ def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_pa
         list(make(str(tmp_path), image=WHOLE, bad_samples="raise", quarantined=(0,), **options).epoch(0))
 
 
+@pytest.mark.parametrize("name", ["image", "label", "weight", "id", "flip", "key", "source"])
+def test_a_field_that_is_called_like_an_array_of_the_batch_is_refused(tmp_path, name):
+    sample = StoredSample(key="a", fields=(("png", b"x"), (name, b"{}")), label=-1, source=0)
+    write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1, num_classes=0)
+    options = {"global_batch_size": 1, "seed": None, "window": 0, "image": None}
+    with pytest.raises(ConfigError, match=f"a batch has a {name!r} of its own"):
+        make(str(tmp_path), fields=("png", name), **options)
+    assert next(make(str(tmp_path), fields=("png",), **options).epoch(0))["png"] == [b"x"]
+
+
 @pytest.fixture
 def poisoned(tmp_path):
     """Number 5 is stored as it was written, and is no image."""
