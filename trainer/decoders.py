@@ -62,13 +62,14 @@ class Decoders:
     """As many processes as `num_processes`, started when first asked for; any thread may borrow one.
 
     With `kept` they put whole images there, each at its own number; without, training images by `spec` where the
-    next ones replace them, at most `num_images` at once. None is lent before it has loaded its libraries. A copy in
-    another process (pickled or forked) starts its own.
+    next ones replace them, at most `num_images` at once. None is lent before it has loaded its libraries, nor after it
+    was lost: `start` puts another one in its place. A copy in another process (pickled or forked) starts its own.
     """
 
     def __init__(self, spec: ImageSpec, num_processes: int, num_images: int, kept: SharedImages | None = None) -> None:
         self.spec, self.num_processes, self.num_images, self.kept = spec, num_processes, num_images, kept
         self._lock = threading.Lock()
+        self._all: list[Decoder] = []
         self._free: list[Decoder] = []
         self._owner = 0
 
@@ -76,17 +77,21 @@ class Decoders:
         return Decoders, (self.spec, self.num_processes, self.num_images, self.kept)
 
     def start(self) -> None:
-        """Starts the processes, unless this process has."""
+        """Starts the processes that this process has not started or has lost."""
         with self._lock:
             if self._owner != os.getpid():
-                self._owner = os.getpid()
-                self._free = [self._started() for _ in range(self.num_processes)]
-                weakref.finalize(self, _end, self._owner, list(self._free))
+                self._owner, self._all, self._free = os.getpid(), [], []
+                weakref.finalize(self, _end, self._owner, self._all)
+            self._all[:] = [decoder for decoder in self._all if not decoder.is_lost]
+            while len(self._all) < self.num_processes:
+                self._all.append(self._started())
+                self._free.append(self._all[-1])
 
     @contextmanager
     def idle(self) -> "Iterator[Decoder | None]":
         """One that is ready and has nothing to do, if there is one, to oneself; raises DecoderLost."""
         with self._lock:
+            self._free = [one for one in self._free if not one.is_lost]
             decoder = next((one for one in self._free if one.is_ready()), None)
             if decoder is not None:
                 self._free.remove(decoder)
@@ -119,6 +124,8 @@ class Decoder:
         )
         theirs.close()
         self._ready = False
+        self.is_lost = False
+        """Whether a DecoderLost was raised of it: its process has ended."""
 
     def is_ready(self) -> bool:
         """Whether it has loaded its libraries."""
@@ -155,8 +162,9 @@ class Decoder:
         self.process.wait()
 
     def _lost(self) -> DecoderLost:
-        self.process.kill()
-        code = self.process.wait()
+        self.is_lost = True
+        self.end()
+        code = self.process.returncode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
         return DecoderLost(
             f"process {self.process.pid}, which decoded images for this one, was ended {how} (by the system if memory "

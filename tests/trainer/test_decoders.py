@@ -156,6 +156,21 @@ def test_a_process_that_is_killed_ends_the_epoch_with_its_number_and_signal(shar
         list(batches)
 
 
+def test_another_process_takes_the_place_of_a_lost_one_in_the_next_epoch(shards):
+    stream, before = make(shards, image=SPECS["resized"], quarantined=(BROKEN,)), children(os.getpid())
+    batches = from_second(stream)
+    victim = (children(os.getpid()) - before).pop()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(DecoderLost):
+        list(batches)
+    assert sum(batch["id"].size for batch in from_second(stream, 1)) >= MIN_DECODED - 64
+    started = children(os.getpid()) - before
+    assert len(started - {victim}) == 2
+    del stream, batches
+    gc.collect()
+    assert not children(os.getpid()) & started
+
+
 def test_a_process_goes_on_when_it_is_told_to_stop_with_its_group(shards):
     before = children(os.getpid())
     batches = from_second(make(shards))
