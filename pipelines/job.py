@@ -16,7 +16,7 @@ from shardset.manifest import ClassInfo
 from shardset.storage import Storage
 from shardset.version import __version__
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
 
 

@@ -28,9 +28,12 @@ _decode = msgspec.msgpack.Decoder(Origin).decode
 
 
 def stored_key(origin: Origin, twin: int, copy: int) -> str:
-    """The key of a stored sample: the wanted one, or a short one where that can't be a key or others have it."""
+    """The key of a stored sample: the wanted one, or a short one where that can't be a key or others have it.
+
+    The short one is made of name and wanted key: a name may be that of several samples, each with a key of its own.
+    """
     stays = not twin and naming.is_key(origin.key)
-    key = origin.key if stays else naming.short_key(f"{origin.split}/{origin.name}", twin)
+    key = origin.key if stays else naming.short_key(f"{origin.split}/{origin.name}\0{origin.key}", twin)
     return naming.copy_key(key, copy)
 
 

@@ -66,7 +66,7 @@ def expected(raw: Path, split: str) -> Samples:
     found = {}
     for name in NAMES[split]:
         stem, _, extension = f"{split}/{name}".rpartition(".")
-        key = stem if naming.is_key(stem) else naming.short_key(f"{split}/{split}/{name}")
+        key = stem if naming.is_key(stem) else naming.short_key(f"{split}/{split}/{name}\0{stem}")
         label = str(CLASSES.index(name.partition("/")[0])).encode()
         field = {"JPEG": "jpg"}.get(extension, extension)
         found[key] = {field: (raw / split / name).read_bytes(), "cls": label}

@@ -383,6 +383,17 @@ def test_two_files_that_want_the_same_key_get_different_ones(raw, tmp_path):
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
 
+def test_one_image_listed_several_times_is_stored_under_a_key_each_time(tmp_path):
+    images = write_images(tmp_path / "raw", ["a.png"])
+    keys = ["crop0.0", "crop0.1", "x", "x", "y", "y"]
+    listing = write_jsonl(images / "all.jsonl", [{"path": "a.png", "label": 0, "key": key} for key in keys])
+    manifest = built(BuildConfig(source="listing", input=str(listing), output=str(tmp_path / "out")))
+    stored = samples_of(tmp_path / "out", manifest, "train")
+    assert len(stored) == len(keys)
+    assert {"x", "y"} < set(stored)
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
 def test_an_input_that_changes_between_plan_and_write_fails_the_build(raw, tmp_path):
     build(config_of(raw, tmp_path / "out", only_shards=frozenset({("train", 0)})), HERE)
     job_ready = tmp_path / "out" / "plan" / "units" / "0000000.arrow"

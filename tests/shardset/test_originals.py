@@ -60,5 +60,18 @@ def test_a_key_stays_if_it_can_be_one_and_nobody_had_it_before(key, twin, copy):
     origin = Origin("train", "a b.JPEG", key, "")
     found = stored_key(origin, twin, copy)
     stays = twin == 0 and naming.is_key(key)
-    assert found == naming.copy_key(key if stays else naming.short_key("train/a b.JPEG", twin), copy)
+    assert found == naming.copy_key(key if stays else naming.short_key(f"train/a b.JPEG\0{key}", twin), copy)
     assert naming.is_member(f"{found}.jpg")
+
+
+def test_samples_of_one_name_get_a_key_each():
+    wanted = ["crop0.0", "crop0.1", "x", "x", "y", "y"]
+    twins = [wanted[:number].count(key) for number, key in enumerate(wanted)]
+    found = [stored_key(Origin("train", "a.jpg", key, ""), twin, 0) for key, twin in zip(wanted, twins, strict=True)]
+    assert len(set(found)) == len(wanted)
+
+
+def test_keys_of_samples_whose_own_can_not_stay_are_frozen():
+    # Those of every shard set that holds one. To change them, raise PLAN_VERSION.
+    assert stored_key(Origin("train", "a b.JPEG", "a b", ""), 0, 0) == "k663rgqcex201b"
+    assert stored_key(Origin("train", "a.jpg", "a", ""), 1, 2) == "km5avcd0j8m746@2"
