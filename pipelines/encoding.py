@@ -59,6 +59,9 @@ _READERS = {
 IMAGE_FIELDS = frozenset(_READERS)
 """The extensions under which images are stored."""
 
+_LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
+"""In pixels, what libjpeg and libwebp write."""
+
 _ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "bmp"}
 _REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "pbm": "pgm"}
 _TO_GREY = {"1", "L", "LA", "La"}
@@ -158,6 +161,7 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
         (width, height), mode = image.size, image.mode
         if options.reencodes:
             _check_eight_bit(mode, kind)
+            _check_sides(_resized(image.size, options.resize_shorter), stored_field(kind, options))
         if verify == "decode":
             _decode_whole(image, data, kind)
     return Examined(kind, width, height, mode, _fix(kind, wanted, mode, options))
@@ -166,7 +170,9 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
 def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
     """(`stored_field`, content) for an image that `examine` found good; the bytes as they are if nothing is asked.
 
-    Raises UndecodableImage for an image that `examine` would have refused with verify="decode".
+    An image that was not examined may be of another kind than its field says; one whose field is no image's gets that
+    of its content where it is encoded. Raises UndecodableImage for an image that `examine` would have refused with
+    verify="decode".
     """
     field, content = _encoded(data, examined_field, fix, options)
     return field, restarts.with_restarts(content) if options.jpeg_restart and field == "jpg" else content
@@ -196,14 +202,19 @@ def libraries(options: ImageOptions) -> dict[str, str]:
 
 
 def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
-    field = stored_field(examined_field, options)
-    if field == examined_field and fix != CMYK_TO_RGB and options.resize_shorter is None:
+    if not options.reencodes and fix != CMYK_TO_RGB:
+        return examined_field, data
+    # An image that was not examined has the field that its name says, or one that says nothing.
+    kind = _kind(data)
+    field = stored_field(examined_field if examined_field in IMAGE_FIELDS else kind, options)
+    if field == kind and fix != CMYK_TO_RGB and options.resize_shorter is None:
         return field, data
-    with _opened(data, examined_field, options) as image:
+    with _opened(data, kind, options) as image:
         size = _resized(image.size, options.resize_shorter)
-        if field == examined_field and fix != CMYK_TO_RGB and size == image.size:
+        if field == kind and fix != CMYK_TO_RGB and size == image.size:
             return field, data
-        return field, _written(_pixels(image, size, examined_field), field, options.quality)
+        _check_sides(size, field)
+        return field, _written(_pixels(image, size, kind), field, options.quality)
 
 
 def miniature(data: bytes, longest: int) -> tuple[Image.Image, tuple[int, int]]:
@@ -308,6 +319,12 @@ def _check_eight_bit(mode: str, kind: str) -> None:
     wide_grey = mode in _SIXTEEN_BIT or (mode == "I" and kind == "pgm")
     if mode not in _TO_GREY | _TO_RGB and not wide_grey:
         raise UndecodableImage("no 8-bit form", f"mode {mode}")
+
+
+def _check_sides(size: tuple[int, int], field: str) -> None:
+    longest = _LONGEST_SIDE.get(field, PIXEL_LIMIT)
+    if max(size) > longest:
+        raise UndecodableImage(f"too large for {field}", f"{size[0]} x {size[1]}, at most {longest} a side")
 
 
 def _resized(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:

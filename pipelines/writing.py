@@ -8,14 +8,14 @@ import msgspec
 import pyarrow as pa
 
 from pipelines import tables
-from pipelines.encoding import encode, stored_field
+from pipelines.encoding import UndecodableImage, encode, stored_field
 from pipelines.job import Job, put, read_record
 from pipelines.planning import SplitPlan
 from pipelines.reading import fetch
 from pipelines.sources.base import Extent
 from pipelines.tables import Row
 from shardset import naming
-from shardset.errors import ChangedInput, NotFound
+from shardset.errors import ChangedInput, NotFound, SourceError
 from shardset.manifest import IndexFile, Shard
 from shardset.originals import stored_key
 from shardset.storage import ABSENT, Storage
@@ -109,10 +109,20 @@ def _stored_fields(job: Job, row: Row, contents: list[bytes]) -> list[tuple[str,
         data = next(left) if isinstance(content, Extent) else content
         if field == stored:
             _check_unchanged(row, data)
-            fields.append(encode(data, image, row.fix, job.config.image))
+            fields.append(_encoded(job, row, data))
         else:
             fields.append((field, data))
     return fields
+
+
+def _encoded(job: Job, row: Row, data: bytes) -> tuple[str, bytes]:
+    try:
+        return encode(data, row.content.image, row.fix, job.config.image)
+    except UndecodableImage as error:
+        raise SourceError(
+            f"{row.name}: can't be stored as {stored_field(row.content.image, job.config.image)}: {error}; "
+            "build again with --verify decode, which puts such images into quarantine, and --overwrite"
+        ) from error
 
 
 def _check_unchanged(row: Row, data: bytes) -> None:

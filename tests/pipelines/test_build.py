@@ -27,6 +27,7 @@ from shardset.tarindex import index_from_bytes
 from tests.makers import odd_images
 from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_images, write_jsonl
+from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
 
 HERE = ["--direct_running_mode=in_memory"]
@@ -353,6 +354,31 @@ def test_an_image_that_can_be_mended_is_mended_and_counted(raw, tmp_path, name):
     manifest = built(config_of(raw, tmp_path / "out"))
     assert manifest.fixes == {fix: 1}
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_an_image_that_is_too_large_for_the_wanted_format_is_quarantined(raw, tmp_path):
+    add(raw, "train/cat/wide.png", image_bytes(0, width=16384))
+    built(config_of(raw, tmp_path / "out", max_bad_fraction=0.05, image=ImageOptions(image_format="webp")))
+    (entry,) = [json.loads(line) for line in (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()]
+    assert entry["reason"] == "too large for webp: 16384 x 8, at most 16383 a side"
+
+
+@pytest.mark.parametrize("options", [ImageOptions(image_format="png"), ImageOptions(resize_shorter=4)])
+def test_without_verification_an_image_under_another_name_is_encoded_all_the_same(raw, tmp_path, options):
+    (raw / "train/cat/000.png").rename(raw / "train/cat/000.jpg")
+    manifest = built(config_of(raw, tmp_path / "out", verify="none", image=options))
+    assert manifest.quarantine.count == 0
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_without_verification_an_image_that_can_not_be_encoded_is_named_with_what_to_do(raw, tmp_path):
+    add(raw, "train/cat/bad.png", b"<html>404</html>")
+    config = config_of(raw, tmp_path / "out", verify="none", image=ImageOptions(image_format="png"))
+    expected = r"train/cat/bad\.png: can't be stored as png: HTML or XML .*; build again with --verify decode, "
+    with pytest.raises(SourceError, match=expected):
+        build(config, HERE)
+    whole = built(replace(config, verify="decode", max_bad_fraction=0.05, overwrite=True))
+    assert whole.quarantine.count == 1
 
 
 def test_too_many_bad_images_fail_before_a_shard_is_written(raw, tmp_path):

@@ -3,6 +3,8 @@
 import contextlib
 import io
 import pickle
+import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -263,6 +265,37 @@ def test_an_image_without_an_eight_bit_form_is_refused_only_if_it_must_be_encode
     assert examine(data, field="tif", verify="decode", options=PLAIN).mode == "F"
     with pytest.raises(UndecodableImage, match="no 8-bit form: mode F"):
         examine(data, field="tif", verify="header", options=ImageOptions(image_format="png"))
+
+
+@pytest.mark.parametrize(("image_format", "longest"), [("webp", 16383), ("jpg", 65500)])
+def test_an_image_with_a_longer_side_than_its_format_has_is_refused_unless_it_is_made_smaller(image_format, longest):
+    wanted = ImageOptions(image_format=image_format)
+    assert opened(encode(wide(longest), "png", "", wanted)[1]).size == (longest, 8)
+    data = wide(longest + 1)
+    expected = rf"^too large for {image_format}: {longest + 1} x 8, at most {longest} a side$"
+    for verify in ("header", "decode"):
+        with pytest.raises(UndecodableImage, match=expected):
+            examine(data, field="png", verify=verify, options=wanted)
+    with pytest.raises(UndecodableImage, match=expected):
+        encode(data, "png", "", wanted)
+    smaller = replace(wanted, resize_shorter=4)
+    assert examine(data, field="png", verify="header", options=smaller).width == longest + 1
+    assert opened(encode(data, "png", "", smaller)[1]).size == (longest // 2 + 1, 4)
+
+
+def wide(width: int) -> bytes:
+    """A PNG of `width` x 8 pixels."""
+    return odd_images.png_of(width, 8, odd_images.png_chunk(b"IDAT", zlib.compress(bytes((width + 1) * 8))))
+
+
+@pytest.mark.parametrize("field", ["jpg", "img"])
+@pytest.mark.parametrize("options", [ImageOptions(image_format="png"), ImageOptions(resize_shorter=16)])
+def test_an_image_that_nobody_examined_is_encoded_by_its_content(field, options):
+    stored_as, data = encode(odd_images.png(), field, "", options)
+    image = opened(data)
+    assert stored_as == ("jpg" if field == "jpg" and options.resize_shorter else "png")
+    assert image.format == {"jpg": "JPEG", "png": "PNG"}[stored_as]
+    assert min(image.size) == options.resize_shorter or data == odd_images.png()
 
 
 def test_comments_and_profiles_are_not_carried_into_a_reencoded_image():
