@@ -11,7 +11,7 @@ import google_crc32c
 import msgspec
 
 from pipelines import tables
-from pipelines.encoding import UndecodableImage, examine, stored_field
+from pipelines.encoding import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine, stored_field
 from pipelines.job import Job, UnitLine, put, read_record, read_unit
 from pipelines.planning import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.reading import SPOOLED, fetch
@@ -20,12 +20,16 @@ from pipelines.tables import Content, Row
 from shardset import naming
 from shardset.errors import NotFound, SourceError
 from shardset.storage import Storage, Writer
+from shardset.tarindex import MAX_MEMBER_BYTES
 
 BATCH = 64
 
 MAX_INLINE_BYTES = 1024
 """Up to so many bytes of a field stand in the row of their sample, more in the unit's spool: rows of many units are in
 memory at once."""
+
+_AS_IT_IS = ImageOptions()
+"""What becomes of a sample's images beside the first."""
 
 
 class UnitSpool:
@@ -125,58 +129,89 @@ def _batches(samples: Iterable[Any]) -> Iterator[list[Any]]:
 def _examine_batch(
     job: Job, unit: int, batch: list[RawSample | Rejected], spool: UnitSpool
 ) -> Iterator[Row | dict[str, Any]]:
+    batch = [_too_large(found) or found for found in batch]
     contents = fetch([_to_read(job, found) for found in batch], job.source.input, job.output)
     for found, content in zip(batch, contents, strict=True):
         if isinstance(found, Rejected):
             yield _rejected(found, content[0] if content else b"")
             continue
-        yield _row(job, unit, found, content[0] if content else _in_hand(found, spool.recent), spool)
+        yield _row(job, unit, found, _images(found, content, spool.recent), spool)
 
 
-def _in_hand(sample: RawSample, recent: dict[int, bytes]) -> bytes | None:
-    content = sample.fields.get(sample.image)
-    if not isinstance(content, Extent):
-        return content
-    return recent.get(content.offset) if content.object == SPOOL else None
+def _too_large(found: RawSample | Rejected) -> Rejected | None:
+    """A sample with a field that no tar can hold, as Rejected; its bytes are not even read to say their hash."""
+    if isinstance(found, Rejected):
+        return None
+    for field, content in found.fields.items():
+        num_bytes = content.num_bytes if isinstance(content, Extent) else len(content)
+        if num_bytes > MAX_MEMBER_BYTES:
+            reason = f"its {field} has {num_bytes} bytes, a member of a tar at most {MAX_MEMBER_BYTES}"
+            return Rejected(name=found.name, split=found.split, reason=reason)
+    return None
+
+
+def _image_fields(sample: RawSample) -> list[str]:
+    """The field that is the sample's image, and any others that hold one."""
+    return [field for field in sample.fields if field == sample.image or field.rpartition(".")[2] in IMAGE_FIELDS]
 
 
 def _to_read(job: Job, found: RawSample | Rejected) -> list[Extent]:
-    extent = found.extent if isinstance(found, Rejected) else found.fields.get(found.image)
-    if not isinstance(extent, Extent) or extent.object == SPOOL:
-        return []
-    if isinstance(found, RawSample) and job.config.verify == "none":
-        return []
-    return [extent]
+    wanted: list[Extent | bytes | None]
+    if isinstance(found, Rejected):
+        wanted = [found.extent]
+    else:
+        wanted = [] if job.config.verify == "none" else [found.fields[field] for field in _image_fields(found)]
+    return [extent for extent in wanted if isinstance(extent, Extent) and extent.object != SPOOL]
 
 
-def _row(job: Job, unit: int, sample: RawSample, data: bytes | None, spool: UnitSpool) -> Row | dict[str, Any]:
+def _images(sample: RawSample, read: Iterable[bytes], recent: dict[int, bytes]) -> dict[str, bytes]:
+    """The contents of its images by field: those that were read, and those at hand."""
+    left, found = iter(read), {}
+    for field in _image_fields(sample):
+        content: Extent | bytes | None = sample.fields[field]
+        if isinstance(content, Extent):
+            content = recent.get(content.offset) if content.object == SPOOL else next(left, None)
+        if content is not None:
+            found[field] = content
+    return found
+
+
+def _row(job: Job, unit: int, sample: RawSample, images: dict[str, bytes], spool: UnitSpool) -> Row | dict[str, Any]:
     _check_sample(sample)
-    image, fix = sample.image, ""
-    if sample.image and data is not None:
+    options, seen = job.config.image, {}
+    for field, data in images.items():
+        mine = field == sample.image
         try:
-            seen = examine(data, field=sample.image, verify=job.config.verify, options=job.config.image)
+            seen[field] = examine(data, field=field, verify=job.config.verify, options=options if mine else _AS_IT_IS)
         except UndecodableImage as error:
-            extent = sample.fields[sample.image]
-            return _rejected(
-                Rejected(
-                    name=sample.name,
-                    split=sample.split,
-                    reason=str(error),
-                    extent=extent if isinstance(extent, Extent) else None,
-                ),
-                data,
-            )
-        image, fix = seen.field, seen.fix
-    stored = stored_field(image, job.config.image) if image else ""
-    content = Content(
-        image=image,
-        crc32c=google_crc32c.value(data) if data is not None else -1,
-        fields=[
-            (stored if field == sample.image else field, _placed(content, unit, spool))
-            for field, content in fields_of(sample)
-        ],
+            return _refused(sample, field, data, str(error) if mine else f"its {field}: {error}")
+    raw = images.get(sample.image)
+    image = seen.get(sample.image) or examine(b"", field=sample.image, verify="none", options=options)
+    stored = stored_field(image.field, options) if image.field else ""
+    if stored != sample.image and stored in sample.fields:
+        return _refused(sample, sample.image, raw, f"its image would be stored as {stored}, which it has already")
+    return Row(
+        split=sample.split,
+        name=sample.name,
+        key=sample.key,
+        label=int(sample.label),
+        fix=image.fix,
+        content=Content(
+            image=image.field,
+            crc32c=google_crc32c.value(raw) if raw is not None else -1,
+            fields=[
+                (stored if field == sample.image else field, _placed(content, unit, spool))
+                for field, content in fields_of(sample)
+            ],
+        ),
     )
-    return Row(split=sample.split, name=sample.name, key=sample.key, label=int(sample.label), fix=fix, content=content)
+
+
+def _refused(sample: RawSample, field: str, data: bytes | None, reason: str) -> dict[str, Any]:
+    """A sample as rejected for one of its fields; `data` is None if that was not read."""
+    extent = sample.fields[field]
+    known = extent if data is not None and isinstance(extent, Extent) else None
+    return _rejected(Rejected(name=sample.name, split=sample.split, reason=reason, extent=known), data or b"")
 
 
 def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:

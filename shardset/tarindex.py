@@ -20,6 +20,8 @@ from shardset.naming import is_member, split_member
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
+MAX_MEMBER_BYTES = 8**11 - 1
+"""A USTAR header has eleven octal digits for the size of a content."""
 
 _PLACE = [("offset", "<u8"), ("num_bytes", "<u8")]
 _HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8"), ("copy", "<u4")]
@@ -66,7 +68,7 @@ def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
 def header(name: bytes, num_bytes: int) -> bytes:
     """The 512-byte USTAR header of a regular file."""
     size = b"%011o\0" % num_bytes
-    if len(name) > 100 or len(size) > 12:
+    if len(name) > 100 or num_bytes > MAX_MEMBER_BYTES:
         raise ValueError(f"member {name!r} of {num_bytes} bytes does not fit a USTAR header")
     checksum = b"%06o\0 " % (_FIXED_SUM + sum(name) + sum(size))
     return name.ljust(100, b"\0") + _BEFORE_SIZE + size + _BEFORE_CHECKSUM + checksum + _AFTER_CHECKSUM

@@ -1,10 +1,13 @@
 """The build, on real files: every runner gives the same bytes, bad input is kept apart, half-written is never whole."""
 
+import hashlib
+import io
 import json
 import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +32,7 @@ from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
+from tests.makers.tars import plain, tar_bytes
 
 HERE = ["--direct_running_mode=in_memory"]
 RUNNERS = {
@@ -379,6 +383,60 @@ def test_without_verification_an_image_that_can_not_be_encoded_is_named_with_wha
         build(config, HERE)
     whole = built(replace(config, verify="decode", max_bad_fraction=0.05, overwrite=True))
     assert whole.quarantine.count == 1
+
+
+def built_of_tar(tmp_path: Path, files: dict[str, bytes], **options: object) -> tuple[Manifest, list[dict]]:
+    """The set of one tar with these members, whatever part of it is bad, and its quarantine list."""
+    (tmp_path / "train.tar").write_bytes(tar_bytes(files))
+    output = tmp_path / "out"
+    config = BuildConfig(source="webdataset", input=str(tmp_path / "train.tar"), output=str(output), **options)
+    manifest = built(replace(config, max_bad_fraction=1.0))
+    assert verify(str(output), deep=True).problems == ()
+    return manifest, [json.loads(line) for line in (output / "quarantine.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "stored"),
+    [
+        ({"jpg": odd_images.jpeg(), "png": odd_images.png()}, {"image": ImageOptions(image_format="png")}, "png"),
+        ({"jpg": odd_images.png(), "png": odd_images.png()}, {}, "png"),
+        ({"jpeg": odd_images.jpeg(), "jpg": odd_images.jpeg()}, {}, "jpg"),
+        ({"jpeg": odd_images.jpeg(), "jpg": odd_images.jpeg()}, {"verify": "none"}, "jpg"),
+    ],
+)
+def test_a_sample_whose_image_would_take_the_name_of_another_field_is_quarantined(tmp_path, files, options, stored):
+    twins = {f"s.{field}": data for field, data in files.items()}
+    manifest, [entry] = built_of_tar(tmp_path, {"a.png": odd_images.png(1), **twins}, **options)
+    assert manifest.split("train").num_samples == 1
+    assert (entry["name"], entry["reason"]) == (
+        "train.tar/s",
+        f"its image would be stored as {stored}, which it has already",
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"image": ImageOptions(resize_shorter=8)}])
+def test_a_sample_is_quarantined_for_any_of_its_images(tmp_path, options):
+    whole, cut = odd_images.png(), odd_images.png()[:-20]
+    files = {"a.jpg": odd_images.jpeg(), "a.mask.png": whole, "b.jpg": odd_images.jpeg(), "b.mask.png": cut}
+    manifest, [entry] = built_of_tar(tmp_path, files, **options)
+    assert samples_of(tmp_path / "out", manifest, "train")["a"]["mask.png"] == whole
+    assert (entry["name"], entry["reason"]) == ("train.tar/b", "its mask.png: truncated")
+    assert (entry["num_bytes"], entry["sha256"]) == (len(cut), hashlib.sha256(cut).hexdigest())
+
+
+def test_a_sample_with_a_field_too_large_for_a_tar_is_quarantined_unread(tmp_path):
+    with tarfile.open(tmp_path / "train.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        for name in ("a.png", "b.png"):
+            tar.addfile(plain(name, odd_images.png()), io.BytesIO(odd_images.png()))
+        huge = tarfile.TarInfo("b.npy")
+        huge.size = 8 * 2**30
+        tar.addfile(huge)
+        tar.fileobj.seek(huge.size, io.SEEK_CUR)
+    config = BuildConfig(source="webdataset", input=str(tmp_path / "train.tar"), output=str(tmp_path / "out"))
+    manifest = built(replace(config, max_bad_fraction=0.5))
+    assert manifest.split("train").num_samples == 1
+    entry = json.loads((tmp_path / "out" / "quarantine.jsonl").read_text())
+    assert entry["reason"] == "its npy has 8589934592 bytes, a member of a tar at most 8589934591"
 
 
 def test_too_many_bad_images_fail_before_a_shard_is_written(raw, tmp_path):
