@@ -266,13 +266,22 @@ def _sample(group: _Group, file: BinaryIO) -> RawSample | Rejected:
         label = _label(members, file)
     except ValueError as error:
         return group.rejected(str(error))
+    fields: dict[str, Extent | bytes] = {
+        field: _content(field, member, group, file) for field, member in members.items()
+    }
+    if "cls" in fields and label < 0:
+        del fields["cls"]
+    elif "cls" in fields:
+        fields["cls"] = b"%d" % label  # others write it with white space or leading zeros
+    if not fields:
+        return group.rejected("has only a cls of -1, which says that there is no label")
     return RawSample(
         name=group.name,
         key=group.key,
         split=group.unit["split"],
         label=label,
         image=next((field for field in members if field in IMAGES), ""),
-        fields={field: _content(field, member, group, file) for field, member in members.items()},
+        fields=fields,
     )
 
 

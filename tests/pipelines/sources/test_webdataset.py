@@ -5,6 +5,7 @@ import tarfile
 
 import pytest
 
+from pipelines.indexing import fields_of
 from pipelines.sources.base import Extent, RawSample, Rejected, Survey
 from pipelines.sources.webdataset import WebDataset, find
 from shardset.errors import ConfigError, ManifestError, SourceError
@@ -76,7 +77,7 @@ def test_all_fields_are_kept_in_member_order_under_lower_case_names(tmp_path):
     files = {"a/x.TXT": b"hi", "a/x.seg.png": b"s", "a/x.JPEG": b"j", "a/x.npy": b"n" * 9000, "a/x.cls": b" 7\n"}
     source = one_tar(tmp_path, tar_bytes(files))
     _, [sample], _ = everything(source)
-    assert fields(source, sample) == {"txt": b"hi", "seg.png": b"s", "jpeg": b"j", "npy": b"n" * 9000, "cls": b" 7\n"}
+    assert fields(source, sample) == {"txt": b"hi", "seg.png": b"s", "jpeg": b"j", "npy": b"n" * 9000, "cls": b"7"}
     assert list(sample.fields) == ["txt", "seg.png", "jpeg", "npy", "cls"]
     assert (sample.key, sample.image, sample.label) == ("a/x", "jpeg", 7)
     assert {field for field, content in sample.fields.items() if isinstance(content, bytes)} == {"txt", "cls"}
@@ -100,12 +101,18 @@ def test_text_longer_than_4_kib_stays_where_it_is(tmp_path):
         ({"x.jpg": b"j", "x.json": b'{"label": true}'}, -1),
         ({"x.jpg": b"j", "x.json": b"[4]"}, -1),
         ({"x.json": b'{"label": 4}', "x.cls": b"5"}, 5),
-        ({"x.cls": b"-1"}, -1),
+        ({"x.jpg": b"j", "x.cls": b"5\n"}, 5),
+        ({"x.jpg": b"j", "x.cls": b" 07 "}, 7),
+        ({"x.jpg": b"j", "x.cls": b"00"}, 0),
+        ({"x.jpg": b"j", "x.cls": b" -1 "}, -1),
     ],
 )
-def test_a_label_comes_from_cls_then_from_json(tmp_path, files, label):
+def test_a_label_comes_from_cls_then_from_json_and_cls_says_it_in_bare_digits(tmp_path, files, label):
     _, [sample], _ = everything(one_tar(tmp_path, tar_bytes(files)))
     assert sample.label == label
+    found = dict(fields_of(sample))
+    assert found.get("cls") == (b"%d" % label if label >= 0 else None)
+    assert {*found, "cls"} == {name.partition(".")[2] for name in files} | {"cls"}
 
 
 @pytest.mark.parametrize(
@@ -120,6 +127,7 @@ def test_a_label_comes_from_cls_then_from_json(tmp_path, files, label):
         ([("x.cls", b"cat")], "cls is b'cat'"),
         ([("x.cls", b"99999999999999999999")], "expected a label from 0"),
         ([("x.cls", b"-2")], "expected a label from 0"),
+        ([("x.cls", b"-1")], "only a cls of -1"),
         ([("x.json", b"{")], "json can't be parsed"),
         ([("x.json", b"[" * 100_000)], "json can't be parsed"),
         ([("../x.jpg", b"1")], "climbs"),
