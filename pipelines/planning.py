@@ -170,7 +170,7 @@ def count_shards(num_wanted: int, num_bytes: int, sizing: Sizing) -> int:
     if sizing.num_shards is not None:
         return sizing.num_shards
     if sizing.samples_per_shard is None:
-        return max(min(MIN_SHARDS, num_wanted), math.ceil(num_bytes / TARGET_SHARD_BYTES))
+        return min(num_wanted, max(MIN_SHARDS, math.ceil(num_bytes / TARGET_SHARD_BYTES)))
     if sizing.remainder == "drop":
         return num_wanted // sizing.samples_per_shard
     return math.ceil(num_wanted / sizing.samples_per_shard)
