@@ -332,8 +332,8 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     """A plan with one split."""
     classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
-        digest="", source_digest="", classes=classes, splits={split.name: split}, fixes={}, num_rejected=0,
-        num_units=units, notes=[],
+        digest="", source_digest="", num_classes=NUM_CLASSES, classes=classes, splits={split.name: split}, fixes={},
+        num_rejected=0, num_units=units, notes=[],
     )  # fmt: skip
 
 

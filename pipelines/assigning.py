@@ -47,10 +47,12 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
     refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
     splits = {name: _plan_split(job, name, whole) for name in names}
     _refuse_unknown_shards(config.only_shards, splits)
+    classes = _classes(build, whole.max_label)
     draft = PlanFile(
         digest="",
         source_digest=whole.digest,
-        classes=_classes(build, whole.max_label),
+        num_classes=len(classes),
+        classes=classes,
         splits=splits,
         fixes=dict(whole.fixes),
         num_rejected=sum(count.num_rejected for count in whole.splits.values()),

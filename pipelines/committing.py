@@ -8,7 +8,7 @@ from typing import IO
 import msgspec
 
 from pipelines.encoding import ImageOptions, libraries
-from pipelines.job import Job, PlanFile
+from pipelines.job import Job, PlanFile, read_record
 from pipelines.parts import Part, read_parts
 from pipelines.planning import SplitPlan
 from pipelines.writing import ShardRecord
@@ -31,7 +31,8 @@ def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
     if num_finished != sum(split.num_shards for split in plan.splits.values()):
         return None
     _copy(job.output, naming.REJECTED, naming.quarantine_path(job.suffix))
-    digest = write_manifest(job, plan, {name: read_records(job, plan, name) for name in plan.splits})
+    whole = read_record(job.output, naming.PLAN, PlanFile)  # `plan` travels without its classes
+    digest = write_manifest(job, whole, {name: read_records(job, plan, name) for name in plan.splits})
     if job.suffix:
         _remove_replaced(job, plan)
     return digest

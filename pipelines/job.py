@@ -35,10 +35,14 @@ class Job:
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/plan.json`: the arithmetic of every split and what the manifest repeats of the plan."""
+    """`plan/plan.json`: the arithmetic of every split and what the manifest repeats of the plan.
+
+    Workers are handed it without its `classes`: Beam counts the bytes of all its objects in each step and process.
+    """
 
     digest: str
     source_digest: str
+    num_classes: int
     classes: list[ClassInfo]
     splits: dict[str, SplitPlan]
     fixes: dict[str, int]

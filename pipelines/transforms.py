@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import apache_beam as beam
+import msgspec
 from apache_beam.metrics import Metrics
 
 from pipelines import tables
@@ -38,7 +39,10 @@ class IndexUnit(Step):
 
 
 class MakePlan(Step):
-    """Once all units are indexed -> PlanFile; tagged `starts`: (batch of units, where its samples start)."""
+    """Once all units are indexed -> PlanFile, its classes left out.
+
+    Tagged `starts`: (batch of units, where its samples start).
+    """
 
     def __init__(self, job: Job, build: BuildFile) -> None:
         super().__init__(job)
@@ -47,7 +51,7 @@ class MakePlan(Step):
     def process(self, element: None, num_indexed: int) -> Iterator[Any]:
         assert num_indexed == self._build.num_units, "every unit is indexed"
         plan = make_plan(self._job, self._build)
-        yield plan
+        yield msgspec.structs.replace(plan, classes=[])
         for batch, starts in enumerate(starts_of(self._job, plan)):
             yield beam.pvalue.TaggedOutput("starts", (batch, starts))
 
@@ -89,7 +93,7 @@ class WriteShard(Step):
 
     def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[tuple[str, int]]:
         split, number = element
-        record, written = write_shard(self._job, plan.digest, plan.splits[split], number, len(plan.classes))
+        record, written = write_shard(self._job, plan.digest, plan.splits[split], number, plan.num_classes)
         _count_written(record, written)
         yield element
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import pickle
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from pipelines import build as builds
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.encoding import ImageOptions
+from pipelines.transforms import MakePlan
 from pipelines.verify import verify
 from shardset import manifest as manifests
 from shardset import naming
@@ -88,6 +90,18 @@ def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_hel
     assert verify(str(output), deep=True).problems == ()
     assert (output / naming.spool_path(0)).stat().st_size == len('{"note":""}') + 10**4
     assert all(path.stat().st_size < 5000 for path in (output / "plan" / "shards").iterdir())
+
+
+def test_many_classes_do_not_travel_with_the_plan(tmp_path):
+    images = write_images(tmp_path / "raw", ["a.png"])
+    listing = write_jsonl(images / "all.jsonl", [{"path": "a.png", "label": 9_999}])
+    config = BuildConfig(source="listing", input=str(listing), output=str(tmp_path / "out"))
+    manifest = built(config)
+    assert [info.name for info in manifest.classes] == [str(label) for label in range(10_000)]
+    assert manifest.split("train").shards[0].class_counts == [0] * 9_999 + [1]
+    job, file, _ = builds.prepare(config, open_storage(config.output))
+    plan, *_ = MakePlan(job, file).process(None, file.num_units)
+    assert len(pickle.dumps(plan)) < 2000
 
 
 def test_the_output_has_the_files_that_the_design_names(raw, tmp_path):
