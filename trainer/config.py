@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -301,6 +302,11 @@ def value(config: Any, key: str) -> Any:
 def to_dict(config: TrainConfig) -> dict[str, Any]:
     """The config as plain JSON values."""
     return msgspec.to_builtins(config)
+
+
+def to_json(config: TrainConfig) -> str:
+    """The config as the run folder holds it."""
+    return json.dumps(to_dict(config), indent=1)
 
 
 def from_dict(values: dict[str, Any]) -> TrainConfig:

@@ -92,13 +92,14 @@ class Run:
         self.log = RunLog(self.folder.local, self.runtime.host, master=self.runtime.is_master)
         self._exits.callback(self.log.close)
         self.runtime.watch.on_loss(self._note_now)
-        self._write_config()
+        self._log_config()
         self.steps_per_epoch = len(self.data.train)
         self.rate_at = schedule.of(self.config, self.steps_per_epoch)
         self.identity = identity_of(self.config, self.data)
         saved = self._resumed()
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, saved)
         self._restore(saved)
+        self._write_config()
         self._write_order()
         self._mix = augment.mix_of(self.config)
         self.writer = self._open_writer()
@@ -476,13 +477,17 @@ class Run:
         self._exits.callback(writer.close)
         return writer
 
-    def _write_config(self) -> None:
-        text = json.dumps(configs.to_dict(self.config), indent=1)
-        if self.runtime.is_master:
-            (self.folder.local / configs.RECORD).write_text(text + "\n")
+    def _log_config(self) -> None:
+        """What was asked for, also if it is refused."""
         self.log.note(
-            f"trainer {__version__}, strategy {self.runtime.strategy}, {self.runtime.num_devices} devices: {text}"
+            f"trainer {__version__}, strategy {self.runtime.strategy}, {self.runtime.num_devices} devices: "
+            + configs.to_json(self.config)
         )
+
+    def _write_config(self) -> None:
+        """What the run does: not what was refused, nor what found nothing left to do."""
+        if self.runtime.is_master and not self.is_done():
+            (self.folder.local / configs.RECORD).write_text(configs.to_json(self.config) + "\n")
 
     def _write_order(self) -> None:
         """The order of the training stream, for `python -m trainer explain`."""

@@ -256,6 +256,20 @@ def test_resume_never_does_not_mix_two_runs(manifest: str, undisturbed: Path) ->
         run(tiny_config(manifest, undisturbed, resume="never"))
 
 
+@pytest.mark.parametrize("refused", [{"seed": 5}, {"resume": "never"}, {"optimizer": OptimizerConfig(name="sdg")}])
+def test_a_refused_run_leaves_the_record_of_the_run_that_was(
+    manifest: str, tmp_path: Path, refused: dict[str, Any]
+) -> None:
+    url = f"memory://{tmp_path.name}-{next(iter(refused))}/run"  # what would be copied to a bucket counts too
+    run(tiny_config(manifest, url, max_steps=1))
+    storage = open_storage(url)
+    before = storage.read(configs.RECORD)
+    with pytest.raises((CheckpointError, ConfigError)):
+        run(tiny_config(manifest, url, **refused))
+    assert storage.read(configs.RECORD) == before
+    assert b"1 devices" in storage.read(log_name(0))
+
+
 def test_a_run_goes_on_from_another_runs_checkpoint(manifest: str, undisturbed: Path, tmp_path: Path) -> None:
     step = checkpoint.folder_of(STEPS)
     run(tiny_config(manifest, tmp_path, resume=f"{undisturbed}/{step}"))
