@@ -158,9 +158,10 @@ class Run:
         return self.was_asked()
 
     def is_done(self) -> bool:
-        """Whether all epochs are closed, `max_steps` is reached or the target accuracy is."""
+        """Whether all epochs are closed, `max_steps` is reached or the target accuracy is; maybe long ago."""
         limit = self.config.max_steps
-        return self.closed == self.config.epochs or self.done == limit or self.seconds_to_target is not None
+        enough = self.closed >= self.config.epochs or (limit is not None and self.done >= limit)
+        return enough or self.seconds_to_target is not None
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
@@ -296,7 +297,10 @@ class Run:
         self.best: float | None = position.get("best_top1")
         self.best_epoch: int | None = position.get("best_epoch")
         self.last_top1: float | None = position.get("last_top1")
-        self.seconds_to_target: float | None = position.get("seconds_to_target")
+        # The target may be another one now, or none.
+        self.seconds_to_target: float | None = (
+            position.get("seconds_to_target") if self._meets_target(self.last_top1) else None
+        )
         self._saved = (self.done, self.closed)
         self._seconds_before: float = position.get("seconds", 0.0)
         self._started = time.perf_counter()
@@ -356,9 +360,12 @@ class Run:
         self.last_top1 = top1
         if self.best is None or top1 > self.best:
             self.best, self.best_epoch = top1, self.closed
-        target = self.config.target_accuracy
-        if target is not None and top1 >= target:
+        if self._meets_target(top1):
             self.seconds_to_target = self._seconds()
+
+    def _meets_target(self, top1: float | None) -> bool:
+        target = self.config.target_accuracy
+        return target is not None and top1 is not None and top1 >= target
 
     def _check_finite(self, rows: torch.Tensor) -> None:
         bad = np.flatnonzero(~np.isfinite(rows[:, 0].numpy()))

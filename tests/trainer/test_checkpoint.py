@@ -187,11 +187,12 @@ def test_what_must_stand_before_a_checkpoint_counts_stands() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_no_numbers_are_never_saved(value: float) -> None:
+@pytest.mark.parametrize("which", ["model", "ema"])
+def test_weights_that_are_no_numbers_are_never_saved(which: str, value: float) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5)
-    state = state_at(6)
-    state["model"]["weight"][1] = value
+    state = {**state_at(6), "ema": state_at(6)["model"]}
+    state[which]["weight"][1] = value
     writer = checkpoint.Writer(storage, 3)
     writer.save(state, top1=None)
     with pytest.raises(CheckpointError, match="1 weights of step 6 are not finite, 'weight' first"):

@@ -46,11 +46,40 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("epochs", "KEY=VALUE"),
         ("epochs=0", "at least 1"),
         ("target_accuracy=76", "between 0 and 1"),
+        ("max_steps=0", "max_steps is 0, expected at least 1"),
+        ("checkpoint_every_steps=0", "checkpoint_every_steps is 0, expected at least 1"),
+        ("stall_timeout_s=0", "stall_timeout_s is 0, expected at least 1"),
+        ("image.size=0", "image.size is 0, expected at least 1"),
+        ("image.eval_resize=0", "image.eval_resize is 0, expected at least 1"),
+        ("model.num_classes=0", "model.num_classes is 0, expected at least 1"),
+        ("image.pad=-1", "image.pad is -1, expected at least 0"),
+        ("schedule.warmup_epochs=-1", "schedule.warmup_epochs is -1.0, expected at least 0"),
+        ("regularize.mixup=-0.2", "regularize.mixup is -0.2, expected at least 0"),
+        ("regularize.cutmix=-1", "regularize.cutmix is -1.0, expected at least 0"),
+        ("regularize.clip_norm=-1", "regularize.clip_norm is -1.0, expected at least 0"),
+        ("regularize.label_smoothing=1", "label_smoothing is 1.0, expected a share from 0 to below 1"),
+        ("regularize.ema_decay=1", "ema_decay is 1.0, expected a share from 0 to below 1"),
+        ("regularize.ema_decay=-0.1", "ema_decay is -0.1, expected a share from 0 to below 1"),
+        ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan, expected a finite number"),
+        ("regularize.clip_norm=inf", "regularize.clip_norm is inf, expected a finite number"),
+        ("target_accuracy=nan", "target_accuracy is nan, expected a finite number"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configs.changed(configs.default(), [setting])
+
+
+def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:
+    settings = ["image.size=8", "image.eval_resize=8", "image.pad=8"]
+    assert configs.changed(configs.default(), settings).image.pad == 8  # another crop takes no padding
+    with pytest.raises(ConfigError, match="image.pad is 8, expected less than image.size, 8"):
+        configs.changed(configs.default(), [*settings, "image.train_crop=pad"])
+
+
+@pytest.mark.parametrize("setting", ["regularize.clip_norm=0", "regularize.ema_decay=0", "regularize.mixup=0"])
+def test_what_is_off_by_0_may_be_0(setting: str) -> None:
+    assert configs.value(configs.changed(configs.default(), [setting]), setting.partition("=")[0]) == 0
 
 
 def test_settings_that_belong_together_are_changed_at_once() -> None:

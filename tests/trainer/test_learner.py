@@ -121,7 +121,8 @@ def test_a_clipped_gradient_has_the_length_asked_for_and_a_short_one_stays() -> 
     clipped = moved(batch, regularize=RegularizeConfig(clip_norm=0.01))
     assert clipped.norm().item() == pytest.approx(0.01, rel=1e-3)
     torch.testing.assert_close(clipped / clipped.norm(), full / full.norm(), rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(moved(batch, regularize=RegularizeConfig(clip_norm=1e6)), full)
+    for off in (1e6, 0.0):
+        torch.testing.assert_close(moved(batch, regularize=RegularizeConfig(clip_norm=off)), full)
 
 
 def test_clipping_is_of_the_whole_step_and_not_of_each_pass() -> None:
@@ -144,6 +145,11 @@ def test_averaged_weights_follow_slowly_and_are_what_is_evaluated() -> None:
     batch = batch_of(6)
     loss = cross_entropy(net(Normalize()(batch["image"])), batch["label"], reduction="sum")
     torch.testing.assert_close(learner.eval_step(batch)[0], loss.detach())
+
+
+@pytest.mark.parametrize("off", [0.0, None])
+def test_without_a_decay_no_averages_are_kept(off: float | None) -> None:
+    assert learner_of(regularize=RegularizeConfig(ema_decay=off)).state()["ema"] is None
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "lars", "lamb", "rmsprop"])

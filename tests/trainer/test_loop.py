@@ -298,6 +298,32 @@ def test_a_target_accuracy_ends_the_run_and_its_time_is_told(manifest: str, tmp_
     assert 0 < final["seconds_to_target"] <= final["seconds"]
 
 
+@pytest.mark.parametrize(("target", "epochs"), [(None, 2), (1.0, 2), (0.02, 1)])
+def test_a_target_that_was_reached_can_be_raised_or_dropped(
+    manifest: str, tmp_path: Path, target: float | None, epochs: int
+) -> None:
+    # Weights that do not move have the accuracy of chance: above 2 %, below 100 %.
+    config = tiny_config(manifest, tmp_path, target_accuracy=0.01, optimizer=OptimizerConfig(learning_rate=0.0))
+    run(config)
+    assert len(read_records(tmp_path, "epoch")) == 1
+    run(replace(config, target_accuracy=target))
+    assert len(read_records(tmp_path, "epoch")) == epochs
+    assert (read_records(tmp_path, "final")[-1]["seconds_to_target"] is None) == (epochs == 2)
+
+
+@pytest.mark.parametrize("less", [{"epochs": 1, "max_steps": None}, {"max_steps": 5}])
+def test_a_run_that_is_told_to_do_less_than_it_has_done_is_done(
+    manifest: str, tmp_path: Path, less: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=3, max_steps=2 * STEPS + 1)
+    run(config)
+    before = (tmp_path / "config.json").read_text()
+    run(replace(config, **less))
+    assert f"after {2 * STEPS + 1} steps (2 epochs)" in capsys.readouterr().out.splitlines()[-1]
+    assert len(losses(tmp_path)) == 2 * STEPS + 1
+    assert (tmp_path / "config.json").read_text() == before
+
+
 @pytest.mark.parametrize("when", ["train step", "evaluation step"])
 def test_sigterm_saves_and_the_same_command_goes_on(
     manifest: str, undisturbed: Path, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
