@@ -229,7 +229,8 @@ def write(storage: Storage, blank: Commit, state: State, before_commit: Callable
 
 def _check_weights(state: State) -> None:
     # The update can spoil weights after a loss that was a number; every run that goes on from them would end.
-    bad = [name for name, value in state["model"].items() if value.is_floating_point() and not value.isfinite().all()]
+    weights = [*state["model"].items(), *(state.get("ema") or {}).items()]
+    bad = [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]
     if bad:
         raise NotFinite(
             f"{len(bad)} weights of step {state['step']} are not finite, {bad[0]!r} first; lower the learning rate, or "

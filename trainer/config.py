@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import math
 import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -123,19 +124,15 @@ class TrainConfig:
     regularize: RegularizeConfig = field(default_factory=RegularizeConfig)
 
     def __post_init__(self) -> None:
-        for name in (
-            "epochs",
-            "global_batch_size",
-            "accumulate",
-            "log_every_steps",
-            "keep_checkpoints",
-            "budget_bytes",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected at least 1")
+        _check_numbers(self)
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise ConfigError(
                 f"target_accuracy is {self.target_accuracy}, expected a share between 0 and 1, such as 0.76"
+            )
+        if self.image.train_crop == "pad" and self.image.pad >= self.image.size:
+            raise ConfigError(
+                f"image.pad is {self.image.pad}, expected less than image.size, {self.image.size}: a window may show "
+                "nothing of the image"
             )
         if self.profile_steps is not None and not 0 <= self.profile_steps[0] < self.profile_steps[1]:
             raise ConfigError(f"profile_steps is {self.profile_steps}, expected START:STOP with START before STOP")
@@ -145,6 +142,31 @@ class TrainConfig:
             raise ConfigError(
                 "fake_data reads no shard set, so it can't be given with a manifest; leave one of them out"
             )
+
+
+_AT_LEAST: dict[int, tuple[str, ...]] = {
+    1: (
+        "epochs", "global_batch_size", "accumulate", "max_steps", "log_every_steps", "checkpoint_every_steps",
+        "keep_checkpoints", "stall_timeout_s", "budget_bytes", "model.num_classes", "image.size", "image.eval_resize",
+    ),
+    0: ("image.pad", "schedule.warmup_epochs", "regularize.mixup", "regularize.cutmix", "regularize.clip_norm"),
+}  # fmt: skip
+_SHARES = ("regularize.label_smoothing", "regularize.ema_decay")
+
+
+def _check_numbers(config: TrainConfig) -> None:
+    """Raises ConfigError for a number that no run can have; None is for what is off."""
+    given = {key: found for key in keys(config) if (found := value(config, key)) is not None}
+    for key, found in given.items():
+        if isinstance(found, float) and not math.isfinite(found):
+            raise ConfigError(f"{key} is {found}, expected a finite number")
+    for least, names in _AT_LEAST.items():
+        for key in names:
+            if key in given and given[key] < least:
+                raise ConfigError(f"{key} is {given[key]}, expected at least {least}")
+    for key in _SHARES:
+        if key in given and not 0 <= given[key] < 1:
+            raise ConfigError(f"{key} is {given[key]}, expected a share from 0 to below 1")
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------

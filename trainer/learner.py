@@ -25,8 +25,7 @@ class Learner:
         self._runtime = runtime
         self._config = config
         net = model.build(config.model, num_classes, config.seed)
-        decay = config.regularize.ema_decay
-        ema = copy.deepcopy(net) if decay is not None else None
+        ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load(net, ema, state)
         moments = state["optimizer"] if state is not None else _fresh_moments(runtime, config, net)
@@ -87,10 +86,10 @@ class Learner:
         total = self._runtime.total(batch["weight"].sum()).clamp(min=1)
         rows = [self._pass(part, total) for part in _parts(batch, self._config.accumulate)]
         self._runtime.reduce_gradients(self._optimizer)
-        if self._config.regularize.clip_norm is not None:
+        if self._config.regularize.clip_norm:
             nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
         _update(self._optimizer, rate)
-        if self._average is not None and self._config.regularize.ema_decay is not None:
+        if self._average is not None and self._config.regularize.ema_decay:
             _average_in(self._average, self.net, self._config.regularize.ema_decay)
         return torch.stack(rows).sum(0)
 

@@ -73,7 +73,7 @@ def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> N
 def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:
     settings = ["image.size=8", "image.eval_resize=8", "image.pad=8"]
     assert configs.changed(configs.default(), settings).image.pad == 8  # another crop takes no padding
-    with pytest.raises(ConfigError, match="image.pad is 8, expected less than image.size, 8"):
+    with pytest.raises(ConfigError, match=r"image\.pad is 8, expected less than image\.size, 8"):
         configs.changed(configs.default(), [*settings, "image.train_crop=pad"])
 
 
