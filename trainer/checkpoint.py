@@ -9,6 +9,7 @@ state as `state-again.pt` beside the old one, so that at every moment one of the
 import io
 import pickle
 import queue
+import re
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
@@ -27,6 +28,8 @@ STATE: Final = "state.pt"
 STATE_AGAIN: Final = "state-again.pt"
 COMMIT = "commit.json"
 FORMAT = 1
+
+_IN_CHECKPOINT = re.compile(r"checkpoints/step-(\d{9}|[1-9]\d{9,})/")
 
 State = dict[str, Any]
 
@@ -53,6 +56,12 @@ def folder_of(step: int) -> str:
     return f"{FOLDER}step-{step:09d}/"
 
 
+def _step_of(name: str) -> int | None:
+    """The step of the checkpoint that a file belongs to; None if its folder has not the very name of one."""
+    match = _IN_CHECKPOINT.match(name)
+    return int(match[1]) if match else None
+
+
 def encode(state: State) -> bytes:
     """The bytes of a state file."""
     buffer = io.BytesIO()
@@ -71,10 +80,21 @@ def decode(data: bytes, where: str) -> State:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def commits(storage: Storage, folder: str = FOLDER) -> list[Commit]:
-    """The finished checkpoints of a run folder, oldest first."""
-    names = [stat.name for stat in storage.list(folder) if stat.name.endswith("/" + COMMIT)]
-    return sorted((_read_commit(storage, name) for name in names), key=lambda commit: commit.step)
+def steps(storage: Storage) -> list[int]:
+    """The steps at which a run folder has a checkpoint with a mark, whatever its state; oldest first."""
+    names = [stat.name for stat in storage.list(FOLDER)]
+    return sorted(step for name in names if (step := _step_of(name)) is not None and name == folder_of(step) + COMMIT)
+
+
+def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[Commit]:
+    """The finished checkpoints of a run folder, oldest first; those with a damaged mark are passed over, and told."""
+    found = []
+    for step in steps(storage):
+        try:
+            found.append(_read_commit(storage, folder_of(step) + COMMIT))
+        except CheckpointError as error:
+            warn(f"{error}; passed over")
+    return found
 
 
 def read(storage: Storage, commit: Commit, folder: str | None = None) -> State:
@@ -94,35 +114,33 @@ def read(storage: Storage, commit: Commit, folder: str | None = None) -> State:
     return decode(data, where)
 
 
-def newest(storage: Storage, warn: Any) -> tuple[Commit, State] | None:
+def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[Commit, State] | None:
     """The newest whole checkpoint of a run folder, None if there never was one.
 
     Damaged ones are passed over with a warning. Raises CheckpointError if there are checkpoints and none is whole.
     """
-    found = commits(storage)
-    for commit in reversed(found):
+    for commit in reversed(commits(storage, warn)):
         try:
             return commit, read(storage, commit)
         except CheckpointError as error:
             warn(f"{error}; trying the one before it")
-    if found:
+    if count := len(steps(storage)):
         raise CheckpointError(
-            f"{storage.url}/{FOLDER}: none of {len(found)} checkpoints is whole; begin anew in another --run-dir"
+            f"{storage.url}/{FOLDER}: none of {count} checkpoints is whole; begin anew in another --run-dir"
         )
     return None
 
 
-def at(storage: Storage, warn: Any) -> tuple[Commit, State]:
+def at(storage: Storage, warn: Callable[[str], None]) -> tuple[Commit, State]:
     """The checkpoint that a URL means: that folder itself, or the newest whole one of a run folder."""
     try:
         commit = _read_commit(storage, COMMIT)
+        return commit, read(storage, commit, folder="")
     except NotFound:
         found = newest(storage, warn)
         if found is None:
             raise CheckpointError(f"{storage.url}: neither a checkpoint nor a run folder with checkpoints") from None
         return found
-    try:
-        return commit, read(storage, commit, folder="")
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}; name another checkpoint, or its run folder for the newest whole one"
@@ -148,8 +166,8 @@ def _read_commit(storage: Storage, name: str) -> Commit:
     data = storage.read(name)
     try:
         return msgspec.json.decode(data, type=Commit)
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error}); delete that checkpoint") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
 
 
 def crc_of(data: bytes) -> str:
@@ -239,19 +257,22 @@ def _check_weights(state: State) -> None:
 
 
 def _standing(storage: Storage, folder: str) -> str | None:
-    """The state file of the checkpoint that stands there, None if there is none."""
+    """The state file of the checkpoint that stands there, None if there is none or its mark is damaged."""
     try:
         return _read_commit(storage, folder + COMMIT).state
-    except NotFound:
+    except (NotFound, CheckpointError):
         return None
 
 
 def retain(storage: Storage, keep: int) -> None:
-    """Deletes all but the newest `keep` checkpoints and the best, and what never was committed."""
+    """Deletes all checkpoints but the newest `keep` and the best, and what has no mark or a damaged one.
+
+    What has not the name of a checkpoint, such as a copy that a user keeps, stays.
+    """
     found = commits(storage)
     kept = {commit.step for commit in [*found[-keep:], *filter(None, [best(found)])]}
-    folders = {folder_of(step) for step in kept}
-    doomed = [stat.name for stat in storage.list(FOLDER) if not stat.name.startswith(tuple(folders))]
+    names = [stat.name for stat in storage.list(FOLDER)]
+    doomed = [name for name in names if (step := _step_of(name)) is not None and step not in kept]
     # Commits first: a kill in between leaves a state without a commit, never the reverse.
     for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         storage.delete(name)

@@ -81,5 +81,5 @@ def _chosen(config: TrainConfig) -> tuple[checkpoint.Commit, dict[str, Any]]:
     if config.resume not in ("auto", "never"):
         return checkpoint.at(open_storage(config.resume), print)
     storage = open_storage(config.run_dir)
-    commit = checkpoint.best(checkpoint.commits(storage))
+    commit = checkpoint.best(checkpoint.commits(storage, print))
     return (commit, checkpoint.read(storage, commit)) if commit else checkpoint.at(storage, print)

@@ -116,7 +116,7 @@ def read(storage: Storage) -> Run:
         started=_noting(problems, lambda: _started(storage, hosts), None),
         hosts=_noting(problems, lambda: [_host(storage, name) for name in hosts[:MAX_HOSTS]], []),
         num_hosts=len(hosts),
-        checkpoints=_noting(problems, lambda: checkpoint.commits(storage), []),
+        checkpoints=_noting(problems, lambda: checkpoint.commits(storage, problems.append), []),
         problems=problems,
     )
 

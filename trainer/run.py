@@ -282,10 +282,10 @@ class Run:
             return checkpoint.newest(self.folder.storage, self.log.note)
         if self.config.resume != "never":
             return checkpoint.at(open_storage(self.config.resume), self.log.note)
-        there = checkpoint.commits(self.folder.storage)
-        if there:
+        steps = checkpoint.steps(self.folder.storage)
+        if steps:
             raise ConfigError(
-                f"{self.config.run_dir} holds a run up to step {there[-1].step}; --resume never would mix "
+                f"{self.config.run_dir} holds a run up to step {steps[-1]}; --resume never would mix "
                 "two runs; take another --run-dir, or --resume auto"
             )
         return None

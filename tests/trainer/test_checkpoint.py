@@ -1,5 +1,6 @@
 import io
 import pickle
+import shutil
 import uuid
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from shardset.errors import StorageError, TransientError
+from shardset.errors import TransientError
 from shardset.storage import MemoryStorage, Storage, Writer, open_storage
 from trainer import checkpoint
 from trainer.errors import CheckpointError
@@ -275,7 +276,58 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == ""
 
 
-def test_a_commit_that_is_no_commit_is_named(storage: Storage) -> None:
+BAD_MARKS = [b"", b"{}", b"garbage", b'{"format": 1', b'{"format": 1, "crc32c": "\xe1"}']
+
+
+@pytest.mark.parametrize("mark", BAD_MARKS)
+def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: bytes) -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5, 12, top1={5: 0.5, 12: 0.9})
+    put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
+    for read in (checkpoint.newest, checkpoint.at):
+        warnings: list[str] = []
+        commit, state = read(storage, warnings.append) or (None, {})
+        assert commit is not None
+        assert (commit.step, state["step"]) == (5, 5)
+        assert len(warnings) == 1
+        assert "step-000000012/commit.json: not a commit mark" in warnings[0]
+    best = checkpoint.best(checkpoint.commits(storage))
+    assert best is not None
+    assert best.step == 5
+
+
+def test_a_checkpoint_whose_mark_is_damaged_is_replaced_and_goes_with_the_old_ones() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5, 12)
+    for step in (5, 12):
+        put(storage, checkpoint.folder_of(step) + checkpoint.COMMIT, b"")
+    saved(storage, 12, 20, keep=2)
+    assert [commit.step for commit in checkpoint.commits(storage, unexpected)] == [12, 20]
+    assert checkpoint.steps(storage) == [12, 20]
+
+
+def test_damaged_marks_alone_are_an_error_and_no_fresh_start(storage: Storage) -> None:
     put(storage, checkpoint.folder_of(5) + checkpoint.COMMIT, b"{}")
-    with pytest.raises((CheckpointError, StorageError), match=r"commit\.json"):
-        checkpoint.commits(storage)
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole; begin anew in another --run-dir"):
+        checkpoint.newest(storage, [].append)
+
+
+def test_a_damaged_mark_of_a_checkpoint_that_was_asked_for_by_name_is_an_error(tmp_path: Path) -> None:
+    saved(open_storage(str(tmp_path)), 5, 12)
+    folder = tmp_path / checkpoint.folder_of(12)
+    (folder / checkpoint.COMMIT).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"commit\.json: not a commit mark .*; name another checkpoint"):
+        checkpoint.at(open_storage(str(folder)), unexpected)
+
+
+def test_a_copy_that_a_user_keeps_beside_the_checkpoints_is_none_of_them_and_stays(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    saved(storage, 5)
+    for copy in ("checkpoints/step-000000005.keep", "checkpoints/best", "checkpoints/step-5"):
+        shutil.copytree(tmp_path / checkpoint.folder_of(5), tmp_path / copy)
+    (tmp_path / "checkpoints/notes.txt").write_text("kept by hand")
+    before = {stat.name for stat in storage.list()}
+    saved(storage, 12, 20, keep=2)
+    after = {stat.name for stat in storage.list()}
+    assert before - after == {checkpoint.folder_of(5) + name for name in (checkpoint.STATE, checkpoint.COMMIT)}
+    assert [commit.step for commit in checkpoint.commits(storage)] == [12, 20]

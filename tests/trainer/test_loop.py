@@ -288,6 +288,23 @@ def test_a_cut_checkpoint_costs_only_the_steps_since_the_one_before(
     assert "trying the one before" in (tmp_path / "logs/host-000.log").read_text()
 
 
+def test_a_run_and_an_evaluation_pass_over_a_checkpoint_whose_mark_is_damaged(
+    manifest: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tiny_config(manifest, tmp_path)
+    run(replace(config, max_steps=STEPS + 2))
+    (tmp_path / checkpoint.folder_of(STEPS + 2) / checkpoint.COMMIT).write_bytes(b"")
+    capsys.readouterr()
+    runtime.launch(config, loop.evaluate_checkpoint)
+    warning, result = capsys.readouterr().out.splitlines()
+    assert "commit.json: not a commit mark" in warning
+    assert result.startswith(f"step {STEPS}: accuracy")
+    with pytest.raises(ConfigError, match=f"holds a run up to step {STEPS + 2}"):
+        run(replace(config, resume="never"))
+    run(config)
+    assert losses(tmp_path) == losses(undisturbed)
+
+
 # --- stopping --------------------------------------------------------------------------------------------------------
 
 
