@@ -7,12 +7,11 @@ goes to the local disk: nothing here waits for a network.
 import contextlib
 import dataclasses
 import datetime
-import heapq
 import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from shardset.storage import Storage
+from trainer import loglines
 
 METRICS = "metrics.jsonl"
 LOGS = "logs/"
@@ -286,13 +286,7 @@ def _now() -> datetime.datetime:
 def merged_logs(storage: Storage) -> Iterator[str]:
     """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`."""
     found = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
-    return heapq.merge(*(_host_lines(storage.read(name), host) for host, name in found))
-
-
-def _host_lines(data: bytes, host: str) -> Iterable[str]:
-    for line in data.decode("utf-8", "replace").splitlines():
-        moment, _, text = line.partition(" ")
-        yield f"{moment} host-{host} {text}"
+    return loglines.merged((f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in found)
 
 
 def records(data: bytes) -> list[dict[str, Any]]:

@@ -109,6 +109,18 @@ def test_merged_logs_are_in_the_order_of_time() -> None:
     ]
 
 
+def test_an_entry_of_several_lines_stays_whole_between_those_of_other_hosts() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    for host in (0, 1):
+        entries = [f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)]
+        with storage.writer(metrics.log_name(host)) as writer:
+            writer.write("".join(entries).encode())
+    texts = ("trainer: {", " },", "}")
+    assert list(metrics.merged_logs(storage)) == [
+        f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}" for moment in (1, 2, 3, 4) for text in texts
+    ]
+
+
 def test_what_a_resumed_run_wrote_again_counts_once_and_a_cut_line_not_at_all() -> None:
     lines = [{"kind": "step", "global_step": step, "loss": loss} for step, loss in ((0, 1.0), (1, 2.0), (1, 3.0))]
     data = "\n".join(json.dumps(line) for line in lines) + '\n{"kind": "st'

@@ -1,7 +1,6 @@
 """`python -m trainer tpu create|setup|doctor|train|logs|stop|delete`: arguments -> commands -> what follows."""
 
 import argparse
-import heapq
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shardset.errors import ConfigError
+from trainer import loglines
 from trainer.config import TrainConfig
 from trainer.errors import CloudError, Preempted
 from trainer.tpu import commands
@@ -35,8 +35,6 @@ NUM_LOOKS = 4
 
 NOT_SET_UP = 127
 """What a shell says where there is no such program."""
-
-_STAMP = re.compile(r"\d{4}-\d\d-\d\dT\S+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,17 +406,7 @@ class Ended:
 
 def merged_lines(files: Iterable[Path]) -> Iterator[str]:
     """The lines of all workers' logs by time, each as `TIME worker-0 TEXT`."""
-    return (line for _, line in heapq.merge(*(list(_stamped(file)) for file in files), key=lambda pair: pair[0]))
-
-
-def _stamped(file: Path) -> Iterator[tuple[str, str]]:
-    last = ""
-    for line in file.read_text(errors="replace").splitlines():
-        moment, _, text = line.partition(" ")
-        if not _STAMP.fullmatch(moment):
-            moment, text = last, line
-        last = moment
-        yield moment, f"{moment} worker-{file.stem} {text}"
+    return loglines.merged((f"worker-{file.stem}", file.read_text(errors="replace")) for file in files)
 
 
 def check_type(found: Seen, request: Request) -> None:
