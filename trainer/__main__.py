@@ -22,13 +22,14 @@ from trainer.tpu import cli as tpu
 COMMAND = "shardset-trainer"
 """The installed name of this program; a shell completes commands by name, so not `python -m trainer`."""
 
-OK, FAILED, USAGE, PREEMPTED = 0, 1, 2, 3
+OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 EXIT_CODES = """exit codes:
   0  done
   1  failed; the last line on stderr says why
   2  wrong usage
   3  asked to stop (SIGTERM), everything saved: the same command goes on from there
+  130  stopped by Ctrl-C: train goes on from the last checkpoint
 """
 
 # Flag, key of the config, help. Every other setting is changed by --set KEY=VALUE.
@@ -60,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return USAGE if isinstance(error, ConfigError) else FAILED
+    except KeyboardInterrupt:
+        goes_on = "; the same command goes on from the last checkpoint" if options.command is train else ""
+        print(f"stopped{goes_on}", file=sys.stderr)
+        return INTERRUPTED
     return OK
 
 

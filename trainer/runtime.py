@@ -9,7 +9,9 @@ import datetime
 import faulthandler
 import functools
 import importlib.util
+import multiprocessing
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -652,7 +654,15 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
     workers, own = _slice() if os.environ["PJRT_DEVICE"] == "TPU" else (["127.0.0.1"], 0)
     with tempfile.TemporaryDirectory() as folder, _guarded(workers, own):
         relay(Path(folder) / "asked to stop")
+        signal.signal(signal.SIGINT, _end_replicas)
         torch_xla.launch(_run_replica, args=(worker, config))
+
+
+def _end_replicas(*_: object) -> None:
+    """What Ctrl-C does: by itself each replica would go on to the end, in a thread that its process waits for."""
+    for child in multiprocessing.active_children():
+        child.kill()
+    raise KeyboardInterrupt
 
 
 def _run_replica(index: int, worker: Worker, config: TrainConfig) -> None:

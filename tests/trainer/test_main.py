@@ -1,13 +1,19 @@
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from shardset.storage import open_storage
 from shardset.version import __version__
 from tests.makers.training import losses, shard_set
 from trainer import __main__ as command
+from trainer import checkpoint
 from trainer.config import RECIPES
 
 
@@ -95,6 +101,38 @@ def test_a_manifest_of_another_version_is_refused(
     errors = capsys.readouterr().err
     assert "version 99 is newer than this program reads" in errors
     assert errors.count("\n") == 1
+
+
+def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, str]:
+    """Exit code and stderr of a command that gets a Ctrl-C once it has begun."""
+    program = subprocess.Popen(
+        [sys.executable, "-m", "trainer", *words],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        while program.poll() is None and not has_begun():
+            time.sleep(0.05)
+        os.killpg(program.pid, signal.SIGINT)  # as a terminal does
+        _, errors = program.communicate(timeout=60)
+    finally:
+        program.kill()
+    return program.returncode, errors
+
+
+@pytest.mark.parametrize("strategy", ["single", pytest.param("replica", marks=pytest.mark.slow)])
+def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_command_goes_on(
+    strategy: str, manifest: str, tmp_path: Path
+) -> None:
+    words = ["train", *tiny(manifest, tmp_path), "--epochs", "1000"]
+    code, errors = interrupted(
+        [*words, "--strategy", strategy], lambda: bool(checkpoint.steps(open_storage(str(tmp_path))))
+    )
+    assert code == command.INTERRUPTED
+    assert errors.endswith("stopped; the same command goes on from the last checkpoint\n")
+    assert "Traceback" not in errors
+    saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
+    assert command.main([*words, "--max-steps", str(saved + 1)]) == command.OK
+    assert len(losses(tmp_path)) > saved
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
