@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from shardset.errors import ConfigError
 from shardset.permutation import derive_key
 from trainer import augment, metrics, model
 from trainer.config import TrainConfig
+from trainer.errors import CheckpointError
 from trainer.runtime import STATIC_OPTIMIZERS, Runtime
 
 Batch = dict[str, torch.Tensor]
@@ -25,9 +27,10 @@ class Learner:
         self._runtime = runtime
         self._config = config
         net = model.build(config.model, num_classes, config.seed)
+        model.check_size(net, config.model.name, config.image.size)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
-            _load(net, ema, state)
+            _load(net, ema, state, config.model.name)
         moments = state["optimizer"] if state is not None else _fresh_moments(runtime, config, net)
         self.net = runtime.place(net)
         self._average = None if ema is None else runtime.place(ema)
@@ -159,11 +162,18 @@ def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
         old.lerp_(new, 1 - decay) if old.is_floating_point() else old.copy_(new)
 
 
-def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any]) -> None:
-    net.load_state_dict(state["model"])
-    if average is not None:
-        # A checkpoint without averages: they start from its weights.
-        average.load_state_dict(state["ema"] or state["model"])
+def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any], name: str) -> None:
+    try:
+        net.load_state_dict(state["model"])
+        if average is not None:
+            # A checkpoint without averages: they start from its weights.
+            average.load_state_dict(state["ema"] or state["model"])
+    except RuntimeError as error:
+        reasons = textwrap.shorten(str(error), 300, placeholder=" ...")
+        raise CheckpointError(
+            f"the checkpoint's weights are not of this model, {name!r}: {reasons}; it has changed since, or give the "
+            "--model that the run had"
+        ) from error
 
 
 def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]] | None) -> None:

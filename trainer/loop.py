@@ -11,7 +11,7 @@ from trainer.data import Batches, open_data, steps_of
 from trainer.feed import Feed
 from trainer.learner import Learner
 from trainer.metrics import Totals
-from trainer.run import Run, check_batch, check_evaluation
+from trainer.run import Run, check_batch, check_evaluation, model_of
 from trainer.runtime import Runtime
 
 EVAL_ROWS = 16
@@ -61,6 +61,7 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     check_batch(config, runtime)
     data = open_data(config, runtime.host, runtime.num_hosts)
     commit, state = _chosen(config)
+    checkpoint.check_identity(commit.identity, model_of(config, data), f"step {commit.step}")
     learner = Learner(runtime, config, data.num_classes, state)
     start = time.perf_counter()
     totals = evaluate(runtime, learner, data.evaluation, lambda: False) or Totals()

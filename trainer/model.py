@@ -10,7 +10,7 @@ import timm
 import torch
 from timm.layers import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
 
 from shardset.errors import ConfigError
@@ -43,6 +43,10 @@ def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
 
 def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
     """timm's optimizer of that name; biases and norms get no weight decay. Raises ConfigError for an unknown name."""
+    if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:
+        raise ConfigError(
+            f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
+        )
     # A device step count: with one on the host, Adam's bias correction is a constant of the compiled graph.
     options: dict[str, Any] = {}
     if config.name in ("adam", "adamw", "nadam") and on_accelerator(model):
@@ -58,6 +62,17 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
         )
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"optimizer {config.name!r}: {error}; see timm.optim.list_optimizers()") from error
+
+
+def check_size(model: Any, name: str, size: int) -> None:
+    """Raises ConfigError where timm's model takes images of one size only and that is another one."""
+    patches: Any = getattr(model, "patch_embed", None)
+    if getattr(patches, "strict_img_size", False) and patches.img_size not in (None, (size, size)):
+        height, width = patches.img_size
+        raise ConfigError(
+            f"model {name!r} takes images of {height}x{width} only, but image.size is {size}; give that size, or a "
+            "model that takes any"
+        )
 
 
 def on_accelerator(model: nn.Module) -> bool:
@@ -96,9 +111,19 @@ def _of_function(name: str, num_classes: int) -> nn.Module:
         build_model = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"model {name!r}: {error}; expected importable.module:function") from error
-    if "num_classes" not in inspect.signature(build_model).parameters:
-        raise ConfigError(f"model {name!r}: the function must take num_classes")
-    return build_model(num_classes=num_classes)
+    if not _takes_num_classes(build_model):
+        raise ConfigError(f"model {name!r}: expected a function that takes num_classes")
+    model = build_model(num_classes=num_classes)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {name!r}: the function returned a {type(model).__name__}, expected a torch.nn.Module")
+    return model
+
+
+def _takes_num_classes(build_model: Any) -> bool:
+    try:
+        return "num_classes" in inspect.signature(build_model).parameters
+    except (TypeError, ValueError):  # no function, or one that does not say what it takes
+        return False
 
 
 def _small_stem(model: Any, name: str) -> None:

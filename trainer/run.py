@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import astuple, replace
 from types import TracebackType
 from typing import Any
 
@@ -308,6 +308,8 @@ class Run:
         # What all hosts saw of this epoch before is counted once, by the first.
         if saved and self.runtime.is_master:
             self.seen = Counted(*saved["seen"])
+        # Of all hosts already. An older checkpoint has none: its epoch's record is of what comes after it.
+        self.epoch_totals = Totals(*position.get("epoch_totals", ()))
 
     def _start_counting(self) -> None:
         self.seen = Counted()
@@ -334,6 +336,7 @@ class Run:
             "step_in_epoch": step,
             "closed_epochs": self.closed,
             "seen": [seen.samples, seen.digest],
+            "epoch_totals": list(astuple(self.epoch_totals)),
             "best_top1": self.best,
             "best_epoch": self.best_epoch,
             "last_top1": self.last_top1,
@@ -510,9 +513,15 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
         "train_split": config.train_split,
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
-        "model": f"{config.model.name} stem={config.model.stem} norm={config.model.norm} classes={data.num_classes}",
+        **model_of(config, data),
         "optimizer": config.optimizer.name,
     }
+
+
+def model_of(config: TrainConfig, data: Data) -> dict[str, Any]:
+    """What a checkpoint must have in common with who evaluates it."""
+    model = config.model
+    return {"model": f"{model.name} stem={model.stem} norm={model.norm} classes={data.num_classes}"}
 
 
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:

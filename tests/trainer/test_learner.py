@@ -8,10 +8,12 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
+from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
 from trainer import model
 from trainer.augment import Normalize
 from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.errors import CheckpointError
 from trainer.learner import Learner
 from trainer.runtime import Single
 
@@ -173,3 +175,15 @@ def test_a_rate_that_is_a_tensor_gives_the_steps_of_one_that_is_a_number(name: s
         for learner in learners:
             learner.train_step(batch_of(6, seed=step), rate, key=step)
     torch.testing.assert_close(*(weights(learner.net) for learner in learners), rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> None:
+    state = Learner(Single("fp32"), config_of(), CLASSES + 1, None).state()
+    with pytest.raises(CheckpointError, match=r"not of this model, .*:linear.: .*size mismatch for 1\.weight") as error:
+        Learner(Single("fp32"), config_of(), CLASSES, state)
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_for_another_size_of_images_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"takes images of 224x224 only, but image\.size is 8"):
+        learner_of(model=ModelConfig(name="vit_tiny_patch16_224"))

@@ -230,6 +230,16 @@ def test_a_finished_run_stays_finished(manifest: str, tmp_path: Path) -> None:
     assert len(losses(tmp_path)) == STEPS
 
 
+def test_an_epochs_record_is_of_the_whole_epoch_also_after_a_resume(
+    manifest: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=1)
+    run(replace(config, max_steps=3))
+    run(config)
+    (cut,), whole = read_records(tmp_path, "epoch"), read_records(undisturbed, "epoch")[0]
+    assert [cut[name] for name in ("samples", "loss", "top1")] == [whole[name] for name in ("samples", "loss", "top1")]
+
+
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
@@ -533,3 +543,11 @@ def test_an_evaluation_by_command_gives_the_accuracy_of_the_best_checkpoint(
     runtime.launch(tiny_config(manifest, undisturbed), loop.evaluate_checkpoint)
     best = max(record["top1"] for record in read_records(undisturbed, "eval"))
     assert f"accuracy {best:.4f}" in capsys.readouterr().out
+
+
+def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(manifest: str, undisturbed: Path) -> None:
+    other = ModelConfig(name="trainer.model:tiny_groupnorm")
+    with pytest.raises(
+        CheckpointError, match=rf"step \d+: .*model is 'trainer.model:tiny_resnet .* and '{other.name} "
+    ):
+        runtime.launch(tiny_config(manifest, undisturbed, model=other), loop.evaluate_checkpoint)

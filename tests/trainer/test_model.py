@@ -7,6 +7,10 @@ from trainer import model
 from trainer.config import ModelConfig, OptimizerConfig
 
 
+def no_model(num_classes: int) -> str:
+    return "no model"
+
+
 def count(net: nn.Module, kind: type[nn.Module]) -> int:
     return sum(isinstance(module, kind) for module in net.modules())
 
@@ -39,6 +43,9 @@ def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
         (ModelConfig(name="no.such.module:function"), "importable"),
         (ModelConfig(name="trainer.model:nothing"), "importable"),
         (ModelConfig(name="trainer.model:on_accelerator"), "num_classes"),
+        (ModelConfig(name="builtins:dict"), "num_classes"),
+        (ModelConfig(name="trainer.model:DEFAULT_CLASSES"), "num_classes"),
+        (ModelConfig(name="tests.trainer.test_model:no_model"), "returned a str"),
         (ModelConfig(name="vit_tiny_patch16_224", stem="cifar"), "conv1"),
     ],
 )
@@ -52,6 +59,11 @@ def test_norms_and_biases_get_no_weight_decay() -> None:
     groups = model.optimizer(OptimizerConfig(weight_decay=0.1), net).param_groups
     decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
     assert decayed == {id(parameter) for parameter in net.parameters() if parameter.dim() > 1}
+
+
+def test_an_optimizer_that_needs_second_derivatives_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'adahessian': .* second derivatives"):
+        model.optimizer(OptimizerConfig(name="adahessian"), model.tiny_resnet(10))
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
