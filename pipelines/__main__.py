@@ -130,7 +130,9 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
     where.add_argument("--holdout", type=_shares, default={}, metavar="SPLIT=FRACTION",
                        help="put this share of the samples into a split of its own, chosen by their names")  # fmt: skip
-    where.add_argument("--overwrite", action="store_true", help="replace what stands at the output")
+    where.add_argument(
+        "--overwrite", action="store_true", help="replace the shard set at the output, or start an unfinished one over"
+    )
     where.add_argument("--only-shards", type=_slots, default=frozenset(), metavar="SPLIT:0,4-7",
                        help="write only these; mends those of a finished set that are missing or damaged")  # fmt: skip
     where.add_argument("--dry-run", action="store_true", help="print the arithmetic and write nothing")

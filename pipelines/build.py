@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import PipelineState
 
-from pipelines import dataflow, errors_from_beam, forkserver, sources, workers
+from pipelines import dataflow, errors_from_beam, forkserver, replacing, sources, workers
 from pipelines.config import BuildConfig
 from pipelines.forkserver import ForkServer
 from pipelines.job import (
@@ -28,6 +28,7 @@ from pipelines.job import (
     Job,
     PlanFile,
     UnitLine,
+    copy,
     describe_build,
     differences,
     put,
@@ -182,22 +183,34 @@ def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[
     with explained(f"the temporary folder {tempfile.gettempdir()}"), tempfile.TemporaryFile() as units:
         digest, lines = write_units(survey, units)
         file = describe_build(config, survey, digest, suffix="")
-        file = _begin(config, output, file, units)
+        file = _begin(config, output, file, units, (source.input, survey.objects))
     return Job(config=config, source=source, output=output, suffix=file.suffix), file, lines
 
 
-def _begin(config: BuildConfig, output: Storage, file: BuildFile, units: IO[bytes]) -> BuildFile:
-    """Lays down the survey and what is built, unless a build of the same stands there; returns it with its suffix."""
+def _begin(
+    config: BuildConfig, output: Storage, file: BuildFile, units: IO[bytes], read: tuple[Storage, Iterable[str]]
+) -> BuildFile:
+    """Lays down the survey and what is built, unless a build of the same stands there; returns it with its suffix.
+
+    What an earlier build left unfinished goes; a set that is to be replaced stays. ConfigError, with nothing removed,
+    if any of it is `read` by this build: objects of its input.
+    """
     old = read_record(output, naming.BUILD, BuildFile)
     changed = differences(old, file) if old else []
     stands = _exists(output, naming.MANIFEST)
     output.sweep()
     if old and not changed:
         return msgspec.structs.replace(file, suffix=old.suffix)
-    _refuse_what_stands(config, output, stands, changed)
+    _refuse_what_stands(config, output, stands, begun=old is not None, changed=changed)
+    replaced = replacing.files_of(replacing.manifest_at(output, naming.MANIFEST))
+    left = replacing.left_behind(output) - replaced
+    replacing.refuse_input(output, replaced | left, *read)
+    replacing.remove(output, left)
+    replacing.remove(output, [found.name for found in output.list(naming.PLAN_FOLDER) if naming.is_plan(found.name)])
+    if stands:
+        copy(output, naming.MANIFEST, naming.REPLACED)
     suffix = "-" + hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:8] if stands else ""
     file = msgspec.structs.replace(file, suffix=suffix)
-    _clear(output, keep_shards=stands)
     with output.writer(naming.SURVEY) as out:
         units.seek(0)
         while piece := units.read(_PIECE):
@@ -290,34 +303,27 @@ def _is_wanted(slot: tuple[str, int], wanted: frozenset[tuple[str, int]]) -> boo
     return not wanted or tuple(slot) in wanted
 
 
-def _refuse_what_stands(config: BuildConfig, output: Storage, stands: bool, changed: Sequence[str]) -> None:
-    if config.overwrite:
-        return
+def _refuse_what_stands(
+    config: BuildConfig, output: Storage, stands: bool, *, begun: bool, changed: Sequence[str]
+) -> None:
     why = f" ({'; '.join(changed)})" if changed else ""
-    if stands:
+    if stands and not config.overwrite:
         raise ConfigError(
             f"{output.url}: another shard set stands there{why}; give another --output, or --overwrite to replace it"
         )
-    if changed:
+    if changed and not config.overwrite:
         raise ConfigError(
             f"{output.url}: an unfinished build stands there{why}; finish it with its own options, "
             "give another --output, or --overwrite to start over"
         )
+    if stands or begun:
+        return
     foreign = next((found.name for found in output.list() if naming.is_shard_file(found.name)), None)
     if foreign:
         raise ConfigError(
-            f"{output.url}: {foreign} stands there without a manifest or plan; move it away, give another --output, "
-            "or --overwrite to delete such files"
+            f"{output.url}: {foreign} stands there without a manifest or plan, so whose it is can't be told; "
+            "move such files away or give another --output (--overwrite leaves them alone)"
         )
-
-
-def _clear(output: Storage, *, keep_shards: bool) -> None:
-    for found in list(output.list(naming.PLAN_FOLDER)):
-        output.delete(found.name)
-    if not keep_shards:
-        for found in list(output.list()):
-            if naming.is_shard_file(found.name):
-                output.delete(found.name)
 
 
 def _exists(output: Storage, name: str) -> bool:

@@ -7,8 +7,9 @@ from typing import IO
 
 import msgspec
 
+from pipelines import replacing
 from pipelines.encoding import ImageOptions, libraries
-from pipelines.job import Job, PlanFile, read_record
+from pipelines.job import Job, PlanFile, copy, read_record
 from pipelines.parts import Part, read_parts
 from pipelines.planning import SplitPlan
 from pipelines.writing import ShardRecord
@@ -20,8 +21,6 @@ from shardset.permutation import ORDER_VERSION
 from shardset.storage import ABSENT, Storage, explained
 from shardset.version import __version__
 
-_PIECE = 8 * 2**20
-
 
 def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
     """Publishes the manifest if that many are all shards, and returns its digest; None if only some were asked for.
@@ -30,11 +29,10 @@ def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
     """
     if num_finished != sum(split.num_shards for split in plan.splits.values()):
         return None
-    _copy(job.output, naming.REJECTED, naming.quarantine_path(job.suffix))
+    copy(job.output, naming.REJECTED, naming.quarantine_path(job.suffix))
     whole = read_record(job.output, naming.PLAN, PlanFile)  # `plan` travels without its classes
     digest = write_manifest(job, whole, {name: read_records(job, plan, name) for name in plan.splits})
-    if job.suffix:
-        _remove_replaced(job, plan)
+    _remove_replaced(job.output)
     return digest
 
 
@@ -129,23 +127,9 @@ def _publish(job: Job, pieces: Iterable[bytes]) -> None:
         ) from error
 
 
-def _copy(output: Storage, name: str, to: str) -> None:
-    """One object under another name, a piece after the other."""
-    num_bytes = output.stat(name).num_bytes
-    with output.writer(to) as out:
-        for start in range(0, num_bytes, _PIECE):
-            out.write(output.read(name, start, min(start + _PIECE, num_bytes)))
-
-
-def _remove_replaced(job: Job, plan: PlanFile) -> None:
-    job.output.delete(naming.REPORT)  # it is about the old set
-    # Their suffix is of this build: nobody else's shards are there.
-    folders = {job.folder(split) for split in plan.splits}
-    old = [
-        found.name
-        for found in job.output.list()
-        if (naming.is_shard_file(found.name) and found.name.rpartition("/")[0] not in folders)
-        or (naming.is_quarantine(found.name) and found.name != naming.quarantine_path(job.suffix))
-    ]
-    for name in old:
-        job.output.delete(name)
+def _remove_replaced(output: Storage) -> None:
+    """Removes the files of the set that this one replaced; what is to be removed is forgotten last, so a rerun can."""
+    old = replacing.manifest_at(output, naming.REPLACED)
+    if old:
+        replacing.remove(output, [naming.REPORT, *replacing.files_of(old)])  # the report is about the old set
+        output.delete(naming.REPLACED)

@@ -19,6 +19,14 @@ from shardset.version import __version__
 PLAN_VERSION = 4
 """Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
 
+START_OVER = (
+    f"remove {naming.PLAN_FOLDER} at the output (and the shards, if no manifest stands there), "
+    "then build again with --overwrite"
+)
+"""What to do about a file of the plan that is damaged or missing."""
+
+_PIECE = 8 * 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -136,8 +144,7 @@ def read_record(output: Storage, name: str, kind: type) -> Any:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"{output.url}/{name}: not readable ({error}); it is damaged or of another version: "
-            f"remove {output.url}/{naming.PLAN_FOLDER}, then build again with --overwrite"
+            f"{output.url}/{name}: not readable ({error}); it is damaged or of another version: {START_OVER}"
         ) from error
 
 
@@ -145,3 +152,11 @@ def put(output: Storage, name: str, data: bytes | memoryview, *, if_generation: 
     """One whole object."""
     with output.writer(name, if_generation=if_generation) as out:
         out.write(data)
+
+
+def copy(output: Storage, name: str, to: str) -> None:
+    """One object under another name, a piece after the other."""
+    num_bytes = output.stat(name).num_bytes
+    with output.writer(to) as out:
+        for start in range(0, num_bytes, _PIECE):
+            out.write(output.read(name, start, min(start + _PIECE, num_bytes)))

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.job import START_OVER
 from pipelines.sources.base import Extent
-from shardset import arrow, naming
+from shardset import arrow
 from shardset.errors import ConfigError
 from shardset.originals import REFERENCE, Origin
 from shardset.permutation import hash64
@@ -29,7 +30,6 @@ PLACED = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
 """A reference on its way to its shard."""
 
 _REJECTED = b"rejected"
-_START_OVER = f"it is damaged; remove {naming.PLAN_FOLDER} at the output, then build again with --overwrite"
 _WORD_BYTES = 8
 
 
@@ -181,4 +181,4 @@ def _read(data: bytes, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.Rec
     try:
         return arrow.from_bytes(data, schema, columns)
     except ValueError as error:
-        raise ConfigError(f"a table of the plan can't be read ({error}): {_START_OVER}") from error
+        raise ConfigError(f"a table of the plan can't be read ({error}): it is damaged; {START_OVER}") from error

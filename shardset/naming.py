@@ -17,6 +17,8 @@ PLAN = "plan/plan.json"
 REJECTED = "plan/rejected.jsonl"
 UNITS = "plan/units/"
 RECORDS = "plan/done/"
+REPLACED = "plan/replaced.json"
+"""The manifest of the set that a build replaces; its files go when the new manifest stands, and then it goes too."""
 PARTS = "plan/parts/"
 """What steps of one run leave for the next; removed at its end."""
 
@@ -29,7 +31,11 @@ _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
-_QUARANTINE = re.compile(r"quarantine(-[0-9a-f]+)?\.jsonl", re.ASCII)
+_PLAN = re.compile(
+    r"plan/((build|plan|replaced)\.json|(survey|rejected)\.jsonl|(units|summaries|parts|dropped|spool|shards|done)/"
+    r"[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
+    re.ASCII,
+)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -84,9 +90,9 @@ def quarantine_path(suffix: str = "") -> str:
     return f"quarantine{suffix}.jsonl"
 
 
-def is_quarantine(path: str) -> bool:
-    """Whether `path` is spelled like a list of rejected raw samples of ours."""
-    return _QUARANTINE.fullmatch(path) is not None
+def is_plan(path: str) -> bool:
+    """Whether `path` is spelled like a file of a build's plan."""
+    return _PLAN.fullmatch(path) is not None
 
 
 def shard_path(folder: str, split: str, number: int) -> str:

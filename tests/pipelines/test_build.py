@@ -51,7 +51,9 @@ def raw(tmp_path: Path) -> Path:
 
 
 def config_of(raw: Path, output: Path | str, **options: object) -> BuildConfig:
-    return BuildConfig(source="folder", input=str(raw), output=str(output), **{"num_shards": {"": 3}, **options})
+    return BuildConfig(
+        **{"source": "folder", "input": str(raw), "output": str(output), "num_shards": {"": 3}, **options}
+    )
 
 
 def built(config: BuildConfig) -> Manifest:
@@ -265,6 +267,57 @@ def test_while_a_set_is_replaced_the_old_one_stays_whole(raw, tmp_path):
     } | {Path(s.path).parent.name for s in new.split("test").shards}
 
 
+def test_overwrite_leaves_what_the_replaced_set_does_not_list(raw, tmp_path):
+    out = tmp_path / "out"
+    built(config_of(raw, out))
+    foreign = ["laion/part-000000.tar", "train/train-000099.tar", "quarantine-ab.jsonl", "plan/cat/1.png"]
+    for name in foreign:
+        add(out, name, b"precious")
+    new = built(config_of(raw, out, seed=5, overwrite=True))
+    ours = {shard.path for split in new.splits.values() for shard in split.shards}
+    assert {str(path.relative_to(out)) for path in out.rglob("*.tar")} == ours | {*foreign[:2]}
+    assert all((out / name).read_bytes() == b"precious" for name in foreign)
+
+
+def test_overwrite_leaves_tars_that_stand_without_a_manifest_or_plan(raw, tmp_path):
+    add(tmp_path / "out", "train/train-000000.tar", b"precious")
+    with pytest.raises(ConfigError, match=r"train/train-000000\.tar stands there without a manifest or plan"):
+        build(config_of(raw, tmp_path / "out", overwrite=True), HERE)
+    assert (tmp_path / "out" / "train" / "train-000000.tar").read_bytes() == b"precious"
+
+
+def test_overwrite_leaves_a_manifest_that_is_not_ours(raw, tmp_path):
+    add(tmp_path / "out", "manifest.json", b'{"name": "an app"}')
+    with pytest.raises(ManifestError, match="not a shardset manifest"):
+        build(config_of(raw, tmp_path / "out", overwrite=True), HERE)
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == b'{"name": "an app"}'
+
+
+@pytest.mark.parametrize("place", ["out", "out/train", ".", "link"])
+def test_a_set_that_is_the_input_is_not_overwritten(raw, tmp_path, place):
+    out = tmp_path / "sets" / "out"
+    built(config_of(raw, out))
+    (tmp_path / "sets" / "link").symlink_to(out)
+    if place == ".":
+        (tmp_path / "sets" / "link").unlink()
+    before = files_of(out)
+    config = config_of(tmp_path / "sets" / place, out, source="webdataset", overwrite=True)
+    with pytest.raises(ConfigError, match=r"-000000\.tar is read by this build.*another --output"):
+        build(config, HERE)
+    assert files_of(out) == before
+
+
+def test_what_an_unfinished_replacement_left_goes_when_another_is_begun(raw, tmp_path):
+    out = tmp_path / "out"
+    built(config_of(raw, out))
+    partly = config_of(raw, out, seed=1, overwrite=True, only_shards=frozenset({("train", 0)}))
+    build(partly, HERE)
+    new = built(config_of(raw, out, seed=2, overwrite=True))
+    ours = {shard.path for split in new.splits.values() for shard in split.shards}
+    assert {str(path.relative_to(out)) for path in out.rglob("*.tar")} == ours
+    assert not (out / naming.REPLACED).exists()
+
+
 def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
     """A build of which one shard is missing, as if `tool` had begun it."""
     config = config_of(raw, output)
@@ -290,9 +343,13 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
     config = unfinished(raw, tmp_path / "out")
     unit = tmp_path / "out" / naming.unit_path(0)
     unit.write_bytes(unit.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"remove plan/ at the output, then build again with --overwrite"):
+    with pytest.raises(ConfigError, match=r"remove plan/ at the output.*then build again with --overwrite"):
         build(config, HERE)
     shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
+    with pytest.raises(ConfigError, match="stands there without a manifest or plan"):
+        build(replace(config, overwrite=True), HERE)
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / "out" / split)
     build(replace(config, overwrite=True), HERE)
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 

@@ -1,0 +1,69 @@
+"""What a build may remove at its output: the files of the set that it replaces, and what an unfinished build left.
+
+Both are known by name, from a manifest or from `plan/`. Whatever else stands there is somebody else's and stays.
+"""
+
+import os
+from collections.abc import Iterable
+
+from pipelines.job import BuildFile, PlanFile, read_record
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ConfigError, ManifestError, NotFound
+from shardset.manifest import Manifest
+from shardset.storage import Storage
+
+
+def manifest_at(output: Storage, name: str) -> Manifest | None:
+    """The manifest that stands there, None if there is none; ManifestError if it does not say which files are its."""
+    try:
+        data = output.read(name)
+    except NotFound:
+        return None
+    try:
+        return manifests.parse(data, f"{output.url}/{name}")
+    except ManifestError as error:
+        raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
+
+
+def files_of(manifest: Manifest | None) -> set[str]:
+    """All files that a manifest lists; none if there is no manifest."""
+    if manifest is None:
+        return set()
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    return {manifest.quarantine.path, *(path for shard in shards for path in (shard.path, shard.index.path))}
+
+
+def left_behind(output: Storage) -> set[str]:
+    """The files that the build whose `plan/` stands there may have written, and those of a set that it replaced."""
+    found = files_of(manifest_at(output, naming.REPLACED))
+    build: BuildFile | None = read_record(output, naming.BUILD, BuildFile)
+    plan: PlanFile | None = read_record(output, naming.PLAN, PlanFile)
+    if not build or not plan:
+        return found
+    found.add(naming.quarantine_path(build.suffix))
+    for name, split in plan.splits.items():
+        shards = [naming.shard_path(name + build.suffix, name, number) for number in range(split.num_shards)]
+        found.update(shards, map(naming.index_path, shards))
+    return found
+
+
+def refuse_input(output: Storage, doomed: Iterable[str], source: Storage, objects: Iterable[str]) -> None:
+    """Raises ConfigError if one of the files to be removed is one of the input's objects."""
+    folder, mine = _place(output), {f"{_place(source)}/{name}" for name in objects}
+    for name in sorted(doomed):
+        if f"{folder}/{name}" in mine:
+            raise ConfigError(
+                f"{output.url}/{name} is read by this build, and --overwrite would remove it; choose another --output"
+            )
+
+
+def remove(output: Storage, names: Iterable[str]) -> None:
+    """Removes those of the files that stand there."""
+    for name in sorted(names):
+        output.delete(name)
+
+
+def _place(storage: Storage) -> str:
+    """The folder without the symbolic links on the way to it."""
+    return storage.url if "://" in storage.url else os.path.realpath(storage.url).rstrip("/")
