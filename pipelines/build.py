@@ -200,23 +200,27 @@ def _begin(
     stands = _exists(output, naming.MANIFEST)
     output.sweep()
     if old and not changed:
-        return msgspec.structs.replace(file, suffix=old.suffix)
+        return msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
     _refuse_what_stands(config, output, stands, begun=old is not None, changed=changed)
-    replaced = replacing.files_of(replacing.manifest_at(output, naming.MANIFEST))
-    left = replacing.left_behind(output) - replaced
-    replacing.refuse_input(output, replaced | left, *read)
+    replaced = replacing.manifest_at(output, naming.MANIFEST)
+    left = replacing.left_behind(output) - replacing.files_of(replaced)
+    replacing.refuse_input(output, replacing.files_of(replaced) | left, *read)
     replacing.remove(output, left)
     replacing.remove(output, [found.name for found in output.list(naming.PLAN_FOLDER) if naming.is_plan(found.name)])
-    if stands:
+    if replaced:
         copy(output, naming.MANIFEST, naming.REPLACED)
-    suffix = "-" + hashlib.sha256(msgspec.json.encode(file)).hexdigest()[:8] if stands else ""
-    file = msgspec.structs.replace(file, suffix=suffix)
+        file = msgspec.structs.replace(file, suffix=_suffix(file, replaced.digest))
     with output.writer(naming.SURVEY) as out:
         units.seek(0)
         while piece := units.read(_PIECE):
             out.write(piece)
     put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
     return file
+
+
+def _suffix(file: BuildFile, replaced: str) -> str:
+    """What keeps a build's folders apart from those of the set that it replaces, which may be of the same options."""
+    return "-" + hashlib.sha256(msgspec.json.encode([file, replaced])).hexdigest()[:8]
 
 
 def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:

@@ -121,7 +121,7 @@ def describe_build(config: BuildConfig, survey: Survey, digest: str, suffix: str
 
 
 def differences(old: BuildFile, new: BuildFile) -> list[str]:
-    """In which words two builds differ; the suffix is not one of them."""
+    """In which words two builds differ; suffix and notes, which no byte of a shard depends on, may differ."""
     found = [
         f"{name} was {old.options.get(name)!r} and is {new.options.get(name)!r}"
         for name in sorted({*old.options, *new.options})
@@ -131,7 +131,18 @@ def differences(old: BuildFile, new: BuildFile) -> list[str]:
         found.append(f"it was begun by {old.tool}, this is {new.tool}")
     if old.survey != new.survey:
         found.append("the input is not the same (names, sizes or generations changed)")
+    elif (was := old.classes or []) != (now := new.classes or []):
+        found.append(_difference_of_classes(was, now))
     return found
+
+
+def _difference_of_classes(old: list[ClassInfo], new: list[ClassInfo]) -> str:
+    if len(old) != len(new):
+        return f"there were {len(old)} classes and are {len(new)}"
+    was, now = next((was, now) for was, now in zip(old, new, strict=True) if was != now)
+    if was.name == now.name:
+        return f"class {was.name!r} had the WordNet id {was.wnid} and has {now.wnid}"
+    return f"class {was.label} was {was.name!r} and is {now.name!r}"
 
 
 def read_record(output: Storage, name: str, kind: type) -> Any:

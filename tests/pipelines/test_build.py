@@ -31,7 +31,7 @@ from shardset.storage import open_storage
 from shardset.tarindex import index_from_bytes
 from tests.makers import odd_images
 from tests.makers.cifar import cifar10, python_files, write_archive
-from tests.makers.folders import write_class_folders, write_images, write_jsonl
+from tests.makers.folders import write_class_folders, write_csv, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.stored import files_of, samples_of
 from tests.makers.tars import plain, tar_bytes
@@ -182,6 +182,29 @@ def test_a_rerun_finds_everything_finished_and_changes_nothing(raw, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.tar")} == before
 
 
+@pytest.mark.parametrize("output", ["out", "raw"])
+def test_another_file_beside_the_images_changes_nothing_of_a_finished_set(raw, tmp_path, output):
+    config = config_of(raw, tmp_path / output)
+    expected = built(config)
+    add(raw, "README.txt", b"hi")
+    again = build(config, HERE)
+    assert again.counters["shards_skipped"] == 6
+    assert manifests.load(config.output)[0] == expected
+
+
+def test_a_finished_set_whose_classes_have_other_names_now_is_another_set(raw, tmp_path):
+    def config_with(name: str) -> BuildConfig:
+        rows = [(f"train/{folder}/000.png", label) for folder, label in (("cat", name), ("dog", "dog"))]
+        listing = write_csv(raw / "list.csv", ["path", "label"], rows)
+        return config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
+
+    built(config_with("cat"))
+    with pytest.raises(ConfigError, match=r"another shard set stands there \(class 0 was 'cat' and is 'cot'\)"):
+        build(config_with("cot"), HERE)
+    manifest = built(replace(config_with("cot"), overwrite=True))
+    assert [info.name for info in manifest.classes] == ["cot", "dog"]
+
+
 @pytest.mark.parametrize("damage", ["missing", "flipped", "cut", "index missing"])
 def test_a_rerun_mends_a_damaged_shard_and_only_that(raw, tmp_path, damage):
     build(config_of(raw, tmp_path / "out"), HERE)
@@ -316,6 +339,17 @@ def test_what_an_unfinished_replacement_left_goes_when_another_is_begun(raw, tmp
     ours = {shard.path for split in new.splits.values() for shard in split.shards}
     assert {str(path.relative_to(out)) for path in out.rglob("*.tar")} == ours
     assert not (out / naming.REPLACED).exists()
+
+
+def test_a_replaced_set_can_be_built_anew_after_its_plan_was_removed(raw, tmp_path):
+    out = tmp_path / "out"
+    built(config_of(raw, out))
+    config = config_of(raw, out, seed=1, overwrite=True)
+    old = built(config)
+    shutil.rmtree(out / naming.PLAN_FOLDER)
+    (out / old.split("train").shards[1].path).write_bytes(b"damage")
+    built(config)
+    assert verify(str(out), deep=True).problems == ()
 
 
 def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
