@@ -24,6 +24,9 @@ from shardset.version import __version__
 COMMAND = "shardset-pipelines"
 """The installed name of this program; a shell completes commands by name, so not `python -m pipelines`."""
 
+MAX_RANGE = 1_000_000
+"""So many shards, at most, are one range of --only-shards."""
+
 EXIT_CODES = "exit codes: 0 done; 1 it failed or something is wrong with the data; 2 the command line is wrong"
 
 BUILD_EPILOG = f"""\
@@ -415,8 +418,12 @@ def _slots(text: str) -> frozenset[tuple[str, int]]:
         split, _, numbers = part.partition(":")
         for span in numbers.split(","):
             first, _, last = span.partition("-")
-            if not (split and first.isdigit() and (last or first).isdigit()):
-                _fail(text, "SPLIT:NUMBERS, for example train:0,4-7 (several splits separated by ;)")
+            numbered = split and first.isdigit() and (last or first).isdigit()
+            if not numbered or not 0 <= int(last or first) - int(first) < MAX_RANGE:
+                _fail(
+                    text,
+                    f"SPLIT:NUMBERS, for example train:0,4-7 (ranges go up, at most {MAX_RANGE} long; splits by ;)",
+                )
             found |= {(split, number) for number in range(int(first), int(last or first) + 1)}
     return frozenset(found)
 
