@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import planning, tables
-from pipelines.job import BuildFile, Job, PlanFile, put
+from pipelines.job import START_OVER, BuildFile, Job, PlanFile, put
 from pipelines.parts import Part, read_parts, write_parts
 from pipelines.planning import Places, SplitPlan, UnitStart, UnitSummary
 from shardset import naming
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.manifest import ClassInfo
 from shardset.permutation import ORDER_VERSION
 
@@ -88,7 +88,7 @@ def spread_keys(job: Job, plan: PlanFile, batch: int) -> list[tuple[int, Part]]:
     """The hashes of the keys that a batch of units wants, cut by bucket: (bucket, where its part stands)."""
     units = plan.units_of(batch)
     found = []
-    for unit, data in zip(units, read_parts(job.output, _unit_parts(units)), strict=True):
+    for unit, data in zip(units, _read_units(job, units), strict=True):
         hashes = tables.unit_from_bytes(data, "key_hash")["key_hash"].to_numpy()
         keys = np.empty(len(hashes), KEY)
         keys["hash"], keys["unit"], keys["row"] = hashes, unit, np.arange(len(hashes))
@@ -136,9 +136,7 @@ def assign_batch(
     Samples that are stored nowhere are listed in `plan/dropped/`.
     """
     units = plan.units_of(batch)
-    found = [
-        tables.unit_from_bytes(data, "split", "label", "row") for data in read_parts(job.output, _unit_parts(units))
-    ]
+    found = [tables.unit_from_bytes(data, "split", "label", "row") for data in _read_units(job, units)]
     firsts = np.cumsum([0, *map(len, found)])
     raw = tables.concat(found)
     found.clear()
@@ -148,7 +146,7 @@ def assign_batch(
     for unit, (first, stop) in zip(units, pairwise(firsts.tolist()), strict=True):
         dropped = np.flatnonzero(~stored[first:stop])
         if len(dropped):
-            table = tables.unit_from_bytes(job.output.read(naming.unit_path(unit)))
+            [table] = map(tables.unit_from_bytes, _read_units(job, [unit]))
             put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, dropped)))
     return parts
 
@@ -232,8 +230,12 @@ def _bounds(runs: Sequence[tuple[int, int, int]]) -> list[int]:
     return [0, *(stop - first for _, _, stop in runs)]
 
 
-def _unit_parts(units: Iterable[int]) -> Iterator[Part]:
-    return (Part(naming.unit_path(unit)) for unit in units)
+def _read_units(job: Job, units: Iterable[int]) -> Iterator[bytes]:
+    """The tables of units, as they are stored; ConfigError if one is gone."""
+    try:
+        yield from read_parts(job.output, (Part(naming.unit_path(unit)) for unit in units))
+    except NotFound as error:
+        raise ConfigError(f"a table of the plan is missing ({error}): {START_OVER}") from error
 
 
 def _twin_numbers(job: Job, parts: Iterable[Part], units: range, firsts: np.ndarray, num_rows: int) -> np.ndarray:
@@ -272,10 +274,10 @@ def _classes(build: BuildFile, largest: int) -> list[ClassInfo]:
 
 
 def refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
-    """Raises SourceError if sizes are asked for splits that the input does not have."""
+    """Raises ConfigError if sizes are asked for splits that the input does not have."""
     unknown = sorted({*wanted} - {*names, ""})
     if unknown:
-        raise SourceError(f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}")
+        raise ConfigError(f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}")
 
 
 def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: dict[str, SplitPlan]) -> None:
@@ -291,7 +293,7 @@ def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: dict[str, 
 def _rejected_lines(job: Job, num_units: int) -> Iterator[bytes]:
     for summary in read_summaries(job, num_units):
         if any(count.num_rejected for count in summary.splits.values()):
-            table = tables.unit_from_bytes(job.output.read(naming.unit_path(summary.unit)))
+            [table] = map(tables.unit_from_bytes, _read_units(job, [summary.unit]))
             for entry in tables.rejected_of(table):
                 yield json.dumps(entry, sort_keys=True).encode() + b"\n"
 
