@@ -101,7 +101,9 @@ def from_numbers(
         raise ConfigError("--samples names the split train twice; a number without a name is that of train")
     for name in found:
         if not naming.is_split(name):
-            raise ConfigError(f"--samples: {name!r} can't name a split; use letters, digits, - and _ (at most 40)")
+            raise ConfigError(
+                f"--samples: {name!r} can't name a split; use letters, digits, - and _ (at most 40, not plan)"
+            )
     splits, total = _planned_splits(config, found), sum(num_samples.values())
     return StoredSet(
         title=f"{total:,} images of {mean_bytes:,.0f} bytes",

@@ -322,7 +322,7 @@ def _rejected(entry: dict[str, Any], raw: Storage | None) -> Rejected:
 
 def _picture_of_rejected(name: str, start: int, num_bytes: int, raw: Storage) -> Picture | None:
     """As much of a rejected image as can be shown; a cut JPEG is shown as far as it goes."""
-    if name.startswith("spool:") or "://" in name or name.startswith("/") or num_bytes > MAX_RAW_BYTES:
+    if "://" in name or name.startswith("/") or num_bytes > MAX_RAW_BYTES:
         return None
     try:
         data = raw.read(name, start, start + num_bytes)

@@ -248,7 +248,8 @@ def _rejected(found: Rejected, data: bytes) -> dict[str, Any]:
 def _check_sample(sample: RawSample) -> None:
     if not naming.is_split(sample.split):
         raise SourceError(
-            f"{sample.name}: split {sample.split!r} can't name a folder; use letters, digits, - and _ (at most 40)"
+            f"{sample.name}: split {sample.split!r} can't name a folder; "
+            "use letters, digits, - and _ (at most 40, not plan)"
         )
     for field in sample.fields:
         if not naming.is_field(field):

@@ -16,8 +16,10 @@ NUM_THREADS = 16
 FIRST_IN_FLIGHT = 4
 MOST_IN_FLIGHT = 32
 
-SPOOLED = "spool:"
-"""Before the name of a plan's object, in an extent of bytes that a source gave to its spool."""
+SPOOLED = "spool:///"
+"""Before the name of a plan's object, in an extent of bytes that a source gave to its spool.
+
+No object of an input is called so: names have no empty parts, and no storage has this scheme."""
 
 
 class Window:

@@ -218,7 +218,9 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
     naming.check_relative(manifest.quarantine.path, where)
     for name, split in manifest.splits.items():
         if not naming.is_split(name):
-            raise ManifestError(f"{where}: {name!r} can't name a split (letters, digits, - and _); rebuild the set")
+            raise ManifestError(
+                f"{where}: {name!r} can't name a split (letters, digits, - and _, not plan); rebuild the set"
+            )
         _check_split(split, len(manifest.classes), f"{where}: split {name!r}")
         _check_sizes(split, manifest.remainder, f"{where}: split {name!r}")
     _refuse_twins((path for split in manifest.splits.values() for path in _paths(split)), where)

@@ -58,8 +58,8 @@ def is_member(name: str) -> bool:
 
 
 def is_split(split: str) -> bool:
-    """Whether `split` can name a split and its folder."""
-    return _SPLIT.fullmatch(split) is not None
+    """Whether `split` can name a split and its folder; `plan/` is the build's own."""
+    return _SPLIT.fullmatch(split) is not None and f"{split}/" != PLAN_FOLDER
 
 
 def short_key(original: str, occurrence: int = 0) -> str:

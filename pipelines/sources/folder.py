@@ -113,7 +113,7 @@ class Folder:
             if not is_split(split):
                 raise SourceError(
                     f"{self.input.url}/{split}: this folder stands where a split is expected; rename it "
-                    "to letters, digits, - and _ (at most 40)"
+                    "to letters, digits, - and _ (at most 40, not plan)"
                 )
         if class_names and _SPLIT_NAMES.issuperset(map(str.lower, class_names)):
             raise SourceError(

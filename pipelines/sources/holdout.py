@@ -15,7 +15,8 @@ def check_holdout(holdout: Mapping[str, float]) -> None:
     for split, fraction in holdout.items():
         if not is_split(split) or split == REST:
             raise ConfigError(
-                f"--holdout {split}={fraction}: {split!r} can't be held out; use letters, digits, - and _, not {REST}"
+                f"--holdout {split}={fraction}: {split!r} can't be held out; "
+                f"use letters, digits, - and _, not plan or {REST}"
             )
         if not 0 < fraction < 1:
             raise ConfigError(f"--holdout {split}={fraction}: expected a fraction between 0 and 1, such as {split}=0.1")

@@ -253,7 +253,7 @@ def _row(line: int, record: Record, where: str) -> _Row:
     path = _check_path(_text(record, "path", where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
     if split and not is_split(split):
-        raise SourceError(f"{where}: split {split!r}, expected at most 40 letters, digits, - and _")
+        raise SourceError(f"{where}: split {split!r}, expected at most 40 letters, digits, - and _, not plan")
     extra = {name: value for name, value in record.items() if name not in _COLUMNS}
     return _Row(
         line=line,

@@ -107,7 +107,7 @@ def _unit(tar: Stat, split: str) -> Unit:
     if not is_text(tar.name):
         raise SourceError(f"{printable(tar.name)}: the name of this tar is not valid UTF-8; rename it")
     if not is_split(split):
-        raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _); rename it")
+        raise SourceError(f"{tar.name}: {split!r} can't name a split (letters, digits, - and _, not plan); rename it")
     return {"tar": tar.name, "generation": tar.generation, "num_bytes": tar.num_bytes, "split": split}
 
 

@@ -341,6 +341,15 @@ def test_what_an_unfinished_replacement_left_goes_when_another_is_begun(raw, tmp
     assert not (out / naming.REPLACED).exists()
 
 
+def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_mended_is_named_with_what_helps(raw, tmp_path):
+    config = config_of(raw, tmp_path / "out")
+    build(config, HERE)
+    (tmp_path / "out" / naming.unit_path(0)).unlink()
+    (tmp_path / "out" / naming.shard_path("train", "train", 1)).unlink()
+    with pytest.raises(ConfigError, match=r"0000000\.arrow.*remove plan/ at the output.*then build again with --over"):
+        build(config, HERE)
+
+
 def test_a_replaced_set_can_be_built_anew_after_its_plan_was_removed(raw, tmp_path):
     out = tmp_path / "out"
     built(config_of(raw, out))
@@ -563,6 +572,12 @@ def test_a_name_that_can_not_be_a_key_gets_a_short_one_and_is_kept(raw, tmp_path
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
 
+def test_a_class_may_be_called_as_the_plan_calls_a_spool(tmp_path):
+    raw = write_class_folders(tmp_path / "raw", ["spool:x"], 4)
+    manifest = built(config_of(raw, tmp_path / "out", num_shards={"": 1}))
+    assert len(samples_of(tmp_path / "out", manifest, "train")) == 4
+
+
 def test_two_files_that_want_the_same_key_get_different_ones(raw, tmp_path):
     for extension in ("jpg", "png"):
         data = odd_images.jpeg() if extension == "jpg" else odd_images.png()
@@ -697,6 +712,9 @@ def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
         (["--holdout", "test=2"], "--holdout test=2.0: expected a fraction"),
         (["--source", "nope"], "no source 'nope'; there are cifar10"),
         (["--only-shards", "train"], "'train' is not SPLIT:NUMBERS"),
+        (["--only-shards", "train:3-1"], "'train:3-1' is not SPLIT:NUMBERS"),
+        (["--only-shards", "train:0-99999999999"], "'train:0-99999999999' is not SPLIT:NUMBERS"),
+        (["--num-shards", "bogus=3"], "sizes were given for split 'bogus', but the input has test, train"),
         (["--resize", "256"], "'256' is not shorter=N"),
     ],
 )

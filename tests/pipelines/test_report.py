@@ -360,7 +360,7 @@ def test_a_cut_jpeg_in_quarantine_is_shown_as_far_as_it_goes(tmp_path):
     assert "text.jpg at byte 0, 8 bytes" in text
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "gs://other/bucket.png", "spool:plan/spool/1.bin"])
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "gs://other/bucket.png", "spool:///plan/spool/1.bin"])
 def test_a_quarantine_list_can_not_make_the_report_read_elsewhere(tmp_path, name):
     (tmp_path / "secret.png").write_bytes(picture(1))
     (tmp_path / "raw").mkdir()

@@ -48,7 +48,17 @@ def test_a_field_is_lower_case_and_short(field, expected):
 
 @pytest.mark.parametrize(
     ("split", "expected"),
-    [("train", True), ("Val-2_b", True), ("", False), ("a/b", False), ("..", False), ("x" * 41, False), ("a\n", False)],
+    [
+        ("train", True),
+        ("Val-2_b", True),
+        ("", False),
+        ("a/b", False),
+        ("..", False),
+        ("x" * 41, False),
+        ("a\n", False),
+        ("plan", False),
+        ("plan-b", True),
+    ],
 )
 def test_a_split_is_one_plain_word(split, expected):
     assert naming.is_split(split) is expected
