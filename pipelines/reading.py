@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
+from pipelines.job import START_OVER
 from pipelines.sources.base import Extent
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
 from shardset.storage import Storage, open_file
@@ -127,15 +128,18 @@ def _read_range(start: int, stop: int, storage: Storage, name: str, generation: 
         data = storage.read(name, start, stop, generation=generation) if stop > start else b""
     except (NotFound, PreconditionFailed) as error:
         raise ChangedInput(
-            f"{storage.url}/{name}: not the object that was planned ({error}); "
-            "restore it, or plan again with --overwrite"
+            f"{storage.url}/{name}: not the object that was planned ({error}); {_way_out(generation)}"
         ) from error
     if len(data) != stop - start:
         raise ChangedInput(
-            f"{storage.url}/{name}: {len(data)} bytes at {start}, planned were {stop - start}; "
-            "restore it, or plan again with --overwrite"
+            f"{storage.url}/{name}: {len(data)} bytes at {start}, planned were {stop - start}; {_way_out(generation)}"
         )
     return data
+
+
+def _way_out(generation: str | None) -> str:
+    """What to do about lost bytes: only those of a spool, a part of the plan, are pinned to no generation."""
+    return f"restore it, or {START_OVER if generation is None else 'plan again with --overwrite'}"
 
 
 def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:

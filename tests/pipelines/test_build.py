@@ -350,6 +350,19 @@ def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_mended_is_na
         build(config, HERE)
 
 
+def test_a_spool_that_is_gone_where_a_shard_is_to_be_mended_is_named_with_what_helps(tmp_path):
+    write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(20)), "cifar-10-batches-py")
+    config = BuildConfig(source="cifar10", input=str(tmp_path), output=str(tmp_path / "out"), num_shards={"": 2})
+    manifest = built(config)
+    for path in (naming.spool_path(0), manifest.split("train").shards[0].path):
+        (tmp_path / "out" / path).unlink()
+    with pytest.raises(ChangedInput, match=r"restore it, or remove plan/ at the output"):
+        build(config, HERE)
+    shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
+    again = built(replace(config, overwrite=True))
+    assert [shard.sha256 for shard in again.split("train").shards] == [s.sha256 for s in manifest.split("train").shards]
+
+
 def test_a_replaced_set_can_be_built_anew_after_its_plan_was_removed(raw, tmp_path):
     out = tmp_path / "out"
     built(config_of(raw, out))
