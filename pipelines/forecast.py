@@ -33,7 +33,7 @@ LOOKS_PER_SHARD = 5
 """Its references, the record (not there yet, then for the manifest), and what stands where tar and index will be."""
 LOOKS_PER_UNIT = 8
 """Its line, its index and summary that are not there yet, the summary three times, keys and references."""
-LOOKS_PER_BUILD = 12
+LOOKS_PER_BUILD = 16
 LISTED_AT_ONCE = 1000
 
 NUM_MEASURED, MEASURED_EVERY = 11, 100

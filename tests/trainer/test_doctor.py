@@ -257,8 +257,8 @@ def test_a_run_without_an_epoch_or_with_another_model_wants_nothing():
     assert doctor.wanted_of(recorded(final=5.0), config) is None
     other = dataclasses.replace(config, precision="bf16")
     assert "had precision=fp32, this one has bf16" in doctor.wanted_of(recorded((1.0, 0.0)), other)
-    smaller = dataclasses.replace(config, image=dataclasses.replace(config.image, size=4))
-    assert "image.size=8, this one has 4" in doctor.wanted_of(recorded((1.0, 0.0)), smaller)
+    smaller = dataclasses.replace(config, image=dataclasses.replace(config.image, size=6))
+    assert "image.size=8, this one has 6" in doctor.wanted_of(recorded((1.0, 0.0)), smaller)
 
 
 @pytest.mark.parametrize(("num_hosts", "status"), [(1, "fail"), (8, "pass")])
