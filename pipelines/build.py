@@ -1,6 +1,7 @@
 """The build, top to bottom: survey, index, plan, write, and the manifest last."""
 
 import hashlib
+import shutil
 import socket
 import tempfile
 import time
@@ -24,6 +25,7 @@ from pipelines import dataflow, errors_from_beam, forkserver, replacing, sources
 from pipelines.config import BuildConfig
 from pipelines.forkserver import ForkServer
 from pipelines.job import (
+    PIECE,
     BuildFile,
     Job,
     PlanFile,
@@ -54,8 +56,6 @@ from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.storage import Storage, explained, open_storage
 
 T = TypeVar("T")
-
-_PIECE = 8 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,8 +212,7 @@ def _begin(
         file = msgspec.structs.replace(file, suffix=_suffix(file, replaced.digest))
     with output.writer(naming.SURVEY) as out:
         units.seek(0)
-        while piece := units.read(_PIECE):
-            out.write(piece)
+        shutil.copyfileobj(units, out, PIECE)
     put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
     return file
 

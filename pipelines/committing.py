@@ -30,7 +30,12 @@ def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
     if num_finished != sum(split.num_shards for split in plan.splits.values()):
         return None
     copy(job.output, naming.REJECTED, naming.quarantine_path(job.suffix))
-    whole = read_record(job.output, naming.PLAN, PlanFile)  # `plan` travels without its classes
+    whole: PlanFile | None = read_record(job.output, naming.PLAN, PlanFile)  # `plan` travels without its classes
+    if whole is None or whole.digest != plan.digest:
+        raise ManifestError(
+            f"{job.output.url}/{naming.PLAN}: another build began there meanwhile; choose another --output for one of "
+            "the two"
+        )
     digest = write_manifest(job, whole, {name: read_records(job, plan, name) for name in plan.splits})
     _remove_replaced(job.output)
     return digest

@@ -11,11 +11,12 @@ import google_crc32c
 import msgspec
 
 from pipelines import tables
-from pipelines.encoding import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine, stored_field
+from pipelines.encoding import ImageOptions, UndecodableImage, examine, stored_field
 from pipelines.job import Job, UnitLine, put, read_record, read_unit
 from pipelines.planning import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.reading import SPOOLED, fetch
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
+from pipelines.sources.paths import IMAGE_FIELDS
 from pipelines.tables import Content, Row
 from shardset import naming
 from shardset.errors import NotFound, SourceError

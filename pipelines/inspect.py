@@ -28,7 +28,9 @@ THREADS = 8
 MAX_ROWS = 20
 """Longer tables are cut on a terminal, and say so; JSON holds everything."""
 
-NO_NAMES = "original names are not available: the plan folder beside the manifest is missing or of another build"
+NO_NAMES = (
+    "original names are not available: the plan folder beside the manifest is missing, or of another build or version"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,12 +20,13 @@ PLAN_VERSION = 4
 """Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
 
 START_OVER = (
-    f"remove {naming.PLAN_FOLDER} at the output (and the shards, if no manifest stands there), "
+    f"remove {naming.PLAN_FOLDER} at the output (and the shards there that no manifest lists), "
     "then build again with --overwrite"
 )
 """What to do about a file of the plan that is damaged or missing."""
 
-_PIECE = 8 * 2**20
+PIECE = 8 * 2**20
+"""What is copied at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,5 +170,5 @@ def copy(output: Storage, name: str, to: str) -> None:
     """One object under another name, a piece after the other."""
     num_bytes = output.stat(name).num_bytes
     with output.writer(to) as out:
-        for start in range(0, num_bytes, _PIECE):
-            out.write(output.read(name, start, min(start + _PIECE, num_bytes)))
+        for start in range(0, num_bytes, PIECE):
+            out.write(output.read(name, start, min(start + PIECE, num_bytes)))

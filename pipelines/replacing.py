@@ -6,12 +6,30 @@ Both are known by name, from a manifest or from `plan/`. Whatever else stands th
 import os
 from collections.abc import Iterable
 
-from pipelines.job import BuildFile, PlanFile, read_record
+import msgspec
+
+from pipelines.job import read_record
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.manifest import Manifest
 from shardset.storage import Storage
+
+
+class _Build(msgspec.Struct):
+    """What is needed of `plan/build.json`, whichever version wrote it."""
+
+    suffix: str
+
+
+class _Split(msgspec.Struct):
+    num_shards: int
+
+
+class _Plan(msgspec.Struct):
+    """The same of `plan/plan.json`."""
+
+    splits: dict[str, _Split]
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
@@ -37,8 +55,8 @@ def files_of(manifest: Manifest | None) -> set[str]:
 def left_behind(output: Storage) -> set[str]:
     """The files that the build whose `plan/` stands there may have written, and those of a set that it replaced."""
     found = files_of(manifest_at(output, naming.REPLACED))
-    build: BuildFile | None = read_record(output, naming.BUILD, BuildFile)
-    plan: PlanFile | None = read_record(output, naming.PLAN, PlanFile)
+    build: _Build | None = read_record(output, naming.BUILD, _Build)
+    plan: _Plan | None = read_record(output, naming.PLAN, _Plan)
     if not build or not plan:
         return found
     found.add(naming.quarantine_path(build.suffix))

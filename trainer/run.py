@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, NotFound
 from shardset.order import state_from_json
 from shardset.storage import open_storage
 from shardset.version import __version__
@@ -297,10 +297,9 @@ class Run:
         self.best: float | None = position.get("best_top1")
         self.best_epoch: int | None = position.get("best_epoch")
         self.last_top1: float | None = position.get("last_top1")
-        # The target may be another one now, or none.
-        self.seconds_to_target: float | None = (
-            position.get("seconds_to_target") if self._meets_target(self.last_top1) else None
-        )
+        self.seconds_to_target: float | None = None
+        if self._meets_target(self.last_top1):  # by now it may be another one, or none
+            self.seconds_to_target = position.get("seconds_to_target") or position.get("seconds", 0.0)
         self._saved = (self.done, self.closed)
         self._seconds_before: float = position.get("seconds", 0.0)
         self._started = time.perf_counter()
@@ -495,9 +494,16 @@ class Run:
         )
 
     def _write_config(self) -> None:
-        """What the run does: not what was refused, nor what found nothing left to do."""
-        if self.runtime.is_master and not self.is_done():
+        """What the run does: not what was refused, nor what found a run with nothing left to do."""
+        if self.runtime.is_master and not (self.is_done() and self._has_config()):
             (self.folder.local / configs.RECORD).write_text(configs.to_json(self.config) + "\n")
+
+    def _has_config(self) -> bool:
+        try:
+            self.folder.storage.stat(configs.RECORD)
+        except NotFound:
+            return False
+        return True
 
     def _write_order(self) -> None:
         """The order of the training stream, for `python -m trainer explain`."""

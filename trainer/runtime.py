@@ -654,15 +654,30 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
     workers, own = _slice() if os.environ["PJRT_DEVICE"] == "TPU" else (["127.0.0.1"], 0)
     with tempfile.TemporaryDirectory() as folder, _guarded(workers, own):
         relay(Path(folder) / "asked to stop")
-        signal.signal(signal.SIGINT, _end_replicas)
-        torch_xla.launch(_run_replica, args=(worker, config))
+        with _replicas_ended_by_ctrl_c():
+            torch_xla.launch(_run_replica, args=(worker, config))
 
 
-def _end_replicas(*_: object) -> None:
-    """What Ctrl-C does: by itself each replica would go on to the end, in a thread that its process waits for."""
-    for child in multiprocessing.active_children():
-        child.kill()
-    raise KeyboardInterrupt
+@contextmanager
+def _replicas_ended_by_ctrl_c() -> Iterator[None]:
+    """By itself each replica would go on to the end, in a thread that its process waits for.
+
+    Where Ctrl-C is ignored, as in the background of a script, or somebody's own, it stays so.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run_replica(index: int, worker: Worker, config: TrainConfig) -> None:

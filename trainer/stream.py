@@ -147,6 +147,8 @@ class Stream:
 
         self.order = order_within(budget_bytes)
         self.part = rank_part(global_batch_size, rank, world_size) if part is None else part
+        if self.part.step != 1 or not 0 <= self.part.start <= self.part.stop <= global_batch_size:
+            raise ConfigError(f"part is {part}, expected consecutive slots of a global batch of {global_batch_size}")
         self.memory = fit_memory(
             self.order,
             self.part,
@@ -332,7 +334,7 @@ class _Pipeline:
             self._offer(self._begun, self._begin(plan, alone=self.stream.decoders is None))
 
     def _plans(self) -> Iterator[_Step]:
-        for epoch, steps in self._spans:
+        for epoch, steps in self._spans if self.stream.part else ():
             self._check_span(epoch, steps)
             for start, stop in _growing(steps, steps_at_once(self.stream.order)):
                 part = self.stream.part

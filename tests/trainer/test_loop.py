@@ -338,6 +338,22 @@ def test_a_target_that_was_reached_can_be_raised_or_dropped(
     assert (read_records(tmp_path, "final")[-1]["seconds_to_target"] is None) == (epochs == 2)
 
 
+def test_a_target_that_is_lowered_below_what_was_reached_is_reached(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=1, target_accuracy=1.0, optimizer=OptimizerConfig(learning_rate=0))
+    run(config)
+    run(replace(config, epochs=3, target_accuracy=0.01))
+    assert len(read_records(tmp_path, "epoch")) == 1
+    assert read_records(tmp_path, "final")[-1]["seconds_to_target"] > 0
+
+
+def test_a_new_folder_gets_a_config_though_nothing_is_left_to_do(
+    manifest: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    done = configs.from_dict(json.loads((undisturbed / "config.json").read_text()))
+    run(replace(done, run_dir=str(tmp_path), resume=str(undisturbed)))
+    assert json.loads((tmp_path / "config.json").read_text())["run_dir"] == str(tmp_path)
+
+
 @pytest.mark.parametrize("less", [{"epochs": 1, "max_steps": None}, {"max_steps": 5}])
 def test_a_run_that_is_told_to_do_less_than_it_has_done_is_done(
     manifest: str, tmp_path: Path, less: dict[str, Any], capsys: pytest.CaptureFixture[str]

@@ -356,6 +356,16 @@ def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
         list(make(shards).run(iter([(epoch, steps)])))
 
 
+@pytest.mark.parametrize("part", [range(0, 13), range(-1, 4), range(8, 4), range(0, 8, 2)])
+def test_a_part_that_is_none_of_a_batch_is_refused(shards, part):
+    with pytest.raises(ConfigError, match="expected consecutive slots of a global batch of 12"):
+        make(shards, part=part)
+
+
+def test_an_empty_part_has_no_batches(shards):
+    assert list(make(shards, part=range(4, 4)).epoch(0)) == []
+
+
 @pytest.mark.parametrize("change", [{"row": -4}, {"epoch": -1}])
 def test_a_state_before_the_beginning_is_refused(shards, change):
     stream = make(shards)
