@@ -81,20 +81,18 @@ def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -
     height, width = grid.block[0], grid.block[1] * grid.run
     first, last = max(0, top // height), min(rows, -(-bottom // height))
     start, stop = max(0, left // width), min(runs, -(-right // width))
-    ends = _ends(data, grid.begin, rows * runs)
-    if ends is None or (first, start, last, stop) == (0, 0, rows, runs):
+    if (first, start, last, stop) == (0, 0, rows, runs):
         return None
-    bounds = np.concatenate(([grid.begin], ends)).tolist()
-    begins = range(first * runs + start, last * runs + start, runs)
-    pieces = [data[bounds[begin] : bounds[begin + stop - start]] for begin in begins]
+    bounds = _bounds(data, grid.begin, rows * runs)
+    if bounds is None:
+        return None
+    begins, ends = (each.reshape(rows, runs)[first:last, start:stop] for each in (bounds[:-1], bounds[1:]))
+    pieces = [data[begin:end] for begin, end in zip(begins[:, 0].tolist(), ends[:, -1].tolist(), strict=True)]
     size = min(grid.size[0], last * height) - first * height, min(grid.size[1], stop * width) - start * width
     header = data[: grid.size_at] + struct.pack(">HH", *size) + data[grid.size_at + 4 : grid.begin]
-    part = bytearray(b"".join([header, *pieces]))
-    lengths = np.diff(bounds).reshape(rows, runs)[first:last, start:stop]
-    marks = len(header) - 1 + np.cumsum(lengths)
+    part = bytearray().join([header, *pieces])
     codes = np.frombuffer(part, np.uint8)
-    codes[marks] = _RST + np.arange(len(marks)) % 8
-    codes[marks[-1]] = _EOI
+    codes[np.cumsum(ends - begins) + (len(header) - 1)] = _marks(begins.size)
     return Part(part, first * height, start * width, size)
 
 
@@ -111,11 +109,23 @@ def head(data: bytes, grid: Grid, bottom: int) -> Part | None:
     return Part(claimed, 0, 0, (height, grid.size[1]))
 
 
-def _ends(data: bytes, begin: int, num_runs: int) -> np.ndarray | None:
-    """Where each run ends, its marker included; None unless the markers are in turn and as many as expected."""
+def _bounds(data: bytes, begin: int, num_runs: int) -> np.ndarray | None:
+    """Where each run begins, and where the last ends, markers included: int64 [num_runs + 1].
+
+    None unless the markers are in turn and as many as expected.
+    """
     codes = np.frombuffer(data, np.uint8)
-    escapes = np.flatnonzero(codes[begin:-1] == 0xFF) + (begin + 1)
-    marks = escapes[codes[escapes] != 0][:num_runs]
-    expected = _RST + np.arange(num_runs) % 8
-    expected[-1] = _EOI
-    return marks + 1 if np.array_equal(codes[marks], expected) else None
+    escaped = codes[begin:-1] == 0xFF
+    escaped &= codes[begin + 1 :] != 0
+    marks = np.flatnonzero(escaped)[:num_runs]
+    marks += begin + 1
+    if codes[marks].tobytes() != _marks(num_runs).tobytes():
+        return None
+    return np.concatenate(([begin], marks + 1))
+
+
+def _marks(num_runs: int) -> np.ndarray:
+    """The second byte of the marker behind each run: uint8 [num_runs]."""
+    marks = (_RST + np.arange(num_runs) % 8).astype(np.uint8)
+    marks[-1] = _EOI
+    return marks
