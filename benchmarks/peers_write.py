@@ -61,6 +61,18 @@ def in_tar_of_tars(folder: str) -> list[Sample]:
     return samples
 
 
+def in_tar_of_tars_by_sizes(folder: str) -> list[Sample]:
+    """The same from sizes in the headers alone, without `tarfile`, which takes 30 µs a member."""
+    path, samples = f"{folder}/ILSVRC2012_img_train.tar", []
+    with tarfile.open(path) as outer, open(path, "rb") as file:
+        for label, inner in enumerate(sorted(outer, key=lambda member: member.name)):
+            at = inner.offset_data
+            while size := int(os.pread(file.fileno(), 12, at + 124).strip(b" \0") or b"0", 8):
+                samples.append(Sample(f"{at}", label, path, at + 512, size))
+                at += 512 + -(-size // 512) * 512
+    return samples
+
+
 def in_cifar(folder: str) -> list[Sample]:
     """Every row; `path` is the archive and the batch, `offset` the row."""
     archive = f"{folder}/cifar-10-python.tar.gz"
@@ -188,7 +200,8 @@ def decode_eighth(kind: str, folder: str, output: str) -> None:
 
 def hashed(kind: str, folder: str, output: str) -> None:
     """Reads every image in shuffled order, hashes it (SHA-256, CRC32C) and writes it, one process a core."""
-    samples = shuffled(kind, folder)
+    samples = in_tar_of_tars_by_sizes(folder) if kind == "imagenet" else in_folders(folder)
+    random.Random(SEED).shuffle(samples)
     size = -(-len(samples) // NUM_SHARDS)
     stretches = [samples[start : start + size] for start in range(0, len(samples), size)]
     with ProcessPoolExecutor(NUM_PROCESSES) as workers:
