@@ -34,7 +34,8 @@ from shardset.tarindex import crc32c_text
 
 _PIECE = 8 << 20  # one allocation for a usual range: two halves and their sum take three times as long
 _SPOOL_IN_MEMORY = 16 << 20
-_SENT_AT_ONCE = 1 << 20
+_SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the time of connecting; a mebibyte is too much for a slow line
+_SLOWEST_UPLOAD = 1 << 16  # bytes a second, of each of the uploads that share a line
 _LISTED_AT_ONCE = 1000
 _STAT_FIELDS = "name,size,generation,crc32c"
 _BOUNDARY = b"shardset-2f9f6e0b8f5c4d6c"
@@ -394,7 +395,7 @@ class _Body:
         yield self._head
         self._file.seek(0)
         while piece := self._file.read(_SENT_AT_ONCE):
-            if self._policy.clock() - began > self._policy.request_deadline_s + self._num_bytes / _SENT_AT_ONCE:
-                raise TimeoutError("the upload is slower than 1 MiB/s")
+            if self._policy.clock() - began > self._policy.request_deadline_s + self._num_bytes / _SLOWEST_UPLOAD:
+                raise TimeoutError("the upload is slower than 64 KiB/s")
             yield piece
         yield self._tail

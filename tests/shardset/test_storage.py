@@ -1,6 +1,7 @@
 """What every storage promises, then what only one kind of it can break."""
 
 import functools
+import io
 import itertools
 import json
 import multiprocessing
@@ -28,6 +29,7 @@ from hypothesis import strategies as st
 
 from shardset import gcs_session
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, StorageError, TransientError
+from shardset.gcs import _Body
 from shardset.gcs_session import RetryPolicy
 from shardset.storage import ABSENT, LocalStorage, MemoryStorage, open_file, open_storage
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
@@ -827,10 +829,20 @@ def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_prox
 
 @pytest.mark.gcs
 def test_an_upload_that_trickles_is_given_up(behind_proxy, monkeypatch):
-    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=-1.0, give_up_after_s=1.0)
-    with pytest.raises(TransientError, match="slower than 1 MiB/s"):
+    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=-100.0, give_up_after_s=1.0)
+    with pytest.raises(TransientError, match="slower than 64 KiB/s"):
         put(replace(behind_proxy, retry=policy), "a", BIG)
     assert names(behind_proxy) == []
+
+
+@pytest.mark.parametrize("bytes_per_s", [100_000, 300_000])
+def test_an_upload_over_a_slow_line_has_the_time_it_takes(bytes_per_s):
+    # The share of each of eight workers of a build behind a line of 6 or 20 Mbit/s.
+    shard = io.BytesIO(bytes(96 << 20))
+    policy = RetryPolicy(clock=lambda: shard.tell() / bytes_per_s)
+    pieces = [len(piece) for piece in _Body(b"head", shard, 96 << 20, policy)]
+    assert sum(pieces) > 96 << 20
+    assert max(pieces) / bytes_per_s < policy.connect_timeout_s  # in which a piece has to be taken
 
 
 @pytest.mark.gcs
