@@ -182,21 +182,30 @@ class Writer:
     """Writes checkpoints to a run folder in the background, one at a time, and keeps the newest `keep` and the best.
 
     `before_commit` is called, in the background too, when a state has arrived and before it counts. A failure is
-    raised by the next `save` or by `close`.
+    told at once. It is made good by the next state, for which `save` waits then; else `save` or `close` raises it.
     """
 
-    def __init__(self, storage: Storage, keep: int, before_commit: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        keep: int,
+        before_commit: Callable[[], None] = lambda: None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._storage = storage
         self._keep = keep
         self._before_commit = before_commit
+        self._tell = tell
         self._error: BaseException | None = None
         self._queue: queue.Queue[tuple[Commit, State] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="checkpoint")
         self._thread.start()
 
     def save(self, state: State, *, top1: float | None) -> None:
-        """Takes over a state (`step`, `epoch`, `identity`, and more); waits while an earlier one is being written."""
-        self._raise_error()
+        """Takes over a state (`step`, `epoch`, `identity`, and more); waits while an earlier one is being written.
+
+        Raises CheckpointError if neither the one before nor this one could be written.
+        """
         blank = Commit(
             format=FORMAT,
             step=state["step"],
@@ -206,7 +215,11 @@ class Writer:
             top1=top1,
             identity=state["identity"],
         )
+        has_failed = self._error is not None
         self._queue.put((blank, state))
+        if has_failed:
+            self._queue.join()
+            self._raise_error()
 
     def close(self) -> None:
         """Returns when everything is written; raises what went wrong."""
@@ -224,8 +237,12 @@ class Writer:
             try:
                 write(self._storage, *item, self._before_commit)
                 retain(self._storage, self._keep)
+                self._error = None
             except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
                 self._error = error
+                self._tell(f"the checkpoint of step {item[0].step} could not be written: {error}; the next one is due")
+            finally:
+                self._queue.task_done()
 
 
 def write(storage: Storage, blank: Commit, state: State, before_commit: Callable[[], None] = lambda: None) -> Commit:

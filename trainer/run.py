@@ -482,7 +482,9 @@ class Run:
         if not self.runtime.is_master:
             return None
         # What a run has logged must stand where its checkpoint does: a kill would leave a hole in the records.
-        writer = checkpoint.Writer(self.folder.storage, self.config.keep_checkpoints, before_commit=self.folder.flush)
+        writer = checkpoint.Writer(
+            self.folder.storage, self.config.keep_checkpoints, before_commit=self.folder.flush, tell=self.log.note
+        )
         self._exits.callback(writer.close)
         return writer
 

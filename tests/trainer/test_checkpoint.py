@@ -1,7 +1,10 @@
 import io
 import pickle
+import queue
 import shutil
+import threading
 import uuid
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +221,18 @@ class Refusing(MemoryStorage):
         raise TransientError("503")
 
 
+@dataclass(frozen=True, slots=True)
+class Resting(MemoryStorage):
+    """A storage that takes nothing where `refused` is set."""
+
+    refused: threading.Event = field(default_factory=threading.Event)
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        if self.refused.is_set():
+            raise TransientError("503")
+        return MemoryStorage.writer(self, name, if_generation=if_generation)
+
+
 class Broken(MemoryStorage):
     """A storage that loses the last byte of what is sent."""
 
@@ -253,6 +268,28 @@ def test_a_failed_upload_is_raised_by_the_next_save_or_close() -> None:
     writer.save(state_at(1), top1=None)
     with pytest.raises(CheckpointError, match="could not be written"):
         writer.close()
+
+
+def test_a_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one() -> None:
+    storage, told = Resting(uuid.uuid4().hex, ""), queue.Queue[str]()
+    writer = checkpoint.Writer(storage, 3, tell=told.put)
+    storage.refused.set()
+    writer.save(state_at(1), top1=None)
+    assert "step 1 could not be written: 503" in told.get(timeout=10)
+    storage.refused.clear()
+    writer.save(state_at(2), top1=None)
+    assert [commit.step for commit in checkpoint.commits(storage)] == [2]  # waited for: the run has none but this
+    writer.close()
+
+
+def test_two_checkpoints_in_a_row_that_could_not_be_written_end_the_run() -> None:
+    told = queue.Queue[str]()
+    writer = checkpoint.Writer(Refusing(uuid.uuid4().hex, ""), 3, tell=told.put)
+    writer.save(state_at(1), top1=None)
+    told.get(timeout=10)
+    with pytest.raises(CheckpointError, match="the last checkpoint could not be written: 503"):
+        writer.save(state_at(2), top1=None)
+    writer.close()
 
 
 def test_another_run_is_refused_and_every_difference_named() -> None:
