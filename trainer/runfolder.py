@@ -38,14 +38,16 @@ class RunFolder:
             self._upload()
 
     def close(self) -> None:
-        """Copies what is left; raises what went wrong since the last successful copy."""
+        """Copies what is left; raises what went wrong in that, and then keeps the files here and names their folder."""
         if self._temporary is None:
             return
         self._closing.set()
         self._thread.join()
-        shutil.rmtree(self._temporary)
         if self._error is not None:
-            raise self._error
+            raise type(self._error)(
+                f"{self._error}; before the run goes on, copy what is missing from {self.local} to {self.storage.url}"
+            ) from self._error
+        shutil.rmtree(self._temporary)
 
     def _fetch(self, names: tuple[str, ...]) -> None:
         there = {stat.name for stat in self.storage.list()}

@@ -1,3 +1,4 @@
+import shutil
 import uuid
 from pathlib import Path
 
@@ -45,3 +46,21 @@ def test_a_storage_that_refuses_is_told_at_the_end(
         proxy.script = lambda seen: Fault("status", status=403)
         with pytest.raises(StorageError, match="403"):
             folder.close()
+    shutil.rmtree(folder.local)
+
+
+@pytest.mark.gcs
+def test_what_could_not_be_copied_stays_on_the_disk_and_is_named(
+    gcs_root: str, gcs_emulator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        folder = RunFolder(gcs_root, ())
+        for name in ("a.txt", "metrics.jsonl"):
+            (folder.local / name).write_text(name)
+        proxy.script = lambda seen: Fault("status", status=403) if b"metrics.jsonl" in seen.start else None
+        with pytest.raises(StorageError, match="403") as caught:
+            folder.close()
+        assert f"copy what is missing from {folder.local}" in str(caught.value)
+    assert (folder.local / "metrics.jsonl").read_text() == "metrics.jsonl"
+    shutil.rmtree(folder.local)
