@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
@@ -147,20 +147,31 @@ def _refused_in_words(where: str, connection: "_Connection") -> Iterator[None]:
 
 
 _LOGIN = "run `gcloud auth application-default login`, or use a service account that may"
-_NEEDED = "it needs storage.objects.get and .list to read (roles/storage.objectViewer), .create and .delete to write"
+_NEEDED = (
+    "if a permission is missing, it needs storage.objects.get and .list to read (roles/storage.objectViewer), "
+    ".create and .delete to write"
+)
 
 
 def _refusal(status: int, text: str, where: str, connection: "_Connection") -> StorageError:
-    text = text[:500]
+    said = _said(text)
     if status in _AGAIN or (status == 400 and "crc32c" in text.lower()):
-        return TransientError(f"{where}: the server answered {status} ({_one_line(text)})")
+        return TransientError(f"{where}: the server answered {status} ({said})")
     if status == 404:
         return NotFound(f"{where}: nothing is stored there, or there is no such bucket; check the name")
     if status == 412:
         return PreconditionFailed(f"{where}: something else stands there than was expected")
     if status in (401, 403):
-        return StorageError(f"{where}: {status}: {connection.who} may not do this; {_NEEDED}; {_LOGIN}")
-    return StorageError(f"{where}: the server answered {status} ({_one_line(text)}); check name and settings")
+        why = f" ({said})" if said else ""
+        return StorageError(f"{where}: {status}: {connection.who} may not do this{why}; {_NEEDED}; {_LOGIN}")
+    return StorageError(f"{where}: the server answered {status} ({said}); check name and settings")
+
+
+def _said(text: str) -> str:
+    """What the server says in a refusal, in one line: the message in its JSON, else the text itself."""
+    with suppress(ValueError, TypeError, KeyError):
+        text = str(json.loads(text)["error"]["message"])
+    return _one_line(text)
 
 
 def _one_line(text: str) -> str:

@@ -12,7 +12,7 @@ it may keep state. `in_turn` makes one from a list; a script of one's own can br
 
 Kinds of faults (`at` counts bytes of the answer's body, or of the request's body for the two about uploads):
 
-    status        answers `status` at once; the request is not passed on
+    status        answers `status` at once, with `put` if given; the request is not passed on
     reset         not passed on; the connection is reset
     lose          passed on and carried out, but the answer is lost: the connection is reset
     truncate      the answer's headers are whole, its body ends after `at` bytes, the connection is closed
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = proxy.decide(self.command, self.path, headers, body) or Fault("status", status=0)
         time.sleep(proxy.delay_s)
         if fault.kind == "status" and fault.status:
-            self._answer(fault.status, [], b"the proxy was told to")
+            self._answer(fault.status, [], fault.put or b"the proxy was told to")
         elif fault.kind == "reset":
             self._reset()
         elif fault.kind == "cut_upload":

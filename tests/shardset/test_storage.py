@@ -965,6 +965,32 @@ def test_a_refusal_says_which_permission_is_needed(behind_proxy, proxy, status, 
     assert clock.pauses == []
 
 
+RETENTION = "Object 'bucket/a' is subject to bucket's retention policy and cannot be deleted or overwritten until 2027."
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize(
+    "body", [RETENTION, json.dumps({"error": {"errors": [{"message": "x" * 500}], "code": 403, "message": RETENTION}})]
+)
+def test_a_refusal_says_what_the_server_says(behind_proxy, proxy, body):
+    # Not only permissions: a retention policy, a closed billing account, a perimeter around the project.
+    proxy.script = lambda seen: Fault("status", status=403, put=body.encode())
+    for action in (lambda: behind_proxy.stat("a"), lambda: behind_proxy.read("a"), lambda: put(behind_proxy, "a")):
+        with pytest.raises(StorageError) as caught:
+            action()
+        assert f"may not do this ({RETENTION}); if a permission is missing, " in str(caught.value)
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("body", [b" ", b"[]", b'{"error": "x"}', b'{"error": {}}', b"<html>\n no </html>", b"\xff"])
+def test_a_refusal_in_other_words_is_one_too(behind_proxy, proxy, body):
+    proxy.script = lambda seen: Fault("status", status=403, put=body)
+    with pytest.raises(
+        StorageError, match=r"403: the emulator at .* may not do this.* if a permission .*application-default login"
+    ):
+        behind_proxy.stat("a")
+
+
 @pytest.mark.gcs
 def test_another_refusal_is_passed_on_at_once(behind_proxy, proxy, clock):
     proxy.script = lambda seen: Fault("status", status=418)
