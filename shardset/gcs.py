@@ -9,7 +9,7 @@ import json
 import mimetypes
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import IO, Any
 from urllib.parse import quote
@@ -300,14 +300,22 @@ class _GcsWriter:
         assert self._file is not None, "write() outside the with block"
         self._num_bytes += len(data)
         self._crc = extend_crc32c(self._crc, data)
-        with explained(f"{self._where}, in the temporary folder {tempfile.gettempdir()}"):
+        with self._explained():
             self._file.write(data)
 
     def __exit__(self, *exc: object) -> None:
         assert self._file is not None
-        with closing(self._file):
+        try:
             if exc[0] is None:
+                with self._explained():
+                    self._file.flush()
                 self._commit(self._file)
+        finally:
+            with suppress(OSError):  # what a full disk did not take is thrown away, and so is its complaint
+                self._file.close()
+
+    def _explained(self) -> explained:
+        return explained(f"{self._where}, in the temporary folder {tempfile.gettempdir()}")
 
     @property
     def _crc32c(self) -> str:

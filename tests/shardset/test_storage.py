@@ -949,6 +949,24 @@ def test_a_full_temporary_folder_is_said(gcs_root, tmp_path, monkeypatch):
 
 
 @pytest.mark.gcs
+@pytest.mark.parametrize("num_small", [1, 1000])
+def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, monkeypatch, num_small):
+    # Small writes wait in a buffer: the disk refuses them when that is full, when all is sent, or when it is closed.
+    monkeypatch.setattr("shardset.gcs._SPOOL_IN_MEMORY", 50_000)
+    storage = open_storage(gcs_root)
+
+    def write():
+        with storage.writer("a") as writer:
+            writer.write(BIG[:98_000])
+            for _ in range(num_small):
+                writer.write(BIG[:3000])
+
+    with file_size_limit(100_000), pytest.raises(StorageError, match=r"a, in the temporary folder .*larger than the"):
+        write()
+    assert names(storage) == []
+
+
+@pytest.mark.gcs
 @pytest.mark.parametrize("action", [lambda s: names(s), lambda s: s.stat("a"), lambda s: put(s, "a")])
 def test_a_missing_bucket_is_said(gcs_root, action):
     with pytest.raises(NotFound, match="no such bucket"):
