@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from shardset.errors import ConfigError
 from shardset.storage import Storage
 from trainer import loglines
 
@@ -284,8 +285,13 @@ def _now() -> datetime.datetime:
 
 
 def merged_logs(storage: Storage) -> Iterator[str]:
-    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`."""
+    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`; raises ConfigError if there are none."""
     found = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
+    if not found:
+        raise ConfigError(
+            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the --run-dir of "
+            "`python -m trainer train`"
+        )
     return loglines.merged((f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in found)
 
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardset.errors import ConfigError
 from shardset.storage import MemoryStorage
 from trainer import metrics
 from trainer.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
@@ -107,6 +108,14 @@ def test_merged_logs_are_in_the_order_of_time() -> None:
         "host-012 line 3",
         "host-000 line 4",
     ]
+
+
+def test_a_folder_without_logs_is_refused() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    with storage.writer("run/logs/host-000.log") as writer:
+        writer.write(b"of a run below\n")
+    with pytest.raises(ConfigError, match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run"):
+        metrics.merged_logs(storage)
 
 
 def test_an_entry_of_several_lines_stays_whole_between_those_of_other_hosts() -> None:
