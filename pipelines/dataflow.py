@@ -71,7 +71,7 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
         places["--staging_location"] = bucket_of(cloud.staging_location, "--staging_location", "files are sent there")
     for bucket in dict.fromkeys(places.values()):
         flags = " and ".join(flag for flag, place in places.items() if place == bucket)
-        _check_place(flags, bucket, cloud.region, locate)
+        _check_place(flags, bucket, _region_of_workers(options, cloud.region), locate)
 
 
 def page_of(options: PipelineOptions, result: Any) -> str:
@@ -97,6 +97,13 @@ def _check_region(region: str | None) -> None:
         raise ConfigError(f"--region {region}: that is a zone, expected its region: --region={zone[1]}")
     if not _REGION.fullmatch(region):
         raise ConfigError(f"--region {region}: expected a region such as europe-west4 or us-central1")
+
+
+def _region_of_workers(options: PipelineOptions, region: str) -> str:
+    """Where the workers run: not in the region that leads the job where another one, or a zone, is named for them."""
+    workers = options.view_as(WorkerOptions)
+    zone = _ZONE.fullmatch(workers.worker_zone or "")
+    return zone[1] if zone else workers.worker_region or region
 
 
 def _check_package(options: PipelineOptions) -> None:

@@ -48,6 +48,8 @@ def test_a_complete_command_is_accepted():
     check()
     check(setup_file=None, sdk_container_image=IMAGE)
     check(region="europe-west4", where="EU")
+    check(worker_region="europe-west4", where="EUROPE-WEST4")  # the job is led from one region, its workers in another
+    check(worker_zone="europe-west4-a", where="EUROPE-WEST4")
 
 
 @pytest.mark.parametrize("runner", ["DataflowRunner", "dataflowrunner", "apache_beam.runners.DataflowRunner"])
@@ -80,6 +82,8 @@ def test_other_runners_are_not_checked(runner):
         ({"output": "shards"}, "--output shards: expected gs://BUCKET/FOLDER; the workers can't write"),
         ({"where": "EUROPE-WEST4"}, "bucket bucket is in EUROPE-WEST4, the workers would be in us-central1"),
         ({"where": "EU"}, "use a bucket in us-central1, or a region in EU"),
+        ({"worker_region": "europe-west4"}, "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
+        ({"worker_zone": "europe-west4-a"}, "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
     ],
 )
 def test_what_dataflow_could_not_do_is_refused_with_a_sentence(changes, sentence):
