@@ -25,7 +25,8 @@ MAX_LINE_BYTES = 1 << 20
 
 _STAT_THREADS = 32
 _COLUMNS = ("path", "label", "split", "key")
-_NUMBER = re.compile(r"[+-]?[0-9]+", re.ASCII)
+_NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
+"""Whole numbers, also as pandas writes those of a column in which one was missing."""
 
 Record = dict[str, Any]
 
@@ -63,9 +64,10 @@ class Listing:
     """The images that `file` in the folder `input` lists, one a row; rows are numbered by the file's lines, from 1.
 
     A path is relative to `input`, absolute, or a gs:// URL. Labels are all numbers, taken as they are, or all names,
-    numbered in sorted order; in CSV a label of digits is a number, in JSONL its type decides. `holdout` is for
-    listings without splits: fractions by name, decided by `seed` and each key, which is the path without extension
-    if there is no `key`. Raises ConfigError if the holdout makes no sense or `file` is neither .csv nor .jsonl.
+    numbered in sorted order; in CSV a label of digits (`7`, `7.0`) is a number, without the white space around it, in
+    JSONL its type decides. `holdout` is for listings without splits: fractions by name, decided by `seed` and each key,
+    which is the path without extension if there is no `key`. Raises ConfigError if the holdout makes no sense or `file`
+    is neither .csv nor .jsonl.
     """
 
     input: Storage
@@ -215,8 +217,9 @@ def _check_header(header: list[str], where: str) -> list[str]:
 
 
 def _with_number(record: Record) -> Record:
-    label = record["label"]
-    return {**record, "label": int(label[:20])} if _NUMBER.fullmatch(label) else record
+    label = record["label"].strip()
+    number = _NUMBER.fullmatch(label)
+    return {**record, "label": int(number[1][:20]) if number else label}
 
 
 def _read_jsonl(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]]:

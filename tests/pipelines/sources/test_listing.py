@@ -78,6 +78,18 @@ def test_numbers_are_labels_as_they_are_and_name_the_classes(images, make):
     assert survey.notes == ["split train has no images of 1 class: 1"]
 
 
+@pytest.mark.parametrize("spelled", ["{}", " {}", "{} ", "\t{}", "{}.0", " {}.00"])
+def test_a_number_in_csv_stays_that_number_however_a_spreadsheet_or_pandas_spells_it(images, spelled):
+    source = csv_of(images, *(["3.ppm", spelled.format(number)] for number in (10, 0, 2)))
+    assert [sample.label for sample in read(source)] == [10, 0, 2]
+    assert [info.name for info in source.survey().classes] == [str(label) for label in range(11)]
+
+
+def test_white_space_around_a_name_in_csv_makes_no_other_class(images):
+    source = csv_of(images, ["3.ppm", " cat"], ["3.ppm", "cat"], ["3.ppm", "big cat "], columns=["path", " label"])
+    assert [info.name for info in source.survey().classes] == ["big cat", "cat"]
+
+
 def test_other_columns_go_into_json_sorted_and_compact(images):
     source = csv_of(images, ["é", "a/1.png", "cat", "7"], columns=["z", "path", "label", "age"])
     assert read(source)[0].fields["json"] == '{"age":"7","z":"é"}'.encode()
