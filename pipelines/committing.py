@@ -126,10 +126,20 @@ def _publish(job: Job, pieces: Iterable[bytes]) -> None:
             for piece in pieces:
                 out.write(piece)
     except PreconditionFailed as error:
-        raise ManifestError(
-            f"{job.output.url}/{naming.MANIFEST}: another manifest was written there meanwhile; two builds into one "
-            "place can't both win: choose another --output, or rerun with --overwrite"
-        ) from error
+        raise ManifestError(_what_stands(job.output)) from error
+
+
+def _what_stands(output: Storage) -> str:
+    """What stands where the manifest was to be published, and what to do about it."""
+    where = f"{output.url}/{naming.MANIFEST}"
+    try:
+        manifests.parse(output.read(naming.MANIFEST), where)
+    except ManifestError as damage:
+        return f"{damage}; all shards are written: remove it, then run the same command again"
+    return (
+        f"{where}: another manifest was written there meanwhile; two builds into one place can't both win: "
+        "choose another --output, or rerun with --overwrite"
+    )
 
 
 def _remove_replaced(output: Storage) -> None:

@@ -221,6 +221,20 @@ def test_a_rerun_mends_a_damaged_shard_and_only_that(raw, tmp_path, damage):
     assert files_of(tmp_path / "out") == expected
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_damaged_manifest_is_named_and_what_the_message_says_helps(raw, tmp_path, overwrite):
+    config = config_of(raw, tmp_path / "out", overwrite=overwrite)
+    expected = built(config)
+    manifest = tmp_path / "out" / naming.MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:-100])
+    with pytest.raises(
+        ManifestError, match=r"manifest\.json: not valid JSON.*remove it, then run the same command again"
+    ):
+        build(config, HERE)
+    manifest.unlink()
+    assert built(config) == expected
+
+
 def test_a_build_that_stopped_before_the_manifest_goes_on_and_redoes_only_what_is_missing(raw, tmp_path):
     build(config_of(raw, tmp_path / "out"), HERE)
     expected = files_of(tmp_path / "out")
