@@ -58,6 +58,12 @@ from shardset.storage import Storage, explained, open_storage
 T = TypeVar("T")
 
 
+class _Fixes(msgspec.Struct):
+    """What is needed of `plan/plan.json` before it is known whether it is of this version."""
+
+    fixes: dict[str, int] = {}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """What a build did; `published` is the head of its manifest, None after a dry run or of a part of the shards.
@@ -196,11 +202,14 @@ def _begin(
     if any of it is `read` by this build: objects of its input.
     """
     old = read_record(output, naming.BUILD, BuildFile)
-    changed = differences(old, file) if old else []
+    changed = differences(old, file, writes_images=config.writes_images(_fixes(output))) if old else []
     stands = _exists(output, naming.MANIFEST)
     output.sweep()
     if old and not changed:
-        return msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
+        file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
+        if file != old:  # other libraries, on which no byte depends so far
+            _put_build(output, file)
+        return file
     _refuse_what_stands(config, output, stands, begun=old is not None, changed=changed)
     replaced = replacing.manifest_at(output, naming.MANIFEST)
     left = replacing.left_behind(output) - replacing.files_of(replaced)
@@ -213,8 +222,18 @@ def _begin(
     with output.writer(naming.SURVEY) as out:
         units.seek(0)
         shutil.copyfileobj(units, out, PIECE)
-    put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+    _put_build(output, file)
     return file
+
+
+def _put_build(output: Storage, file: BuildFile) -> None:
+    put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+
+
+def _fixes(output: Storage) -> dict[str, int]:
+    """The fixes of the build whose plan stands there; none before it is planned."""
+    plan: _Fixes | None = read_record(output, naming.PLAN, _Fixes)
+    return plan.fixes if plan else {}
 
 
 def _suffix(file: BuildFile, replaced: str) -> str:

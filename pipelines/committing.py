@@ -8,7 +8,7 @@ from typing import IO
 import msgspec
 
 from pipelines import replacing
-from pipelines.encoding import ImageOptions, libraries
+from pipelines.encoding import libraries
 from pipelines.job import Job, PlanFile, copy, read_record
 from pipelines.parts import Part, read_parts
 from pipelines.planning import SplitPlan
@@ -65,7 +65,6 @@ def write_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[Shar
 
 def _manifest(job: Job, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
     config = job.config
-    encodes = plan.fixes or config.image != ImageOptions(max_pixels=config.image.max_pixels)
     return Manifest(
         kind=manifests.KIND,
         version=manifests.VERSION,
@@ -83,7 +82,7 @@ def _manifest(job: Job, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
             source=config.source,
             source_digest=plan.source_digest,
             options=config.what_decides_bytes(),
-            libraries=libraries(config.image) if encodes else {},
+            libraries=libraries(config.image) if config.writes_images(plan.fixes) else {},
             notes=plan.notes,
         ),
     )

@@ -1,9 +1,10 @@
 """What a build is asked to do, complete and checked before anything runs."""
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pipelines.encoding import ImageOptions
+from pipelines.encoding import CMYK_TO_RGB, ImageOptions
 from pipelines.planning import Sizing
 from shardset.errors import ConfigError
 from shardset.manifest import Remainder
@@ -55,6 +56,10 @@ class BuildConfig:
             repeat=_of(self.repeat, split) or 1,
             target_samples=_of(self.target_samples, split),
         )
+
+    def writes_images(self, fixes: Collection[str]) -> bool:
+        """Whether images are written anew, so that libraries decide their bytes; `fixes` are those of the plan."""
+        return CMYK_TO_RGB in fixes or self.image != ImageOptions(max_pixels=self.image.max_pixels)
 
     def what_decides_bytes(self) -> dict[str, Any]:
         """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""

@@ -8,6 +8,7 @@ from typing import IO, Any
 import msgspec
 
 from pipelines.config import BuildConfig
+from pipelines.encoding import libraries
 from pipelines.planning import SplitPlan, units_at_once
 from pipelines.sources.base import Source, Survey, Unit
 from shardset import naming
@@ -16,7 +17,7 @@ from shardset.manifest import ClassInfo
 from shardset.storage import Storage
 from shardset.version import __version__
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 """Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
 
 START_OVER = (
@@ -71,9 +72,13 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/build.json`: what an unfinished build must agree with to be resumed."""
+    """`plan/build.json`: what an unfinished build must agree with to be resumed.
+
+    `libraries` are those at hand, whether or not a byte depends on them.
+    """
 
     tool: str
+    libraries: dict[str, str] = {}
     options: dict[str, Any]
     survey: str
     num_units: int
@@ -112,6 +117,7 @@ def describe_build(config: BuildConfig, survey: Survey, digest: str, suffix: str
     """What this build would write into `plan/build.json`; `digest` is that of the survey's units."""
     return BuildFile(
         tool=f"shardset {__version__}, plan {PLAN_VERSION}",
+        libraries=libraries(config.image),
         options=json.loads(json.dumps(config.what_decides_bytes())),
         survey=digest,
         num_units=len(survey.units),
@@ -121,8 +127,11 @@ def describe_build(config: BuildConfig, survey: Survey, digest: str, suffix: str
     )
 
 
-def differences(old: BuildFile, new: BuildFile) -> list[str]:
-    """In which words two builds differ; suffix and notes, which no byte of a shard depends on, may differ."""
+def differences(old: BuildFile, new: BuildFile, *, writes_images: bool) -> list[str]:
+    """In which words two builds differ; suffix and notes, which no byte of a shard depends on, may differ.
+
+    So may the libraries, unless the old build `writes_images`.
+    """
     found = [
         f"{name} was {old.options.get(name)!r} and is {new.options.get(name)!r}"
         for name in sorted({*old.options, *new.options})
@@ -130,6 +139,12 @@ def differences(old: BuildFile, new: BuildFile) -> list[str]:
     ]
     if old.tool != new.tool:
         found.append(f"it was begun by {old.tool}, this is {new.tool}")
+    elif writes_images:
+        found += [
+            f"{name} was {old.libraries.get(name)} and is {new.libraries.get(name)}"
+            for name in sorted({*old.libraries, *new.libraries})
+            if old.libraries.get(name) != new.libraries.get(name)
+        ]
     if old.survey != new.survey:
         found.append("the input is not the same (names, sizes or generations changed)")
     elif (was := old.classes or []) != (now := new.classes or []):

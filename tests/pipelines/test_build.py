@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import pickle
+import re
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import PIL
 import pytest
 from apache_beam.metrics.execution import MetricKey, MetricResult
 from apache_beam.metrics.metricbase import MetricName
@@ -690,6 +692,35 @@ def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
     assert manifest.split("train").fields == ["png", "cls"]
     assert "pillow" in manifest.provenance.libraries
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def begun_with_pillow(output: Path, version: str) -> None:
+    """Makes a build look as if it had been begun with that version of Pillow."""
+    begun = output / naming.BUILD
+    file = json.loads(begun.read_text())
+    begun.write_text(json.dumps(file | {"libraries": file["libraries"] | {"pillow": version}}))
+
+
+@pytest.mark.parametrize("options", [{"image": ImageOptions(image_format="png")}, {}], ids=["re-encoded", "mended"])
+@pytest.mark.parametrize("finished", [True, False])
+def test_images_that_another_pillow_wrote_are_not_mixed_with_those_of_this_one(tmp_path, options, finished):
+    for number in range(4):
+        add(tmp_path / "raw", f"train/cat/{number}.jpg", odd_images.cmyk())
+    config = config_of(tmp_path / "raw", tmp_path / "out", num_shards={"": 2}, **options)
+    build(config if finished else replace(config, only_shards=frozenset({("train", 0)})), HERE)
+    begun_with_pillow(tmp_path / "out", "9.9")
+    here = PIL.__version__
+    with pytest.raises(ConfigError, match=rf"stands there \(pillow was 9\.9 and is {re.escape(here)}\).*--overwrite"):
+        build(config, HERE)
+    assert built(replace(config, overwrite=True)).provenance.libraries["pillow"] == here
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
+
+
+def test_another_pillow_goes_on_with_a_build_that_copies_all_images(raw, tmp_path):
+    config = unfinished(raw, tmp_path / "out")
+    begun_with_pillow(tmp_path / "out", "9.9")
+    assert build(config, HERE).counters["shards_skipped"] == 5
+    assert "9.9" not in (tmp_path / "out" / naming.BUILD).read_text()
 
 
 def test_a_cifar_archive_becomes_png_shards_with_the_right_pictures(tmp_path):
