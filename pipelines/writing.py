@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from pipelines import tables
 from pipelines.encoding import UndecodableImage, encode, stored_field
-from pipelines.job import Job, put, read_record
+from pipelines.job import START_OVER, Job, put, read_record
 from pipelines.planning import SplitPlan
 from pipelines.reading import fetch
 from pipelines.sources.base import Extent
@@ -129,7 +129,8 @@ def _check_unchanged(row: Row, data: bytes) -> None:
     expected = row.content.crc32c
     if expected >= 0 and google_crc32c.value(data) != expected:
         raise ChangedInput(
-            f"{row.name}: its bytes changed since it was planned; restore it, or plan again with --overwrite"
+            f"{row.name}: its bytes changed since it was planned, its size and time did not; restore it, or "
+            f"{START_OVER}"
         )
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import pickle
 import re
 import shutil
@@ -654,6 +655,24 @@ def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path
             lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
         )
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_an_input_that_changes_behind_its_time_stamp_is_named_and_what_the_message_says_helps(tmp_path):
+    for number in range(4):
+        add(tmp_path / "raw", f"train/cat/{number}.bmp", odd_images.encoded(odd_images.picture(number), "BMP"))
+    config = config_of(tmp_path / "raw", tmp_path / "out", num_shards={"": 2}, overwrite=True)
+    build(replace(config, only_shards=frozenset({("train", 0)})), HERE)
+    for path in (tmp_path / "raw").rglob("*.bmp"):
+        facts, data = path.stat(), path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    for _ in range(2):  # --overwrite sees the same names, sizes and times, so it goes on with the same plan
+        with pytest.raises(ChangedInput, match=r"its bytes changed.*remove plan/ at the output.*with --overwrite"):
+            build(config, HERE)
+    shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
+    shutil.rmtree(tmp_path / "out" / "train")
+    build(config, HERE)
+    assert verify(str(tmp_path / "out"), deep=True).problems == ()
 
 
 def test_a_missing_input_is_an_error_and_leaves_nothing(tmp_path):
