@@ -39,6 +39,7 @@ from pipelines.job import (
 )
 from pipelines.parts import remove_parts
 from pipelines.progress import Progress, Watch
+from pipelines.sources.base import Survey
 from pipelines.transforms import (
     NAMESPACE,
     AssignBatch,
@@ -189,17 +190,17 @@ def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[
     with explained(f"the temporary folder {tempfile.gettempdir()}"), tempfile.TemporaryFile() as units:
         digest, lines = write_units(survey, units)
         file = describe_build(config, survey, digest, suffix="")
-        file = _begin(config, output, file, units, (source.input, survey.objects))
+        file = _begin(config, output, file, units, (source.input, survey))
     return Job(config=config, source=source, output=output, suffix=file.suffix), file, lines
 
 
 def _begin(
-    config: BuildConfig, output: Storage, file: BuildFile, units: IO[bytes], read: tuple[Storage, Iterable[str]]
+    config: BuildConfig, output: Storage, file: BuildFile, units: IO[bytes], read: tuple[Storage, Survey]
 ) -> BuildFile:
     """Lays down the survey and what is built, unless a build of the same stands there; returns it with its suffix.
 
     What an earlier build left unfinished goes; a set that is to be replaced stays. ConfigError, with nothing removed,
-    if any of it is `read` by this build: objects of its input.
+    if any of it is `read` by this build, whose input and survey that are, or what it writes would be by the next.
     """
     old = read_record(output, naming.BUILD, BuildFile)
     changed = differences(old, file, writes_images=config.writes_images(_fixes(output))) if old else []
@@ -213,7 +214,10 @@ def _begin(
     _refuse_what_stands(config, output, stands, begun=old is not None, changed=changed)
     replaced = replacing.manifest_at(output, naming.MANIFEST)
     left = replacing.left_behind(output) - replacing.files_of(replaced)
-    replacing.refuse_input(output, replacing.files_of(replaced) | left, *read)
+    source, survey = read
+    replacing.refuse_input(output, replacing.files_of(replaced) | left, source, survey.objects)
+    if survey.all_tars:
+        replacing.refuse_inside(output, source)
     replacing.remove(output, left)
     replacing.remove(output, [found.name for found in output.list(naming.PLAN_FOLDER) if naming.is_plan(found.name)])
     if replaced:

@@ -76,6 +76,15 @@ def refuse_input(output: Storage, doomed: Iterable[str], source: Storage, object
             )
 
 
+def refuse_inside(output: Storage, source: Storage) -> None:
+    """Raises ConfigError if the output is in the folder `source`, all of whose tars are the input."""
+    if f"{_place(output)}/".startswith(f"{_place(source)}/"):
+        raise ConfigError(
+            f"{output.url}: all tars below {source.url} are read, so a rerun would take the shards for input; choose "
+            "another --output, or name the tars as input"
+        )
+
+
 def remove(output: Storage, names: Iterable[str]) -> None:
     """Removes those of the files that stand there."""
     for name in sorted(names):

@@ -78,13 +78,15 @@ class Survey:
 
     `classes` is None where only the samples know (labels are then 0 to the largest one seen). `notes` are
     sentences for the user and the manifest ("no validation archive: only split train"). `objects` are the
-    input objects by name with their sizes in bytes, in order, as far as they are few.
+    input objects by name with their sizes in bytes, in order, as far as they are few. `all_tars` says that they are
+    whatever tars stand below the input, so that one which is written there later is input too.
     """
 
     units: Units
     classes: list[ClassInfo] | None
     notes: list[str] = field(default_factory=list)
     objects: dict[str, int] = field(default_factory=dict)
+    all_tars: bool = False
 
 
 class Spool(Protocol):

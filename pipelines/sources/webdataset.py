@@ -83,6 +83,7 @@ class WebDataset:
             classes=(known.classes or None) if known else None,
             notes=[] if all(splits.values()) else [_NO_SPLIT],
             objects={tar.name: tar.num_bytes for tar in tars},
+            all_tars=not known and not self.tars,
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:

@@ -347,6 +347,18 @@ def test_a_set_that_is_the_input_is_not_overwritten(raw, tmp_path, place):
     assert files_of(out) == before
 
 
+@pytest.mark.parametrize("place", ["tars/new", "tars", "link/new"])
+def test_an_output_among_the_tars_that_are_read_is_refused_before_a_rerun_takes_its_shards_for_input(tmp_path, place):
+    add(tmp_path, "tars/train-0.tar", tar_bytes({"a.png": odd_images.png(1), "b.png": odd_images.png(2)}))
+    (tmp_path / "link").symlink_to("tars")
+    before = files_of(tmp_path / "tars")
+    with pytest.raises(ConfigError, match=r"all tars below .*tars are read.*another --output"):
+        build(config_of(tmp_path / "tars", tmp_path / place, source="webdataset", num_shards={"": 1}), HERE)
+    assert files_of(tmp_path / "tars") == before
+    named = config_of(tmp_path / "tars" / "train-0.tar", tmp_path / place, source="webdataset", num_shards={"": 1})
+    assert built(named) == built(named)
+
+
 def test_what_an_unfinished_replacement_left_goes_when_another_is_begun(raw, tmp_path):
     out = tmp_path / "out"
     built(config_of(raw, out))
