@@ -28,7 +28,7 @@ from pipelines.sources.imagenet import (
     ImageNet,
 )
 from pipelines.sources.rangefile import WINDOW_BYTES
-from pipelines.sources.webdataset import WebDataset
+from pipelines.sources.webdataset import WebDataset, common_start
 from shardset import naming, png
 from shardset.errors import ConfigError, SourceError
 from shardset.manifest import Manifest, Split
@@ -219,7 +219,8 @@ def _webdataset(source: WebDataset) -> Found:
     survey = source.survey()
     if known := source.manifest():
         return _known(source.input, known)
-    indexes = {stat.name for stat in source.input.list() if stat.name.endswith(naming.index_path(".tar"))}
+    beside = [naming.index_path(unit["tar"]) for unit in survey.units]
+    indexes = {stat.name for stat in source.input.list(common_start(beside))} & {*beside}
     splits: dict[str, Counted] = {}
     notes: list[Assumption] = []
     for split in sorted({unit["split"] for unit in survey.units}):

@@ -139,7 +139,7 @@ def _below(storage: Storage) -> list[Stat]:
 
 def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     wanted = list(names)
-    found = {stat.name: stat for stat in storage.list(_common_start(wanted))}
+    found = {stat.name: stat for stat in storage.list(common_start(wanted))}
     if missing := [name for name in wanted if name not in found]:
         first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise SourceError(
@@ -189,13 +189,14 @@ def _choices(body: str, pattern: str) -> list[str]:
     raise ConfigError(f"{pattern}: {{{body}}} is neither a range {{000..009}} nor a list {{a,b}}")
 
 
-def _common_start(names: list[str]) -> str:
+def common_start(names: list[str]) -> str:
+    """What all names begin with."""
     first, last = min(names), max(names)
     return next((first[:at] for at in range(len(first)) if first[at] != last[at : at + 1]), first)
 
 
 def _common_folder(urls: list[str]) -> str:
-    folder, slash, _ = _common_start(urls).rpartition("/")
+    folder, slash, _ = common_start(urls).rpartition("/")
     remote = any("://" in url for url in urls)
     if (remote and "://" not in folder) or (not slash and any(url.startswith("/") for url in urls)):
         raise ConfigError(f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one")

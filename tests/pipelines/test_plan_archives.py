@@ -260,6 +260,14 @@ def test_tars_with_an_index_are_counted_by_it_and_only_the_others_are_estimated(
     assert "1 of 1 hold" in found.assumptions[0].text
 
 
+def test_a_tar_that_is_named_is_planned_whatever_else_is_in_its_folder(tmp_path):
+    folder = ours_without_manifest(tmp_path / "ours") / "train"
+    (folder / "elsewhere").symlink_to("nowhere")
+    found = from_listing(config_of("webdataset", folder / "train-000000.tar"))
+    assert not found.assumptions
+    assert list(found.splits) == ["train"]
+
+
 def test_imagenet_archives_of_another_size_are_estimated_class_by_class(tmp_path):
     images = [(f"n0144076{number}", number) for number in range(3)]
     inner = {
