@@ -163,7 +163,7 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
 
     def rows(name: str, number: int, shard: Shard) -> list[Sample]:
         index = read_index(storage, shard)
-        near = np.flatnonzero(np.char.startswith(index["key"], key.encode()))
+        near = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape")))
         here = [row for row in near.tolist() if is_copy(index["key"][row].decode("ascii", "replace"), key)]
         origins = read_origins(storage, name, number, index["key"]) if here else None
         return [_sample(manifest, name, number, index, row, origins) for row in here]

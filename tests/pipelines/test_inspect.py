@@ -130,6 +130,12 @@ def test_copies_are_found_with_their_sample():
     assert [s.key for s in inspect.find_key(storage, manifest, "train-000000@1")] == ["train-000000@1"]
 
 
+@pytest.mark.parametrize("key", ["caf\udce9", "ü"])
+def test_no_sample_has_a_key_that_is_not_ascii(key):
+    with pytest.raises(ConfigError, match="no sample has the key"):
+        inspect.find_key(*made(), key)
+
+
 def test_a_key_that_only_starts_alike_is_another_key():
     storage, manifest = made()
     with pytest.raises(ConfigError, match="no sample has the key 'train-00000'"):
