@@ -8,7 +8,7 @@ from typing import ClassVar
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
-from pipelines.sources.holdout import REST, check_holdout, split_of
+from pipelines.sources.holdout import REST, check_holdout, empty_notes, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, extension, is_hidden, is_text, printable, without_extension
 from pipelines.sources.pile import Entry, Pile, Units
 from shardset.errors import ConfigError, SourceError
@@ -50,7 +50,8 @@ class Folder:
         labels = {name: label for label, name in enumerate(names)}
         rejected = [self._rejected(name, has_splits) for name in listed.unreadable]
         seen = {(self._split_of(name, has_splits), labels[_class_of(name)]) for name, *_ in listed.images}
-        self._check_splits({split for split, _ in seen}, names)
+        splits = {split for split, _ in seen}
+        self._check_splits(splits, names)
 
         def unit_of(number: int, images: list[Entry]) -> Unit:
             entries = [
@@ -62,7 +63,7 @@ class Folder:
         return Survey(
             units=Units(listed.images, ENTRIES_PER_UNIT, unit_of),
             classes=class_infos(names),
-            notes=[*_note_others(listed.others), *missing_notes(seen, names)],
+            notes=[*_note_others(listed.others), *empty_notes(self.holdout, splits), *missing_notes(seen, names)],
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:

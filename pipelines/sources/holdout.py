@@ -1,6 +1,6 @@
 """A split by keyed hash: which samples are held out depends on their own keys and the seed, on nothing else."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from shardset.errors import ConfigError
 from shardset.naming import is_split
@@ -22,6 +22,13 @@ def check_holdout(holdout: Mapping[str, float]) -> None:
             raise ConfigError(f"--holdout {split}={fraction}: expected a fraction between 0 and 1, such as {split}=0.1")
     if sum(holdout.values()) >= 1:
         raise ConfigError(f"--holdout: the fractions add up to {sum(holdout.values()):g}, which leaves no {REST}")
+
+
+def empty_notes(holdout: Mapping[str, float], splits: Iterable[str]) -> Iterator[str]:
+    """A sentence for each split that should have samples and has none; `splits` are those that have some."""
+    asked = ",".join(f"{split}={fraction:g}" for split, fraction in holdout.items())
+    for split in sorted({*holdout, REST} - {*splits}) if holdout else ():
+        yield f"--holdout {asked} left no image in split {split}, so there is no such split"
 
 
 def split_of(key: str, holdout: Mapping[str, float], seed: int) -> str:

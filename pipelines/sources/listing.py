@@ -11,7 +11,7 @@ from typing import IO, Any, ClassVar, NoReturn
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
-from pipelines.sources.holdout import check_holdout, split_of
+from pipelines.sources.holdout import check_holdout, empty_notes, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
 from pipelines.sources.pile import Entry, Pile, Units
 from pipelines.sources.rangefile import RangeFile
@@ -102,7 +102,7 @@ class Listing:
         return Survey(
             units=Units(entries, ENTRIES_PER_UNIT, lambda _, some: {"entries": some}),
             classes=class_infos(names),
-            notes=list(missing_notes(seen, names)),
+            notes=[*empty_notes(self.holdout, {split for split, _ in seen}), *missing_notes(seen, names)],
             objects={self.file: listing.num_bytes},
         )
 

@@ -129,6 +129,14 @@ def test_a_holdout_splits_class_folders_by_key(tmp_path):
     assert {key: after[key] for key in before} == before
 
 
+def test_a_split_that_a_holdout_leaves_empty_is_noted(tmp_path):
+    folder = write_class_folders(tmp_path, ["a", "b"], 3)
+    empty = "--holdout test=0.001 left no image in split test, so there is no such split"
+    assert opened(folder, holdout={"test": 0.001}).survey().notes == [empty]
+    [note, *_] = opened(folder, holdout={"test": 0.999}).survey().notes
+    assert note == "--holdout test=0.999 left no image in split train, so there is no such split"
+
+
 def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
     write_class_folders(tmp_path, ["a"], 1, splits=["train", "test"])
     with pytest.raises(ConfigError, match=r"splits already, such as test/a/000\.png; leave --holdout out"):

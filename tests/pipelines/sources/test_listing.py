@@ -179,6 +179,12 @@ def test_a_holdout_splits_by_key(images):
     assert {s.key: s.split for s in read(opened(path, holdout={"test": 0.3}, seed=1))} == splits
 
 
+def test_a_split_that_a_holdout_leaves_empty_is_noted(images):
+    path = write_jsonl(images / "list.jsonl", [{"path": "3.ppm", "label": 0}])
+    [note] = opened(path, holdout={"test": 0.001}).survey().notes
+    assert note == "--holdout test=0.001 left no image in split test, so there is no such split"
+
+
 def test_a_holdout_of_a_listing_with_splits_is_refused(images):
     path = write_csv(images / "list.csv", ["path", "label", "split"], [["3.ppm", 0, ""], ["a/1.png", 0, "train"]])
     with pytest.raises(ConfigError, match="line 3: --holdout with a listing that has splits"):
