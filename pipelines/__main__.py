@@ -391,8 +391,10 @@ def _shares(text: str) -> dict[str, float]:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    parts = [part.rpartition("=") for part in text.split(",")]
-    return [(split, number) for split, _, number in parts]
+    pairs = [(split, number) for split, _, number in (part.rpartition("=") for part in text.split(","))]
+    if len(dict(pairs)) != len(pairs):
+        _fail(text, "one number for each split")
+    return pairs
 
 
 def _positive(text: str) -> int:

@@ -811,6 +811,8 @@ def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
         (["--only-shards", "train:0-99999999999"], "'train:0-99999999999' is not SPLIT:NUMBERS"),
         (["--num-shards", "bogus=3"], "sizes were given for split 'bogus', but the input has test, train"),
         (["--resize", "256"], "'256' is not shorter=N"),
+        (["--num-shards", "train=2,train=3"], "'train=2,train=3' is not one number for each split"),
+        (["--holdout", "test=0.1,test=0.2"], "'test=0.1,test=0.2' is not one number for each split"),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(raw, tmp_path, words, sentence):
