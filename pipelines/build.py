@@ -19,7 +19,7 @@ from apache_beam.options.pipeline_options import (
     SetupOptions,
     StandardOptions,
 )
-from apache_beam.runners.runner import PipelineState
+from apache_beam.runners.runner import PipelineState, create_runner
 
 from pipelines import dataflow, errors_from_beam, forkserver, replacing, sources, workers
 from pipelines.config import BuildConfig
@@ -254,11 +254,22 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
             "--direct_running_mode=multi_threading loses elements after a GroupByKey (Beam 2.77): "
             "use multi_processing or in_memory"
         )
+    _check_runner(options.view_as(StandardOptions).runner)
     if "--runner" not in given:
         options.view_as(StandardOptions).runner = "FnApiRunner"
         _set_workers(options.view_as(DirectOptions), given, in_memory=output.url.startswith("memory://"))
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
     return options
+
+
+def _check_runner(name: str | None) -> None:
+    """ConfigError if Beam has no such runner: it would say so with a traceback, after the input was surveyed."""
+    if name is None:
+        return
+    try:
+        create_runner(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f"--runner {name}: {error}; leave it out to build here") from error
 
 
 def _check_job_server(options: PipelineOptions) -> None:
@@ -279,6 +290,8 @@ def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) ->
     """A process a core, or as many as asked for, unless the mode is given; Beam's own default is one thread in all."""
     if "--direct_running_mode" in given or in_memory:
         return
+    if options.direct_num_workers < 0:
+        raise ConfigError(f"--direct_num_workers is {options.direct_num_workers}, expected a number from 1, or 0: all")
     if "--direct_num_workers" not in given or not options.direct_num_workers:
         options.direct_num_workers = forkserver.num_cores()
     if options.direct_num_workers > 1:

@@ -813,6 +813,9 @@ def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
         (["--resize", "256"], "'256' is not shorter=N"),
         (["--num-shards", "train=2,train=3"], "'train=2,train=3' is not one number for each split"),
         (["--holdout", "test=0.1,test=0.2"], "'test=0.1,test=0.2' is not one number for each split"),
+        (["--runner", "NoSuchRunner"], "--runner NoSuchRunner: Unexpected pipeline runner"),
+        (["--runner", "no.such.Runner"], "--runner no.such.Runner: No module named 'no'"),
+        (["--direct_num_workers=-3"], "--direct_num_workers is -3, expected"),
     ],
 )
 def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(raw, tmp_path, words, sentence):
