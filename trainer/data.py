@@ -76,11 +76,14 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     manifest, _ = manifests.load(config.manifest)
     check_splits(config, manifest)
     evaluated = eval_split_of(config, manifest)
+    classes = num_classes_of(config, manifest)
+    for setting, name in (("train_split", config.train_split), ("eval_split", evaluated)):
+        check_labels(setting, name, manifest)
     train = _stream(config, config.train_split, host, num_hosts, image=train_spec(config.image), seed=config.seed)
     return Data(
         train=train,
         evaluation=_stream(config, evaluated, host, num_hosts, image=eval_spec(config.image), seed=None),
-        num_classes=num_classes_of(config, manifest),
+        num_classes=classes,
         manifest_digest=manifest.digest,
         plan=plan_of(manifest.split(config.train_split).num_samples, train.order.bad_ids),
         num_eval_samples=manifest.split(evaluated).num_samples,
@@ -172,6 +175,17 @@ def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
     if wanted is None and not found:
         raise ConfigError("the shard set has no classes; it has images only, and this trainer needs labels")
     return wanted or found
+
+
+def check_labels(setting: str, name: str, manifest: Manifest) -> None:
+    """Raises ConfigError unless every sample of the split has a label; the loss of one without it means nothing."""
+    split = manifest.split(name)
+    missing = split.num_samples - sum(sum(shard.class_counts) for shard in split.shards)
+    if missing:
+        raise ConfigError(
+            f"{setting} is {name!r}, where {missing} of {split.num_samples} samples have no label, and this trainer "
+            f"needs them; name another split with --set {setting}=NAME, or build the shard set without these samples"
+        )
 
 
 def _stream(

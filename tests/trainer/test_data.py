@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -105,6 +106,19 @@ def test_data_that_is_not_there_or_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises((ConfigError, ManifestError), match=message):
         open_data(replace(tiny_config(manifest, "run"), **changes), 0, 1)
+
+
+@pytest.mark.parametrize("without", ["train", "val"])
+@pytest.mark.parametrize("num_classes", [None, 12])
+def test_a_split_with_samples_that_have_no_label_is_refused(without: str, num_classes: int | None) -> None:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
+    splits[without][4:7] = [
+        msgspec.structs.replace(sample, fields=sample.fields[:1], label=-1) for sample in splits[without][4:7]
+    ]
+    write_shard_set(open_storage(url), splits)
+    with pytest.raises(ConfigError, match=f"is '{without}', where 3 of 20 samples have no label"):
+        open_data(tiny_config(url, "run", model=ModelConfig(num_classes=num_classes)), 0, 1)
 
 
 def test_a_model_may_have_more_classes_than_the_data(manifest: str) -> None:
