@@ -505,6 +505,15 @@ class Replica(Xla):
         # Each replica of a process is a thread that compiles its own, and the counters are the process'.
         self._graphs_a_phase = self._xr.addressable_device_count()
 
+    def keep(self, tensors: Iterable[torch.Tensor]) -> None:
+        # Equal numbers that were sent, such as Adam's counts of steps, are a constant of the graph or one input that
+        # all share; from the second step on each would be an input of its own, and that another graph.
+        with torch.no_grad():
+            for tensor in tensors:
+                if tensor.dim() == 0 and tensor.dtype != torch.bool:
+                    tensor.add_(0)
+        self._torch_xla.sync()
+
     def put(self, batch: Batch) -> Batch:
         names = list(batch)
         placed = self._sent([batch[name] for name in names])

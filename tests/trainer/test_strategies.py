@@ -130,6 +130,17 @@ def test_one_replica_needs_no_shim(manifest: str, tmp_path: Path, plain: dict[st
     assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_replica_with_batch_norm_goes_on_from_its_checkpoint_with_one_graph(
+    manifest: str, tmp_path: Path, name: str
+) -> None:
+    # Equal numbers that were sent to the device, such as counts of steps, were one input of the first step's graph.
+    config = tiny_config(manifest, tmp_path, strategy="replica", optimizer=replace(CALM, name=name))
+    succeed(replace(config, max_steps=3))
+    succeed(config)
+    assert len(losses(tmp_path)) == 2 * STEPS
+
+
 def test_several_replicas_on_the_cpu_are_refused_because_they_would_hang(manifest: str, tmp_path: Path) -> None:
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica"), devices=2))
     assert code == USAGE
