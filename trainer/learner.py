@@ -26,6 +26,7 @@ class Learner:
     def __init__(self, runtime: Runtime, config: TrainConfig, num_classes: int, state: dict[str, Any] | None) -> None:
         self._runtime = runtime
         self._config = config
+        self._num_classes = num_classes
         net = model.build(config.model, num_classes, config.seed)
         model.check_size(net, config.model.name, config.image.size)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
@@ -99,12 +100,17 @@ class Learner:
     def _pass(self, batch: Batch, total: torch.Tensor) -> torch.Tensor:
         """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
         images, own_share = self._images(batch)
-        with self._runtime.autocast():
-            logits = self._parallel(images).float()
+        logits = self._logits(self._parallel, images)
         losses = self._losses(logits, batch["label"], own_share)
         # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
         ((losses * batch["weight"]).sum() * self._runtime.num_replicas / total).backward()
         return metrics.stats_row(losses.detach(), logits.detach(), batch["label"], batch["weight"])
+
+    def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        with self._runtime.autocast():
+            logits = net(images)
+        model.check_logits(logits, self._config.model.name, self._num_classes)
+        return logits.float()
 
     def _images(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
         images = self._normalize(batch["image"], batch.get("flip"))
@@ -120,8 +126,7 @@ class Learner:
 
     @torch.no_grad()
     def _eval_step(self, batch: Batch) -> torch.Tensor:
-        with self._runtime.autocast():
-            logits = self._eval_net(self._normalize(batch["image"])).float()
+        logits = self._logits(self._eval_net, self._normalize(batch["image"]))
         losses = cross_entropy(logits, batch["label"], reduction="none")
         return metrics.stats_row(losses, logits, batch["label"], batch["weight"])
 

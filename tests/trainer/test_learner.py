@@ -37,6 +37,22 @@ def linear(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, num_classes))
 
 
+def too_few(num_classes: int) -> nn.Module:
+    return linear(num_classes - 2)
+
+
+def two_outputs(num_classes: int) -> nn.Module:
+    class TwoOutputs(nn.Sequential):
+        def forward(self, images_NCHW: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+            return super().forward(images_NCHW), None
+
+    return TwoOutputs(*linear(num_classes))  # type: ignore[misc]
+
+
+def a_map(num_classes: int) -> nn.Module:
+    return nn.Conv2d(3, num_classes, 3)
+
+
 def config_of(**changes: Any) -> TrainConfig:
     changes = {"model": ModelConfig(name=f"{__name__}:linear"), "optimizer": PLAIN, **changes}
     return tiny_config(None, "run", **changes)
@@ -187,3 +203,14 @@ def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> Non
 def test_a_model_for_another_size_of_images_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"takes images of 224x224 only, but image\.size is 8"):
         learner_of(model=ModelConfig(name="vit_tiny_patch16_224"))
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("too_few", r"\[2, 3\]"), ("two_outputs", "a tuple"), ("a_map", r"\[2, 5, 2, 2\]")]
+)
+def test_a_model_that_returns_no_number_for_each_class_is_refused(name: str, found: str) -> None:
+    # On XLA the loss of a label that has no number is that of another one.
+    learner = learner_of(model=ModelConfig(name=f"{__name__}:{name}"))
+    for step in (lambda: learner.train_step(batch_of(2), 0.1, key=1), lambda: learner.eval_step(batch_of(2))):
+        with pytest.raises(ConfigError, match=rf":{name}' returned {found} .*expected a tensor \[images, 5\]"):
+            step()
