@@ -2,6 +2,7 @@
 
 import faulthandler
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -562,5 +563,11 @@ def check_stream(stream: Batches, state: str | None) -> None:
 
 
 def check_evaluation(totals: Totals, expected: int) -> None:
+    """Raises PlanMismatch unless every sample was evaluated, NotFinite if their loss is no number."""
     if int(totals.weight) != expected:
         raise PlanMismatch(f"evaluated {int(totals.weight)} samples, the split has {expected}")
+    if not math.isfinite(totals.loss):
+        raise NotFinite(
+            f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing: lower the learning "
+            "rate, or clip gradients with --set regularize.clip_norm=1; a run goes on from the checkpoint before it"
+        )

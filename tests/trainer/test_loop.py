@@ -87,6 +87,20 @@ class _Flaky(nn.Module):
         return self.head(images_NCHW.flatten(1)) * (float("nan") if self.calls > 4 else 1)
 
 
+def overflowing_model(num_classes: int) -> nn.Module:
+    """A model whose output is a number in training only, as where running statistics are far off."""
+    return _Overflowing(num_classes)
+
+
+class _Overflowing(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(3 * 8 * 8, num_classes)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        return self.head(images_NCHW.flatten(1)) * (1 if self.training else float("inf"))
+
+
 def asking_model(num_classes: int) -> nn.Module:
     """The usual model; its process is asked to stop during one of its calls."""
     return _Asking(num_classes)
@@ -380,6 +394,21 @@ def test_sigterm_saves_and_the_same_command_goes_on(
     run(config)
     assert losses(tmp_path) == losses(undisturbed)
     assert len(read_records(tmp_path, "eval")) == 2
+
+
+def test_an_evaluation_that_is_no_number_is_neither_logged_nor_saved_nor_a_target(
+    manifest: str, tmp_path: Path
+) -> None:
+    name = f"{overflowing_model.__module__}:overflowing_model"
+    config = tiny_config(
+        manifest, tmp_path, model=ModelConfig(name=name), target_accuracy=0.01, checkpoint_every_steps=2
+    )
+    with pytest.raises(NotFinite, match="the loss of the evaluation is nan"):
+        run(config)
+    assert newest_state(tmp_path)["step"] == 6
+    assert not read_records(tmp_path, "eval")
+    with pytest.raises(NotFinite, match="the loss of the evaluation is nan"):
+        runtime.launch(config, loop.evaluate_checkpoint)
 
 
 def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: str, tmp_path: Path) -> None:
