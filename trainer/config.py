@@ -21,6 +21,8 @@ RECORD = "config.json"
 """The file of the run folder that holds the full config."""
 ORDER = "order.json"
 """The file of the run folder that holds the order of the training stream."""
+MAX_TIMEOUT_S = 1_000_000_000
+"""Longer times don't fit into what counts them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,15 @@ class TrainConfig:
             raise ConfigError(
                 f"image.pad is {self.image.pad}, expected less than image.size, {self.image.size}: a window may show "
                 "nothing of the image"
+            )
+        if self.image.eval_resize < self.image.size and not self.fake_data:
+            raise ConfigError(
+                f"image.eval_resize is {self.image.eval_resize}, expected at least image.size, {self.image.size}: an "
+                f"evaluation resizes to it and takes the centre; add --set image.eval_resize={self.image.size}, or more"
+            )
+        if self.stall_timeout_s > MAX_TIMEOUT_S:
+            raise ConfigError(
+                f"stall_timeout_s is {self.stall_timeout_s}, expected at most {MAX_TIMEOUT_S}, which is 31 years"
             )
         if self.profile_steps is not None and not 0 <= self.profile_steps[0] < self.profile_steps[1]:
             raise ConfigError(f"profile_steps is {self.profile_steps}, expected START:STOP with START before STOP")

@@ -48,6 +48,12 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("target_accuracy=76", "between 0 and 1"),
         ("max_steps=0", "max_steps is 0, expected at least 1"),
         ("checkpoint_every_steps=0", "checkpoint_every_steps is 0, expected at least 1"),
+        ("stall_timeout_s=10000000000", "stall_timeout_s is 10000000000, expected at most 1000000000"),
+        (
+            "image.size=300",
+            r"image\.eval_resize is 256, expected at least image\.size, 300.* --set image\.eval_resize=300",
+        ),
+        ("image.eval_resize=128", r"image\.eval_resize is 128, expected at least image\.size, 224"),
         ("stall_timeout_s=0", "stall_timeout_s is 0, expected at least 1"),
         ("image.size=0", "image.size is 0, expected at least 1"),
         ("image.eval_resize=0", "image.eval_resize is 0, expected at least 1"),
