@@ -113,6 +113,12 @@ def _of_name(name: str, num_classes: int) -> nn.Module:
     if not timm.is_model(name):
         known = timm.list_models(f"{name[:6]}*")
         raise ConfigError(f"no model {name!r} in timm {timm.__version__}; near it: {', '.join(known[:5]) or 'nothing'}")
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # it names weights, as `.a1_in1k` does, that do not exist
+        raise ConfigError(
+            f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
+        ) from error
     return timm.create_model(name, num_classes=num_classes)
 
 
