@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from shardset.storage import open_storage
@@ -57,12 +58,15 @@ def evaluate(runtime: Runtime, learner: Learner, stream: Batches, must_stop: Cal
 
 
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
-    """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split."""
+    """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split.
+
+    Its averaged weights are evaluated if it has them, as in its run, unless the config turns them off by 0.
+    """
     check_batch(config, runtime)
     data = open_data(config, runtime.host, runtime.num_hosts)
     commit, state = _chosen(config)
     checkpoint.check_identity(commit.identity, model_of(config, data), f"step {commit.step}")
-    learner = Learner(runtime, config, data.num_classes, state)
+    learner = Learner(runtime, _with_averages(config, state), data.num_classes, state)
     start = time.perf_counter()
     totals = evaluate(runtime, learner, data.evaluation, lambda: False) or Totals()
     check_evaluation(totals, data.num_eval_samples)
@@ -84,3 +88,10 @@ def _chosen(config: TrainConfig) -> tuple[checkpoint.Commit, dict[str, Any]]:
     storage = open_storage(config.run_dir)
     commit = checkpoint.best(checkpoint.commits(storage, print))
     return (commit, checkpoint.read(storage, commit)) if commit else checkpoint.at(storage, print)
+
+
+def _with_averages(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
+    if state["ema"] is None or config.regularize.ema_decay is not None:
+        return config
+    decay = state["config"]["regularize"]["ema_decay"]
+    return replace(config, regularize=replace(config.regularize, ema_decay=decay))

@@ -590,6 +590,17 @@ def test_an_evaluation_by_command_gives_the_accuracy_of_the_best_checkpoint(
     assert f"accuracy {best:.4f}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("decay", "is_the_runs"), [(None, True), (0.0, False)])
+def test_an_evaluation_by_command_is_of_the_averaged_weights_that_a_checkpoint_has(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], decay: float | None, is_the_runs: bool
+) -> None:
+    run(tiny_config(manifest, tmp_path / "run", epochs=1, regularize=RegularizeConfig(ema_decay=0.9)))
+    loss = read_records(tmp_path / "run", "eval")[0]["loss"]
+    config = tiny_config(manifest, tmp_path, resume=str(tmp_path / "run"), regularize=RegularizeConfig(ema_decay=decay))
+    runtime.launch(config, loop.evaluate_checkpoint)
+    assert (f"loss {loss:.4f}, {NUM_EVAL} samples" in capsys.readouterr().out.splitlines()[-1]) == is_the_runs
+
+
 def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(manifest: str, undisturbed: Path) -> None:
     other = ModelConfig(name="trainer.model:tiny_groupnorm")
     with pytest.raises(
