@@ -16,6 +16,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -371,7 +372,13 @@ class Xla(Single):
         super().__init__(precision)
 
     def place(self, module: nn.Module) -> nn.Module:
+        shared = _shared_parameters(module)
         module = module.to(self.device)
+        # Moving gives each layer weights of its own, here alone.
+        for first, *others in shared:
+            for name in others:
+                owner, _, own_name = name.rpartition(".")
+                setattr(module.get_submodule(owner), own_name, module.get_parameter(first))
         self._torch_xla.sync()
         return module
 
@@ -768,6 +775,14 @@ def _number(name: str) -> int:
     if not os.environ[name].isdecimal():
         raise ConfigError(f"strategy ddp: {name} is {os.environ[name]!r}, expected a whole number; torchrun sets it")
     return int(os.environ[name])
+
+
+def _shared_parameters(module: nn.Module) -> list[list[str]]:
+    """The names of each weight that several layers have in common."""
+    names = defaultdict[int, list[str]](list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return [same for same in names.values() if len(same) > 1]
 
 
 def _mapped(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -204,6 +204,33 @@ def test_facts_of_spmd_on_four_devices() -> None:
         assert far < TOLERANCE, way
 
 
+def shared_model(num_classes: int) -> Any:
+    """A model whose second and third layer have the same weights."""
+    from torch import nn
+
+    layers = [nn.Flatten(), nn.Linear(192, 16), *(nn.Linear(16, 16) for _ in range(2)), nn.Linear(16, num_classes)]
+    net = nn.Sequential(*layers)
+    net[3].weight = net[2].weight
+    return net
+
+
+@pytest.mark.parametrize("strategy", ["spmd", "replica"])
+def test_layers_that_share_their_weights_do_so_on_xla_too(manifest: str, tmp_path: Path, strategy: Strategy) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:shared_model")
+    config = tiny_config(manifest, tmp_path / "single", epochs=1, model=model)
+    succeed(config)
+    succeed(replace(config, strategy=strategy, run_dir=str(tmp_path / "xla")))
+    assert largest_difference(losses(tmp_path / "single"), losses(tmp_path / "xla")) < TOLERANCE
+    weights = newest_weights(tmp_path / "xla")
+    assert torch.equal(weights["2.weight"], weights["3.weight"])
+
+
+def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.newest(open_storage(str(folder)), pytest.fail)
+    assert found is not None
+    return found[1]["model"]
+
+
 def changing_model(num_classes: int) -> Any:
     """A model with a Python number that changes from step to step."""
     from torch import nn
@@ -211,11 +238,11 @@ def changing_model(num_classes: int) -> Any:
     class Changing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.head, self.calls = nn.Linear(192, num_classes), 0
+            self.head, self.calls = nn.Linear(192, num_classes + 1), 0
 
         def forward(self, images_NCHW: Any) -> Any:
             self.calls += 1
-            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes - self.calls % 2]
+            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes + self.calls % 2]
 
     return Changing()
 
