@@ -12,6 +12,7 @@ import queue
 import re
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import google_crc32c
@@ -19,7 +20,7 @@ import msgspec
 import torch
 
 from shardset.errors import NotFound
-from shardset.storage import Storage
+from shardset.storage import LocalStorage, Storage
 from shardset.tarindex import crc32c_text
 from trainer.errors import CheckpointError, NotFinite
 
@@ -293,6 +294,15 @@ def retain(storage: Storage, keep: int) -> None:
     # Commits first: a kill in between leaves a state without a commit, never the reverse.
     for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         storage.delete(name)
+    if isinstance(storage, LocalStorage):
+        _remove_empty_folders(Path(storage.url))
+
+
+def _remove_empty_folders(run: Path) -> None:
+    """Removes what a disk, other than a bucket, keeps of a checkpoint that was deleted: it looks like one."""
+    for folder in run.glob(f"{FOLDER}*/"):
+        if _IN_CHECKPOINT.fullmatch(f"{FOLDER}{folder.name}/") and not any(folder.iterdir()):
+            folder.rmdir()
 
 
 def _put(storage: Storage, name: str, data: bytes) -> None:

@@ -106,6 +106,13 @@ def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) ->
     assert {stat.name.split("/")[1] for stat in storage.list()} == {f"step-00000000{step}" for step in (3, 6, 7)}
 
 
+def test_on_a_disk_no_empty_folder_of_a_deleted_checkpoint_stays(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/mine").mkdir(parents=True)
+    saved(open_storage(str(tmp_path)), 1, 2, 3, 4, keep=2)
+    found = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert found == ["mine", "step-000000003", "step-000000004"]
+
+
 def test_the_best_is_the_first_of_the_highest() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 1, 2, 3, top1={1: 0.5, 2: 0.9, 3: 0.9})
