@@ -127,6 +127,10 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_numbers(self)
+        if not self.run_dir:
+            raise ConfigError(
+                "run_dir is empty, expected a folder or gs:// address; is a variable of the shell not set?"
+            )
         if self.target_accuracy is not None and not 0 < self.target_accuracy <= 1:
             raise ConfigError(
                 f"target_accuracy is {self.target_accuracy}, expected a share between 0 and 1, such as 0.76"

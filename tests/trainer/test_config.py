@@ -45,6 +45,7 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("optimizer=sgd", "no setting 'optimizer'"),
         ("epochs", "KEY=VALUE"),
         ("epochs=0", "at least 1"),
+        ("run_dir=", "run_dir is empty"),
         ("target_accuracy=76", "between 0 and 1"),
         ("max_steps=0", "max_steps is 0, expected at least 1"),
         ("checkpoint_every_steps=0", "checkpoint_every_steps is 0, expected at least 1"),
