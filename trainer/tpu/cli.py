@@ -444,8 +444,9 @@ def _wheel(path: str | None) -> Path | None:
 
 
 def _check_places(config: TrainConfig) -> None:
-    """Raises ConfigError unless the workers find data and run folder in a bucket."""
-    for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest)):
+    """Raises ConfigError unless the workers find data, run folder and the checkpoint to go on from in a bucket."""
+    resumed = None if config.resume in ("auto", "never") else config.resume
+    for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)):
         if url is not None and not url.startswith("gs://"):
             raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; the workers don't see this machine's files")
 

@@ -312,6 +312,7 @@ def test_a_training_that_failed_is_not_tried_again(cloud, tpu, tmp_path, failure
         ([*RUN, "--max-restarts=1"], "--accelerator-type"),
         (["--fake-data"], "--run-dir run: expected gs://"),
         (["--run-dir=gs://bucket/run", "--manifest=/data"], "--manifest /data: expected gs://"),
+        ([*RUN, "--resume=runs/old"], "--resume runs/old: expected gs://"),
         ([*RUN, "--recipe=imagenet"], "did you mean"),
         ([*RUN, "--set=epoch=1"], "did you mean 'epochs'"),
         ([*RUN, "--env=XLA_USE_BF16=1"], "--precision bf16"),
