@@ -8,18 +8,19 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from shardset.errors import ConfigError
-from shardset.storage import Storage
+from shardset.storage import Storage, explained
 from trainer import loglines
 
 METRICS = "metrics.jsonl"
@@ -201,9 +202,10 @@ class RunLog:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._master = master
-        self._log = path.open("a", encoding="utf-8")
-        self._lines = (folder / METRICS).open("a", encoding="utf-8") if master else None
+        self._log = _appended(path)
+        self._lines = _appended(folder / METRICS) if master else None
         self._events = _event_writer(folder / EVENTS) if master else None
+        self._events_at = str(folder / EVENTS)
         self._progress = Progress() if master else None
 
     def note(self, text: str) -> None:
@@ -219,10 +221,10 @@ class RunLog:
         self._write(f"{line_of(record)} time={_now():%H:%M:%S}")
         if self._lines:
             values = {"kind": _KINDS[type(record)], "time": _now().isoformat(), **dataclasses.asdict(record)}
-            self._lines.write(json.dumps(values) + "\n")
-            self._lines.flush()
+            _append(self._lines, json.dumps(values))
         if self._events and not isinstance(record, FinalRecord):
-            self._add_events(record)
+            with explained(self._events_at):
+                self._add_events(record)
 
     def progress(self, text: str) -> None:
         """A line that the next one replaces, on a terminal only."""
@@ -230,14 +232,19 @@ class RunLog:
             self._progress.show(text)
 
     def close(self) -> None:
-        """Flushes everything."""
-        for writer in (self._progress, self._log, self._lines, self._events):
-            if writer is not None:
-                writer.close()
+        """Flushes everything; raises StorageError if a file can't take it."""
+        with contextlib.ExitStack() as exits:
+            if self._events:
+                exits.enter_context(explained(self._events_at))
+                exits.callback(self._events.close)
+            for file in filter(None, (self._log, self._lines)):
+                exits.enter_context(explained(file.name))
+                exits.callback(file.close)
+            if self._progress:
+                self._progress.close()
 
     def _write(self, text: str) -> None:
-        self._log.write(f"{_now().isoformat()} {text}\n")
-        self._log.flush()
+        _append(self._log, f"{_now().isoformat()} {text}")
         if self._progress:
             self._progress.clear()
             print(text, flush=True)
@@ -268,6 +275,28 @@ class Progress:
             self._shown = 0
 
     close = clear
+
+
+def _appended(path: Path) -> TextIO:
+    """The file, to append lines to; one that a full disk or a loss of power has cut gets its end first."""
+    is_cut = path.exists() and path.stat().st_size > 0 and _last_byte(path) != b"\n"
+    file = path.open("a", encoding="utf-8")
+    if is_cut:
+        file.write("\n")
+    return file
+
+
+def _last_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read()
+
+
+def _append(file: TextIO, line: str) -> None:
+    """Raises StorageError if the file can't take the line."""
+    with explained(file.name):
+        file.write(line + "\n")
+        file.flush()
 
 
 def _event_writer(folder: Path) -> Any:

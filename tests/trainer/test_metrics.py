@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, StorageError
 from shardset.storage import MemoryStorage
 from trainer import metrics
 from trainer.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
@@ -68,6 +68,24 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     assert (tmp_path / "logs/host-000.log").read_text().count("\n") == 3
     assert list((tmp_path / "tensorboard").glob("events.*"))
     assert "a sentence" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "logs/host-000.log"])
+def test_a_log_that_a_full_disk_does_not_take_is_named_with_what_helps(tmp_path: Path, name: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / name).symlink_to("/dev/full")
+    log = RunLog(tmp_path, 0, master=True)
+    for act in (lambda: log.record(STEP), log.close):
+        with pytest.raises(StorageError, match=rf"{name}: the disk is full; free some space"):
+            act()
+
+
+def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "epo')
+    log = RunLog(tmp_path, 0, master=True)
+    log.record(STEP)
+    log.close()
+    assert [record["kind"] for record in metrics.records((tmp_path / "metrics.jsonl").read_bytes())] == ["step"]
 
 
 def test_a_terminal_has_one_progress_line_that_makes_way_for_others() -> None:
