@@ -336,21 +336,23 @@ def _checked(size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _jpeg_size(data: bytes) -> tuple[int, int]:
+    header = _turbo_header(data)
+    return _pillow_size(data) if header is None else header[:2]
+
+
+def _turbo_header(data: bytes) -> tuple[int, int, str] | None:
+    """(height, width, colour space); None where libjpeg-turbo can't tell or has no name for how colours are sampled."""
     try:
-        height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except (ValueError, KeyError) as error:  # KeyError: it has no colour space
-        raise UndecodableImage(f"its JPEG header can't be read ({error})") from error
-    return height, width
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError):  # KeyError: it has no colour space
+        return None
+    return height, width, colours
 
 
 def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
-    """None where libjpeg-turbo has no true RGB for it (CMYK) or warns; Pillow then decides."""
-    try:
-        if simplejpeg.decode_jpeg_header(data, strict=False)[2] in ("CMYK", "YCCK"):
-            return None
-    except ValueError:
-        return None
-    return _turbo(data, least)
+    """None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow then decides."""
+    header = _turbo_header(data)
+    return None if header is None or header[2] in ("CMYK", "YCCK") else _turbo(data, least)
 
 
 def _turbo(data: bytes | bytearray, least: tuple[int, int], *, strict: bool = True) -> np.ndarray | None:

@@ -20,6 +20,7 @@ from trainer.decode import (
     decode,
     decode_into,
     draws,
+    image_size,
     pad_crop,
     pad_crops,
     random_box,
@@ -108,6 +109,15 @@ def interlaced(image):
     )
 
 
+def grey_410():
+    """A JPEG of one unit of 4 x 2 blocks of light and one of each colour: 16 x 32 pixels, all of them 128."""
+    head = bytearray(encode(np.full((16, 32, 3), 128, np.uint8), "JPEG", subsampling="4:2:0"))
+    head[head.index(b"\xff\xc0") + 11] = 0x42
+    scan = head.index(b"\xff\xda") + 14
+    bits = 8 * "001010" + 2 * "0000"  # each block: no difference to the one before, and its end
+    return bytes(head[:scan]) + int(bits, 2).to_bytes(len(bits) // 8, "big") + b"\xff\xd9"
+
+
 def test_half_of_the_images_are_flipped():
     rows = np.arange(4000)
     assert abs((draws(RANDOM, 1, 0, rows, rows * 0)[:, 0] < 0.5).mean() - 0.5) < 0.04
@@ -130,6 +140,24 @@ def test_every_kind_of_file_decodes_to_pillows_pixels(mode, file_format):
     buffer = io.BytesIO()
     Image.fromarray(busy(33, 21)).convert(mode).save(buffer, file_format)
     assert off(decode(buffer.getvalue()), pillow(buffer.getvalue())) < 0.5
+
+
+@pytest.mark.parametrize("subsampling", ["4:2:2", "4:2:0"])
+@pytest.mark.parametrize("spec", [ImageSpec(size=8), ImageSpec(size=24)], ids=["small", "large"])
+def test_a_cmyk_jpeg_of_fewer_colours_than_pixels_is_left_to_pillow(subsampling, spec):
+    buffer = io.BytesIO()
+    Image.fromarray(busy(41, 52)).convert("CMYK").save(buffer, "JPEG", subsampling=subsampling)
+    data = buffer.getvalue()
+    assert image_size(data) == (41, 52)
+    assert np.array_equal(decode(data), pillow(data))
+    assert one(data, spec).any()
+
+
+def test_a_jpeg_of_a_sampling_that_turbojpeg_has_no_name_for_is_left_to_pillow():
+    data = grey_410()
+    assert image_size(data) == (16, 32)
+    assert np.array_equal(decode(data), np.full((16, 32, 3), 128))
+    assert np.array_equal(one(data, ImageSpec(size=8)), np.full((8, 8, 3), 128))
 
 
 def test_webp_decodes():
