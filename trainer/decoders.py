@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import cv2
 import numpy as np
@@ -30,6 +31,12 @@ from trainer.shared import SharedImages
 
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
 """Else NumPy starts threads for it, which takes a third of the time that a process needs to be ready."""
+
+_COMMAND = (sys.executable, "-P", "-m", "trainer.decoding")
+"""Without -P the folder that one works in would come first, which may hold a `trainer.py` of its own."""
+
+_ROOT = str(Path(__file__).parents[1])
+"""Where this package was found; `sys.path` may only say so as "", the folder that one worked in at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +122,12 @@ class Decoder:
         self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
         self._socket, theirs = socket.socketpair()
         words = [str(theirs.fileno()), str(images.fd), str(self.images_NHWC.shape[1])]
+        paths = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
         # In a session of its own, so that a Ctrl-C or a signal to the group is for the process that it works for.
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "trainer.decoding", *words, *([] if task is None else [pickle.dumps(task).hex()])],
+            [*_COMMAND, *words, *([] if task is None else [pickle.dumps(task).hex()])],
             pass_fds=[theirs.fileno(), images.fd],
-            env=os.environ | _NO_ALGEBRA | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=os.environ | _NO_ALGEBRA | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             start_new_session=True,
         )
         theirs.close()

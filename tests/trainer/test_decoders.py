@@ -16,6 +16,7 @@ import pytest
 
 from shardset import png
 from shardset.storage import open_storage
+from tests.conftest import REPOSITORY
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage, decode
 from trainer.decoders import Decoders
@@ -189,6 +190,23 @@ def test_processes_start_once_for_all_epochs_and_end_with_the_stream(shards):
     del stream
     gc.collect()
     assert not children(os.getpid()) & started
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
+def test_processes_import_what_the_stream_did_whatever_the_working_folder_holds(shards, tmp_path, moves):
+    (tmp_path / "trainer.py").write_text("raise SystemExit('the trainer of another project')")
+    program = tmp_path / "programs" / "run.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import os, sys\n"
+        "from tests.trainer.test_decoders import from_second, make\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        "print(sum(batch['id'].size for batch in from_second(make(sys.argv[1]))))\n"
+    )
+    how, start = (["-c", program.read_text()], REPOSITORY) if moves else ([str(program)], tmp_path)
+    environment = os.environ | {"PYTHONPATH": "" if moves else str(REPOSITORY)}
+    found = subprocess.check_output([sys.executable, *how, shards], cwd=start, env=environment)
+    assert int(found) == 64 * (-(-MIN_DECODED // 64) - 1)
 
 
 def ready(decoders):
