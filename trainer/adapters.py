@@ -21,15 +21,19 @@ from trainer.stream import Batch, Stream
 
 
 class BatchDataset(IterableDataset):
-    """The batches of one epoch with tensors for arrays; give it to a DataLoader with `batch_size=None`."""
+    """The batches of one epoch with tensors for arrays; give it to a DataLoader with `batch_size=None`.
+
+    Raises ConfigError for a `start_step` that no epoch has.
+    """
 
     def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
         super().__init__()
+        stream.steps_from(start_step)  # refused here and not in a worker
         self.stream, self.epoch, self.start_step = stream, epoch, start_step
 
     def __len__(self) -> int:
         """Batches from `start_step` on."""
-        return len(self.stream) - self.start_step
+        return len(self.stream.steps_from(self.start_step))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(as_tensors, _own_steps(self.stream, self.epoch, self.start_step))
@@ -40,12 +44,14 @@ class SampleDataset(IterableDataset):
 
     The stream must have `image=None`, `fields` and `with_key=True`; pads are left out, so replicas may differ by
     one sample in the last row. Of several DataLoader workers each gives the samples of its own steps in order.
+    Raises ConfigError for another stream, and for a `start_step` that no epoch has.
     """
 
     def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
         super().__init__()
         if stream.image is not None or not stream.with_key or not stream.fields:
             raise ConfigError("samples need a stream of bytes; use Stream(image=None, fields=(...), with_key=True)")
+        stream.steps_from(start_step)  # refused here and not in a worker
         self.stream, self.epoch, self.start_step = stream, epoch, start_step
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -69,5 +75,5 @@ def _own_steps(stream: Stream, epoch: int, start_step: int) -> Iterator[Batch]:
     """Every n-th step for each of n workers: a DataLoader takes from them in turn, which keeps the order of batches."""
     info = get_worker_info()
     number, count = (info.id, info.num_workers) if info else (0, 1)
-    steps = range(start_step + number, len(stream), count)
+    steps = stream.steps_from(start_step)[number::count]
     return (batch for _, _, batch in stream.run(iter([(epoch, steps)])))

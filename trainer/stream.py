@@ -178,16 +178,28 @@ class Stream:
 
         `image` uint8 [n, size, size, 3], `label` int64, `weight` float32, `id` int64, with `flip` in the spec `flip`
         bool, when asked `key` (list of str) and fields (lists of bytes). Raises DamagedShard, StorageError or
-        UndecodableImage.
+        UndecodableImage, and at once ConfigError for a step that no epoch has.
         """
-        spans = [(epoch, range(start_step, len(self)))]
+        spans = [(epoch, self.steps_from(start_step))]
         return (batch for _, _, batch in self.run(iter(spans)))
 
     def epochs(self, start_epoch: int = 0, start_step: int = 0) -> Generator[tuple[int, int, Batch], None, None]:
-        """(epoch, step, batch) for ever; the next epoch is read and decoded while the last one ends."""
-        first = iter([(start_epoch, range(start_step, len(self)))])
+        """(epoch, step, batch) for ever; the next epoch is read and decoded while the last one ends.
+
+        Raises ConfigError for a step that no epoch has.
+        """
+        first = iter([(start_epoch, self.steps_from(start_step))])
         rest = ((epoch, range(len(self))) for epoch in itertools.count(start_epoch + 1))
         return self.run(itertools.chain(first, rest))
+
+    def steps_from(self, start_step: int) -> range:
+        """The steps of an epoch from one on, none from its end on; raises ConfigError for a step that no epoch has."""
+        if not 0 <= start_step <= len(self):
+            raise ConfigError(
+                f"step {start_step} of an epoch was asked for, expected 0 to {len(self)}; the steps of an epoch are "
+                "counted from its start, not from that of the run"
+            )
+        return range(start_step, len(self))
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Generator[tuple[int, int, Batch], None, None]:
         """(epoch, step, batch) over some spans (epoch, steps), one after the other; steps may be every n-th.

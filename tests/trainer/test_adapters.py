@@ -47,6 +47,15 @@ def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(
         assert all(torch.equal(batch[name], torch.from_numpy(expected[name])) for name in expected)
 
 
+@pytest.mark.parametrize("make_dataset", [BatchDataset, SampleDataset])
+def test_a_start_that_no_epoch_has_is_refused(shards, make_dataset):
+    stream = make(shards, **RAW)
+    assert list(make_dataset(stream, 0, len(stream))) == []
+    for start in (-1, len(stream) + 1):
+        with pytest.raises(ConfigError, match=f"step {start} of an epoch"):
+            make_dataset(stream, 0, start)
+
+
 @pytest.mark.slow
 def test_workers_that_are_spawned_read_the_same(shards):
     stream = make(shards)

@@ -356,6 +356,20 @@ def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
         list(make(shards).run(iter([(epoch, steps)])))
 
 
+@pytest.mark.parametrize("start", [10, 99, -1])
+def test_a_start_that_no_epoch_has_is_refused(shards, start):
+    stream = make(shards)
+    for begin in (stream.epoch, stream.epochs):
+        with pytest.raises(ConfigError, match=f"step {start} of an epoch .* 0 to 9.*counted from its start"):
+            begin(1, start)
+
+
+def test_a_start_at_the_end_of_an_epoch_goes_on_with_the_next_one(shards):
+    stream = make(shards)
+    assert list(stream.epoch(1, 9)) == []
+    assert next(stream.epochs(1, 9))[:2] == (2, 0)
+
+
 @pytest.mark.parametrize("part", [range(0, 13), range(-1, 4), range(8, 4), range(0, 8, 2)])
 def test_a_part_that_is_none_of_a_batch_is_refused(shards, part):
     with pytest.raises(ConfigError, match="expected consecutive slots of a global batch of 12"):
