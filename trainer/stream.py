@@ -193,7 +193,15 @@ class Stream:
         return self.run(itertools.chain(first, rest))
 
     def steps_from(self, start_step: int) -> range:
-        """The steps of an epoch from one on, none from its end on; raises ConfigError for a step that no epoch has."""
+        """The steps of an epoch from one on, none from its end on.
+
+        Raises ConfigError for a step that no epoch has, and where no epoch has a step.
+        """
+        if not len(self):
+            raise ConfigError(
+                f"{self.order.num_samples} samples do not fill one batch of {self.order.global_batch_size}, and "
+                "last_batch is 'drop'; lower the global batch size, or use 'pad'"
+            )
         if not 0 <= start_step <= len(self):
             raise ConfigError(
                 f"step {start_step} of an epoch was asked for, expected 0 to {len(self)}; the steps of an epoch are "

@@ -370,6 +370,14 @@ def test_a_start_at_the_end_of_an_epoch_goes_on_with_the_next_one(shards):
     assert next(stream.epochs(1, 9))[:2] == (2, 0)
 
 
+def test_a_stream_that_drops_all_it_has_is_refused_where_it_is_begun(shards):
+    stream = make(shards, global_batch_size=NUM_TRAIN + 12 - NUM_TRAIN % 12, num_lanes=12, last_batch="drop")
+    assert len(stream) == 0
+    for begin in (stream.epoch, stream.epochs):
+        with pytest.raises(ConfigError, match=f"{NUM_TRAIN} samples do not fill one batch of .*'pad'"):
+            begin(0)
+
+
 @pytest.mark.parametrize("part", [range(0, 13), range(-1, 4), range(8, 4), range(0, 8, 2)])
 def test_a_part_that_is_none_of_a_batch_is_refused(shards, part):
     with pytest.raises(ConfigError, match="expected consecutive slots of a global batch of 12"):
