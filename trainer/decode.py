@@ -29,6 +29,8 @@ NUM_TRIES = 10
 _FRAMES_BYTES = 2**18
 """So much of padded images stays in the processor's cache."""
 
+_LEAST_COLUMNS = 5
+"""Pixels in a row from which on libjpeg-turbo interpolates colours: it needs three of halved ones (jdsample.c)."""
 
 _JPEG = b"\xff\xd8"
 _PILLOW_ERRORS = (
@@ -205,6 +207,8 @@ def _part_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> n
     if part is None:
         return None
     size = _reduced(part.size, eighths)
+    if size[1] < _LEAST_COLUMNS:
+        return None
     # What libjpeg-turbo warns about in a head is that it is one; damage before its end gives the pixels of the whole.
     image = _turbo(part.data, size, strict=grid.run > 0)
     if image is None or image.shape[:2] != size:
