@@ -117,6 +117,11 @@ class MixedStream:
 
     def resume(self, states: Sequence[OrderState]) -> int:
         """The step at which to go on; raises ConfigError naming what differs."""
+        if len(states) != len(self.streams):
+            raise ConfigError(
+                f"there are {len(states)} states for {len(self.streams)} shard sets; go on with the same sets, or "
+                "start a new run"
+            )
         places = [stream.resume(state) for stream, state in zip(self.streams, states, strict=True)]
         steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(self.streams, places, strict=True)}
         if len(steps) != 1:

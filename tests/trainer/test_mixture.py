@@ -72,6 +72,12 @@ def test_states_of_different_steps_are_refused(urls):
         mixed.resume([mixed.state(1)[0], *mixed.state(2)[1:]])
 
 
+def test_states_of_another_number_of_shard_sets_are_refused(urls):
+    states = make(urls[:2], (1, 1), global_batch_size=16, num_lanes=8).state(3)
+    with pytest.raises(ConfigError, match="2 states for 3 shard sets"):
+        make(urls, (1, 1, 1)).resume(states)
+
+
 @given(st.lists(st.floats(0.5, 9), min_size=1, max_size=8), st.integers(200, 256))
 def test_lanes_are_shared_within_one_of_the_exact_share(weights, num_lanes):
     lanes = share_lanes(weights, num_lanes)
