@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -194,14 +194,32 @@ class ShardTable:
             yield from map(self.index, shards)
             return
         num_threads = max(1, min(NUM_FETCHERS, len(missing), INDEX_BYTES_AT_ONCE // max(missing)))
-        promised: deque[Future[ShardIndex]] = deque()
-        with ThreadPoolExecutor(num_threads, "shardset-index") as pool:
+        # No pool of concurrent.futures: who leaves the program would wait for its threads, and they for the network.
+        promised, threads = deque[Future[ShardIndex]](), Threads("shardset-index", num_threads)
+        try:
             for shard in shards:
                 if len(promised) == num_threads:
                     yield promised.popleft().result()
-                promised.append(pool.submit(self.index, shard))
+                promised.append(self._promised(shard, threads))
             while promised:
                 yield promised.popleft().result()
+        finally:
+            threads.close()
+            threads.join()
+
+    def _promised(self, shard: int, threads: Threads) -> Future[ShardIndex]:
+        """The index of a shard, as one of the threads reads it."""
+        promise: Future[ShardIndex] = Future()
+
+        def read() -> None:
+            try:
+                outcome: ShardIndex | BaseException = self.index(shard)
+            except BaseException as error:  # noqa: BLE001 - raised again to whoever waits for it
+                outcome = error
+            _settle(promise, outcome)
+
+        threads.submit(read)
+        return promise
 
     def addresses(self, shards: np.ndarray, positions: np.ndarray) -> Addresses:
         """Where several samples are stored, in the order asked for; each index is asked for once."""

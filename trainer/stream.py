@@ -67,6 +67,8 @@ Batch = dict[str, Any]
 
 _log = logging.getLogger(__name__)
 _POLL_S = 0.1
+_PATIENCE_S = 2.0
+"""How long the end of a run waits for a thread: one that reads an index may wait for a bucket, and ends with that."""
 
 
 class Stream:
@@ -325,7 +327,7 @@ class _Pipeline:
         self._stopped.set()
         self.reads.close()
         for thread in self._threads:
-            thread.join()
+            thread.join(_PATIENCE_S)
         self._pool.shutdown(wait=True, cancel_futures=True)
         self.stream.num_bytes_read += self.reads.num_bytes_read
 

@@ -27,6 +27,11 @@ class Threads:
         for _ in self._threads:
             self._jobs.put(None)
 
+    def join(self) -> None:
+        """Waits until all threads have ended; they do after `close`."""
+        for thread in self._threads:
+            thread.join()
+
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()

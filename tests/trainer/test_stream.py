@@ -1,8 +1,10 @@
+import _thread
 import itertools
 import logging
 import pickle
 import re
 import threading
+import time
 import uuid
 
 import msgspec
@@ -14,6 +16,7 @@ from shardset.order import state_from_json
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.trainer.test_fetch import WatchedStorage
 from trainer.cache import DecodedCache
 from trainer.decode import CenterCrop, ImageSpec, PadCrop, UndecodableImage
 from trainer.stream import Stream, order_options
@@ -354,6 +357,24 @@ def test_steps_may_be_named_twice_and_in_any_order(shards):
 def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
     with pytest.raises(ConfigError, match="expected some of 0 to 8"):
         list(make(shards).run(iter([(epoch, steps)])))
+
+
+def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
+    url, held = f"memory://{uuid.uuid4().hex}/set", threading.Event()
+    write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=16)}, num_shards=4)
+    stream = make(url, image=None)
+    stream.table.storage = WatchedStorage(stream.table.storage, before=lambda *_: held.wait(60))
+    batches, begun = stream.epoch(0), time.monotonic()
+    threading.Timer(0.2, _thread.interrupt_main).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert time.monotonic() - begun < 30
+    waiting = [thread for thread in threading.enumerate() if thread.name.startswith("shardset-index")]
+    assert len(waiting) > 1
+    assert all(thread.daemon for thread in waiting)
+    held.set()
+    for thread in waiting:
+        thread.join()
 
 
 @pytest.mark.parametrize("start", [10, 99, -1])
