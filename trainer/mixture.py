@@ -122,6 +122,12 @@ class MixedStream:
                 f"there are {len(states)} states for {len(self.streams)} shard sets; go on with the same sets, or "
                 "start a new run"
             )
+        lanes = [state.num_lanes for state in states]
+        if lanes != self.lanes:
+            raise ConfigError(
+                f"the shard sets have {self.lanes} lanes here and had {lanes} lanes there; they follow from the "
+                "weights and num_lanes, and that from the global batch size; use the same, or start a new run"
+            )
         places = [stream.resume(state) for stream, state in zip(self.streams, states, strict=True)]
         steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(self.streams, places, strict=True)}
         if len(steps) != 1:

@@ -72,6 +72,13 @@ def test_states_of_different_steps_are_refused(urls):
         mixed.resume([mixed.state(1)[0], *mixed.state(2)[1:]])
 
 
+@pytest.mark.parametrize("options", [{"weights": (1, 1, 1)}, {"num_lanes": 24}], ids=["weights", "lanes"])
+def test_states_of_other_shares_are_refused_by_what_they_follow_from(urls, options):
+    with pytest.raises(ConfigError, match=r"had \[6, 4, 2\] lanes there.*the weights") as caught:
+        make(urls, **options).resume(make(urls).state(3))
+    assert "budget_bytes" not in str(caught.value)
+
+
 def test_states_of_another_number_of_shard_sets_are_refused(urls):
     states = make(urls[:2], (1, 1), global_batch_size=16, num_lanes=8).state(3)
     with pytest.raises(ConfigError, match="2 states for 3 shard sets"):
