@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shardset.errors import BudgetTooSmall
+from shardset.errors import BudgetTooSmall, ConfigError
 from shardset.order import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes
 
 MIB = 1 << 20
@@ -60,8 +60,12 @@ def fit_order(
 ) -> Order:
     """The order of a split whose tars hold `stored_bytes`; L, q and w that are not given are made to fit the budget.
 
-    Half of the budget is for raw bytes; a split that fits there whole needs no narrower order.
+    Half of the budget is for raw bytes; a split that fits there whole needs no narrower order. Raises ConfigError where
+    the numbers can't make an order.
     """
+    for name, given in (("num_lanes", num_lanes), ("block_size", block_size)):
+        if given is not None and given < 1:
+            raise ConfigError(f"{name} is {given}, expected at least 1; leave it out for the default")
     half = budget_bytes // 2 if stored_bytes > budget_bytes // 2 else sys.maxsize
     mean_bytes = stored_bytes / max(1, sum(shard_sizes))
     block = block_size or default_block_size(mean_bytes)

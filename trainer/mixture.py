@@ -67,8 +67,8 @@ class MixedStream:
         **options: Any,
     ) -> None:
         check_world(global_batch_size, rank, world_size)
-        lanes = num_lanes or default_lanes(global_batch_size)
-        if global_batch_size % lanes:
+        lanes = default_lanes(global_batch_size) if num_lanes is None else num_lanes
+        if lanes < 1 or global_batch_size % lanes:
             raise ConfigError(f"{lanes} lanes do not divide a global batch of {global_batch_size}; use a divisor")
         self.lanes = share_lanes([share.weight for share in shares], lanes)
         items, part = global_batch_size // lanes, rank_part(global_batch_size, rank, world_size)

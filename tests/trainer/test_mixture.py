@@ -98,6 +98,11 @@ def test_weights_that_leave_a_set_out_are_refused(weights):
         share_lanes(weights, 16)
 
 
+def test_a_mixture_without_lanes_is_refused(urls):
+    with pytest.raises(ConfigError, match="0 lanes do not divide a global batch of 24"):
+        make(urls, num_lanes=0)
+
+
 def test_a_shard_set_smaller_than_its_share_is_refused(urls):
     with pytest.raises(ConfigError, match="25 samples do not fill one batch"):
         make(urls, weights=(1, 1, 8), global_batch_size=60)

@@ -317,6 +317,8 @@ def test_a_lower_budget_lowers_the_window(shards):
         ({"world_size": 5}, "use 2, 3, 4, 6 replicas"),
         ({"rank": 1}, "rank is 1, expected 0 to 0"),
         ({"num_lanes": 5}, "not a multiple of 5 lanes"),
+        ({"num_lanes": 0}, "num_lanes is 0, expected at least 1"),
+        ({"block_size": 0}, "block_size is 0, expected at least 1"),
         ({"fields": ("json",)}, "no field 'json'"),
         ({"seed": None, "window": 0}, "takes no random crop"),
         ({"global_batch_size": 0}, "the global batch size is 0"),
