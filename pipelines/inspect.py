@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
-from rich.text import Text
 
+from pipelines.terminal import plain
 from shardset import manifest as manifests
 from shardset.errors import ConfigError
 from shardset.indexes import read_index
@@ -300,7 +300,7 @@ def render_overview(found: Overview) -> RenderableType:
         f"fixed: {', '.join(f'{name} {count:,}' for name, count in found.fixes.items()) or 'none'}",
         *(f"note: {note}" for note in found.notes),
     ]
-    first, *others = (_plain(line) for line in lines)
+    first, *others = (plain(line) for line in lines)
     return Group(first, _splits_table(found), _classes_table(found), _shards_table(found), *others)
 
 
@@ -369,15 +369,10 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Iterable[Any]], ma
         numeric = bool(rows) and isinstance(list(rows[0])[number], int)
         table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
     for row in rows[:max_rows]:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else _plain(cell) for cell in row))
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row))
     if len(rows) > max_rows:
         table.caption = f"... and {len(rows) - max_rows:,} more (all of them with --json)"
     return table
-
-
-def _plain(cell: str) -> Text:
-    # Names come from the raw input: neither rich's markup nor a terminal's control characters may act.
-    return Text("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cell))
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID,
 from rich.progress import Progress as Bars
 
 from pipelines.job import PlanFile, read_record
+from pipelines.terminal import plain
 from pipelines.verify import Progress as Verified
 from shardset import naming
 from shardset.errors import StorageError
@@ -118,7 +119,7 @@ class TerminalProgress:
             )
 
     def say(self, line: str) -> None:
-        self._bars.console.print(line, highlight=False, soft_wrap=True)
+        self._bars.console.print(plain(line), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bars.stop()
@@ -142,7 +143,7 @@ class PlainProgress:
             self._last, self._shown = standing.seconds, line
 
     def say(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(plain(line), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass

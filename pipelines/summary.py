@@ -9,6 +9,7 @@ from rich.table import Table
 
 from pipelines.config import BuildConfig
 from pipelines.planning import SplitPlan
+from pipelines.terminal import plain
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
     from pipelines.build import Result
@@ -19,13 +20,13 @@ def show(config: BuildConfig, result: "Result", console: Console) -> None:
     plans = [split for _, split in sorted(result.plan.splits.items())]
     console.print(split_table(f"{config.source}: {config.input} → {config.output}", plans))
     for line in sentences(config, result):
-        console.print(line, highlight=False)
+        console.print(plain(line), highlight=False)
 
 
 def split_table(title: str, plans: Iterable[SplitPlan]) -> Table:
     """A row for each split: what it holds and how that is cut into shards. Columns of nothing but 0 are left out."""
     plans = list(plans)
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=plain(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("split", no_wrap=True, overflow="fold")
     columns = ["raw", "stored", "shards", "samples each", "MB each"]
     left_out = {name: any(getattr(plan, f"num_{name}") for plan in plans) for name in ("dropped", "repeats")}

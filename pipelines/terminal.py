@@ -1,4 +1,4 @@
-"""Keeps what the runner's processes print on standard error out of the user's sight until it is needed."""
+"""What a terminal shows: names as they are, and what the runner's processes print only where it is needed."""
 
 import os
 import sys
@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.text import Text
 
 from shardset.errors import ShardsetError
+
+
+def plain(text: str, style: str = "") -> Text:
+    """The text as it is: neither rich's markup nor a terminal's control characters act in names of the raw input."""
+    return Text("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text), style)
 
 
 @contextmanager

@@ -798,6 +798,21 @@ def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
     assert "train/train-000000.tar" in broken.stdout
 
 
+def test_names_are_printed_as_they_are(tmp_path):
+    write_images(tmp_path, ["1.png", "2.png"])
+    rows = [["1.png", "y[/b]", "train"], ["2.png", "[red]x", "test"]]
+    listing = write_csv(tmp_path / "list.csv", ["path", "label", "split"], rows)
+    output = tmp_path / "out [bold]"
+    done = pipelines("build", "--source", "listing", "--input", listing, "--output", output, "--num-shards", 1)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.replace("\n", "").replace(" ", "")
+    for sentence in ("splittesthasnoimagesof1class:y[/b]", "out[bold]/manifest.json"):
+        assert sentence in shown
+    planned = pipelines("plan", output)
+    assert planned.returncode == 0
+    assert "out [bold]" in planned.stdout.replace("\n", " ")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
