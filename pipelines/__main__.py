@@ -6,10 +6,12 @@ import json
 import logging
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import shtab
 from rich.console import Console
@@ -131,12 +133,12 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     where.add_argument("--source", required=True, help="the raw format, see below")
     where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
-    where.add_argument("--holdout", type=_shares, default={}, metavar="SPLIT=FRACTION",
+    where.add_argument("--holdout", action=_Together, type=_shares, default={}, metavar="SPLIT=FRACTION",
                        help="put this share of the samples into a split of its own, chosen by their names")  # fmt: skip
     where.add_argument(
         "--overwrite", action="store_true", help="replace the shard set at the output, or start an unfinished one over"
     )
-    where.add_argument("--only-shards", type=_slots, default=frozenset(), metavar="SPLIT:0,4-7",
+    where.add_argument("--only-shards", action=_Together, type=_slots, default=frozenset(), metavar="SPLIT:0,4-7",
                        help="write only these; mends those of a finished set that are missing or damaged")  # fmt: skip
     where.add_argument("--dry-run", action="store_true", help="print the arithmetic and write nothing")
     where.add_argument("--no-report", action="store_true", help="do not make report.html, a page about the set")
@@ -159,15 +161,19 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
 
 def _add_sizes(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     size = verb.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
-    size.add_argument("--num-shards", type=_numbers, default={}, metavar="N")
-    size.add_argument("--samples-per-shard", type=_numbers, default={}, metavar="N",
+    size.add_argument("--num-shards", action=_Together, type=_numbers, default={}, metavar="N")
+    size.add_argument("--samples-per-shard", action=_Together, type=_numbers, default={}, metavar="N",
                       help="default: about 128 MiB a shard, and at least 4 shards")  # fmt: skip
     size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
                       help="what does not divide: sizes one apart (default), dropped, padded with repeats")  # fmt: skip
     size.add_argument("--balance", choices=["none", "stratified"], default="none",
                       help="stratified: the same class mix in every shard, to within one sample")  # fmt: skip
-    size.add_argument("--repeat", type=_numbers, default={}, metavar="K", help="store every sample K times")
-    size.add_argument("--target-samples", type=_numbers, default={}, metavar="N", help="store N samples, repeating")
+    size.add_argument(
+        "--repeat", action=_Together, type=_numbers, default={}, metavar="K", help="store every sample K times"
+    )
+    size.add_argument(
+        "--target-samples", action=_Together, type=_numbers, default={}, metavar="N", help="store N samples, repeating"
+    )
     return size
 
 
@@ -205,7 +211,7 @@ def _add_export(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
                     "wids reads every tar once, for its MD5.",
     )  # fmt: skip
     export.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
-    export.add_argument("--to", required=True, type=_names, metavar="READER,...",
+    export.add_argument("--to", required=True, action="extend", type=_names, metavar="READER,...",
                         help="any of wids, timm, energon, dali, tfds, hf")  # fmt: skip
     export.add_argument("--output", metavar="FOLDER", help="write them there, where the format allows; default: beside")
     export.add_argument("--overwrite", action="store_true", help="replace files that stand there and differ")
@@ -225,8 +231,12 @@ def _add_plan(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser
     raw.add_argument("--source", help="the raw format, as for build")
     raw.add_argument("--input", metavar="PATH", 
                      help="local or gs://; listed, and a little read of archives (docs/plan.md)")  # fmt: skip
-    raw.add_argument("--holdout", type=_shares, default={}, metavar="SPLIT=FRACTION", help="as for build")
-    raw.add_argument("--samples", type=_numbers, default={}, metavar="N", help="images, or SPLIT=N,SPLIT=N")
+    raw.add_argument(
+        "--holdout", action=_Together, type=_shares, default={}, metavar="SPLIT=FRACTION", help="as for build"
+    )
+    raw.add_argument(
+        "--samples", action=_Together, type=_numbers, default={}, metavar="N", help="images, or SPLIT=N,SPLIT=N"
+    )
     raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
     raw.add_argument("--classes", type=_positive, metavar="N", help="classes of --samples (default: no labels to mix)")
     _add_sizes(plan)
@@ -391,10 +401,28 @@ def _shares(text: str) -> dict[str, float]:
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:
-    pairs = [(split, number) for split, _, number in (part.rpartition("=") for part in text.split(","))]
-    if len(dict(pairs)) != len(pairs):
-        _fail(text, "one number for each split")
-    return pairs
+    parts = [part.rpartition("=") for part in text.split(",")]
+    if wrong := _twice([split for split, _, _ in parts]):
+        raise argparse.ArgumentTypeError(wrong)
+    return [(split, number) for split, _, number in parts]
+
+
+def _twice(splits: Sequence[str]) -> str:
+    """What is wrong where a split is named twice; empty where none is."""
+    twins = [repr(split) if split else "all splits" for split, times in Counter(splits).items() if times > 1]
+    return f"a number for {twins[0]} twice" if twins else ""
+
+
+class _Together(argparse.Action):
+    """Puts together what a flag says each time it is given; the same split twice is an error."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        if isinstance(values, dict) and (wrong := _twice([*before, *values])):
+            raise argparse.ArgumentError(self, wrong)
+        setattr(namespace, self.dest, before | values)
 
 
 def _positive(text: str) -> int:

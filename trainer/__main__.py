@@ -122,7 +122,7 @@ def _verb(
 
 def _add_sweep(verb: argparse.ArgumentParser) -> None:
     many = verb.add_argument_group("many settings (docs/sweep.md)")
-    many.add_argument("--sweep", nargs="+", metavar="AXIS=VALUE,VALUE",
+    many.add_argument("--sweep", action="extend", nargs="+", metavar="AXIS=VALUE,VALUE",
                       help="measure every combination; axes: shard (manifests), q, w, L, threads, batch")  # fmt: skip
     many.add_argument("--seconds", type=float, metavar="N", help="with --sweep: of each run (default 3)")
     many.add_argument("--rounds", type=int, metavar="N", help="with --sweep: runs of each point (default 3)")

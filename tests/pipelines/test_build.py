@@ -20,6 +20,7 @@ import pytest
 from apache_beam.metrics.execution import MetricKey, MetricResult
 from apache_beam.metrics.metricbase import MetricName
 
+from pipelines import __main__ as command
 from pipelines import build as builds
 from pipelines.build import build
 from pipelines.config import BuildConfig
@@ -826,8 +827,10 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["--only-shards", "train:0-99999999999"], "'train:0-99999999999' is not SPLIT:NUMBERS"),
         (["--num-shards", "bogus=3"], "sizes were given for split 'bogus', but the input has test, train"),
         (["--resize", "256"], "'256' is not shorter=N"),
-        (["--num-shards", "train=2,train=3"], "'train=2,train=3' is not one number for each split"),
-        (["--holdout", "test=0.1,test=0.2"], "'test=0.1,test=0.2' is not one number for each split"),
+        (["--num-shards", "train=3,train=5"], "argument --num-shards: a number for 'train' twice"),
+        (["--num-shards", "train=3", "--num-shards", "train=5"], "argument --num-shards: a number for 'train' twice"),
+        (["--num-shards", "3,5"], "argument --num-shards: a number for all splits twice"),
+        (["--holdout", "test=0.1,test=0.2"], "argument --holdout: a number for 'test' twice"),
         (["--runner", "NoSuchRunner"], "--runner NoSuchRunner: Unexpected pipeline runner"),
         (["--runner", "no.such.Runner"], "--runner no.such.Runner: No module named 'no'"),
         (["--direct_num_workers=-3"], "--direct_num_workers is -3, expected"),
@@ -838,6 +841,21 @@ def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(raw, tmp_path, w
     assert done.returncode == 2
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path):
+    words = ["build", "--source", "folder", "--input", "in", "--output", "out", "--num-shards", "train=3"]
+    words += ["--num-shards", "test=2", "--holdout", "test=0.1", "--holdout", "val=0.2"]
+    args = command.parser().parse_args([*words, "--only-shards", "train:0", "--only-shards", "test:1"])
+    assert args.num_shards == {"train": 3, "test": 2}
+    assert args.holdout == {"test": 0.1, "val": 0.2}
+    assert args.only_shards == {("train", 0), ("test", 1)}
+    assert args.repeat == command.parser().parse_args(words).repeat == {}
+    assert command.parser().parse_args(["export", "out", "--to", "wids", "--to", "timm,hf"]).to == [
+        "wids",
+        "timm",
+        "hf",
+    ]
 
 
 def test_a_failure_in_a_worker_is_one_sentence_without_a_traceback(raw, tmp_path):

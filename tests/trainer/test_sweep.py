@@ -243,3 +243,8 @@ def test_a_folder_with_a_sweep_is_not_overwritten(manifest, tmp_path, capsys):
 def test_a_shard_set_that_is_not_there_is_a_failure(tmp_path: Path, capsys):
     assert command.main(["bench-input", "--sweep", f"shard={tmp_path}/none"]) == command.FAILED
     assert "no manifest there" in capsys.readouterr().err
+
+
+def test_axes_may_be_given_one_at_a_time():
+    words = ["bench-input", "--sweep", "q=4,8", "w=0", "--sweep", "threads=1,2"]
+    assert command.parser().parse_args(words).sweep == ["q=4,8", "w=0", "threads=1,2"]
