@@ -13,14 +13,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import shtab
 from rich.console import Console
 
 from pipelines import forkserver
 from pipelines.forkserver import ForkServer
 from pipelines.prices import Prices
 from shardset.budget import BUDGET_BYTES
-from shardset.errors import ConfigError, ShardsetError
+from shardset.errors import ConfigError, ShardsetError, missing_library
 from shardset.version import __version__
 
 COMMAND = "shardset-pipelines"
@@ -101,6 +100,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    import shtab  # comes with an extra, so only a program can say which
+
     called = Path(sys.argv[0]).name
     parser = argparse.ArgumentParser(
         prog=called if called == COMMAND else "python -m pipelines",
@@ -463,13 +464,17 @@ def _fail(text: str, expected: str) -> dict:
 
 
 def program() -> None:
-    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other."""
+    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
     try:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except ModuleNotFoundError as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.exit(f"{type(error).__name__}: {missing_library(error, 'pipelines')}")
     gc.freeze()  # else Python looks through all of Beam as it ends, for 0.4 s
     sys.exit(code)
 

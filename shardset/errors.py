@@ -16,6 +16,8 @@
 Every message says where, what was found, what was expected and what to do.
 """
 
+import sys
+
 
 class ShardsetError(Exception):
     """The root: a failure that a user, a file or a network can cause."""
@@ -67,3 +69,11 @@ class PreconditionFailed(StorageError):
 
 class TransientError(StorageError):
     """Worth another try: a time-out, 429, 5xx, a reset connection, a short body."""
+
+
+def missing_library(error: ModuleNotFoundError, extra: str) -> str:
+    """What to do about a library that comes with an extra of the installation."""
+    return (
+        f"the library {error.name} is not installed in the environment of {sys.executable}; `pip install "
+        f"'shardset[{extra}]'` brings it, in a clone `make env`, then `source .venv/bin/activate`"
+    )

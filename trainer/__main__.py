@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import shtab
-
-from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
 from shardset.storage import open_storage
 from shardset.version import __version__
 from trainer import config as configs
@@ -70,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
+    import shtab  # comes with an extra, so only a program can say which
+
     called = Path(sys.argv[0]).name
     top = argparse.ArgumentParser(
         prog=called if called == COMMAND else "python -m trainer",
@@ -284,8 +284,13 @@ def make_report(options: argparse.Namespace) -> None:
 
 
 def program() -> None:
-    """What a shell runs."""
-    sys.exit(main())
+    """What a shell runs; a missing library ends it by one sentence."""
+    try:
+        sys.exit(main())
+    except ModuleNotFoundError as error:
+        if "--debug" in sys.argv:
+            raise
+        sys.exit(f"{type(error).__name__}: {missing_library(error, 'trainer')}")
 
 
 if __name__ == "__main__":
