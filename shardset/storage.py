@@ -122,6 +122,7 @@ def open_storage(url: str) -> Storage:
     """The storage of a folder: a local path, `gs://bucket/prefix` or `memory://name/prefix`; ConfigError otherwise."""
     scheme, separator, rest = url.partition("://")
     if not separator:
+        _refuse_slip(url)
         return LocalStorage(os.path.abspath(_not_empty(url, url)))
     root, _, prefix = rest.partition("/")
     root, prefix = _not_empty(root, url), prefix.rstrip("/")
@@ -211,6 +212,15 @@ def _explanation(error: OSError, where: str) -> StorageError:
         return NotFound(f"{where}: nothing is stored there; check the name")
     advice = _ADVICE.get(error.errno or 0, f"the system said: {error.strerror or error}; check the disk")
     return StorageError(f"{where}: {advice}")
+
+
+def _refuse_slip(url: str) -> None:
+    scheme, colon, rest = url.partition(":")
+    if colon and scheme in ("gs", "memory"):
+        raise ConfigError(
+            f"{url}: an address has two slashes after {scheme}:, such as {scheme}://{rest.lstrip('/')}; for a folder "
+            f"of this name here write ./{url}"
+        )
 
 
 def _not_empty(part: str, url: str) -> str:

@@ -337,6 +337,13 @@ def test_an_unknown_scheme_is_refused_by_name(url):
         open_storage(url)
 
 
+@pytest.mark.parametrize("url", ["gs:/bucket/x", "gs:bucket", "memory:/name/x"])
+def test_an_address_without_its_slashes_is_not_taken_for_a_folder_here(url):
+    with pytest.raises(ConfigError, match=f"{url}: .* two slashes.*{url.partition(':')[0]}://"):
+        open_storage(url)
+    assert open_storage(f"./{url}").url.endswith(url)
+
+
 @pytest.mark.parametrize("url", ["", "gs://", "gs:///x", "memory://", "gs://bucket/../x", "memory://m//x", "gs://b//x"])
 def test_a_url_that_names_no_folder_is_refused(url):
     with pytest.raises(ConfigError):
