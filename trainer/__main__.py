@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,11 @@ def train(options: argparse.Namespace) -> None:
 def evaluate(options: argparse.Namespace) -> None:
     """`evaluate`: without a recipe, of the run as its folder says it was."""
     config = config_of(options, recorded_config(options.run_dir) if options.run_dir else None)
+    if options.run_dir and config.manifest is None and not config.fake_data:
+        raise ConfigError(
+            f"{options.run_dir}: no {configs.RECORD} there, so not the folder of a run; name one that `python -m "
+            "trainer train --run-dir` made"
+        )
     from trainer import loop, runtime
 
     runtime.launch(config, loop.evaluate_checkpoint)
@@ -272,7 +278,11 @@ def merge_logs(options: argparse.Namespace) -> None:
 
     if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
         raise ConfigError(f"{options.run_dir}: no such run folder")
-    for line in merged_logs(open_storage(options.run_dir)):
+    lines = merged_logs(open_storage(options.run_dir))
+    first = next(lines, None)
+    if first is None:
+        raise ConfigError(f"{options.run_dir}: no logs there, expected the folder of a run, with logs/host-000.log")
+    for line in chain([first], lines):
         print(line)
 
 
