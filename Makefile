@@ -6,6 +6,8 @@ DATA ?= digits
 EMULATOR := .tools/bin/fake-gcs-server
 EMULATOR_VERSION ?= v1.56.1
 STAMP := $(VENV)/.stamp
+CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} is Python {sys.version.split()[0]}, \
+	expected 3.11 or newer; name one: make PYTHON=python3.11')
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo test check fmt fmt-check lint types unit slow emulator flink peers flink-up flink-down dataflow docs bench clean
@@ -15,7 +17,8 @@ help:  ## this list
 
 env: $(STAMP)  ## create the environment in .venv (about 8 GB: the torch wheel brings CUDA)
 $(STAMP): setup.py shardset/version.py
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -c "$(CHECK)"
+	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	$(PY) -m pip install --quiet -e '.[pipelines,trainer,dev,docs]'
 	@touch $@

@@ -1,6 +1,7 @@
 """The two programs as a shell sees them: names, completion, versions."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,6 +11,7 @@ import pytest
 
 from shardset.version import __version__
 
+REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PROGRAMS = {"shardset-pipelines": ["build", "verify", "inspect", "plan"], "shardset-trainer": ["train", "evaluate"]}
 
@@ -51,9 +53,36 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     start = f"import sys; sys.modules[{library!r}] = None; from {program}.__main__ import program; program()"
     done = subprocess.run(
         [sys.executable, "-c", start, *words.split()[1:]], capture_output=True, text=True, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert done.returncode == 1
     assert f"the library {library} is not installed" in done.stderr
     assert f"pip install 'shardset[{program}]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def make_env(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
+    """`make env` beside a half-made environment, with a Python that only writes down how it is called."""
+    for name, text in {"python": python, ".venv/bin/python": "exit 1"}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    for name in ("Makefile", "setup.py", "shardset/version.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(REPOSITORY / name, folder / name)
+    return subprocess.run(["make", "env", "PYTHON=./python"], capture_output=True, text=True, cwd=folder)
+
+
+def test_an_environment_that_was_half_made_is_made_whole(tmp_path):
+    works = "printf '#!/bin/sh\\n' > .venv/bin/python"
+    done = make_env(tmp_path, f'echo "$@" >> calls; if [ "$2" = venv ]; then {works}; fi')
+    assert done.returncode == 0, done.stderr
+    assert "-m venv .venv" in (tmp_path / "calls").read_text()
+
+
+def test_a_python_that_is_too_old_is_named_before_an_environment_is_made_of_it(tmp_path):
+    old = "import sys; sys.version_info, sys.version = (3, 10, 12), '3.10.12'"
+    done = make_env(tmp_path, f'[ "$1" = -c ] && exec {sys.executable} -c "{old}; $2"; touch made')
+    assert done.returncode != 0
+    assert "is Python 3.10.12, expected 3.11 or newer; name one: make PYTHON=python3.11" in done.stderr
+    assert not (tmp_path / "made").exists()
