@@ -28,7 +28,10 @@ COMMAND = "shardset-pipelines"
 MAX_RANGE = 1_000_000
 """So many shards, at most, are one range of --only-shards."""
 
-EXIT_CODES = "exit codes: 0 done; 1 it failed or something is wrong with the data; 2 the command line is wrong"
+EXIT_CODES = (
+    "exit codes: 0 done; 1 it failed or something is wrong with the data; 2 the command line is wrong; 130 stopped by "
+    "Ctrl-C"
+)
 
 BUILD_EPILOG = f"""\
 sources and what --input is for each:

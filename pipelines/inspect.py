@@ -389,6 +389,8 @@ def run(args: argparse.Namespace) -> int:
 def _asked_for(storage: Storage, manifest: Manifest, args: argparse.Namespace) -> Overview | list[Sample]:
     if sum(wanted is not None for wanted in (args.shard, args.key, args.name)) > 1:
         raise ConfigError("--shard, --key and --name ask for different things; give one of them")
+    if args.split is not None and args.split not in manifest.splits:
+        raise ConfigError(f"no split {args.split!r} in this shard set; it has {', '.join(sorted(manifest.splits))}")
     label = None if args.class_name is None else find_label(manifest, args.class_name)
     if args.key is not None:
         samples = find_key(storage, manifest, args.key, split=args.split)

@@ -233,6 +233,8 @@ def test_questions_that_exclude_each_other_are_refused():
         inspect.run(arguments(storage, key="a", shard=0))
     with pytest.raises(ConfigError, match="add --split train or --split val"):
         inspect.run(arguments(storage, shard=0))
+    with pytest.raises(ConfigError, match="no split 'test' in this shard set; it has train, val"):
+        inspect.run(arguments(storage, split="test"))
 
 
 def test_long_tables_are_cut_and_say_so():
