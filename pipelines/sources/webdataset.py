@@ -141,6 +141,11 @@ def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     wanted = list(names)
     found = {stat.name: stat for stat in storage.list(common_start(wanted))}
     if missing := [name for name in wanted if name not in found]:
+        if any(letter in name for name in missing for letter in "*?"):
+            raise SourceError(
+                f"{storage.url}/{missing[0]}: no such tar, and * and ? are not read; name the folder, or the tars as "
+                "in train-{000000..000099}.tar"
+            )
         first = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
         raise SourceError(
             f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them or correct --input"

@@ -230,6 +230,12 @@ def test_a_missing_tar_of_a_range_is_named(tmp_path):
         WebDataset(*find(str(tmp_path / "train-{0..3}.tar"))).survey()
 
 
+@pytest.mark.parametrize("pattern", ["*.tar", "train-?.tar", "{train,val}-*.tar"])
+def test_a_pattern_of_a_shell_is_refused_with_the_one_that_is_read(tmp_path, pattern):
+    with pytest.raises(SourceError, match=r"\* and \? are not read; name the folder, or the tars as in train-\{"):
+        WebDataset(*find(f"{tmp_path}/{pattern}")).survey()
+
+
 def test_a_folder_without_tars_is_an_error(tmp_path):
     put(tmp_path, {"cat.jpg": b"1"})
     with pytest.raises(SourceError, match=r"no \*\.tar below it \(1 other files\)"):
