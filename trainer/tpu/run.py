@@ -24,7 +24,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "run `gcloud auth login`",
     ),
     (
-        r"The required property \[project\]|project.*is not set",
+        r"The required property \[project\]|project.*is not set|Failed to find attribute \[project\]",
         "no project is chosen",
         "give --project, or run `gcloud config set project PROJECT`",
     ),
@@ -199,7 +199,10 @@ def explained(done: Done) -> str:
     for text, (pattern, meaning, advice) in itertools.product((own, done.errors), _CAUSES):
         if found := re.search(pattern, text):
             return f"{what}: {meaning} ({_line(text, found.start())}); {advice}"
-    return f"{what}: ended with code {done.code} ({_said(done.errors)}); see its output above, or run it again yourself"
+    return (
+        f"{what}: ended with code {done.code} ({_said(done.errors)}); for all that it says run it yourself: --dry-run "
+        "shows the commands"
+    )
 
 
 def _line(text: str, place: int) -> str:
