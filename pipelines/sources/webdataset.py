@@ -121,7 +121,7 @@ def _is_ours(data: bytes) -> bool:
     try:
         head = json.loads(data)
     except ValueError:
-        return False
+        return data.lstrip().startswith(b"{")  # a damaged one, which says so when it is parsed
     return isinstance(head, dict) and head.get("kind") == manifests.KIND
 
 

@@ -296,6 +296,15 @@ def test_a_broken_manifest_is_an_error_and_one_of_another_kind_is_ignored(tmp_pa
         assert len(everything(WebDataset(*find(str(tmp_path))))[1]) == 1
 
 
+@pytest.mark.parametrize("left", [0.2, 0.7])
+def test_a_manifest_that_was_cut_is_an_error_and_not_that_of_others(tmp_path, left):
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 4)}, num_shards=2)
+    whole = (tmp_path / "manifest.json").read_bytes()
+    (tmp_path / "manifest.json").write_bytes(whole[: int(len(whole) * left)])
+    with pytest.raises(ManifestError, match=r"manifest\.json: not valid JSON"):
+        WebDataset(*find(str(tmp_path))).survey()
+
+
 def test_a_source_pickles(tmp_path):
     source = one_tar(tmp_path, tar_bytes(members(0, 2)))
     assert everything(pickle.loads(pickle.dumps(source)))[1] == everything(source)[1]
