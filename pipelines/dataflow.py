@@ -29,7 +29,8 @@ _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
 
 def is_wanted(options: PipelineOptions) -> bool:
     """Whether the build is to run on Dataflow."""
-    return (options.view_as(StandardOptions).runner or "").rpartition(".")[2].lower() == "dataflowrunner"
+    name = (options.view_as(StandardOptions).runner or "").rpartition(".")[2].lower()
+    return name in ("dataflowrunner", "dataflow")  # Beam knows both
 
 
 def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:

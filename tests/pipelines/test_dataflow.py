@@ -52,7 +52,9 @@ def test_a_complete_command_is_accepted():
     check(worker_zone="europe-west4-a", where="EUROPE-WEST4")
 
 
-@pytest.mark.parametrize("runner", ["DataflowRunner", "dataflowrunner", "apache_beam.runners.DataflowRunner"])
+@pytest.mark.parametrize(
+    "runner", ["DataflowRunner", "dataflowrunner", "Dataflow", "apache_beam.runners.DataflowRunner"]
+)
 def test_dataflow_is_recognised_however_it_is_spelled(runner):
     assert dataflow.is_wanted(options(runner=runner))
 
