@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -278,11 +277,7 @@ def merge_logs(options: argparse.Namespace) -> None:
 
     if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
         raise ConfigError(f"{options.run_dir}: no such run folder")
-    lines = merged_logs(open_storage(options.run_dir))
-    first = next(lines, None)
-    if first is None:
-        raise ConfigError(f"{options.run_dir}: no logs there, expected the folder of a run, with logs/host-000.log")
-    for line in chain([first], lines):
+    for line in merged_logs(open_storage(options.run_dir)):
         print(line)
 
 

@@ -67,7 +67,7 @@ def test_a_budget_that_is_too_small_is_refused_with_the_one_that_every_command_t
         (["train", "--profile-steps", "7"], command.USAGE, "START:STOP"),
         (["train", "--strategy", "ddp", "--fake-data"], command.USAGE, "torchrun"),
         (["merge-logs", "--run-dir", "/no/such/folder"], command.USAGE, "no such run folder"),
-        (["merge-logs", "--run-dir", "memory://no-run"], command.USAGE, "memory://no-run: no logs there"),
+        (["merge-logs", "--run-dir", "memory://no-run"], command.USAGE, "memory://no-run: no logs/host-000.log there"),
         (["evaluate", "--run-dir", "memory://no-run"], command.USAGE, "memory://no-run: no config.json there"),
     ],
 )
