@@ -3,6 +3,7 @@
 import faulthandler
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -499,7 +500,7 @@ class Run:
     def _write_config(self) -> None:
         """What the run does: not what was refused, nor what found a run with nothing left to do."""
         if self.runtime.is_master and not (self.is_done() and self._has_config()):
-            (self.folder.local / configs.RECORD).write_text(configs.to_json(self.config) + "\n")
+            (self.folder.local / configs.RECORD).write_text(configs.to_json(from_anywhere(self.config)) + "\n")
 
     def _has_config(self) -> bool:
         try:
@@ -554,6 +555,15 @@ def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
 def stream_state(stream: Batches, epoch: int, step: int) -> str | None:
     """The stream's own state at a position, as text; None for fake data."""
     return stream.state(epoch, step).to_json() if isinstance(stream, Stream) else None
+
+
+def from_anywhere(config: TrainConfig) -> TrainConfig:
+    """The same with local places as absolute paths: who reads the record may work in another folder."""
+    return replace(config, manifest=_absolute(config.manifest), cache_dir=_absolute(config.cache_dir))
+
+
+def _absolute(url: str | None) -> str | None:
+    return url if url is None or "://" in url else os.path.abspath(url)
 
 
 def check_stream(stream: Batches, state: str | None) -> None:

@@ -27,6 +27,7 @@ from tests.makers.training import (
     shard_set,
     tiny_config,
 )
+from trainer import __main__ as command
 from trainer import checkpoint, data, hold, loop, preemption, runtime
 from trainer import config as configs
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
@@ -35,7 +36,7 @@ from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, 
 from trainer.learner import Learner
 from trainer.metrics import log_name
 from trainer.model import tiny_resnet
-from trainer.run import Run
+from trainer.run import Run, from_anywhere
 from trainer.stream import Stream
 
 
@@ -366,6 +367,19 @@ def test_a_new_folder_gets_a_config_though_nothing_is_left_to_do(
     done = configs.from_dict(json.loads((undisturbed / "config.json").read_text()))
     run(replace(done, run_dir=str(tmp_path), resume=str(undisturbed)))
     assert json.loads((tmp_path / "config.json").read_text())["run_dir"] == str(tmp_path)
+
+
+def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(Path(manifest).parent)
+    config = tiny_config(Path(manifest).name, tmp_path / "run", max_steps=2)
+    run(config)
+    far = replace(config, manifest="gs://bucket/set", cache_dir="cache", cache_bytes=1)
+    assert from_anywhere(far) == replace(far, cache_dir=os.path.abspath("cache"))
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["evaluate", "--run-dir", "run"]) == command.OK
+    assert "step 2: accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("less", [{"epochs": 1, "max_steps": None}, {"max_steps": 5}])
