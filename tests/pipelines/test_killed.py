@@ -41,10 +41,10 @@ def raw(tmp_path_factory):
     return folder
 
 
-def words_of(raw, output, *more):
+def words_of(raw, output, *more, num_shards=NUM_SHARDS):
     """A build of that input with two workers."""
     return [
-        "--source", "folder", "--input", raw, "--output", output, "--num-shards", NUM_SHARDS,
+        "--source", "folder", "--input", raw, "--output", output, "--num-shards", num_shards,
         "--direct_running_mode=multi_processing", "--direct_num_workers=2", *more,
     ]  # fmt: skip
 
@@ -140,7 +140,7 @@ def test_a_worker_that_dies_ends_the_build_with_one_sentence(raw, tmp_path):
 def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_completes_it(tmp_path):
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 100, splits=["train"])
     config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), num_shards={"": 60})
-    words = words_of(raw, tmp_path / "out", "--num-shards", 60)  # so many that it is not done before the signal comes
+    words = words_of(raw, tmp_path / "out", num_shards=60)  # so many that it is not done before the signal comes
     with Life(words, tmp_path / "log") as life:
         wait_for_objects(life, str(tmp_path / "out"), LAST_BEFORE_SHARDS)
         os.killpg(life.process.pid, signal.SIGINT)  # as a terminal does
