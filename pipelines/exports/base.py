@@ -71,7 +71,7 @@ def prefix_of(url: str, output: str, place: Place, name: str) -> str:
         raise ConfigError(f"{name} looks for its files beside the tars only; leave --output out, or copy the set first")
     local = "://" not in url and "://" not in output
     if local:
-        return os.path.relpath(url, output) + "/"
+        return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"  # a link's .. is its target's
     if "://" not in url:
         raise ConfigError(
             f"no path leads from {output} to the tars in {url}; leave --output out, or copy the set first"

@@ -256,6 +256,15 @@ def test_relative_paths_lead_back_from_another_folder(tmp_path):
     assert (tmp_path / "for/them/train/train-000000.idx").exists()
 
 
+def test_relative_paths_lead_back_from_behind_a_link(tmp_path):
+    write_shard_set(open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4, size=8)})
+    (tmp_path / "scratch" / "me").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "scratch" / "me")
+    export(str(tmp_path / "set"), ["timm"], output=str(tmp_path / "link" / "for"))
+    listed = json.loads((tmp_path / "link/for/_info.json").read_text())["splits"]["train"]["filenames"]
+    assert all((tmp_path / "link/for" / name).exists() for name in listed)
+
+
 def test_wids_gets_the_urls_of_a_remote_set(tmp_path):
     storage, manifest = made()
     export(storage.url, ["wids"], output=str(tmp_path))
