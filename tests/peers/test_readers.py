@@ -21,7 +21,7 @@ from shardset import manifest as manifests
 from shardset.manifest import Manifest
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
-from tests.makers.shardset import encode, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
 from tests.makers.stored import samples_of
 
 pytestmark = pytest.mark.slow
@@ -132,6 +132,15 @@ def test_every_reader_gives_every_sample(exported, interpreter, reader):
 def test_a_split_of_another_image_format_loads_by_the_same_lines(exported, interpreter, reader):
     found = collected(interpreter, exported.place, reader, of_test_split(BLOCKS[reader]))
     assert found == [{name: row[name] for name in GIVES[reader]} for row in exported.expected["test"]]
+
+
+def test_timm_reads_another_format_by_the_key_of_the_page(interpreter, tmp_path):
+    (option,) = re.findall(r'`(input_key="[^"]*")`', PAGE)
+    samples = [image_sample("train", n, encode(pixels(n, 12, 12), "ppm"), "ppm", 10) for n in range(5)]
+    write_shard_set(open_storage(str(tmp_path / "shards")), {"train": samples})
+    export(str(tmp_path / "shards"), ["timm"])
+    found = collected(interpreter, tmp_path, "timm", BLOCKS["timm"].replace(")", f", {option})"))
+    assert sorted(row["label"] for row in found) == [0, 1, 2, 3, 4]
 
 
 def test_tfds_reads_names_counts_and_bytes(exported, interpreter):
