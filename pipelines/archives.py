@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from pipelines.counting import Counted, digits, member_bytes, of_mean, spread
+from pipelines.counting import Counted, digits, member_bytes, of_mean, of_size, spread
 from pipelines.forecast import Assumption
 from pipelines.sources import Source
 from pipelines.sources.base import Extent, RawSample, Unit
@@ -87,7 +87,7 @@ def _cifar(source: Cifar10 | Cifar100) -> Found:
     prefixes = {prefix.partition("-")[0]: len(prefix) for prefix in source.forms[0].batches.values()}
     return Found(
         splits={
-            split: of_mean(spread(count, num_classes), sizes, key_bytes=prefixes[split] + len("-00000"))
+            split: of_size(spread(count, num_classes), sizes, key_bytes=prefixes[split] + len("-00000"))
             for split, count in counts.items()
         },
         num_classes=num_classes,

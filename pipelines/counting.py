@@ -57,16 +57,25 @@ class Counted:
         )
 
 
+def of_size(strata: Counter[int], num_bytes: Mapping[str, int], *, key_bytes: int) -> Counted:
+    """As many samples as `strata` counts, each field of one size."""
+    return _alike(strata, num_bytes, sum(map(member_bytes, num_bytes.values())), key_bytes)
+
+
 def of_mean(strata: Counter[int], mean_bytes: Mapping[str, float], *, key_bytes: int) -> Counted:
     """As many samples as `strata` counts, by the mean size of each field; half a block of padding where it is large."""
-    count = strata.total()
     padded = (mean + BLOCK / 2 if mean > BLOCK else BLOCK for mean in mean_bytes.values())
+    return _alike(strata, mean_bytes, sum(BLOCK + size for size in padded), key_bytes)
+
+
+def _alike(strata: Counter[int], num_bytes: Mapping[str, float], tar_bytes: float, key_bytes: int) -> Counted:
+    count = strata.total()
     return Counted(
         num_samples=count,
-        num_bytes=round(count * sum(mean_bytes.values())),
-        tar_bytes=round(count * sum(BLOCK + size for size in padded)),
+        num_bytes=round(count * sum(num_bytes.values())),
+        tar_bytes=round(count * tar_bytes),
         key_bytes=key_bytes,
-        fields=dict.fromkeys(mean_bytes),
+        fields=dict.fromkeys(num_bytes),
         strata=strata,
     )
 

@@ -147,7 +147,7 @@ def test_extracted_cifar_files_tell_their_rows_and_the_size_of_pictures(tmp_path
         assert foreseen.splits[name].plan.fields == split.plan.fields
         assert foreseen.splits[name].index_bytes[0] == split.index_bytes[0]
         if files_of is cifar.binary_files:
-            assert foreseen.splits[name].tar_bytes == pytest.approx(split.tar_bytes, rel=0.05)
+            assert foreseen.splits[name].tar_bytes == split.tar_bytes
     about_samples = ["samples"] if files_of is cifar.python_files else []
     assert abouts(foreseen) == about_samples + (["bytes"] if kind == "cifar100" else [])
 
