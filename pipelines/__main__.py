@@ -28,6 +28,8 @@ COMMAND = "shardset-pipelines"
 MAX_RANGE = 1_000_000
 """So many shards, at most, are one range of --only-shards."""
 
+_WHOLE = "a whole number from 1"
+
 EXIT_CODES = (
     "exit codes: 0 done; 1 it failed or something is wrong with the data; 2 the command line is wrong; 130 stopped by "
     "Ctrl-C"
@@ -394,7 +396,7 @@ def _subclasses(kind: type) -> list[type]:
 
 
 def _numbers(text: str) -> dict[str, int]:
-    return {split: _positive(number) for split, number in _pairs(text)}
+    return {split: _positive(number, f"{_WHOLE}, or SPLIT=NUMBER,SPLIT=NUMBER") for split, number in _pairs(text)}
 
 
 def _shares(text: str) -> dict[str, float]:
@@ -429,9 +431,9 @@ class _Together(argparse.Action):
         setattr(namespace, self.dest, before | values)
 
 
-def _positive(text: str) -> int:
+def _positive(text: str, expected: str = _WHOLE) -> int:
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        _fail(text, "a whole number from 1, or SPLIT=NUMBER,SPLIT=NUMBER")
+        _fail(text, expected)
     return int(text)
 
 

@@ -819,7 +819,7 @@ def test_names_are_printed_as_they_are(tmp_path):
     [
         (["--no-such-flag"], "unknown arguments: --no-such-flag"),
         (["--num-shard", "3"], "unknown arguments: --num-shard 3"),
-        (["--num-shards", "0"], "'0' is not a whole number from 1"),
+        (["--num-shards", "0"], "'0' is not a whole number from 1, or SPLIT=NUMBER,SPLIT=NUMBER"),
         (["--holdout", "test=2"], "--holdout test=2.0: expected a fraction"),
         (["--source", "nope"], "no source 'nope'; there are cifar10"),
         (["--only-shards", "train"], "'train' is not SPLIT:NUMBERS"),
@@ -827,6 +827,7 @@ def test_names_are_printed_as_they_are(tmp_path):
         (["--only-shards", "train:0-99999999999"], "'train:0-99999999999' is not SPLIT:NUMBERS"),
         (["--num-shards", "bogus=3"], "sizes were given for split 'bogus', but the input has test, train"),
         (["--resize", "256"], "'256' is not shorter=N"),
+        (["--resize", "shorter=0"], "'0' is not a whole number from 1\n"),
         (["--num-shards", "train=3,train=5"], "argument --num-shards: a number for 'train' twice"),
         (["--num-shards", "train=3", "--num-shards", "train=5"], "argument --num-shards: a number for 'train' twice"),
         (["--num-shards", "3,5"], "argument --num-shards: a number for all splits twice"),
