@@ -52,13 +52,15 @@ _GIVE_NUMBERS = "give --samples and --mean-bytes instead, or let `build --dry-ru
 
 @dataclass(slots=True, kw_only=True)
 class Found:
-    """What a source holds, as far as it is known before anything is read through; `num_reads` as in `forecast.Raw`."""
+    """What a source holds, as far as it is known before anything is read through; what is read as in `forecast.Raw`."""
 
     splits: dict[str, Counted]
     num_classes: int
     num_units: int
     num_files: int
     num_reads: int
+    num_looks: int = 0
+    unit_lists: int = 0
     assumptions: list[Assumption] = field(default_factory=list)
 
 

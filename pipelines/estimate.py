@@ -4,8 +4,9 @@ numbers.
 
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,9 +16,10 @@ from pipelines.archives import Found
 from pipelines.assigning import refuse_unknown_splits
 from pipelines.config import BuildConfig
 from pipelines.counting import Counted, digits, of_mean, spread
-from pipelines.forecast import Assumption, Raw, StoredSet, StoredSplit
+from pipelines.forecast import LISTED_AT_ONCE, Assumption, Raw, StoredSet, StoredSplit
 from pipelines.planning import SplitPlan
 from pipelines.sources.base import Rejected
+from pipelines.sources.listing import Listing
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, SourceError
@@ -61,7 +63,13 @@ def from_listing(config: BuildConfig) -> StoredSet:
         splits=splits,
         manifest_bytes=_manifest_bytes(splits, found.num_classes),
         num_classes=found.num_classes,
-        raw=Raw(num_reads=found.num_reads, num_units=found.num_units, num_files=found.num_files),
+        raw=Raw(
+            num_reads=found.num_reads,
+            num_units=found.num_units,
+            num_files=found.num_files,
+            num_looks=found.num_looks,
+            unit_lists=found.unit_lists,
+        ),
         assumptions=found.assumptions,
     )
 
@@ -69,7 +77,8 @@ def from_listing(config: BuildConfig) -> StoredSet:
 def _listed(source: Any, config: BuildConfig) -> Found:
     """Single files: a listing says all of them."""
     survey = source.survey()
-    listed = replace(source, input=_Listed(source.input, config))
+    names = _Listed(source.input, config)
+    listed = replace(source, input=names)
     splits: dict[str, Counted] = {}
     for unit in survey.units:
         for sample in listed.index(unit, _NoSpool(config)):
@@ -77,12 +86,15 @@ def _listed(source: Any, config: BuildConfig) -> Found:
                 splits.setdefault(sample.split, Counted()).add(sample)
     num_samples = sum(counted.num_samples for counted in splits.values())
     largest = max((label for counted in splits.values() for label in counted.strata), default=-1)
+    looks = isinstance(source, Listing)
     return Found(
         splits=splits,
         num_classes=len(survey.classes) if survey.classes else 1 + largest,
         num_units=len(survey.units),
-        num_files=num_samples,
+        num_files=0 if looks else num_samples,
         num_reads=num_samples,
+        num_looks=num_samples if looks else 0,
+        unit_lists=names.lists.total(),
     )
 
 
@@ -181,17 +193,23 @@ def _stored_split(name: str, split: Split) -> StoredSplit:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """A storage that lists and looks but never reads: what a plan may know before anything is read."""
+    """A storage that lists and looks but never reads: what a plan may know before anything is read.
+
+    `lists` counts the requests of its listings, by prefix.
+    """
 
     inner: Storage
     config: BuildConfig
+    lists: Counter[str] = field(default_factory=Counter)
 
     @property
     def url(self) -> str:
         return self.inner.url
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        return self.inner.list(prefix)
+        for number, stat in enumerate(self.inner.list(prefix)):
+            self.lists[prefix] += number % LISTED_AT_ONCE == 0
+            yield stat
 
     def stat(self, name: str) -> Stat:
         return self.inner.stat(name)

@@ -69,11 +69,16 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raw:
-    """What a build reads before it stores anything: `num_reads` from samples or archives, units, listed files."""
+    """What a build reads before it stores anything: `num_reads` from samples or archives, units, listed files.
+
+    `num_looks` are at images whose sizes no listing tells, `unit_lists` those that units ask for again.
+    """
 
     num_reads: int
     num_units: int
     num_files: int
+    num_looks: int = 0
+    unit_lists: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -415,7 +420,7 @@ def build_requests(stored: StoredSet) -> Requests:
     raw, num_shards = stored.raw, sum(len(split.shard_sizes) for split in stored.splits.values())
     num_stored = sum(split.plan.num_stored for split in stored.splits.values())
     num_batches = math.ceil(num_stored / samples_at_once(num_stored))
-    lists = math.ceil(raw.num_files / LISTED_AT_ONCE) + LISTS_PER_BUILD
+    lists = math.ceil(raw.num_files / LISTED_AT_ONCE) + raw.unit_lists + LISTS_PER_BUILD
     return Requests(
         class_a=UPLOADS_PER_SHARD * num_shards
         + UPLOADS_PER_UNIT * raw.num_units
@@ -423,6 +428,7 @@ def build_requests(stored: StoredSet) -> Requests:
         + UPLOADS_PER_BUILD
         + lists,
         class_b=raw.num_reads
+        + raw.num_looks
         + num_stored
         + LOOKS_PER_SHARD * num_shards
         + LOOKS_PER_UNIT * raw.num_units

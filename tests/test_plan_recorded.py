@@ -107,6 +107,37 @@ def test_a_build_asks_for_what_was_foreseen(built):
     assert 2 * NUM_IMAGES < looks <= build_requests.class_b <= 1.2 * looks
 
 
+def class_folders(root: str) -> tuple[str, str]:
+    """ImageNet as folders of 30 classes, which a build lists again, one by one."""
+    raw = open_storage(f"{root}/raw")
+    for number in range(NUM_IMAGES):
+        put(raw, f"train/n{number % 30:08d}/{number:04d}.ppm", picture(number))
+    return "imagenet", raw.url
+
+
+def listing(root: str) -> tuple[str, str]:
+    """A table, which does not say how large the images are."""
+    raw, names = open_storage(f"{root}/raw"), [f"{number:04d}.ppm" for number in range(NUM_IMAGES)]
+    for number, name in enumerate(names):
+        put(raw, name, picture(number))
+    put(raw, "photos.csv", "".join(["path,label\n", *(f"{name},cat\n" for name in names)]).encode())
+    return "listing", f"{raw.url}/photos.csv"
+
+
+@pytest.mark.parametrize("made", [class_folders, listing])
+def test_a_build_from_another_source_asks_for_what_was_foreseen(proxy, made):
+    root = f"gs://{BUCKET}/recorded-{made.__name__}"
+    source, raw = made(root)
+    config = BuildConfig(source=source, input=raw, output=f"{root}/out", num_shards={"": 7})
+    foreseen = forecast(from_listing(config), "train", Reading(global_batch_size=BATCH), Prices()).build
+    before = len(proxy.seen)
+    build(config, ["--direct_running_mode=in_memory"])
+    found = kinds(proxy.seen[before:])
+    writes = found["upload"] + found["list"]
+    assert writes <= foreseen.class_a <= 1.2 * writes
+    assert foreseen.class_b == pytest.approx(found.total() - writes, rel=0.03)
+
+
 def test_of_tars_in_a_bucket_a_plan_reads_a_mib_each_of_a_few(proxy):
     raw, random = open_storage(f"gs://{BUCKET}/tars"), np.random.default_rng(0)
     for number in range(SAMPLED_ARCHIVES + 2):
