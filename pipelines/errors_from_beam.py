@@ -21,6 +21,9 @@ _LOST = re.compile(
     r"(?:Pipeline \S+ failed in state |Dataflow pipeline failed\. State: )(\w+)(?:: |, Error:)(.*)", flags=re.DOTALL
 )
 _HUNG_UP = re.compile(r"<_\w+ of RPC that terminated with:.*?details = \"(.*?)\"", flags=re.DOTALL)
+_STEP = re.compile(r" \[while running '[^']*'\]$")
+"""What Beam adds to an error that is raised in this process."""
+
 _LINE = re.compile(
     r"(?:^|\n|\\n|: )(?:[\w.]*\.)?(" + "|".join(sorted(_NAMES)) + r"): (.*?)(?: \[while running |\\n|\n|$)"
 )
@@ -34,6 +37,9 @@ def translated(failures: tuple[type[Exception], ...] = (RuntimeError,)) -> Itera
     """
     try:
         yield
+    except errors.ShardsetError as error:
+        error.args = tuple(_STEP.sub("", str(part)) for part in error.args)
+        raise
     except failures as error:
         ours = find(str(error)) or _lost_job(str(error)) or _lost_server(str(error))
         if ours is None and isinstance(error, RuntimeError):

@@ -17,7 +17,7 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from pipelines import dataflow, errors_from_beam
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError
+from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TooManyBad
 from shardset.storage import open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.stored import files_of
@@ -136,6 +136,12 @@ def test_a_bucket_that_can_not_be_seen_is_refused(error, sentence):
 def test_a_failed_job_becomes_one_sentence(text, sentence):
     with pytest.raises(ShardsetError, match=re.escape(sentence)), errors_from_beam.translated():
         raise RuntimeError(text)
+
+
+def test_our_own_error_of_a_runner_in_this_process_loses_the_step_that_beam_adds():
+    with pytest.raises(TooManyBad) as caught, errors_from_beam.translated():
+        raise TooManyBad("split 'train': 1 of 61 raw samples are bad [while running 'Plan/ParDo(MakePlan)']")
+    assert str(caught.value) == "split 'train': 1 of 61 raw samples are bad"
 
 
 class HungUp(grpc.RpcError):
