@@ -31,6 +31,7 @@ from pipelines.sources.rangefile import WINDOW_BYTES
 from pipelines.sources.webdataset import WebDataset, common_start
 from shardset import naming, png
 from shardset.errors import ConfigError, SourceError
+from shardset.indexes import HEADER
 from shardset.manifest import Manifest, Split
 from shardset.storage import Stat, Storage
 from shardset.tarindex import BLOCK, END, index_from_bytes, index_header
@@ -269,7 +270,7 @@ def _stored(storage: Storage, split: Split) -> Counted:
     if without := split.num_samples - strata.total():
         strata[-1] = without
     index = split.shards[0].index
-    head = storage.read(index.path, 0, min(index.num_bytes, 4096))
+    head = storage.read(index.path, 0, min(index.num_bytes, HEADER))
     dtype, _, _ = index_header(head, f"{storage.url}/{index.path}")
     return Counted(
         num_samples=split.num_samples,

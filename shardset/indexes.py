@@ -10,7 +10,9 @@ from shardset.manifest import Shard
 from shardset.storage import Storage
 from shardset.tarindex import crc32c_text, index_from_bytes, index_header
 
-HEADER = 4096
+HEADER = 10 + 65_535
+"""The header of an index is not longer than that: what version 1.0 of the file format allows."""
+
 SMALL = 1 << 20
 """Up to so many bytes an index is read whole: one request, and its checksum can be compared."""
 

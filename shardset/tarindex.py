@@ -141,7 +141,7 @@ def index_to_bytes(index: np.ndarray) -> bytes:
 
 
 def index_header(data: bytes, where: str) -> tuple[np.dtype, int, int]:
-    """(record type, number of records, where the first begins) from the first bytes of an index: 4,096 or all.
+    """(record type, number of records, where the first begins) from the first bytes of an index, all of its header.
 
     Raises DamagedShard unless it is one.
     """

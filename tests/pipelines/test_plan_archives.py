@@ -22,9 +22,11 @@ from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.webdataset import WebDataset, find
 from shardset.errors import ConfigError, SourceError
 from shardset.storage import Stat, Storage, open_storage
+from shardset.tarindex import StoredSample
 from tests.makers import cifar, imagenet
 from tests.makers.folders import write_class_folders
 from tests.makers.images import image_bytes
+from tests.makers.shardset import write_shard_set
 from tests.makers.tars import plain, tar_bytes, tar_of
 
 HERE = ["--direct_running_mode=in_memory"]
@@ -185,6 +187,14 @@ def test_an_archive_of_the_published_size_is_taken_for_the_published_one_and_not
     assert found.num_classes == num_classes
     assert "samples" in abouts(found)
     assert all(f"{size:,}" in found.assumptions[0].text for name, size in files.items() if "devkit" not in name)
+
+
+def test_a_shard_set_whose_samples_have_many_fields_is_planned(tmp_path):
+    fields = [(f"meta{number}.txt", b"x") for number in range(100)]
+    samples = [StoredSample(key=f"s{number}", fields=fields, label=-1, source=number) for number in range(8)]
+    write_shard_set(open_storage(str(tmp_path / "set")), {"train": samples}, num_shards=2)
+    config = BuildConfig(source="webdataset", input=str(tmp_path / "set"), output=str(tmp_path / "out"))
+    assert len(from_listing(config).splits["train"].plan.fields) == 100
 
 
 def test_imagenet_takes_as_much_as_its_archives_without_headers_and_with_labels(tmp_path):

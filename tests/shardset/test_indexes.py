@@ -9,6 +9,7 @@ from shardset.errors import DamagedShard, NotFound
 from shardset.indexes import read_index, read_rows
 from shardset.manifest import Shard
 from shardset.storage import Storage, open_storage
+from shardset.tarindex import StoredSample
 from tests.makers.shardset import png_samples, put, write_shard_set
 
 _counter = itertools.count()
@@ -39,6 +40,15 @@ def test_of_a_large_index_only_the_header_and_the_range_are_read(monkeypatch):
     wanted = read_rows(storage, shard, [20, 22]).tolist()
     put(storage, shard.index.path, data[:512] + bytes(first - 512) + data[first:last] + bytes(len(data) - last))
     assert read_rows(storage, shard, [20, 22]).tolist() == wanted
+
+
+def test_rows_of_samples_with_800_fields_are_read_by_ranges_too(monkeypatch):
+    monkeypatch.setattr(indexes, "SMALL", 0)
+    storage, _ = made()
+    fields = [(f"meta{number}.txt", b"x") for number in range(800)]
+    samples = [StoredSample(key=f"s{number}", fields=fields, label=-1, source=number) for number in range(3)]
+    shard = write_shard_set(storage, {"train": samples}, num_shards=1).split("train").shards[0]
+    assert read_rows(storage, shard, [2, 1]).tolist() == read_index(storage, shard)[[2, 1]].tolist()
 
 
 @pytest.mark.parametrize("small", [0, 1 << 20])
