@@ -17,9 +17,10 @@ from typing import Literal
 
 import numpy as np
 
-from shardset.errors import ConfigError, TooManyBad
+from shardset.errors import ConfigError, SourceError, TooManyBad
 from shardset.manifest import Remainder
 from shardset.permutation import derive_key, hash64, permute
+from shardset.tarindex import fits_index
 
 TARGET_SHARD_BYTES = 128 * 2**20
 MIN_SHARDS = 4
@@ -197,8 +198,14 @@ def plan_split(
 ) -> SplitPlan:
     """The plan of one split; `strata` maps each label to its number of samples.
 
-    Raises ConfigError if the samples can't fill the shards that were asked for.
+    Raises ConfigError if the samples can't fill the shards that were asked for, SourceError if they have more kinds of
+    fields than an index can list.
     """
+    if not fits_index(fields):
+        raise SourceError(
+            f"split {name!r}: {len(fields):,} kinds of fields ({', '.join(fields[:3])}, ...) are more than an index "
+            "can list; a field is what follows the first dot of a file's name: rename files with dots in their keys"
+        )
     num_source = sum(strata.values())
     wanted = sizing.target_samples or num_source * sizing.repeat
     num_shards = count_shards(wanted, round(num_bytes * wanted / max(1, num_source)), sizing)

@@ -65,6 +65,18 @@ def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
     return np.dtype([*_HEAD, ("key", f"S{key_bytes}"), *((f".{field}", _PLACE) for field in fields)])
 
 
+def fits_index(fields: Sequence[str]) -> bool:
+    """Whether an index has room for the names of all these fields: its header has 64 KiB at most."""
+    descr = np.lib.format.dtype_to_descr(index_dtype(fields, 100))
+    try:
+        np.lib.format.write_array_header_1_0(
+            io.BytesIO(), {"descr": descr, "fortran_order": False, "shape": (10**12 - 1,)}
+        )
+    except ValueError:
+        return False
+    return True
+
+
 def header(name: bytes, num_bytes: int) -> bytes:
     """The 512-byte USTAR header of a regular file."""
     size = b"%011o\0" % num_bytes

@@ -587,6 +587,13 @@ def test_a_sample_is_quarantined_for_any_of_its_images(tmp_path, field, whole, o
     assert (entry["num_bytes"], entry["sha256"]) == (len(cut), hashlib.sha256(cut).hexdigest())
 
 
+def test_names_with_so_many_dots_that_no_index_lists_their_fields_are_refused_before_a_shard_is_written(tmp_path):
+    png = odd_images.png()
+    with pytest.raises(SourceError, match=r"split 'train': 1,300 kinds of fields \(0000.png, 0001.png, "):
+        built_of_tar(tmp_path, {f"run{n}.{n:04}.png": png for n in range(1300)})
+    assert not (tmp_path / "out" / "train").exists()
+
+
 def test_a_sample_with_a_field_too_large_for_a_tar_is_quarantined_unread(tmp_path):
     with tarfile.open(tmp_path / "train.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         for name in ("a.png", "b.png"):

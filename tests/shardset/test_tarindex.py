@@ -1,5 +1,6 @@
 """Tar bytes and indexes: frozen, read alike by every reader of tars, and no damage passes."""
 
+import bisect
 import hashlib
 import io
 import os
@@ -23,6 +24,7 @@ from shardset.tarindex import (
     StoredSample,
     TarBuilder,
     crc32c_text,
+    fits_index,
     header,
     index_dtype,
     index_fields,
@@ -201,6 +203,17 @@ def test_samples_stand_front_to_back_without_gaps(found):
     assert index["crc32c"].tolist() == crcs(data, groups)
     last = groups[-1][-1]
     assert last.offset + last.num_bytes + -last.num_bytes % BLOCK + len(END) == len(data)
+
+
+@pytest.mark.parametrize("name", ["a{}", "a-long-field-{}"])
+def test_an_index_has_room_for_fields_as_long_as_they_fit_its_header(name):
+    fields = [name.format(number) for number in range(2000)]
+    most = bisect.bisect(range(1, 2000), False, key=lambda count: not fits_index(fields[:count]))
+    assert 900 < most < 1250
+    index = np.zeros(1, index_dtype(fields[:most], 83))
+    assert index_from_bytes(index_to_bytes(index), "here").dtype == index.dtype
+    with pytest.raises(ValueError, match="too big"):
+        index_to_bytes(np.zeros(1, index_dtype(fields[: most + 2], 83)))
 
 
 @settings(deadline=None)
