@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import io
 import json
 import logging
 import os
@@ -470,9 +471,12 @@ def _fail(text: str, expected: str) -> dict:
 
 def program() -> None:
     """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
     try:
         code = main()
-        sys.stdout.flush()
+        if sys.stdout:
+            sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1

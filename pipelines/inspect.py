@@ -289,7 +289,7 @@ def _shard_rows(name: str, split: Split, label: int | None) -> Iterator[ShardRow
 
 def to_json(found: Overview | Sequence[Sample]) -> str:
     """An overview as one object, samples as an array."""
-    return json.dumps(msgspec.to_builtins(found), indent=1, ensure_ascii=False)
+    return json.dumps(msgspec.to_builtins(found), indent=1)
 
 
 def render_overview(found: Overview) -> RenderableType:

@@ -157,7 +157,7 @@ def render(report: Report, *, max_problems: int = 100) -> str:
 
 def to_json(report: Report) -> str:
     """The report as one JSON object with all problems, and `ok`."""
-    return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1, ensure_ascii=False)
+    return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
 
 
 def check_shard(task: Task) -> Checked:

@@ -61,6 +61,17 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("redirected", "shown"), [("", "shards \\u2192 tars\n"), (">&-", "")])
+@pytest.mark.parametrize("program", ["pipelines", "trainer"])
+def test_what_standard_output_can_not_take_does_not_end_a_program(program, redirected, shown):
+    start = f"import {program}.__main__ as it; it.main = lambda: print('shards → tars') or 0; it.program()"
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, start], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown, "")
+
+
 def make_env(folder: Path, python: str) -> subprocess.CompletedProcess[str]:
     """`make env` beside a half-made environment, with a Python that only writes down how it is called."""
     for name, text in {"python": python, ".venv/bin/python": "exit 1"}.items():

@@ -1,6 +1,7 @@
 """`python -m trainer train|evaluate|bench-input|doctor|merge-logs|tpu`: arguments -> config -> one call."""
 
 import argparse
+import io
 import json
 import sys
 import time
@@ -290,6 +291,8 @@ def make_report(options: argparse.Namespace) -> None:
 
 def program() -> None:
     """What a shell runs; a missing library ends it by one sentence."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
     try:
         sys.exit(main())
     except ModuleNotFoundError as error:

@@ -208,7 +208,7 @@ def run(options: argparse.Namespace) -> None:
         sample_id = plan.timetable.id_of(options.key) if options.key is not None else options.id
         found = explain_sample(plan, sample_id, None if options.epochs is None else _epochs(options.epochs))
     if options.json:
-        print(json.dumps(to_json(plan, found), ensure_ascii=False))
+        print(json.dumps(to_json(plan, found)))
     else:
         _show(plan, found)
     if isinstance(found, Step) and options.thumbnails is not None:
