@@ -23,6 +23,7 @@ from pipelines.gathering import (
 )
 from pipelines.inspect import overview
 from pipelines.job import put
+from pipelines.replacing import files_of
 from shardset import manifest as manifests
 from shardset import naming, page, plots
 from shardset.errors import ConfigError, ShardsetError
@@ -51,14 +52,17 @@ def write(
     """Makes the page of the set at `url` (manifest or folder) and stores it: report, where it stands, its bytes.
 
     `raw` is the folder that the quarantine's names are relative to; without it there are no pictures of those.
-    Raises ManifestError if there is no sound manifest; anything else that is damaged is named on the page.
+    Raises ManifestError if there is no sound manifest, ConfigError if the page would take the place of a file of the
+    set; anything else that is damaged is named on the page.
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
     manifest, storage = manifests.load(url)
+    target, name = (storage, naming.REPORT) if output is None else open_file(output)
+    if f"{target.url}/{name}" in {f"{storage.url}/{own}" for own in (naming.MANIFEST, *files_of(manifest))}:
+        raise ConfigError(f"{output} is a file of the shard set, which the page would replace; choose another --output")
     report = gather(manifest, storage, max_images=max_images, raw=raw)
     data = render(report)
-    target, name = (storage, naming.REPORT) if output is None else open_file(output)
     put(target, name, data)
     return report, f"{target.url}/{name}", len(data)
 

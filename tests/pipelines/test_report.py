@@ -318,6 +318,17 @@ def test_a_negative_number_of_images_is_refused(capsys):
     assert "--images" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("output", ["manifest.json", "train/train-000001.tar", "train/../quarantine.jsonl"])
+def test_a_page_never_replaces_a_file_of_the_set(tmp_path, output):
+    storage = open_storage(str(tmp_path / "set"))
+    write_shard_set(storage, {"train": samples("train", range(4))}, num_shards=2)
+    with pytest.raises(ConfigError, match=f"{output} is a file of the shard set"):
+        report.write(str(tmp_path / "set"), f"{tmp_path}/set/{output}")
+    assert verify(str(tmp_path / "set"), deep=True).problems == ()
+    with pytest.raises(ConfigError, match=r"names a folder, expected a file in it$"):
+        report.write(str(tmp_path / "set"), f"{tmp_path}/set/")
+
+
 def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, capsys):
     storage, manifest = stored(train=samples("train", range(8)))
     out = tmp_path / "page.html"
