@@ -12,7 +12,7 @@ import msgspec
 
 from shardset import naming
 from shardset.errors import ManifestError, NotFound
-from shardset.storage import Storage, open_file
+from shardset.storage import Storage, open_file, open_storage
 
 VERSION: Final = 1
 KIND: Final = "shardset"
@@ -177,8 +177,8 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
 
 def load(url: str) -> tuple[Manifest, Storage]:
     """The manifest at `url` (the file or its folder) and the storage that its paths are relative to."""
-    target = url if url.endswith(".json") else url.rstrip("/") + "/" + naming.MANIFEST
-    storage, name = open_file(target)
+    storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
+    target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
         data = storage.read(name)
     except NotFound as error:

@@ -29,6 +29,7 @@ _PIECE = 1 << 20
 _BUFFERED = 1 << 16
 """What is written in smaller pieces is gathered; larger ones go to the system without another copy."""
 _CLIMBING = frozenset(("", ".", ".."))
+_SCHEMES = ("gs", "memory")
 
 _ADVICE = {
     errno.EACCES: "no permission; run as a user who may, or change the mode of the file and of the folders above it",
@@ -124,15 +125,17 @@ def open_storage(url: str) -> Storage:
     if not separator:
         _refuse_slip(url)
         return LocalStorage(os.path.abspath(_not_empty(url, url)))
+    if scheme not in _SCHEMES:
+        raise ConfigError(
+            f"{url}: storage {scheme!r} is not known; use a local path, gs://bucket/prefix or memory://name"
+        )
     root, _, prefix = rest.partition("/")
     root, prefix = _not_empty(root, url), prefix.rstrip("/")
     if scheme == "memory":
         return MemoryStorage(root, prefix)
-    if scheme == "gs":
-        from shardset.gcs import GcsStorage  # Google's client takes half a second to import; local work needs none
+    from shardset.gcs import GcsStorage  # Google's client takes half a second to import; local work needs none
 
-        return GcsStorage(root, prefix)
-    raise ConfigError(f"{url}: storage {scheme!r} is not known; use a local path, gs://bucket/prefix or memory://name")
+    return GcsStorage(root, prefix)
 
 
 def open_file(url: str) -> tuple[Storage, str]:
@@ -216,10 +219,15 @@ def _explanation(error: OSError, where: str) -> StorageError:
 
 def _refuse_slip(url: str) -> None:
     scheme, colon, rest = url.partition(":")
-    if colon and scheme in ("gs", "memory"):
+    if colon and scheme in _SCHEMES:
         raise ConfigError(
             f"{url}: an address has two slashes after {scheme}:, such as {scheme}://{rest.lstrip('/')}; for a folder "
             f"of this name here write ./{url}"
+        )
+    if url == "~" or url.startswith("~/"):
+        raise ConfigError(
+            f"{url}: ~ is not your home folder here, since a shell leaves it behind --flag= and in quotes; write the "
+            f"whole path, or ./{url} for a folder of this name"
         )
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset import manifest as manifests
-from shardset.errors import ManifestError
+from shardset.errors import ConfigError, ManifestError
 from shardset.manifest import Manifest, load, parse, seal, to_json
 from shardset.storage import Storage, open_storage
 from tests.makers import golden
@@ -188,6 +188,12 @@ def test_load_takes_the_file_or_its_folder(tmp_path):
 def test_load_says_that_a_folder_without_a_manifest_holds_no_finished_set(tmp_path):
     with pytest.raises(ManifestError, match=r"manifest\.json: no manifest there, so no finished shard set; build one"):
         load(str(tmp_path))
+
+
+@pytest.mark.parametrize("url", ["", "gs://", "memory://"])
+def test_load_refuses_what_names_no_folder(url):
+    with pytest.raises(ConfigError, match=f"^'{url}' names no storage"):
+        load(url)
 
 
 def test_a_split_is_found_by_its_name_or_the_others_are_named():

@@ -333,7 +333,8 @@ def test_of_many_writers_at_once_one_wins(storage, same):
 
 @pytest.mark.parametrize("url", ["s3://bucket/x", "http://host/x", "file:///tmp/x", "gcs://bucket/x", "://x"])
 def test_an_unknown_scheme_is_refused_by_name(url):
-    with pytest.raises(ConfigError, match="use a local path, gs://bucket/prefix or memory://name"):
+    scheme = url.partition(":")[0]
+    with pytest.raises(ConfigError, match=f"'{scheme}' is not known; use a local path, gs://bucket/prefix or memory"):
         open_storage(url)
 
 
@@ -342,6 +343,14 @@ def test_an_address_without_its_slashes_is_not_taken_for_a_folder_here(url):
     with pytest.raises(ConfigError, match=f"{url}: .* two slashes.*{url.partition(':')[0]}://"):
         open_storage(url)
     assert open_storage(f"./{url}").url.endswith(url)
+
+
+@pytest.mark.parametrize("url", ["~", "~/shards"])
+def test_a_home_folder_that_no_shell_put_in_is_not_made_here(url):
+    with pytest.raises(ConfigError, match=f"^{url}: ~ is not your home folder here"):
+        open_storage(url)
+    assert open_storage(f"./{url}").url.endswith(url)
+    assert open_storage("~old/shards").url.endswith("~old/shards")
 
 
 @pytest.mark.parametrize("url", ["", "gs://", "gs:///x", "memory://", "gs://bucket/../x", "memory://m//x", "gs://b//x"])
