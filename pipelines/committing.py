@@ -32,10 +32,7 @@ def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
     copy(job.output, naming.REJECTED, naming.quarantine_path(job.suffix))
     whole: PlanFile | None = read_record(job.output, naming.PLAN, PlanFile)  # `plan` travels without its classes
     if whole is None or whole.digest != plan.digest:
-        raise ManifestError(
-            f"{job.output.url}/{naming.PLAN}: another build began there meanwhile; choose another --output for one of "
-            "the two"
-        )
+        raise _another_build(job.output, naming.PLAN)
     digest = write_manifest(job, whole, {name: read_records(job, plan, name) for name in plan.splits})
     _remove_replaced(job.output)
     return digest
@@ -46,7 +43,8 @@ def read_records(job: Job, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
     names = (naming.record_path(split, number) for number in range(plan.splits[split].num_shards))
     for data in read_parts(job.output, map(Part, names)):
         record = msgspec.json.decode(data, type=ShardRecord)
-        assert record.plan_digest == plan.digest, "a finished shard is one of this plan"
+        if record.plan_digest != plan.digest:
+            raise _another_build(job.output, naming.record_path(split, record.number))
         yield record
 
 
@@ -138,6 +136,12 @@ def _what_stands(output: Storage) -> str:
     return (
         f"{where}: another manifest was written there meanwhile; two builds into one place can't both win: "
         "choose another --output, or rerun with --overwrite"
+    )
+
+
+def _another_build(output: Storage, name: str) -> ManifestError:
+    return ManifestError(
+        f"{output.url}/{name}: another build began there meanwhile; choose another --output for one of the two"
     )
 
 

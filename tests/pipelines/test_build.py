@@ -23,8 +23,11 @@ from apache_beam.metrics.metricbase import MetricName
 from pipelines import __main__ as command
 from pipelines import build as builds
 from pipelines.build import build
+from pipelines.committing import commit
 from pipelines.config import BuildConfig
 from pipelines.encoding import ImageOptions
+from pipelines.job import Job, PlanFile, put, read_record
+from pipelines.sources import open_source
 from pipelines.transforms import MakePlan
 from pipelines.verify import verify
 from shardset import manifest as manifests
@@ -369,6 +372,17 @@ def test_what_an_unfinished_replacement_left_goes_when_another_is_begun(raw, tmp
     ours = {shard.path for split in new.splits.values() for shard in split.shards}
     assert {str(path.relative_to(out)) for path in out.rglob("*.tar")} == ours
     assert not (out / naming.REPLACED).exists()
+
+
+def test_a_shard_that_another_build_wrote_meanwhile_ends_the_commit_with_one_sentence(raw, tmp_path):
+    config = config_of(raw, tmp_path / "out")
+    build(config, HERE)
+    output, name = open_storage(config.output), naming.record_path("train", 1)
+    record = json.loads(output.read(name))
+    put(output, name, json.dumps({**record, "plan_digest": "0" * 64}).encode())
+    job = Job(config=config, source=open_source(config), output=output)
+    with pytest.raises(ManifestError, match=r"done/train-000001\.json: another build began there meanwhile; choose"):
+        commit(job, read_record(output, naming.PLAN, PlanFile), 6)
 
 
 def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_mended_is_named_with_what_helps(raw, tmp_path):
