@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import google_crc32c
 import numpy as np
 
-from shardset.errors import DamagedShard
+from shardset.errors import DamagedShard, NotFound
 from shardset.manifest import Shard
 from shardset.storage import Storage
 from shardset.tarindex import crc32c_text, index_from_bytes, index_header
@@ -23,7 +23,12 @@ def read_index(storage: Storage, shard: Shard) -> np.ndarray:
     Raises NotFound or StorageError, or DamagedShard unless it is what the manifest lists.
     """
     where = f"{storage.url}/{shard.index.path}"
-    data = storage.read(shard.index.path)
+    try:
+        data = storage.read(shard.index.path)
+    except NotFound as error:
+        raise NotFound(
+            f"{where}: the index of shard {shard.path} is missing; restore it, or rebuild the shard with --only-shards"
+        ) from error
     if crc32c_text(google_crc32c.value(data)) != shard.index.crc32c:
         raise DamagedShard(f"{where}: its CRC32C is not that of the manifest; rebuild the shard with --only-shards")
     index = index_from_bytes(data, where)

@@ -69,5 +69,5 @@ def test_a_whole_index_is_compared_with_the_manifest():
     with pytest.raises(DamagedShard, match="CRC32C"):
         read_index(storage, shard)
     storage.delete(shard.index.path)
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound, match=r"the index of shard train/train-000000\.tar is missing; restore it, or"):
         read_index(storage, shard)
