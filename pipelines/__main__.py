@@ -295,7 +295,7 @@ def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
 
 
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
-    from pipelines.terminal import quiet_workers
+    from pipelines.terminal import on_standard_output, quiet_workers
 
     # Beam takes a second or two to import, so only the verb that needs it does, and its workers at the same time.
     early = not beam_flags and forkserver.num_cores() > 1
@@ -324,7 +324,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": page}))
     else:
-        summary.show(config, result, Console())
+        summary.show(config, result, on_standard_output())
         if page:
             print(f"report: {page}")
     return 0

@@ -5,17 +5,18 @@ Functions that give records come first, then those that draw them as tables; `ru
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
+from rich.text import Text
 
-from pipelines.terminal import plain
+from pipelines.terminal import on_standard_output, plain
 from shardset import manifest as manifests
 from shardset.errors import ConfigError
 from shardset.indexes import read_index
@@ -27,6 +28,9 @@ from shardset.tarindex import index_fields
 THREADS = 8
 MAX_ROWS = 20
 """Longer tables are cut on a terminal, and say so; JSON holds everything."""
+
+MIN_LETTERS = 7
+"""Where columns of names would be narrower, numbers are folded too."""
 
 NO_NAMES = (
     "original names are not available: the plan folder beside the manifest is missing, or of another build or version"
@@ -329,8 +333,9 @@ def _sample_table(sample: Sample) -> RenderableType:
     return _table("sample", ["", ""], facts, len(facts))
 
 
-def _splits_table(found: Overview) -> Table:
-    columns = ["split", "samples", "shards", "per shard", "bytes", "mean", "dropped", "repeats", "fields"]
+def _splits_table(found: Overview) -> RenderableType:
+    left_out = [name for name in ("dropped", "repeats") if any(getattr(row, f"num_{name}") for row in found.splits)]
+    columns = ["split", "samples", "shards", "per shard", "bytes", "mean", *left_out, "fields"]
     rows = [
         (
             row.name,
@@ -339,8 +344,7 @@ def _splits_table(found: Overview) -> Table:
             f"{row.smallest:,}" if row.smallest == row.largest else f"{row.smallest:,} to {row.largest:,}",
             row.num_bytes,
             round(row.mean_bytes),
-            row.num_dropped,
-            row.num_repeats,
+            *(getattr(row, f"num_{name}") for name in left_out),
             " ".join(row.fields),
         )
         for row in found.splits
@@ -348,13 +352,13 @@ def _splits_table(found: Overview) -> Table:
     return _table("splits", columns, rows, MAX_ROWS)
 
 
-def _classes_table(found: Overview) -> Table:
+def _classes_table(found: Overview) -> RenderableType:
     names = [row.name for row in found.splits]
     rows = [(row.label, row.name, row.wnid or "", *(row.counts[name] for name in names)) for row in found.classes]
     return _table("classes", ["label", "name", "wnid", *names], rows, MAX_ROWS)
 
 
-def _shards_table(found: Overview) -> Table:
+def _shards_table(found: Overview) -> RenderableType:
     columns = ["split", "shard", "path", "samples", "bytes", "first id"]
     rows = [(row.split, row.number, row.path, row.num_samples, row.num_bytes, row.first_id) for row in found.shards]
     if found.label is None:
@@ -363,16 +367,40 @@ def _shards_table(found: Overview) -> Table:
     return _table("shards", [*columns, f"of class {found.label}"], counted, MAX_ROWS)
 
 
-def _table(title: str, columns: Sequence[str], rows: Sequence[Iterable[Any]], max_rows: int) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left", show_header=any(columns))
-    for number, name in enumerate(columns):
-        numeric = bool(rows) and isinstance(list(rows[0])[number], int)
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold", no_wrap=numeric)
-    for row in rows[:max_rows]:
-        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row))
-    if len(rows) > max_rows:
-        table.caption = f"... and {len(rows) - max_rows:,} more (all of them with --json)"
-    return table
+def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], max_rows: int) -> RenderableType:
+    shown = [[f"{cell:,}" if isinstance(cell, int) else plain(cell) for cell in row] for row in rows[:max_rows]]
+    numeric = [bool(rows) and isinstance(rows[0][number], int) for number in range(len(columns))]
+    caption = f"... and {len(rows) - max_rows:,} more (all of them with --json)" if len(rows) > max_rows else None
+    return _Fitted(title, columns, numeric, shown, caption)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """A table that folds names first, and numbers only where it has to: cut ones would be others."""
+
+    title: str
+    columns: Sequence[str]
+    numeric: Sequence[bool]
+    rows: Sequence[Sequence[str | Text]]
+    caption: str | None
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = Table(title=self.title, title_justify="left", caption=self.caption, caption_justify="left")
+        table.show_header = any(self.columns)
+        whole = self._num_letters() <= options.max_width
+        for name, number in zip(self.columns, self.numeric, strict=True):
+            table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number and whole)
+        for row in self.rows:
+            table.add_row(*row)
+        yield table
+
+    def _num_letters(self) -> int:
+        """How wide it is with whole numbers and folded names."""
+        widths = [
+            max(map(len, column)) if number else MIN_LETTERS
+            for number, *column in zip(self.numeric, self.columns, *self.rows, strict=True)
+        ]
+        return sum(width + 3 for width in widths) + 1
 
 
 def run(args: argparse.Namespace) -> int:
@@ -382,7 +410,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(to_json(found))
     else:
-        Console().print(render_overview(found) if isinstance(found, Overview) else render_samples(found))
+        on_standard_output().print(render_overview(found) if isinstance(found, Overview) else render_samples(found))
     return 0
 
 

@@ -11,10 +11,20 @@ from rich.text import Text
 
 from shardset.errors import ShardsetError
 
+_NO_LIMIT = 100_000
+
 
 def plain(text: str, style: str = "") -> Text:
     """The text as it is: neither rich's markup nor a terminal's control characters act in names of the raw input."""
     return Text("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text), style)
+
+
+def on_standard_output() -> Console:
+    """A console on standard output. Lines to a file or another program are as long as they have to be."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _NO_LIMIT
+    return console
 
 
 @contextmanager

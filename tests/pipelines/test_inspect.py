@@ -1,6 +1,7 @@
 """Looking into a shard set: tables, a sample by key, by original name and back."""
 
 import argparse
+import dataclasses
 import io
 import itertools
 import json
@@ -10,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from pipelines import inspect
+from pipelines.inspect import SplitRow
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
@@ -58,10 +60,16 @@ def arguments(storage: Storage, **given: object) -> argparse.Namespace:
     return argparse.Namespace(manifest=storage.url, **asked)
 
 
-def shown(renderable: object) -> str:
+def shown(renderable: object, width: int = 240) -> str:
     out = io.StringIO()
-    Console(width=240, file=out).print(renderable)
+    Console(width=width, file=out).print(renderable)
     return out.getvalue()
+
+
+def cells(text: str) -> list[str]:
+    """The cells of the first row of a table, put together from the lines that they are folded to."""
+    lines = [line.split("│")[1:-1] for line in text.split("╇")[-1].split("└")[0].splitlines() if "│" in line]
+    return ["".join(part.strip() for part in column) for column in zip(*lines, strict=True)]
 
 
 def test_the_overview_counts_splits_shards_and_classes():
@@ -235,6 +243,27 @@ def test_questions_that_exclude_each_other_are_refused():
         inspect.run(arguments(storage, shard=0))
     with pytest.raises(ConfigError, match="no split 'test' in this shard set; it has train, val"):
         inspect.run(arguments(storage, split="test"))
+
+
+@pytest.mark.parametrize(("width", "whole"), [(80, True), (60, False), (40, False)])
+def test_a_narrow_terminal_folds_cells_and_loses_none_of_their_letters(width, whole):
+    storage, manifest = made()
+    row = SplitRow(
+        name="validation", num_samples=1281167, num_shards=1024, smallest=1252, largest=1252, num_bytes=147897477120,
+        mean_bytes=109123.0, fields=["jpg"], num_source_samples=1281167, num_dropped=0, num_repeats=0,
+    )  # fmt: skip
+    overview = dataclasses.replace(inspect.overview(manifest, storage.url), splits=[row], classes=[], shards=[])
+    text = shown(inspect.render_overview(overview), width).partition("classes")[0]
+    assert cells(text) == ["validation", "1,281,167", "1,024", "1,252", "147,897,477,120", "109,123", "jpg"]
+    assert ("147,897,477,120" in text) == whole
+
+
+def test_lines_to_another_program_are_not_folded(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    storage = open_storage(f"memory://inspect-{'long' * 40}/set")
+    write_shard_set(storage, {"train": png_samples("train", 2, size=8)}, num_shards=1)
+    inspect.run(arguments(storage))
+    assert capsys.readouterr().out.startswith(f"{storage.url}: from ")
 
 
 def test_long_tables_are_cut_and_say_so():
