@@ -44,7 +44,8 @@ _ADVICE = {
     errno.ELOOP: "the symbolic links run in a circle; remove one of them",
     errno.ENAMETOOLONG: "the name is too long for this file system; choose a shorter one",
     errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
-    errno.EOPNOTSUPP: "the file system has no hard links, which create-only-if-absent needs; choose another folder",
+    errno.EOPNOTSUPP: "the file system has no hard links, which create-only-if-absent needs; choose another folder, "
+    "or the gs:// address of a bucket that is mounted there",
 }
 
 
@@ -525,7 +526,7 @@ class _LocalWriter:
             return
         if self._if_generation == ABSENT:
             with suppress(FileExistsError):
-                os.link(self._temporary, self._path)
+                _link(self._temporary, self._path)
                 return
         settle_twin(self._found(), self._num_bytes, _crc32c_of(self._temporary), self._path)
 
@@ -544,6 +545,16 @@ class _LocalWriter:
             return None
         crc = _crc32c_of(self._path) if facts.st_size == self._num_bytes else None
         return Stat(name=self._path, num_bytes=facts.st_size, generation=_generation(facts), crc32c=crc)
+
+
+def _link(path: str, name: str) -> None:
+    """A second name for a file; where there are no hard links, as on FAT or a mounted bucket, EOPNOTSUPP says so."""
+    try:
+        os.link(path, name)
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOSYS):  # the folder takes files, so it is not the permission
+            raise OSError(errno.EOPNOTSUPP, "no hard links", name) from error
+        raise
 
 
 def _create_locked(path: str) -> BinaryIO:

@@ -1,5 +1,6 @@
 """What every storage promises, then what only one kind of it can break."""
 
+import errno
 import functools
 import io
 import itertools
@@ -535,6 +536,17 @@ def little_room(folder):
         yield "the disk is full; free some space"
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_said_to_be_one_and_nothing_is_left(disk, monkeypatch, code):
+    def link(path: str, name: str) -> None:
+        raise OSError(code, os.strerror(code), path, name)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StorageError, match=r"train/a: the file system has no hard links.*; choose another folder"):
+        put(disk, "train/a", if_generation=ABSENT)
+    assert os.listdir(f"{disk.root}/train") == []
 
 
 @pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
