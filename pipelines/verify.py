@@ -421,9 +421,11 @@ def _quarantine_problems(storage: Storage, manifest: Manifest) -> Iterator[Probl
         yield Problem(path, f"lists {len(lines)} samples, the manifest says {expected}; restore or rebuild it")
     for number, line in enumerate(lines, 1):
         try:
-            json.loads(line)
+            entry = json.loads(line)
         except ValueError:
-            yield Problem(path, f"line {number} is not JSON; restore or rebuild it")
+            entry = None
+        if not isinstance(entry, dict):
+            yield Problem(path, f"line {number} is not a JSON object; restore or rebuild it")
 
 
 def _split_problems(manifest: Manifest, tasks: list[Task], checked: list[Checked]) -> Iterator[Problem]:

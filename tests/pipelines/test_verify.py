@@ -388,7 +388,11 @@ def test_wrong_content_bytes_of_a_split_are_a_problem():
 
 @pytest.mark.parametrize(
     ("content", "count", "sentence"),
-    [(b"", 1, "lists 0 samples, the manifest says 1"), (b"{}\nrubbish\n", 2, "line 2 is not JSON")],
+    [
+        (b"", 1, "lists 0 samples, the manifest says 1"),
+        (b"{}\nrubbish\n", 2, "line 2 is not a JSON object"),
+        (b'{}\n["a.png"]\n', 2, "line 2 is not a JSON object"),
+    ],
 )
 def test_a_quarantine_list_that_does_not_fit_is_a_problem(content, count, sentence):
     storage = fresh()
