@@ -19,6 +19,7 @@ from rich.console import Console
 from pipelines import forkserver
 from pipelines.forkserver import ForkServer
 from pipelines.prices import Prices
+from pipelines.terminal import plain
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError, missing_library
 from shardset.version import __version__
@@ -93,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ShardsetError as error:
         if args.debug:
             raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)

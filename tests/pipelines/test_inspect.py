@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from pipelines import __main__ as program
 from pipelines import inspect
 from pipelines.inspect import SplitRow
 from shardset import manifest as manifests
@@ -272,6 +273,14 @@ def test_long_tables_are_cut_and_say_so():
     text = shown(inspect.render_samples(samples, max_rows=3))
     assert "... and 1 more (all of them with --json)" in text
     assert "train-000000@1" not in text
+
+
+def test_a_hostile_name_in_an_error_stays_in_its_line(capsys):
+    storage, manifest = made()
+    classes = [*manifest.classes[:3], ClassInfo(label=3, name="[red]a\n\x1b[2Jb")]
+    put(storage, naming.MANIFEST, manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, classes=classes))))
+    assert program.main(["inspect", storage.url, "--class", "owl"]) == 2
+    assert capsys.readouterr().err.endswith(r"cat 2, [red]a\n\x1b[2Jb, ...)" + "\n")
 
 
 def test_a_hostile_name_neither_styles_nor_moves_the_terminal():
