@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shutil
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.manifest import Split
+from trainer.threads import ProcessLock
 
 MAX_OPEN_FILES = 256
 _LOCK = "lock"
@@ -54,7 +54,7 @@ class BlockCache:
         self._folder = self._root / hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
         self._files: OrderedDict[int, _File] = OrderedDict()
         self._unfit: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._check_budget()
         self._held = self._hold()
 
@@ -200,6 +200,7 @@ def _locked(path: Path) -> Iterator[None]:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile keeps what is only closed here
         os.close(fd)
 
 

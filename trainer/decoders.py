@@ -14,7 +14,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode_into, pa
 from trainer.decoding import HEAD, HELLO, decode_whole, receive_into
 from trainer.errors import DecoderLost
 from trainer.shared import SharedImages
+from trainer.threads import ProcessLock
 
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
 """Else NumPy starts threads for it, which takes a third of the time that a process needs to be ready."""
@@ -75,7 +75,7 @@ class Decoders:
 
     def __init__(self, spec: ImageSpec, num_processes: int, num_images: int, kept: SharedImages | None = None) -> None:
         self.spec, self.num_processes, self.num_images, self.kept = spec, num_processes, num_images, kept
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self._all: list[Decoder] = []
         self._free: list[Decoder] = []
         self._owner = 0

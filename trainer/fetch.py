@@ -29,7 +29,7 @@ from shardset.order import Order, Pieces, Slots
 from shardset.storage import LocalStorage, Storage
 from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
 from trainer.blockcache import BlockCache
-from trainer.threads import Threads
+from trainer.threads import ProcessLock, Threads
 
 _log = logging.getLogger(__name__)
 
@@ -148,13 +148,13 @@ class ShardTable:
         self._kept: OrderedDict[int, ShardIndex] = OrderedDict()
         self._kept_bytes = 0
         self._named: tuple[int, np.ndarray] | None = None
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": OrderedDict(), "_kept_bytes": 0, "_named": None, "_lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=threading.Lock())
+        self.__dict__.update(state, _lock=ProcessLock())
 
     def where(self, shard: int) -> str:
         """The shard as a user would name it."""

@@ -1,5 +1,6 @@
-"""Threads for jobs that may wait for minutes."""
+"""Threads for jobs that may wait for minutes, and a lock that a fork does no harm."""
 
+import os
 import queue
 import threading
 from collections.abc import Callable
@@ -35,3 +36,19 @@ class Threads:
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
+
+
+class ProcessLock:
+    """A lock of each process: one that another thread held during a fork stays locked in the child."""
+
+    def __init__(self) -> None:
+        self._locks: dict[int, threading.Lock] = {}
+
+    def __enter__(self) -> None:
+        self._own().acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        self._own().release()
+
+    def _own(self) -> threading.Lock:
+        return self._locks.setdefault(os.getpid(), threading.Lock())

@@ -1,5 +1,7 @@
 """What came from a bucket is kept on disk: nothing is read twice, nothing wrong is believed, the budget holds."""
 
+import fcntl
+import multiprocessing
 import os
 import pickle
 import signal
@@ -19,6 +21,7 @@ from shardset.errors import ConfigError
 from shardset.manifest import load
 from shardset.storage import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
+from trainer import blockcache
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.fetch import CachedReader, RemoteReader
 from trainer.stream import Stream
@@ -270,6 +273,16 @@ def test_caches_open_while_others_make_room(tmp_path):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_a_child_that_is_forked_while_room_is_made_keeps_nobody_waiting(tmp_path):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[20])
+    with blockcache._locked(tmp_path / "lock"):
+        child.start()
+    with (tmp_path / "lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    child.kill()
+    child.join()
 
 
 def test_shards_on_a_local_disk_need_no_cache(tmp_path):

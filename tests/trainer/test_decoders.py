@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import multiprocessing
 import os
 import pickle
 import shutil
@@ -228,6 +229,19 @@ def test_a_copy_starts_its_own_with_images_of_its_own(shards):
         same(one, other)
         for one, other in zip(itertools.islice(stream.epoch(1), 1, None), from_second(copy, 1), strict=True)
     )
+
+
+def test_a_copy_that_is_forked_while_others_ask_for_a_process_starts_its_own(shards):
+    stream = make(shards)
+    batches = stream.epoch(0)
+    next(batches)
+    child = multiprocessing.get_context("fork").Process(target=from_second, args=[stream])
+    with stream.decoders._lock:
+        child.start()
+    child.join(20)
+    code = child.exitcode
+    child.kill()
+    assert code == 0
 
 
 def test_whole_images_of_any_kind_are_put_where_they_belong():
