@@ -6,6 +6,7 @@ threads read is no part of it. `docs/order.md` explains it with a picture. The n
 """
 
 import hashlib
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -122,7 +123,7 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def to_json(self) -> str:
         """One line of JSON; `state_from_json` gives the same state back."""
-        return msgspec.json.encode(self).decode("ascii")
+        return msgspec.json.encode(self, enc_hook=operator.index).decode("ascii")
 
 
 def state_from_json(text: str | bytes) -> OrderState:
@@ -567,6 +568,8 @@ def _check(order: Order) -> None:
         )
     if order.block_size < 1 or order.window < 0:
         raise ConfigError(f"q is {order.block_size} and w is {order.window}, expected q >= 1 and w >= 0")
+    if order.seed is not None and (isinstance(order.seed, bool) or not isinstance(order.seed, int | np.integer)):
+        raise ConfigError(f"seed is {order.seed!r}, expected a whole number, or None for the stored order")
     if order.seed is None and order.window:
         raise ConfigError(f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0")
     _check_samples(order)

@@ -399,6 +399,19 @@ def test_state_spells_its_fields_as_documented():
     )
 
 
+def test_a_state_may_hold_numbers_of_numpy():
+    seven, twelve = np.int64(7), np.int32(12)
+    order = make([90], seed=seven, global_batch_size=twelve, num_lanes=twelve)
+    state = state_from_json(order.state(np.int64(1), np.int64(2), "m").to_json())
+    assert state == make([90], global_batch_size=12, num_lanes=12).state(1, 2, "m")
+
+
+@pytest.mark.parametrize("seed", ["7", 7.0, True])
+def test_a_seed_that_no_state_could_hold_is_refused(seed):
+    with pytest.raises(ConfigError, match=f"seed is {seed!r}, expected a whole number, or None for the stored order"):
+        make([90], seed=seed)
+
+
 def test_the_quarantine_digest_ignores_order_and_repeats():
     assert quarantine_digest([3, 1, 3]) == quarantine_digest([1, 3]) != quarantine_digest([1])
 
