@@ -67,6 +67,8 @@ class MixedStream:
         **options: Any,
     ) -> None:
         check_world(global_batch_size, rank, world_size)
+        if seed is None:
+            raise ConfigError("a mixture has no stored order, so it needs a seed; evaluate each set by its own Stream")
         lanes = default_lanes(global_batch_size) if num_lanes is None else num_lanes
         if lanes < 1 or global_batch_size % lanes:
             raise ConfigError(f"{lanes} lanes do not divide a global batch of {global_batch_size}; use a divisor")

@@ -103,6 +103,11 @@ def test_a_mixture_without_lanes_is_refused(urls):
         make(urls, num_lanes=0)
 
 
+def test_a_mixture_without_a_seed_is_refused(urls):
+    with pytest.raises(ConfigError, match="it needs a seed; evaluate each set by its own Stream"):
+        make(urls, seed=None)
+
+
 def test_a_shard_set_smaller_than_its_share_is_refused(urls):
     with pytest.raises(ConfigError, match="25 samples do not fill one batch"):
         make(urls, weights=(1, 1, 8), global_batch_size=60)
