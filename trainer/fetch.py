@@ -26,7 +26,7 @@ from shardset.budget import INDEX_BUDGET_BYTES
 from shardset.errors import DamagedShard, NotFound, PreconditionFailed, ShardsetError, StorageError
 from shardset.manifest import Shard, Split
 from shardset.order import Order, Pieces, Slots
-from shardset.storage import LocalStorage, Storage
+from shardset.storage import LocalStorage, Storage, explained
 from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
 from trainer.blockcache import BlockCache
 from trainer.threads import ProcessLock, Threads
@@ -461,9 +461,10 @@ class _File:
     def __init__(self, table: ShardTable, shard: int) -> None:
         self.fd = -1
         try:
-            self.fd = os.open(table.where(shard), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise _missing(table, shard, str(error.strerror)) from error
+            with explained(table.where(shard)):
+                self.fd = os.open(table.where(shard), os.O_RDONLY | os.O_CLOEXEC)
+        except NotFound as error:
+            raise _missing(table, shard) from error
         _check_size(table, shard, os.fstat(self.fd).st_size)
 
     def __del__(self) -> None:
@@ -573,7 +574,7 @@ class RemoteReader:
         try:
             found = self.table.storage.stat(expected.path)
         except NotFound as error:
-            raise _missing(self.table, shard, "nothing is stored there") from error
+            raise _missing(self.table, shard) from error
         _check_size(self.table, shard, found.num_bytes)
         if found.crc32c not in (None, expected.crc32c):
             raise LostShard(
@@ -903,8 +904,8 @@ def _late_after(times: "deque[float]") -> float:
     return max(MIN_HEDGE_S, sorted(times)[int(HEDGE_AFTER * len(times))])
 
 
-def _missing(table: ShardTable, shard: int, reason: str) -> LostShard:
-    return LostShard(f"{table.where(shard)}: the shard can't be opened ({reason}); fetch or rebuild it")
+def _missing(table: ShardTable, shard: int) -> LostShard:
+    return LostShard(f"{table.where(shard)}: the shard can't be opened (nothing is stored there); fetch or rebuild it")
 
 
 def _check_size(table: ShardTable, number: int, num_bytes: int) -> None:

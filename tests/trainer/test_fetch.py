@@ -1,3 +1,4 @@
+import resource
 import threading
 import time
 import uuid
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.budget import INDEX_BYTES
-from shardset.errors import DamagedShard, TransientError
+from shardset.errors import DamagedShard, StorageError, TransientError
 from shardset.manifest import load
 from shardset.order import Order
 from shardset.storage import MemoryStorage, Stat, open_storage
@@ -298,6 +299,23 @@ def test_a_shard_that_goes_while_it_is_read_is_damage(watched):
     with pytest.raises(DamagedShard, match=r"train-000000.tar: the shard can't be opened \(nothing is stored there\)"):
         reader.submit(0, 0, 100).result()
     reader.close()
+
+
+def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path):
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 6, size=8)}, num_shards=3)
+    manifest, storage = load(str(tmp_path))
+    table = ShardTable(storage, manifest.split("train"))
+    tickets = LocalReads(table).alone(table.addresses(np.array([1]), np.array([0])))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (tmp_path / "manifest.json").open() as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), hard))
+        try:
+            with pytest.raises(StorageError, match=r"train-000001.tar: too many open files; raise the limit") as raised:
+                tickets.take(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not isinstance(raised.value, DamagedShard)
+    assert tickets.take(0)
 
 
 @pytest.mark.parametrize("block_size", [2, 5, 20])
