@@ -17,13 +17,14 @@ from PIL import Image
 from pipelines import __main__ as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
+from pipelines.encoding import PIXEL_LIMIT
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.manifest import Manifest
 from shardset.tarindex import index_fields
 from tests.makers.folders import write_images
 from trainer import __main__ as trainer
-from trainer.decode import CenterCrop, ImageSpec
+from trainer.decode import MAX_PIXELS, CenterCrop, ImageSpec
 from trainer.stream import Stream
 
 CLASSES = ["cat", "dog", "owl"]
@@ -177,6 +178,10 @@ def test_the_pixels_that_arrive_are_those_of_the_raw_file(built):
         for key, pixels in zip(batch["key"], batch["image"], strict=True):
             raw = Image.open(io.BytesIO(built.expected["test"][key]["png"])).convert("RGB")
             assert np.array_equal(pixels, np.asarray(raw))
+
+
+def test_the_stream_reads_images_as_large_as_a_build_stores():
+    assert MAX_PIXELS == PIXEL_LIMIT
 
 
 def test_brace_ranges_name_the_shards_of_a_split(built):

@@ -23,7 +23,9 @@ from shardset.order import slot_key
 from trainer import png
 from trainer.restarts import Grid, cut, grid_of, head
 
-MAX_PIXELS = 1 << 26
+MAX_PIXELS = 178_956_970
+"""Those of the largest image that a build stores; Pillow opens no larger one."""
+
 FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF")
 NUM_TRIES = 10
 _FRAMES_BYTES = 2**18

@@ -314,6 +314,12 @@ def test_a_thin_image_that_would_become_huge_is_refused(shape, file_format):
         decode_into(row, data, ImageSpec(size=224, crop=CenterCrop(256)), np.zeros(1))
 
 
+def test_a_crop_of_an_image_of_a_hundred_million_pixels_is_read():
+    data, row = encode(np.full((10_000, 10_000, 3), 70, np.uint8), "jpeg"), np.empty((8, 8, 3), np.uint8)
+    decode_into(row, data, ImageSpec(size=8, crop=CenterCrop(8)), np.zeros(1))
+    assert off(row, np.full_like(row, 70)) < 1
+
+
 def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
     data = bytearray(encode(busy(8, 8), "png"))
     data[16:24] = (50_000).to_bytes(4, "big") * 2
