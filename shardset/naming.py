@@ -27,6 +27,8 @@ MAX_FIELD_BYTES = 16
 """A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 11 bytes: the 100 bytes of a USTAR header's name."""
 
 _KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
+_SKIPPED = re.compile(r"__[^/]*__/")
+"""What webdataset takes for metadata, and reads none of."""
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
@@ -42,9 +44,10 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 def is_key(key: str) -> bool:
     """Whether a raw sample's `key` can stand in a tar: ASCII letters, digits and `_+=-/`, at most 72 bytes.
 
-    No dot (a key ends at the first), no space, no climbing; `@` is kept for the copies of a sample.
+    No dot (a key ends at the first), no space, no climbing; `@` is kept for the copies of a sample. Its first folder
+    is not called `__...__`.
     """
-    return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None
+    return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None and not _SKIPPED.match(key)
 
 
 def is_field(field: str) -> bool:

@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 from shardset import naming
 from shardset.errors import ManifestError
 
-GOOD_KEYS = ["a", "n01440764_10026", "train/n01440764/x-1", "a=b+c", "0", "k" * naming.MAX_KEY_BYTES]
+GOOD_KEYS = [
+    "a",
+    "n01440764_10026",
+    "train/n01440764/x-1",
+    "a=b+c",
+    "0",
+    "k" * naming.MAX_KEY_BYTES,
+    "__a__",
+    "a/__b__/c",
+]
 BAD_KEYS = [
     "",
     ".",
@@ -24,6 +33,8 @@ BAD_KEYS = [
     "a\0",
     "٣",
     "k" * (naming.MAX_KEY_BYTES + 1),
+    "____/a",
+    "__background__/a/b",
 ]
 
 

@@ -15,8 +15,10 @@ import pytest
 import webdataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from webdataset.tariterators import tar_file_iterator
 
 from shardset.errors import DamagedShard
+from shardset.naming import is_key
 from shardset.tarindex import (
     BLOCK,
     END,
@@ -164,6 +166,13 @@ def test_stock_webdataset_reads_a_shard():
     assert [sample["__key__"] for sample in found] == [sample.key for sample in SAMPLES]
     for sample, stored in zip(found, SAMPLES, strict=True):
         assert {name: sample[name] for name in sample if not name.startswith("__")} == dict(stored.fields)
+
+
+@given(st.from_regex(r"[a_]{0,5}(/[a_]{1,5}){0,2}", fullmatch=True).filter(is_key))
+def test_stock_webdataset_leaves_out_no_sample_for_its_key(key):
+    data, _ = shard_of([StoredSample(key=key, fields=[("jpg", b"x")], label=0, source=0)])
+    [found] = tar_file_iterator(io.BytesIO(data))
+    assert found["fname"] == f"{key}.jpg"
 
 
 @settings(max_examples=30, deadline=None)
