@@ -17,7 +17,7 @@ from PIL import Image
 from pipelines import __main__ as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.encoding import PIXEL_LIMIT
+from pipelines.encoding import IMAGE_FIELDS, PIXEL_LIMIT
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.manifest import Manifest
@@ -182,6 +182,21 @@ def test_the_pixels_that_arrive_are_those_of_the_raw_file(built):
 
 def test_the_stream_reads_images_as_large_as_a_build_stores():
     assert MAX_PIXELS == PIXEL_LIMIT
+
+
+@pytest.mark.parametrize("field", sorted(IMAGE_FIELDS))
+def test_the_stream_decodes_every_format_that_a_build_stores(tmp_path, field):
+    raw = write_images(tmp_path / "raw", [f"train/cat/0.{field}", f"train/dog/0.{field}"])
+    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "set"), num_shards={"train": 1})
+    build(config, ["--direct_running_mode=in_memory"])
+    image = ImageSpec(size=8, crop=CenterCrop(8))
+    stream = Stream(
+        str(tmp_path / "set"), "train", global_batch_size=2, rank=0, world_size=1, seed=None, image=image, with_key=True
+    )
+    (batch,) = stream.epoch(0)
+    for key, pixels in zip(batch["key"], batch["image"], strict=True):
+        expected = np.asarray(Image.open(raw / f"{key}.{field}").convert("RGB"))
+        assert np.abs(pixels.astype(int) - expected).mean() < 0.5
 
 
 def test_brace_ranges_name_the_shards_of_a_split(built):

@@ -26,7 +26,7 @@ from trainer.restarts import Grid, cut, grid_of, head
 MAX_PIXELS = 178_956_970
 """Those of the largest image that a build stores; Pillow opens no larger one."""
 
-FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF")
+FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
 NUM_TRIES = 10
 _FRAMES_BYTES = 2**18
 """So much of padded images stays in the processor's cache."""
@@ -379,8 +379,8 @@ def _pillow_size(data: bytes) -> tuple[int, int]:
 def _decode_pillow(data: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.mode == "F":
-                raise UndecodableImage("its pixels are floating-point numbers, not levels; convert it to 8 or 16 bits")
+            if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
+                raise UndecodableImage("its pixels are numbers of 32 bits, not levels; convert it to 8 or 16 bits")
             if image.mode.startswith("I"):  # I;16 of a PNG, I of a PGM, whose values Pillow brings to 16 bits
                 return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
             return np.array(image.convert("RGB"))

@@ -57,7 +57,7 @@ MAX_DECODERS = 8
 MIN_DECODED = 20_000
 """Small images from which on it pays to start such processes, which takes 0.2 s of a core each."""
 
-IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "webp", "bmp", "gif"})
+IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "webp", "bmp", "gif", "tif"})
 
 BATCH_NAMES = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
 """What a batch holds beside the fields that were asked for; `source` in a mixture."""

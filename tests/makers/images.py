@@ -8,6 +8,7 @@ FORMATS = {
     "png": "PNG",
     "ppm": "PPM",
     "pgm": "PPM",
+    "pbm": "PPM",
     "bmp": "BMP",
     "gif": "GIF",
     "webp": "WEBP",
@@ -17,6 +18,11 @@ FORMATS = {
 
 
 def image_bytes(seed: int, extension: str = "png", *, height: int = 8, width: int = 8) -> bytes:
-    """The bytes of a file of that extension; another seed gives another picture. `pgm` is grey, all else RGB."""
+    """The bytes of a file of that extension; another seed gives another picture.
+
+    `pgm` is grey, `pbm` black and white, all else RGB.
+    """
     image = pixels(seed, height, width)
-    return encode(image[:, :, 0] if extension == "pgm" else image, FORMATS[extension])
+    if extension in ("pgm", "pbm"):
+        image = image[:, :, 0] if extension == "pgm" else image[:, :, 0] > 127
+    return encode(image, FORMATS[extension])

@@ -134,12 +134,27 @@ def test_a_jpeg_decodes_as_pillow_does():
         *((mode, "png") for mode in ("RGB", "L", "P", "RGBA", "1", "LA")),
         *((mode, "jpeg") for mode in ("RGB", "L", "CMYK")),
         *(("RGB", file_format) for file_format in ("ppm", "bmp", "gif")),
+        *((mode, "tiff") for mode in ("RGB", "L", "P", "RGBA", "1", "CMYK")),
     ],
 )
 def test_every_kind_of_file_decodes_to_pillows_pixels(mode, file_format):
     buffer = io.BytesIO()
     Image.fromarray(busy(33, 21)).convert(mode).save(buffer, file_format)
     assert off(decode(buffer.getvalue()), pillow(buffer.getvalue())) < 0.5
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.int32])
+def test_pixels_that_are_numbers_of_32_bits_are_refused(kind):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((5, 4), 70_000, kind)).save(buffer, "TIFF")
+    with pytest.raises(UndecodableImage, match="numbers of 32 bits, not levels"):
+        decode(buffer.getvalue())
+
+
+def test_a_tiff_of_16_bits_becomes_its_upper_8():
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((5, 4), 0x7F80, np.uint16)).save(buffer, "TIFF")
+    assert np.array_equal(decode(buffer.getvalue()), np.full((5, 4, 3), 0x7F))
 
 
 @pytest.mark.parametrize("subsampling", ["4:2:2", "4:2:0"])
@@ -278,7 +293,7 @@ def test_an_image_too_small_for_its_pad_crop_says_so():
         one(encode(busy(20, 30), "png"), ImageSpec(size=32, crop=PadCrop(4)))
 
 
-@pytest.mark.parametrize("file_format", ["png", "jpeg", "ppm", "gif"])
+@pytest.mark.parametrize("file_format", ["png", "jpeg", "ppm", "gif", "tiff"])
 @pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.9])
 def test_a_cut_image_is_undecodable_or_whole(file_format, share):
     data = encode(busy(64, 64), file_format)
@@ -294,7 +309,7 @@ def test_any_bytes_decode_or_are_refused(data):
 
 @given(st.data())
 def test_a_damaged_image_decodes_or_is_refused(data):
-    image = bytearray(encode(busy(16, 16), data.draw(st.sampled_from(["png", "jpeg", "bmp", "webp", "gif"]))))
+    image = bytearray(encode(busy(16, 16), data.draw(st.sampled_from(["png", "jpeg", "bmp", "webp", "gif", "tiff"]))))
     for _ in range(3):
         image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
     try:
