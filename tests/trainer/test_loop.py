@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from shardset.errors import ConfigError
+from shardset.order import state_from_json
 from shardset.storage import open_storage
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from tests.makers.training import (
@@ -28,12 +29,13 @@ from tests.makers.training import (
     tiny_config,
 )
 from trainer import __main__ as command
-from trainer import checkpoint, data, hold, loop, preemption, runtime
+from trainer import checkpoint, data, hold, loop, preemption, runtime, schedule
 from trainer import config as configs
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.data import Counted, open_data, steps_of
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
-from trainer.learner import Learner
+from trainer.feed import ON_DEVICE
+from trainer.learner import Learner, step_key
 from trainer.metrics import log_name
 from trainer.model import tiny_resnet
 from trainer.run import Run, from_anywhere
@@ -198,6 +200,20 @@ def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(manifest: str, und
     assert record["loss"] == pytest.approx(loss / count, abs=1e-5)
 
 
+def test_every_step_is_taken_at_the_rate_that_the_schedule_of_the_whole_run_says(
+    manifest: str, undisturbed: Path
+) -> None:
+    config = tiny_config(manifest, undisturbed)
+    stream, rate_at = open_data(config, 0, 1).train, schedule.of(config, STEPS)
+    with runtime.running("single", "fp32") as here:
+        learner = Learner(here, config, 10, None)
+        for number, (epoch, step, batch) in enumerate(steps_of(stream, 0, config.epochs * STEPS)):
+            tensors = {name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch}
+            row = learner.train_step(tensors, rate_at(number), step_key(config.seed, epoch, step))
+            record = read_records(undisturbed, "step")[number]
+            assert (record["loss"], record["learning_rate"]) == ((row[0] / row[1]).item(), rate_at(number))
+
+
 # --- going on --------------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +228,20 @@ def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
     assert losses(tmp_path) == losses(undisturbed)
     left, right = (newest_state(folder)["model"] for folder in (tmp_path, undisturbed))
     assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_a_checkpoint_stands_where_its_step_does_however_far_the_stream_has_run_ahead(
+    manifest: str, tmp_path: Path
+) -> None:
+    config = tiny_config(manifest, tmp_path, checkpoint_every_steps=1, keep_checkpoints=2 * STEPS)
+    run(config)
+    stream, storage = open_data(config, 0, 1).train, open_storage(str(tmp_path))
+    assert isinstance(stream, Stream)
+    for commit in checkpoint.commits(storage):
+        state = checkpoint.read(storage, commit)
+        position = divmod(commit.step, STEPS)
+        assert (state["epoch"], state["step_in_epoch"]) == position
+        assert stream.resume(state_from_json(state["stream"])) == position
 
 
 def test_dropout_averages_and_mixing_go_on_bit_for_bit_too(manifest: str, tmp_path: Path) -> None:
@@ -486,6 +516,14 @@ def test_several_hosts_look_for_notices_at_every_report_and_so_after_the_first_s
     loop.train(two, tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=num_steps))
     # Before the first step, after the first and the third; not after the last one, which ends the run anyway.
     assert two.looks == looks
+
+
+def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(manifest: str, tmp_path: Path) -> None:
+    second = Two()
+    second.host = 1
+    loop.train(second, tiny_config(manifest, tmp_path, max_steps=2, checkpoint_every_steps=1))
+    files = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
+    assert files == [log_name(1)]
 
 
 def test_samples_that_were_not_those_of_the_plan_stop_the_run(manifest: str, tmp_path: Path) -> None:
