@@ -83,6 +83,15 @@ def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
         assert same(together([part[step] for part in parts]), expected)
 
 
+def test_the_environment_does_not_say_who_reads_what(shards, monkeypatch):
+    # Where it would, all replicas of a launcher that sets none of these would read the same.
+    expected = list(make(shards, rank=0, world_size=2).epoch(0))
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    found = list(make(shards, rank=0, world_size=2).epoch(0))
+    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("lanes", [1, 2, 3, 4, 6, 12])
 def test_shared_lanes_are_read_right(shards, lanes):
     parts = [list(make(shards, num_lanes=lanes, rank=rank, world_size=6).epoch(0)) for rank in range(6)]
