@@ -100,13 +100,6 @@ def tiny_resnet(num_classes: int) -> nn.Module:
     return model
 
 
-def tiny_groupnorm(num_classes: int) -> nn.Module:
-    """`tiny_resnet` with GroupNorm: no statistic of the batch, so the same numbers under every strategy."""
-    model = tiny_resnet(num_classes)
-    _swap_norms(model)
-    return model
-
-
 def _of_name(name: str, num_classes: int) -> nn.Module:
     if ":" in name:
         return _of_function(name, num_classes)

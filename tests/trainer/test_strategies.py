@@ -45,7 +45,7 @@ from trainer.watch import GRACE_S, JOIN_S
 
 pytestmark = pytest.mark.slow
 
-GROUP_NORM = ModelConfig(name="trainer.model:tiny_groupnorm")
+GROUP_NORM = ModelConfig(name="trainer.model:tiny_resnet", norm="group")
 CALM = OptimizerConfig(learning_rate=0.01)
 """At 0.05 the tiny net turns a rounding of 1e-7 into 1e-3 within 20 steps, on one device too: nothing to compare."""
 
