@@ -197,6 +197,16 @@ def test_what_must_stand_before_a_checkpoint_counts_stands() -> None:
     ]
 
 
+def test_a_run_goes_on_while_its_checkpoint_is_on_its_way() -> None:
+    storage, may_count = MemoryStorage(uuid.uuid4().hex, ""), threading.Event()
+    writer = checkpoint.Writer(storage, 3, before_commit=lambda: may_count.wait(5) and None)
+    writer.save(state_at(1), top1=None)
+    assert checkpoint.commits(storage) == []
+    may_count.set()
+    writer.close()
+    assert [commit.step for commit in checkpoint.commits(storage)] == [1]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("which", ["model", "ema"])
 def test_weights_that_are_no_numbers_are_never_saved(which: str, value: float) -> None:
