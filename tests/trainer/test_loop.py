@@ -104,6 +104,23 @@ class _Overflowing(nn.Module):
         return self.head(images_NCHW.flatten(1)) * (1 if self.training else float("inf"))
 
 
+SAVE_S = 0.5
+
+
+def slowly_saved_model(num_classes: int) -> nn.Module:
+    """A model that takes `SAVE_S` to hand out its weights."""
+    return _SlowlySaved(num_classes)
+
+
+class _SlowlySaved(nn.Sequential):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+    def get_extra_state(self) -> torch.Tensor:
+        time.sleep(SAVE_S)
+        return torch.zeros(1)
+
+
 def asking_model(num_classes: int) -> nn.Module:
     """The usual model; its process is asked to stop during one of its calls."""
     return _Asking(num_classes)
@@ -166,6 +183,14 @@ def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) ->
     run(tiny_config(str(tmp_path / "set"), tmp_path, epochs=1))
     assert read_records(tmp_path, "epoch")[0]["input_wait_percent"] > 10
     assert "input-bound: steps waited" in (tmp_path / "logs/host-000.log").read_text()
+
+
+def test_saving_is_in_no_rate(manifest: str, tmp_path: Path) -> None:
+    sys.modules.setdefault(__name__, sys.modules[slowly_saved_model.__module__])
+    model = ModelConfig(name=f"{__name__}:slowly_saved_model")
+    run(tiny_config(manifest, tmp_path, model=model, checkpoint_every_steps=1, max_steps=4))
+    assert read_records(tmp_path, "step")[-1]["global_rate"] > BATCH / SAVE_S
+    assert read_records(tmp_path, "final")[-1]["reduced_global_rate"] > BATCH / SAVE_S
 
 
 def test_a_run_ends_with_a_line_that_says_the_accuracy(manifest: str, tmp_path: Path, capsys: Any) -> None:
