@@ -463,7 +463,7 @@ def advice_on_reading(
     """Samples over batches, lanes over readers, shards over plain readers; what the budget narrows."""
     return [
         *_advice_on_batches(order, steps),
-        *_advice_on_lanes(order, reading, reads),
+        *_advice_on_lanes(order, reads),
         *_advice_on_plain_readers(stored, reading),
         *_advice_on_window(stored, order, reading),
         *_advice_on_indexes(order, reads),
@@ -487,7 +487,7 @@ def _advice_on_batches(order: Order, steps: Steps) -> list[str]:
     ]
 
 
-def _advice_on_lanes(order: Order, reading: Reading, reads: Reads | None) -> list[str]:
+def _advice_on_lanes(order: Order, reads: Reads | None) -> list[str]:
     if reads is None or reads.amplification <= 1:
         return []
     fits = nearest_divisors(order.num_lanes, reads.num_readers)

@@ -281,7 +281,7 @@ def _show(plan: Plan, found: Step | Visits) -> None:
         console.print(_plain(_step_line(plan, found)))
         console.print(_step_table(found.samples))
     else:
-        console.print(_plain(_sample_line(plan, found)))
+        console.print(_plain(_sample_line(found)))
         console.print(_visits_table(found.visits))
 
 
@@ -294,7 +294,7 @@ def _step_line(plan: Plan, found: Step) -> str:
     )
 
 
-def _sample_line(plan: Plan, found: Visits) -> str:
+def _sample_line(found: Visits) -> str:
     sample = found.sample
     named = f", originally {sample.name}" if sample.name is not None else ""
     done = "" if found.num_done is None else f", {found.num_done} of them taken"
