@@ -380,7 +380,8 @@ def _decode_pillow(data: bytes) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
-                raise UndecodableImage("its pixels are numbers of 32 bits, not levels; convert it to 8 or 16 bits")
+                kind = "floating-point numbers" if image.mode == "F" else "numbers of 32 bits"
+                raise UndecodableImage(f"its pixels are {kind}, not levels; convert it to 8 or 16 bits")
             if image.mode.startswith("I"):  # I;16 of a PNG, I of a PGM, whose values Pillow brings to 16 bits
                 return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
             return np.array(image.convert("RGB"))

@@ -143,11 +143,11 @@ def test_every_kind_of_file_decodes_to_pillows_pixels(mode, file_format):
     assert off(decode(buffer.getvalue()), pillow(buffer.getvalue())) < 0.5
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.int32])
-def test_pixels_that_are_numbers_of_32_bits_are_refused(kind):
+@pytest.mark.parametrize(("kind", "said"), [(np.float32, "floating-point numbers"), (np.int32, "numbers of 32 bits")])
+def test_a_tiff_whose_pixels_are_no_levels_is_refused(kind, said):
     buffer = io.BytesIO()
     Image.fromarray(np.full((5, 4), 70_000, kind)).save(buffer, "TIFF")
-    with pytest.raises(UndecodableImage, match="numbers of 32 bits, not levels"):
+    with pytest.raises(UndecodableImage, match=f"{said}, not levels"):
         decode(buffer.getvalue())
 
 
