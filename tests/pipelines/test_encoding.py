@@ -183,7 +183,7 @@ def test_a_resized_picture_looks_like_the_picture():
     assert difference(small, odd_images.picture(size=(48, 32))) < 4
 
 
-@pytest.mark.parametrize("name", sorted({*odd_images.GOOD} - {"animated gif", "bmp", "tiff"}))
+@pytest.mark.parametrize("name", sorted({*odd_images.GOOD} - {"animated gif", "bmp", "tiff", "exif rotated jpeg"}))
 def test_an_image_that_is_small_already_is_not_touched(name):
     extension, data = odd_images.make(name)
     assert stored(name, ImageOptions(resize_shorter=32)) == (extension, data)
@@ -232,6 +232,15 @@ def test_a_reencoded_image_stands_upright_and_says_no_more_that_it_is_turned(ori
     assert odd_images.ORIENTATION not in image.getexif()
     assert image.size == upright.size
     assert difference(image, upright) == 0
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_where_images_are_resized_the_small_ones_stand_upright_too(orientation):
+    data = odd_images.exif_rotated(orientation)
+    small = encode(data, "jpg", "", ImageOptions(resize_shorter=1000))[1]
+    turned = encode(data, "jpg", "", ImageOptions(image_format="png"))[1]
+    assert (small == data) == (orientation == 1)
+    assert difference(opened(small), opened(turned)) < 3
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6])
