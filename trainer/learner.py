@@ -17,6 +17,9 @@ from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.runtime import STATIC_OPTIMIZERS, Runtime
 
+COUNTERS = ("step", "lookahead_step")
+"""What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
+
 Batch = dict[str, torch.Tensor]
 
 
@@ -32,13 +35,14 @@ class Learner:
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load(net, ema, state, config.model.name)
-        moments = state["optimizer"] if state is not None else _fresh_moments(runtime, config, net)
+        optimized = state if state is not None else _fresh_moments(runtime, config, net)
         self.net = runtime.place(net)
         self._average = None if ema is None else runtime.place(ema)
         self._normalize = augment.Normalize()
         runtime.place(self._normalize)
         self._optimizer = model.optimizer(config.optimizer, self.net)
-        _load_moments(self._optimizer, moments)
+        if optimized is not None:
+            _load_moments(self._optimizer, self.net, optimized)
         runtime.keep(self._tensors())
         self._parallel = runtime.parallel(self.net)
         self._train = runtime.compiled(self._train_step, "train step")
@@ -65,14 +69,18 @@ class Learner:
             self._runtime.share(self._average)
 
     def state(self) -> dict[str, Any]:
-        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load."""
-        tensors = {
-            "model": self.net.state_dict(),
-            "ema": None if self._average is None else self._average.state_dict(),
-            "optimizer": self._optimizer.state_dict()["state"],
-        }
+        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load.
+
+        Moments are numbered, and `optimizer_weights` says of which weight each is.
+        """
         return self._runtime.to_host(
-            {name: dict(value) if value is not None else None for name, value in tensors.items()}
+            {
+                "model": self.net.state_dict(),
+                "ema": None if self._average is None else self._average.state_dict(),
+                "optimizer": self._optimizer.state_dict()["state"],
+                "optimizer_weights": _weight_names(self._optimizer, self.net),
+                "optimizer_counters": _counters(self._optimizer),
+            }
         )
 
     def _tensors(self) -> Iterator[torch.Tensor]:
@@ -181,13 +189,32 @@ def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any], name
         ) from error
 
 
-def _load_moments(optimizer: torch.optim.Optimizer, moments: dict[int, dict[str, Any]] | None) -> None:
-    if moments is not None:
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+def _weight_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]:
+    """Weights in the order in which the optimizer numbers them: another one without weight decay."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _fresh_moments(runtime: Runtime, config: TrainConfig, net: nn.Module) -> dict[int, dict[str, Any]] | None:
+def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The steps taken, where an optimizer counts them for all weights together."""
+    return {name: value for name, value in optimizer.param_groups[0].items() if name in COUNTERS}
+
+
+def _load_moments(optimizer: torch.optim.Optimizer, net: nn.Module, state: dict[str, Any]) -> None:
+    names = _weight_names(optimizer, net)
+    # Older checkpoints have neither names nor counters.
+    places = {name: place for place, name in enumerate(state.get("optimizer_weights", names))}
+    moments = {place: state["optimizer"].get(places.get(name)) for place, name in enumerate(names)}
+    counters = state.get("optimizer_counters", {})
+    optimizer.load_state_dict(
+        {
+            "state": {place: found for place, found in moments.items() if found is not None},
+            "param_groups": [{**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]],
+        }
+    )
+
+
+def _fresh_moments(runtime: Runtime, config: TrainConfig, net: nn.Module) -> dict[str, Any] | None:
     """The optimizer's state before the first step, where that step must compile like all others."""
     if not runtime.compiles:
         return None
@@ -198,7 +225,8 @@ def _fresh_moments(runtime: Runtime, config: TrainConfig, net: nn.Module) -> dic
             f"optimizer {name!r} does not compile to one graph on XLA; use one of {known}, or strategy ddp or single"
         )
     moments = _moments_of_a_step_to_nowhere(model.optimizer(config.optimizer, net))
-    return {place: {key: torch.zeros_like(value) for key, value in found.items()} for place, found in moments.items()}
+    zeros = {place: {key: torch.zeros_like(value) for key, value in found.items()} for place, found in moments.items()}
+    return {"optimizer": zeros}
 
 
 def _moments_of_a_step_to_nowhere(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, torch.Tensor]]:

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy, log_softmax, one_hot
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
-from trainer import model
+from trainer import checkpoint, model
 from trainer.augment import Normalize
 from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.errors import CheckpointError
@@ -191,6 +191,40 @@ def test_a_rate_that_is_a_tensor_gives_the_steps_of_one_that_is_a_number(name: s
         for learner in learners:
             learner.train_step(batch_of(6, seed=step), rate, key=step)
     torch.testing.assert_close(*(weights(learner.net) for learner in learners), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "adan", "lookahead_momentum"])
+def test_an_optimizer_goes_on_as_if_it_had_not_stopped(name: str) -> None:
+    optimizer = OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01)
+    config = config_of(model=ModelConfig(name="trainer.model:tiny_groupnorm"), optimizer=optimizer)
+    learners = [Learner(Single("fp32"), config, CLASSES, None)]
+    for step in range(7):
+        learners[0].train_step(batch_of(6, seed=step), 0.01, key=step)
+    state = checkpoint.decode(checkpoint.encode(learners[0].state()), "a state")
+    learners.append(Learner(Single("fp32"), config, CLASSES, state))
+    for step in range(7, 15):
+        for learner in learners:
+            learner.train_step(batch_of(6, seed=step), 0.01, key=step)
+    torch.testing.assert_close(*(weights(learner.net) for learner in learners), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 0.1), (0.1, 0.0)])
+def test_each_weight_keeps_its_moments_where_weight_decay_begins_or_ends(before: float, after: float) -> None:
+    def learner_with(weight_decay: float, state: dict[str, Any] | None) -> Learner:
+        optimizer = OptimizerConfig(name="momentum", learning_rate=0.01, weight_decay=weight_decay)
+        config = config_of(model=ModelConfig(name="trainer.model:tiny_groupnorm"), optimizer=optimizer)
+        return Learner(Single("fp32"), config, CLASSES, state)
+
+    def moments_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+        return {
+            name: state["optimizer"][place]["momentum_buffer"] for place, name in enumerate(state["optimizer_weights"])
+        }
+
+    first = learner_with(before, None)
+    first.train_step(batch_of(6), 0.01, key=1)
+    second = learner_with(after, first.state())
+    torch.testing.assert_close(moments_of(second.state()), moments_of(first.state()), rtol=0, atol=0)
+    second.train_step(batch_of(6), 0.01, key=2)
 
 
 def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> None:
