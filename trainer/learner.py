@@ -3,7 +3,7 @@
 import copy
 import itertools
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -171,8 +171,13 @@ def _update(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> Non
 @torch.no_grad()
 def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
-    for old, new in zip(average.state_dict().values(), net.state_dict().values(), strict=True):
+    for old, new in zip(_saved_once(average), _saved_once(net), strict=True):
         old.lerp_(new, 1 - decay) if old.is_floating_point() else old.copy_(new)
+
+
+def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
+    """All that a state holds; weights that several layers share stand there several times, and here once."""
+    return {id(tensor): tensor for tensor in net.state_dict(keep_vars=True).values()}.values()
 
 
 def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any], name: str) -> None:

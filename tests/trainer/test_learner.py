@@ -49,6 +49,12 @@ def two_outputs(num_classes: int) -> nn.Module:
     return TwoOutputs(*linear(num_classes))  # type: ignore[misc]
 
 
+def shared_layers(num_classes: int) -> nn.Module:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, num_classes))
+    net[3].weight = net[2].weight
+    return net
+
+
 def a_map(num_classes: int) -> nn.Module:
     return nn.Conv2d(3, num_classes, 3)
 
@@ -163,6 +169,20 @@ def test_averaged_weights_follow_slowly_and_are_what_is_evaluated() -> None:
     batch = batch_of(6)
     loss = cross_entropy(net(Normalize()(batch["image"])), batch["label"], reduction="sum")
     torch.testing.assert_close(learner.eval_step(batch)[0], loss.detach())
+
+
+def test_averaged_weights_that_layers_share_are_averaged_once_a_step() -> None:
+    learner = learner_of(
+        model=ModelConfig(name=f"{__name__}:shared_layers"), regularize=RegularizeConfig(ema_decay=0.75)
+    )
+    expected = weights(learner.net)
+    for step in range(3):
+        learner.train_step(batch_of(6, seed=step), 0.1, key=step)
+        expected = 0.75 * expected + 0.25 * weights(learner.net)
+    averaged = learner.state()["ema"]
+    assert torch.equal(averaged["2.weight"], averaged["3.weight"])
+    found = [averaged[name].flatten() for name, _ in learner.net.named_parameters()]
+    torch.testing.assert_close(torch.cat(found), expected)
 
 
 @pytest.mark.parametrize("off", [0.0, None])
