@@ -145,8 +145,8 @@ class Single:
         return value
 
     def seed(self, key: int) -> None:
-        """Makes the randomness inside the model (dropout and the like) depend on the key alone."""
-        torch.manual_seed((key + self.host) >> 1)
+        """Makes the randomness inside the model (dropout and the like) depend on the key and the replica alone."""
+        torch.manual_seed(self._own_key(key))
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, where backward has not done it."""
@@ -220,6 +220,10 @@ class Single:
         folder.mkdir(parents=True, exist_ok=True)
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(folder / f"host-{self.host:03d}.json"))
+
+    def _own_key(self, key: int) -> int:
+        """63 bits, others on each host."""
+        return (key >> 1) ^ self.host
 
     def _find_device(self) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -404,7 +408,7 @@ class Xla(Single):
         return self._sent([torch.tensor(value, dtype=torch.float32)])[0]
 
     def seed(self, key: int) -> None:
-        self._xm.set_rng_state((key + self.host) >> 1, str(self.device))
+        self._xm.set_rng_state(self._own_key(key), str(self.device))
 
     def to_host(self, tree: Any) -> Any:
         self._torch_xla.sync()

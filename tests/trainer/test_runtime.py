@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,3 +89,14 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
         runtime.launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [6, 7])
+def test_no_two_replicas_drop_the_same_units(key: int) -> None:
+    found = []
+    for host in range(8):
+        replica = Single("fp32")
+        replica.host = host
+        replica.seed(key)
+        found.append(torch.rand(4).tolist())
+    assert len({tuple(numbers) for numbers in found}) == 8
