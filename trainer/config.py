@@ -91,9 +91,10 @@ class TrainConfig:
 
     `global_batch_size` counts samples per step over all replicas; `accumulate` cuts each step into that many smaller
     forward and backward passes. `max_steps` stops a run early without changing its schedule. `resume` is
-    "auto" (the newest whole checkpoint of the run folder, if any), "never", or a checkpoint's URL. `budget_bytes` is
-    the memory of each of the two streams of a host, training and evaluation (docs/stream.md). `cache_dir` and
-    `cache_bytes` together keep what comes from a bucket on a local disk (docs/stream.md).
+    "auto" (the newest whole checkpoint of the run folder, if any), "never", or the URL of a checkpoint or run folder
+    where a run folder without checkpoints begins. `budget_bytes` is the memory of each of the two streams of a host,
+    training and evaluation (docs/stream.md). `cache_dir` and `cache_bytes` together keep what comes from a bucket on a
+    local disk (docs/stream.md).
     """
 
     recipe: str = "default"

@@ -17,7 +17,7 @@ import torch
 
 from shardset.errors import ConfigError, NotFound
 from shardset.order import state_from_json
-from shardset.storage import open_storage
+from shardset.storage import Storage, open_storage
 from shardset.version import __version__
 from trainer import augment, checkpoint, schedule
 from trainer import config as configs
@@ -265,7 +265,7 @@ class Run:
         return self.config.epochs * self.steps_per_epoch
 
     def _resumed(self) -> dict[str, Any] | None:
-        found = self._found()
+        found, where = self._found()
         step = found[0].step if found else 0
         if self.runtime.sum_hosts([step]) != [step * self.runtime.num_hosts]:
             raise CheckpointError(
@@ -274,23 +274,26 @@ class Run:
             )
         if found is None:
             return None
-        checkpoint.check_identity(found[1]["identity"], self.identity, f"{self.config.run_dir}: step {step}")
+        checkpoint.check_identity(found[1]["identity"], self.identity, f"{where}: step {step}")
         check_stream(self.data.train, found[1]["stream"])
         self.log.note(f"resumed at step {step} (epoch {found[0].epoch})")
         return found[1]
 
-    def _found(self) -> tuple[checkpoint.Commit, dict[str, Any]] | None:
-        if self.config.resume == "auto":
-            return checkpoint.newest(self.folder.storage, self.log.note)
-        if self.config.resume != "never":
-            return checkpoint.at(open_storage(self.config.resume), self.log.note)
-        steps = checkpoint.steps(self.folder.storage)
-        if steps:
-            raise ConfigError(
-                f"{self.config.run_dir} holds a run up to step {steps[-1]}; --resume never would mix "
-                "two runs; take another --run-dir, or --resume auto"
-            )
-        return None
+    def _found(self) -> tuple[tuple[checkpoint.Commit, dict[str, Any]] | None, str]:
+        """The checkpoint to go on from, if any, and the place that it was looked for in."""
+        resume, own = self.config.resume, self.folder.storage
+        if resume == "never":
+            refuse_checkpoints(own)
+        found = checkpoint.newest(own, self.log.note)
+        if resume in ("auto", "never"):
+            return found, own.url
+        if found is None:
+            return checkpoint.at(open_storage(resume), self.log.note), resume
+        url = open_storage(resume).url
+        refuse_going_back(own, found[0].step, url)
+        if not f"{url}/".startswith(f"{own.url}/"):
+            self.log.note(f"{own.url} has checkpoints of its own: it goes on from them, not from {resume}")
+        return found, own.url
 
     def _restore(self, saved: dict[str, Any] | None) -> None:
         position = saved or {}
@@ -570,6 +573,26 @@ def check_stream(stream: Batches, state: str | None) -> None:
     """Raises ConfigError, naming what differs, unless the stream goes on in the order that a state says."""
     if isinstance(stream, Stream) and state is not None:
         stream.resume(state_from_json(state))
+
+
+def refuse_checkpoints(folder: Storage) -> None:
+    """Raises ConfigError if a run folder has checkpoints."""
+    steps = checkpoint.steps(folder)
+    if steps:
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {steps[-1]}; --resume never would mix two runs; take another "
+            "--run-dir, or --resume auto"
+        )
+
+
+def refuse_going_back(folder: Storage, step: int, url: str) -> None:
+    """Raises ConfigError if `url` is a checkpoint of the run folder, and not that of its newest step."""
+    checkpoints = f"{folder.url}/{checkpoint.FOLDER}"
+    if url.startswith(checkpoints) and url != f"{folder.url}/{checkpoint.folder_of(step)}".rstrip("/"):
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {step}, so it can't go on from {url}, whose steps come before; take "
+            "another --run-dir"
+        )
 
 
 def check_evaluation(totals: Totals, expected: int) -> None:

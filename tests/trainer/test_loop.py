@@ -356,6 +356,37 @@ def test_a_run_goes_on_from_another_runs_checkpoint(manifest: str, undisturbed: 
     assert losses(tmp_path) == losses(undisturbed)[STEPS:]
 
 
+def test_a_run_that_began_at_another_runs_checkpoint_goes_on_from_its_own(
+    manifest: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(manifest, tmp_path, resume=f"{undisturbed}/{checkpoint.folder_of(STEPS)}")
+    run(replace(config, max_steps=STEPS + 2))
+    run(config)
+    assert losses(tmp_path) == losses(undisturbed)[STEPS:]
+    log = (tmp_path / "logs/host-000.log").read_text()
+    assert f"resumed at step {STEPS + 2}" in log
+    assert f"has checkpoints of its own: it goes on from them, not from {config.resume}" in log
+
+
+def test_a_run_does_not_go_back_in_its_own_folder(manifest: str, tmp_path: Path) -> None:
+    # Its later checkpoints would count as the newest ones, and what it saves be removed for them.
+    config = tiny_config(manifest, tmp_path, max_steps=6, checkpoint_every_steps=3)
+    run(config)
+    older = f"{tmp_path}/{checkpoint.folder_of(3)}"
+    with pytest.raises(ConfigError, match=r"step 6, so it can't go on from .*000003.*; take another --run-dir"):
+        run(replace(config, resume=older))
+    run(replace(config, resume=older, run_dir=str(tmp_path / "other")))
+    run(replace(config, max_steps=7, resume=f"{tmp_path}/{checkpoint.folder_of(6)}"))
+    run(replace(config, max_steps=8, resume=str(tmp_path)))
+
+
+def test_a_checkpoint_of_another_run_is_named_where_it_is_refused(
+    manifest: str, undisturbed: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=rf"^{undisturbed}: step {2 * STEPS}: .*seed is 0 there and 5 here"):
+        run(tiny_config(manifest, tmp_path, resume=str(undisturbed), seed=5))
+
+
 def test_a_cut_checkpoint_costs_only_the_steps_since_the_one_before(
     manifest: str, undisturbed: Path, tmp_path: Path
 ) -> None:
