@@ -1,5 +1,6 @@
 """Models by name: timm's, or any function of yours; a stem for small images and a swap to GroupNorm."""
 
+import copy
 import importlib
 import inspect
 import math
@@ -65,7 +66,7 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
 
 
 def check_size(model: Any, name: str, size: int) -> None:
-    """Raises ConfigError where timm's model takes images of one size only and that is another one."""
+    """Raises ConfigError where timm's model takes no images of that size."""
     patches: Any = getattr(model, "patch_embed", None)
     if getattr(patches, "strict_img_size", False) and patches.img_size not in (None, (size, size)):
         height, width = patches.img_size
@@ -73,6 +74,21 @@ def check_size(model: Any, name: str, size: int) -> None:
             f"model {name!r} takes images of {height}x{width} only, but image.size is {size}; give that size, or a "
             "model that takes any"
         )
+    if timm.is_model(name):
+        _check_forward(model, name, size)
+
+
+@torch.no_grad()
+def _check_forward(model: nn.Module, name: str, size: int) -> None:
+    images = torch.empty(2, 3, size, size, device="meta")  # computes shapes, and no numbers
+    try:
+        copy.deepcopy(model).to("meta").eval()(images)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"model {name!r} can't take images of {size}x{size}, as image.size says ({reason}); give a larger size, or "
+            "that which the model was made for"
+        ) from error
 
 
 def check_logits(logits: Any, name: str, num_classes: int) -> None:

@@ -12,7 +12,7 @@ from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
 from trainer import checkpoint, model
 from trainer.augment import Normalize
-from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.errors import CheckpointError
 from trainer.learner import Learner
 from trainer.runtime import Single
@@ -257,6 +257,19 @@ def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> Non
 def test_a_model_for_another_size_of_images_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"takes images of 224x224 only, but image\.size is 8"):
         learner_of(model=ModelConfig(name="vit_tiny_patch16_224"))
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("vgg11", 16, "Output size is too small"),
+        ("maxvit_rmlp_pico_rw_256", 100, r"\(25\) must be divisible by window"),
+    ],
+)
+def test_a_size_of_images_that_a_model_can_not_take_is_refused(name: str, size: int, reason: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^model '{name}' can't take images of {size}x{size}.*{reason}") as error:
+        learner_of(model=ModelConfig(name=name), image=ImageConfig(size=size))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
