@@ -13,6 +13,7 @@ from timm.layers import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardset.errors import ConfigError
 from shardset.permutation import derive_key
@@ -163,13 +164,13 @@ def _small_stem(model: Any, name: str) -> None:
 
 def _swap_norms(module: nn.Module) -> None:
     for name, child in module.named_children():
-        if isinstance(child, nn.BatchNorm2d):
+        if isinstance(child, _BatchNorm):
             setattr(module, name, _group_norm(child))
         else:
             _swap_norms(child)
 
 
-def _group_norm(norm: nn.BatchNorm2d) -> nn.Module:
+def _group_norm(norm: _BatchNorm) -> nn.Module:
     groups = math.gcd(MAX_GROUPS, norm.num_features)
     if not isinstance(norm, BatchNormAct2d):
         return nn.GroupNorm(groups, norm.num_features, eps=norm.eps)
