@@ -165,9 +165,12 @@ _AT_LEAST: dict[int, tuple[str, ...]] = {
         "epochs", "global_batch_size", "accumulate", "max_steps", "log_every_steps", "checkpoint_every_steps",
         "keep_checkpoints", "stall_timeout_s", "budget_bytes", "model.num_classes", "image.size", "image.eval_resize",
     ),
-    0: ("image.pad", "schedule.warmup_epochs", "regularize.mixup", "regularize.cutmix", "regularize.clip_norm"),
+    0: (
+        "image.pad", "optimizer.learning_rate", "optimizer.weight_decay", "schedule.warmup_epochs", "regularize.mixup",
+        "regularize.cutmix", "regularize.clip_norm",
+    ),
 }  # fmt: skip
-_SHARES = ("regularize.label_smoothing", "regularize.ema_decay")
+_SHARES = ("optimizer.momentum", "regularize.label_smoothing", "regularize.ema_decay")
 
 
 def _check_numbers(config: TrainConfig) -> None:
