@@ -172,7 +172,7 @@ def config_of(options: argparse.Namespace, base: TrainConfig | None = None) -> T
     if options.fake_data:
         values["fake_data"] = True
     if options.profile_steps is not None:
-        values["profile_steps"] = _span(options.profile_steps)
+        values["profile_steps"] = options.profile_steps
     return configs.with_values(config, values | configs.pairs(options.set))
 
 
@@ -193,13 +193,6 @@ def recorded_config(run_dir: str) -> TrainConfig:
     except ValueError as error:
         raise ConfigError(f"{run_dir}/{configs.RECORD}: not JSON ({error}); restore it") from error
     return replace(configs.from_dict(values), resume="auto")
-
-
-def _span(text: str) -> list[int]:
-    start, colon, stop = text.partition(":")
-    if not (colon and start.isdecimal() and stop.isdecimal()):
-        raise ConfigError(f"--profile-steps {text!r} is not START:STOP, for example 10:15")
-    return [int(start), int(stop)]
 
 
 def train(options: argparse.Namespace) -> None:

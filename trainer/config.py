@@ -373,10 +373,19 @@ def _with(record: Any, values: Mapping[str, Any], outer: str) -> Any:
 def _typed(value: Any, hint: Any, key: str) -> Any:
     if isinstance(value, str) and value.lower() == "none":
         value = None
+    if isinstance(value, str) and key == "profile_steps":
+        value = _span(value)
     try:
         return msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{key}={value}: {error}".replace("`", "")) from error
+
+
+def _span(text: str) -> list[int]:
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isdecimal() and stop.isdecimal()):
+        raise ConfigError(f"profile_steps={text!r} is not START:STOP, for example 10:15")
+    return [int(start), int(stop)]
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
         ("eval_split=test", "eval_split", "test"),
         ("regularize.ema_decay=none", "regularize.ema_decay", None),
         ("strategy=spmd", "strategy", "spmd"),
+        ("profile_steps=20:25", "profile_steps", (20, 25)),
     ],
 )
 def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: object) -> None:
@@ -47,6 +48,7 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("epochs=0", "at least 1"),
         ("run_dir=", "run_dir is empty"),
         ("target_accuracy=76", "between 0 and 1"),
+        ("profile_steps=7", "profile_steps='7' is not START:STOP, for example 10:15"),
         ("max_steps=0", "max_steps is 0, expected at least 1"),
         ("checkpoint_every_steps=0", "checkpoint_every_steps is 0, expected at least 1"),
         ("stall_timeout_s=10000000000", "stall_timeout_s is 10000000000, expected at most 1000000000"),
