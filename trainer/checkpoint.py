@@ -19,7 +19,7 @@ import google_crc32c
 import msgspec
 import torch
 
-from shardset.errors import NotFound
+from shardset.errors import ConfigError, NotFound
 from shardset.storage import LocalStorage, Storage
 from shardset.tarindex import crc32c_text
 from trainer.errors import CheckpointError, NotFinite
@@ -164,11 +164,18 @@ def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) ->
 
 
 def _read_commit(storage: Storage, name: str) -> Commit:
+    """Raises CheckpointError if the mark is damaged, ConfigError if only another version can read its checkpoint."""
     data = storage.read(name)
     try:
-        return msgspec.json.decode(data, type=Commit)
+        commit = msgspec.json.decode(data, type=Commit)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
+    if commit.format != FORMAT:
+        raise ConfigError(
+            f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads format "
+            f"{FORMAT}; go on with the version that wrote it, or begin in another --run-dir"
+        )
+    return commit
 
 
 def crc_of(data: bytes) -> str:

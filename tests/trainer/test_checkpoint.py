@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import torch
 
-from shardset.errors import TransientError
+from shardset.errors import ConfigError, TransientError
 from shardset.storage import MemoryStorage, Storage, Writer, open_storage
 from trainer import checkpoint
 from trainer.errors import CheckpointError
@@ -358,6 +358,17 @@ def test_a_checkpoint_whose_mark_is_damaged_is_replaced_and_goes_with_the_old_on
     saved(storage, 12, 20, keep=2)
     assert [commit.step for commit in checkpoint.commits(storage, unexpected)] == [12, 20]
     assert checkpoint.steps(storage) == [12, 20]
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
+    # Passed over like a damaged one, it would be removed by the run that went on from an older one.
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5, 12)
+    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":1', b'"format":2')
+    put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
+    for read in (checkpoint.newest, checkpoint.at):
+        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 2, this version .* reads format 1"):
+            read(storage, unexpected)
 
 
 def test_damaged_marks_alone_are_an_error_and_no_fresh_start(storage: Storage) -> None:
