@@ -128,6 +128,11 @@ def _recorded_order(folder: Storage) -> OrderState | None:
         return state_from_json(folder.read(configs.ORDER).strip())
     except NotFound:
         return None
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); remove it, and the order is "
+            f"computed from {configs.RECORD}"
+        ) from error
 
 
 def _order_of(config: TrainConfig, split: Split) -> Order:

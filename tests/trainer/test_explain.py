@@ -330,6 +330,13 @@ def test_the_recorded_order_counts_not_what_this_version_would_choose(recorded, 
     assert explain_step(other, "0").samples != explain_step(plan_of_run(run_dir), "0").samples
 
 
+def test_a_recorded_order_that_is_damaged_is_named_with_what_helps(recorded, tmp_path):
+    folder = copied(recorded[0], tmp_path / "run")
+    (folder / configs.ORDER).write_text("{")
+    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; remove it, and the order is computed"):
+        plan_of_run(str(folder))
+
+
 def test_without_a_recorded_order_it_says_that_it_computed_one(recorded, tmp_path):
     run_dir, _ = recorded
     folder = copied(run_dir, tmp_path / "run")
