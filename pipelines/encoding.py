@@ -7,10 +7,10 @@ Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules
 the first frame; 16-bit samples keep their high byte; palettes are looked up; alpha is dropped, as readers do that
 ask for RGB; EXIF orientation is applied; the result is grey (L) or RGB. The shorter side becomes `resize_shorter`
 by Lanczos and the longer side keeps the aspect ratio; an image that is already that small is not enlarged, and not
-touched unless its format changes or EXIF turns it. Where images are resized, gif, bmp and tif become png and pbm becomes pgm, large
-or small, so that the field of a sample is known before its size. JPEG is written with 4:2:0 subsampling, neither
-progressive nor optimised; PNG with zlib level 6; WebP lossy, method 4. No metadata is written: no EXIF, no comment,
-no ICC profile.
+touched unless its format changes or EXIF turns it. Where images are resized, gif, bmp and tif become png and pbm
+becomes pgm, large or small, so that the field of a sample is known before its size. JPEG is written with 4:2:0
+subsampling, neither progressive nor optimised; PNG with zlib level 6; WebP lossy, method 4. No metadata is written: no
+EXIF, no comment, no ICC profile.
 
 `jpeg_restart` comes last: the entropy-coded data of every stored JPEG is written anew with restart markers, without
 loss (see restarts.py).
