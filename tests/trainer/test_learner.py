@@ -216,7 +216,7 @@ def test_a_rate_that_is_a_tensor_gives_the_steps_of_one_that_is_a_number(name: s
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "adan", "lookahead_momentum"])
 def test_an_optimizer_goes_on_as_if_it_had_not_stopped(name: str) -> None:
     optimizer = OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01)
-    config = config_of(model=ModelConfig(name="trainer.model:tiny_groupnorm"), optimizer=optimizer)
+    config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer)
     learners = [Learner(Single("fp32"), config, CLASSES, None)]
     for step in range(7):
         learners[0].train_step(batch_of(6, seed=step), 0.01, key=step)
@@ -232,7 +232,7 @@ def test_an_optimizer_goes_on_as_if_it_had_not_stopped(name: str) -> None:
 def test_each_weight_keeps_its_moments_where_weight_decay_begins_or_ends(before: float, after: float) -> None:
     def learner_with(weight_decay: float, state: dict[str, Any] | None) -> Learner:
         optimizer = OptimizerConfig(name="momentum", learning_rate=0.01, weight_decay=weight_decay)
-        config = config_of(model=ModelConfig(name="trainer.model:tiny_groupnorm"), optimizer=optimizer)
+        config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"), optimizer=optimizer)
         return Learner(Single("fp32"), config, CLASSES, state)
 
     def moments_of(state: dict[str, Any]) -> dict[str, torch.Tensor]:
