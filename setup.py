@@ -12,6 +12,7 @@ exec((ROOT / "shardset" / "version.py").read_text(), VERSION)
 BASE = [
     "google-cloud-storage>=3.1,<4",
     "google-crc32c>=1.6,<2",
+    "isal>=1.6,<2",
     "msgspec>=0.19,<1",
     "numpy>=1.26,<3",
     "pillow>=12,<13",
@@ -22,7 +23,6 @@ BASE = [
 ]
 PIPELINES = [
     "apache-beam[gcp]>=2.77,<2.78",
-    "isal>=1.6,<2",
     "jinja2>=3.1.4,<4",
     "pyjpegio>=0.3,<0.4",
     "pyyaml>=6,<7",

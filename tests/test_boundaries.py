@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from graphlib import TopologicalSorter
@@ -93,6 +93,10 @@ def imports_of(file: str) -> Iterator[Import]:
         yield from (Import(file, node.lineno, name, node in late) for name in names)
 
 
+def module_of(file: str) -> str:
+    return file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 IMPORTS = [found for file in FILES for found in imports_of(file)]
 
 
@@ -140,7 +144,7 @@ def test_the_rules_see_imports_wherever_they_stand():
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_modules_of_a_package_do_not_import_each_other_in_a_circle(package):
-    modules = {file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file for file in FILES}
+    modules = {module_of(file): file for file in FILES}
     graph: dict[str, set[str]] = {name: set() for name, file in modules.items() if file.startswith(f"{package}/")}
     names = {file: name for name, file in modules.items()}
     for each in IMPORTS:
@@ -151,7 +155,7 @@ def test_modules_of_a_package_do_not_import_each_other_in_a_circle(package):
 
 
 def requirements() -> dict[str, set[str]]:
-    """The distributions that each package may count on, from setup.py."""
+    """The distributions that each package, and a worker, may count on, from setup.py."""
     lists = {
         node.targets[0].id: {re.split(r"[\[<>=; ]", spec)[0].lower() for spec in ast.literal_eval(node.value)}
         for node in tree_of("setup.py").body
@@ -159,14 +163,20 @@ def requirements() -> dict[str, set[str]]:
     }
     base = lists["BASE"]
     both = lists["PIPELINES"] & lists["TRAINER"]  # what only modules of shardset need that a bare worker never imports
-    return {"shardset": base | both, "pipelines": base | lists["PIPELINES"], "trainer": base | lists["TRAINER"]}
+    pipelines, trainer = base | lists["PIPELINES"], base | lists["TRAINER"]
+    return {"shardset": base | both, "pipelines": pipelines, "trainer": trainer, "worker": base}
+
+
+def distributions_of(imports: Iterable[Import]) -> set[str]:
+    """What brings the libraries that are no part of Python and not ours."""
+    ours = {*sys.stdlib_module_names, *PACKAGES, "_typeshed"}
+    return {DISTRIBUTIONS.get(top, top).lower() for top in {each.name.partition(".")[0] for each in imports} - ours}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_library_that_a_package_imports_is_among_its_requirements(package):
-    ours = {*sys.stdlib_module_names, *PACKAGES, "_typeshed"}
-    tops = {each.name.partition(".")[0] for each in IMPORTS if each.file.startswith(f"{package}/")} - ours
-    assert {DISTRIBUTIONS.get(top, top).lower() for top in tops} <= requirements()[package]
+    found = [each for each in IMPORTS if each.file.startswith(f"{package}/")]
+    assert distributions_of(found) <= requirements()[package]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -196,9 +206,7 @@ def imported_after(code: str) -> set[str]:
 
 def importing_all_of(package: str) -> str:
     wanted = [file for file in FILES if file.startswith(f"{package}/")]
-    return "\n".join(
-        f"import {file.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}" for file in wanted
-    )
+    return "\n".join(f"import {module_of(file)}" for file in wanted)
 
 
 def test_importing_the_contract_brings_neither_beam_nor_torch_nor_google_s_client():
@@ -208,9 +216,18 @@ def test_importing_the_contract_brings_neither_beam_nor_torch_nor_google_s_clien
     assert not found & set(heavy)
 
 
+ON_A_WORKER = "shardset, shardset.order, shardset.gcs, pipelines.transforms, pipelines.build, pipelines.__main__"
+
+
 def test_what_a_bare_worker_imports_needs_no_templates():
-    modules = "shardset, shardset.order, shardset.gcs, pipelines.transforms, pipelines.build, pipelines.__main__"
-    assert "shardset.page" not in imported_after(f"import {modules}")
+    assert "shardset.page" not in imported_after(f"import {ON_A_WORKER}")
+
+
+def test_what_a_bare_worker_imports_comes_with_the_base_requirements_or_with_beam():
+    loaded = imported_after(f"import {ON_A_WORKER}")
+    assert "pipelines.sources.cifar" in loaded
+    found = {each for each in IMPORTS if not each.late and module_of(each.file) in loaded}
+    assert distributions_of(found) <= {*requirements()["worker"], "apache-beam"}
 
 
 def test_importing_every_module_of_the_contract_brings_neither_beam_nor_torch():
