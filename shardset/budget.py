@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shardset.errors import BudgetTooSmall, ConfigError
-from shardset.order import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes
+from shardset.order import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes, whole
 
 MIB = 1 << 20
 BUDGET_BYTES = 2 << 30
@@ -63,6 +63,10 @@ def fit_order(
     Half of the budget is for raw bytes; a split that fits there whole needs no narrower order. Raises ConfigError where
     the numbers can't make an order.
     """
+    num_lanes, block_size, window = (
+        None if given is None else whole(name, given)
+        for name, given in (("num_lanes", num_lanes), ("block_size", block_size), ("window", window))
+    )
     for name, given in (("num_lanes", num_lanes), ("block_size", block_size)):
         if given is not None and given < 1:
             raise ConfigError(f"{name} is {given}, expected at least 1; leave it out for the default")

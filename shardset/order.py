@@ -314,8 +314,8 @@ class Order:
             manifest=manifest_digest,
             quarantine=quarantine_digest(self.quarantined),
             seed=self.seed,
-            epoch=epoch,
-            row=step * self.items,
+            epoch=whole("epoch", epoch),
+            row=whole("step", step) * self.items,
             num_lanes=self.num_lanes,
             block_size=self.block_size,
             window=self.window,
@@ -341,6 +341,14 @@ class Order:
             for other in sorted(self._lines, key=lambda known: abs(known - epoch))[2:]:
                 self._lines.pop(other, None)
         return line
+
+
+def whole(name: str, value: int) -> int:
+    """`value` as an int of Python, of whatever library it is; raises ConfigError for a text, a fraction and None."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigError(f"{name} is {value!r}, expected a whole number") from None
 
 
 def check_world(global_batch_size: int, rank: int, world_size: int) -> None:

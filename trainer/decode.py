@@ -11,6 +11,7 @@ import math
 import struct
 import threading
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import cv2
@@ -19,7 +20,7 @@ import simplejpeg
 from PIL import Image
 
 from shardset.errors import ConfigError, ShardsetError
-from shardset.order import slot_key
+from shardset.order import slot_key, whole
 from trainer import png
 from trainer.restarts import Grid, cut, grid_of, head
 
@@ -62,9 +63,9 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
-            if not 0 < low <= high:
-                raise ConfigError(f"crop {name} is {(low, high)}, expected 0 < low <= high")
+        for name, ends in (("scale", self.scale), ("ratio", self.ratio)):
+            if not _is_range(ends):
+                raise ConfigError(f"crop {name} is {ends!r}, expected (low, high) with 0 < low <= high")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ class CenterCrop:
     """The shorter side resized to `resize`, then the centre; `resize` equal to the image's size resizes nothing."""
 
     resize: int
+
+    def __post_init__(self) -> None:
+        whole("resize", self.resize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,16 @@ class PadCrop:
     padding: int = 4
 
     def __post_init__(self) -> None:
-        if self.padding < 0:
+        if whole("padding", self.padding) < 0:
             raise ConfigError(f"padding is {self.padding}, expected 0 or more pixels")
+
+
+def _is_range(ends: Sequence[float]) -> bool:
+    try:
+        low, high = ends
+        return 0 < low <= high
+    except (TypeError, ValueError):
+        return False
 
 
 Crop = RandomResizedCrop | CenterCrop | PadCrop
@@ -100,7 +112,7 @@ class ImageSpec:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        if self.size < 1:
+        if whole("image size", self.size) < 1:
             raise ConfigError(f"image size is {self.size}, expected at least 1")
         if not isinstance(self.crop, Crop):
             raise ConfigError(f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or PadCrop(...)")

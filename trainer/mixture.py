@@ -17,7 +17,7 @@ import numpy as np
 
 from shardset.budget import MIB
 from shardset.errors import BudgetTooSmall, ConfigError
-from shardset.order import OrderState, check_world, default_lanes, rank_part
+from shardset.order import OrderState, check_world, default_lanes, rank_part, whole
 from shardset.permutation import derive_key
 from trainer.stream import BUDGET_BYTES, Batch, Stream
 
@@ -66,10 +66,12 @@ class MixedStream:
         budget_bytes: int = BUDGET_BYTES,
         **options: Any,
     ) -> None:
+        rank, world_size = whole("rank", rank), whole("world_size", world_size)
+        global_batch_size = whole("global_batch_size", global_batch_size)
         check_world(global_batch_size, rank, world_size)
         if seed is None:
             raise ConfigError("a mixture has no stored order, so it needs a seed; evaluate each set by its own Stream")
-        lanes = default_lanes(global_batch_size) if num_lanes is None else num_lanes
+        lanes = default_lanes(global_batch_size) if num_lanes is None else whole("num_lanes", num_lanes)
         if lanes < 1 or global_batch_size % lanes:
             raise ConfigError(f"{lanes} lanes do not divide a global batch of {global_batch_size}; use a divisor")
         self.lanes = share_lanes([share.weight for share in shares], lanes)

@@ -27,7 +27,7 @@ from shardset import manifest as manifests
 from shardset import png
 from shardset.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
 from shardset.errors import ConfigError, DamagedShard
-from shardset.order import LastBatch, Order, OrderState, Slots, check_world, rank_part
+from shardset.order import LastBatch, Order, OrderState, Slots, check_world, rank_part, whole
 from shardset.storage import LocalStorage
 from trainer.blockcache import BlockCache, DiskCache
 from trainer.cache import DecodedCache
@@ -110,6 +110,10 @@ class Stream:
         budget_bytes: int = BUDGET_BYTES,
         disk_cache: DiskCache | None = None,
     ) -> None:
+        rank, world_size = whole("rank", rank), whole("world_size", world_size)
+        global_batch_size, prefetch = whole("global_batch_size", global_batch_size), whole("prefetch", prefetch)
+        budget_bytes = whole("budget_bytes", budget_bytes)
+        num_threads = None if num_threads is None else whole("num_threads", num_threads)
         check_world(global_batch_size, rank, world_size)
         _check_choice("bad_samples", bad_samples, get_args(BadSamples))
         _check_choice("last_batch", last_batch, get_args(LastBatch))
@@ -117,6 +121,8 @@ class Stream:
             raise ConfigError(f"num_threads is {num_threads} and prefetch {prefetch}, expected at least 1 and 0")
         self.manifest, storage = manifests.load(os.fspath(manifest_url))
         self.split = self.manifest.split(split)
+        if image is not None and not isinstance(image, ImageSpec):
+            raise ConfigError(f"image is {image!r}, expected ImageSpec(size=...), or None to decode nothing")
         _check_fields(self.split.fields, fields, image)
         if seed is None and image is not None and image.is_random:
             raise ConfigError(
@@ -182,7 +188,7 @@ class Stream:
         bool, when asked `key` (list of str) and fields (lists of bytes). Raises DamagedShard, StorageError or
         UndecodableImage, and at once ConfigError for a step that no epoch has.
         """
-        spans = [(epoch, self.steps_from(start_step))]
+        spans = [(whole("epoch", epoch), self.steps_from(start_step))]
         return (batch for _, _, batch in self.run(iter(spans)))
 
     def epochs(self, start_epoch: int = 0, start_step: int = 0) -> Generator[tuple[int, int, Batch], None, None]:
@@ -190,6 +196,7 @@ class Stream:
 
         Raises ConfigError for a step that no epoch has.
         """
+        start_epoch = whole("epoch", start_epoch)
         first = iter([(start_epoch, self.steps_from(start_step))])
         rest = ((epoch, range(len(self))) for epoch in itertools.count(start_epoch + 1))
         return self.run(itertools.chain(first, rest))
@@ -199,6 +206,7 @@ class Stream:
 
         Raises ConfigError for a step that no epoch has, and where no epoch has a step.
         """
+        start_step = whole("step", start_step)
         if not len(self):
             raise ConfigError(
                 f"{self.order.num_samples} samples do not fill one batch of {self.order.global_batch_size}, and "
@@ -677,6 +685,8 @@ def _growing(steps: range, most: int) -> Iterator[tuple[int, int]]:
 
 
 def _check_fields(stored: Sequence[str], wanted: Sequence[str], image: ImageSpec | None) -> None:
+    if isinstance(wanted, str):
+        raise ConfigError(f"fields is {wanted!r}, expected several, such as ({wanted!r},)")
     missing = [name for name in wanted if name not in stored]
     if missing:
         raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")

@@ -352,6 +352,14 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
         lambda: PadCrop(-1),
         lambda: ImageSpec(size=16, crop=CenterCrop),
         lambda: ImageSpec(size=16, crop="center"),
+        lambda: ImageSpec(size="224"),
+        lambda: ImageSpec(size=(224, 224)),
+        lambda: ImageSpec(size=224.0),
+        lambda: ImageSpec(size=224, crop=CenterCrop(256.0)),
+        lambda: PadCrop("4"),
+        lambda: RandomResizedCrop(scale=1),
+        lambda: RandomResizedCrop(scale=(0.1, 0.5, 1)),
+        lambda: RandomResizedCrop(ratio=("1", "2")),
     ],
 )
 def test_impossible_specs_are_refused(make):

@@ -103,6 +103,11 @@ def test_a_mixture_without_lanes_is_refused(urls):
         make(urls, num_lanes=0)
 
 
+def test_a_mixture_of_a_text_of_lanes_is_refused(urls):
+    with pytest.raises(ConfigError, match="num_lanes is '4', expected a whole number"):
+        make(urls, num_lanes="4")
+
+
 def test_a_mixture_without_a_seed_is_refused(urls):
     with pytest.raises(ConfigError, match="it needs a seed; evaluate each set by its own Stream"):
         make(urls, seed=None)

@@ -336,6 +336,16 @@ def test_a_lower_budget_lowers_the_window(shards):
         ({"prefetch": -1}, "prefetch -1"),
         ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or substitute or mask"),
         ({"last_batch": "keep"}, "last_batch is 'keep', expected pad or drop"),
+        ({"rank": "0", "world_size": "1"}, "rank is '0', expected a whole number"),
+        ({"world_size": None}, "world_size is None, expected a whole number"),
+        ({"global_batch_size": 12.0}, "global_batch_size is 12.0, expected a whole number"),
+        ({"num_lanes": "4"}, "num_lanes is '4', expected a whole number"),
+        ({"window": 2.5}, "window is 2.5, expected a whole number"),
+        ({"num_threads": 1.5}, "num_threads is 1.5, expected a whole number"),
+        ({"prefetch": "2"}, "prefetch is '2', expected a whole number"),
+        ({"budget_bytes": 2e9}, "budget_bytes is 2000000000.0, expected a whole number"),
+        ({"image": 224}, r"image is 224, expected ImageSpec\(size=\.\.\.\), or None"),
+        ({"fields": "png"}, r"fields is 'png', expected several, such as \('png',\)"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(shards, options, message):
@@ -386,6 +396,21 @@ def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
     held.set()
     for thread in waiting:
         thread.join()
+
+
+def test_numbers_of_numpy_are_as_good_as_python_s(shards):
+    numbers = {"global_batch_size": 12, "rank": 1, "world_size": 2, "num_lanes": 4, "prefetch": 1, "num_threads": 1}
+    small = make(shards, **{name: np.uint8(number) for name, number in numbers.items()})
+    pairs = zip(small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2), strict=True)
+    assert all(same(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(("place", "message"), [(("1", 0), "epoch is '1'"), ((1.5, 0), "epoch is 1.5")])
+def test_an_epoch_that_is_no_number_is_refused(shards, place, message):
+    stream = make(shards)
+    for use in (stream.epoch, stream.epochs, stream.state):
+        with pytest.raises(ConfigError, match=f"{message}, expected a whole number"):
+            use(*place)
 
 
 @pytest.mark.parametrize("start", [10, 99, -1])
