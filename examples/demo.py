@@ -14,17 +14,22 @@ CIFAR10_MD5 = "c58f30108f718f92721af3b95e74349a"
 
 
 def write_digits(folder: Path) -> Path:
-    """The 1,797 handwritten digits that scikit-learn ships, as 8x8 PNG files in class folders."""
+    """The 1,797 handwritten digits that scikit-learn ships, as 8x8 PNG files in class folders; written once.
+
+    Files that were written anew would be another input than that of the shards that stand.
+    """
     import numpy as np
     from PIL import Image
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    if folder.exists():
+        return folder
+    part, digits = folder.with_name(folder.name + ".part"), load_digits()
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
-        path = folder / f"digit-{label}" / f"{number:04d}.png"
+        path = part / f"digit-{label}" / f"{number:04d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.rint(pixels * (255 / 16)).astype(np.uint8)).save(path)
-    return folder
+    return part.rename(folder)
 
 
 def fetch_cifar10(folder: Path) -> Path:
@@ -46,6 +51,16 @@ def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:
     ]
 
 
+def follow(command: list[str]) -> int:
+    """The exit code of a command. Ctrl-C reaches it too, and it ends by itself when it has saved."""
+    child = subprocess.Popen(command)
+    while True:
+        try:
+            return child.wait()
+        except KeyboardInterrupt:
+            continue
+
+
 def main() -> int:
     """Prepares the raw data, then runs each command and stops at the first that fails."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -58,10 +73,12 @@ def main() -> int:
     except ShardsetError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     for command in commands(args.data, raw, folder):
         words = ["python", "-m", *command]
         print(f"\n$ {shlex.join(words)}", flush=True)
-        code = subprocess.run([sys.executable, *words[1:]]).returncode
+        code = follow([sys.executable, *words[1:]])
         if code:
             return code
     return 0
