@@ -5,6 +5,7 @@ import importlib
 import inspect
 import math
 import threading
+from difflib import get_close_matches
 from typing import Any
 
 import timm
@@ -121,7 +122,7 @@ def _of_name(name: str, num_classes: int) -> nn.Module:
     if ":" in name:
         return _of_function(name, num_classes)
     if not timm.is_model(name):
-        known = timm.list_models(f"{name[:6]}*")
+        known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
         raise ConfigError(f"no model {name!r} in timm {timm.__version__}; near it: {', '.join(known[:5]) or 'nothing'}")
     try:
         timm.get_pretrained_cfg(name)

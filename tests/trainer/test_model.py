@@ -41,6 +41,7 @@ def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
     ("config", "message"),
     [
         (ModelConfig(name="resnet500"), "near it: .*resnet"),
+        (ModelConfig(name="resnt18"), "near it: .*resnet18"),
         (ModelConfig(name="resnet18.no_such_tag"), "Invalid pretrained tag .* leave the tag out"),
         (ModelConfig(name="no.such.module:function"), "importable"),
         (ModelConfig(name="trainer.model:nothing"), "importable"),
