@@ -142,7 +142,7 @@ def open_storage(url: str) -> Storage:
 def open_file(url: str) -> tuple[Storage, str]:
     """The storage of the folder that holds the object at `url`, and its name there; ConfigError if it names none."""
     folder, _, name = url.rpartition("/")
-    if not name or ("://" in url and "://" not in folder):
+    if name in _CLIMBING or ("://" in url and "://" not in folder):
         raise ConfigError(f"{url!r} names a folder, expected a file in it")
     return open_storage(folder or ("/" if url.startswith("/") else ".")), name
 

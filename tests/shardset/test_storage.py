@@ -360,9 +360,9 @@ def test_a_url_that_names_no_folder_is_refused(url):
         open_storage(url)
 
 
-@pytest.mark.parametrize("url", ["", "gs://bucket", "gs://bucket/", "memory://m", "folder/", "/"])
+@pytest.mark.parametrize("url", ["", "gs://bucket", "gs://bucket/", "memory://m", "folder/", "/", ".", "a/.", "/a/.."])
 def test_a_url_that_names_no_file_is_refused(url):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=rf"^'{url}' names a folder, expected a file in it$"):
         open_file(url)
 
 
