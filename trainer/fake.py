@@ -34,6 +34,9 @@ class FakeStream:
         """Steps of an epoch."""
         return -(-self.num_samples // self.global_batch_size)
 
+    def stop(self) -> None:
+        """Nothing to do: it never waits."""
+
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
         """(epoch, step, batch) as a Stream gives them, over some spans (epoch, steps)."""
         per_host = self.global_batch_size // self.world_size

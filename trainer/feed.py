@@ -13,6 +13,9 @@ import torch
 DEPTH = 2
 """Batches on the device that wait for their step."""
 
+POLL_S = 0.2
+"""Between two looks, where it waits, at whether it should."""
+
 ON_DEVICE = ("image", "label", "weight", "flip", "mix")
 
 
@@ -37,11 +40,22 @@ class Feed:
 
     An exception of the source is raised here, at the place of the batch that it prevented. torch_xla's own loader ends
     normally instead, and a broken shard becomes a short epoch.
+
+    `stop` has the source end while its thread waits in it. `gives_up` is asked while the consumer waits: once it says
+    so the batches end, and `gave_up` is set.
     """
 
-    def __init__(self, batches: Iterator[tuple[int, int, dict[str, np.ndarray]]], put: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        batches: Iterator[tuple[int, int, dict[str, np.ndarray]]],
+        put: Callable[[Any], Any],
+        stop: Callable[[], None] = lambda: None,
+        gives_up: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.wait_s = 0.0
+        self.gave_up = False
         self._put = put
+        self._stop, self._gives_up = stop, gives_up
         self._queue: queue.Queue[Fed | _Failure | None] = queue.Queue(DEPTH)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(batches,), name="feed", daemon=True)
@@ -63,14 +77,23 @@ class Feed:
         """Ends the thread; batches that nobody took are dropped."""
         self._stopped.set()
         while self._thread.is_alive():
+            self._stop()
             self._drain()
             self._thread.join(timeout=0.05)
 
     def _next(self) -> Fed | _Failure | None:
         start = time.perf_counter()
-        item = self._queue.get()
+        item = self._taken()
         self.wait_s += time.perf_counter() - start
         return item
+
+    def _taken(self) -> Fed | _Failure | None:
+        while not self.gave_up:
+            try:
+                return self._queue.get(timeout=POLL_S)
+            except queue.Empty:
+                self.gave_up = self._gives_up()
+        return None
 
     def _drain(self) -> None:
         while not self._queue.empty():
@@ -92,7 +115,7 @@ class Feed:
     def _offer(self, item: Fed | _Failure | None) -> None:
         while not self._stopped.is_set():
             try:
-                self._queue.put(item, timeout=0.2)
+                self._queue.put(item, timeout=POLL_S)
             except queue.Full:
                 continue
             return

@@ -41,19 +41,32 @@ def train(runtime: Runtime, config: TrainConfig) -> None:
                 break
             if run.must_stop():
                 run.stop()
+        if not run.is_done():
+            run.stop()
         run.finish()
 
 
-def evaluate(runtime: Runtime, learner: Learner, stream: Batches, must_stop: Callable[[], bool]) -> Totals | None:
-    """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way."""
+def evaluate(
+    runtime: Runtime,
+    learner: Learner,
+    stream: Batches,
+    must_stop: Callable[[], bool],
+    gives_up: Callable[[], bool] = lambda: False,
+) -> Totals | None:
+    """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way.
+
+    `gives_up` is asked while there is no batch.
+    """
     totals, rows = Totals(), []
-    with Feed(steps_of(stream, 0, len(stream)), runtime.put) as feed:
+    with Feed(steps_of(stream, 0, len(stream)), runtime.put, stream.stop, gives_up) as feed:
         for fed in feed:
             rows.append(learner.eval_step(fed.tensors))
             if len(rows) == EVAL_ROWS:
                 totals, rows = totals.plus(runtime.fetch(rows)), []
                 if must_stop():
                     return None
+    if feed.gave_up:
+        return None
     return totals.plus(runtime.fetch(rows)) if rows else totals
 
 
@@ -79,7 +92,8 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
 
 def _end_epoch(run: Run) -> None:
     run.check_epoch()
-    run.close_epoch(evaluate(run.runtime, run.learner, run.data.evaluation, run.was_asked_meanwhile))
+    evaluation = run.data.evaluation
+    run.close_epoch(evaluate(run.runtime, run.learner, evaluation, run.was_asked_meanwhile, run.was_asked_alone))
 
 
 def _chosen(config: TrainConfig) -> tuple[checkpoint.Commit, dict[str, Any]]:

@@ -123,10 +123,11 @@ class Run:
     # --- where the run stands ----------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Fed]:
-        """The batches from here to the end, across epochs; none if the run is done."""
+        """The batches from here to the end, across epochs; none if the run is done, or asked to stop while it waits."""
         if self.is_done():
             return iter(())
-        feed = self._exits.enter_context(Feed(self._positions(), self.runtime.put))
+        feed = Feed(self._positions(), self.runtime.put, self.data.train.stop, self.was_asked_alone)
+        self._exits.enter_context(feed)
         self._feed = feed
         return iter(feed)
 
@@ -158,6 +159,10 @@ class Run:
         """`was_asked` between the steps of an evaluation, which count as steps of a run that is alive."""
         self._watch()
         return self.was_asked()
+
+    def was_asked_alone(self) -> bool:
+        """Whether the only host has been asked to stop: several would have to agree, and may be in a step."""
+        return self.runtime.num_hosts == 1 and bool(self.notice)
 
     def is_done(self) -> bool:
         """Whether all epochs are closed, `max_steps` is reached or the target accuracy is; maybe long ago."""

@@ -133,6 +133,7 @@ class Stream:
         self.num_threads = num_threads or len(os.sched_getaffinity(0))
         self.prefetch = prefetch
         self.num_bytes_read = 0
+        self._running: set[_Pipeline] = set()
         self.table = ShardTable(storage, self.split, with_keys=with_key)
         if disk_cache is not None and isinstance(storage, LocalStorage):
             raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
@@ -225,7 +226,19 @@ class Stream:
         Raises ConfigError for a step that no epoch has, as it raises all else: where its batch would be.
         """
         with _Pipeline(self, spans) as pipeline:
-            yield from pipeline
+            self._running.add(pipeline)
+            try:
+                yield from pipeline
+            finally:
+                self._running.discard(pipeline)
+
+    def stop(self) -> None:
+        """Ends the runs that are going on, from any thread: who waits for a batch waits no more, and gets none."""
+        for pipeline in tuple(self._running):
+            pipeline.stop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_running": set()}
 
     def state(self, epoch: int, step: int) -> OrderState:
         """The state before a step, from the trainer's own count and not from what has been prefetched."""
@@ -331,9 +344,13 @@ class _Pipeline:
             thread.start()
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def stop(self) -> None:
+        """Has all threads end, and fails the reads that one of them may be waiting for."""
         self._stopped.set()
         self.reads.close()
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
         for thread in self._threads:
             thread.join(_PATIENCE_S)
         self._pool.shutdown(wait=True, cancel_futures=True)

@@ -52,6 +52,8 @@ class Cut:
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, Any]]]:
         return ((epoch, step, {}) for epoch, step in self.steps)
 
+    def stop(self) -> None: ...
+
 
 def test_a_stream_that_ends_early_is_an_error() -> None:
     with pytest.raises(PlanMismatch, match="ended before step 2"):

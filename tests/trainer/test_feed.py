@@ -77,3 +77,28 @@ def test_closing_it_early_ends_its_thread_and_its_source() -> None:
     source.close()
     assert ended
     assert threading.active_count() == before
+
+
+def test_closing_it_ends_a_source_that_waits() -> None:
+    told = threading.Event()
+
+    def waiting() -> Iterator[tuple[int, int, dict[str, Any]]]:
+        yield from batches(1)
+        told.wait(60)
+
+    with Feed(waiting(), dict, told.set) as feed:
+        next(iter(feed))
+    assert told.is_set()
+
+
+def test_who_gives_up_while_it_waits_gets_the_batches_that_are_there_and_no_more() -> None:
+    told, asked = threading.Event(), threading.Event()
+
+    def waiting() -> Iterator[tuple[int, int, dict[str, Any]]]:
+        yield from batches(2)
+        asked.set()
+        told.wait(60)
+
+    with Feed(waiting(), dict, told.set, asked.is_set) as feed:
+        assert [fed.step for fed in feed] == [0, 1]
+        assert feed.gave_up

@@ -19,6 +19,7 @@ from sklearn.datasets import load_digits
 
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
+from tests.faulty_proxy import Fault, FaultyProxy
 from tests.makers import kills
 from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
@@ -35,9 +36,9 @@ from tests.makers.training import (
 )
 from trainer import checkpoint
 from trainer import config as configs
-from trainer.__main__ import FAILED, OK, PREEMPTED, USAGE
+from trainer.__main__ import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
 from trainer.augment import Normalize
-from trainer.config import ModelConfig, OptimizerConfig, Strategy, TrainConfig
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Strategy, TrainConfig
 from trainer.data import open_data, steps_of
 from trainer.model import tiny_resnet
 from trainer.runtime import STATIC_OPTIMIZERS
@@ -266,6 +267,43 @@ def test_a_killed_spmd_run_goes_on_bit_for_bit(manifest: str, tmp_path: Path) ->
     assert finish(process)[0] == -signal.SIGKILL
     assert "resumed at step" in succeed(config, devices=2)
     assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)])
+def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
+    manifest: str, tmp_path: Path, gcs_root: str, gcs_emulator: str, split: str, number: int, expected: int
+) -> None:
+    copy_set(manifest, gcs_root)
+    image = ImageConfig(size=8, train_crop="random", eval_resize=8)
+    with FaultyProxy(gcs_emulator) as proxy:
+        process = trainer(
+            tiny_config(gcs_root, tmp_path, epochs=500, image=image), environment={"STORAGE_EMULATOR_HOST": proxy.url}
+        )
+        when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+        proxy.script = lambda seen: Fault("reset") if f"{split}-" in seen.path else None
+        wait_until_quiet(tmp_path / "metrics.jsonl")
+        process.send_signal(number)
+        code, output = finish(process, timeout_s=60)
+    assert code == expected, output
+    if code == PREEMPTED:
+        saved = int(re.findall(r"saved at step (\d+)", output)[0])
+        assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved == len(losses(tmp_path))
+
+
+def copy_set(source: str, target: str) -> None:
+    """A shard set somewhere else."""
+    storage, copy = open_storage(source), open_storage(target)
+    for stat in storage.list():
+        with copy.writer(stat.name) as writer:
+            writer.write(storage.read(stat.name))
+
+
+def wait_until_quiet(path: Path) -> None:
+    """Returns when a file has not grown for two seconds."""
+    while time.time() - path.stat().st_mtime < 2:
+        time.sleep(0.1)
 
 
 @pytest.mark.gcs
