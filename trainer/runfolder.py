@@ -5,7 +5,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from shardset.errors import ShardsetError
+from shardset.errors import ShardsetError, TransientError
 from shardset.storage import Storage, open_storage
 
 UPLOAD_EVERY_S = 30.0
@@ -67,6 +67,9 @@ class RunFolder:
             for path in sorted(path for path in self.local.rglob("*") if path.is_file()):
                 try:
                     self._send(path)
+                except TransientError as error:  # after minutes: the other files would take as long
+                    self._error = error
+                    return
                 except ShardsetError as error:
                     self._error = error
 

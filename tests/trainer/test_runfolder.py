@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shardset.errors import StorageError
-from shardset.storage import Storage, open_storage
+from shardset.errors import StorageError, TransientError
+from shardset.storage import MemoryStorage, Storage, Writer, open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
 from trainer.runfolder import RunFolder
 
@@ -63,4 +63,25 @@ def test_what_could_not_be_copied_stays_on_the_disk_and_is_named(
             folder.close()
         assert f"copy what is missing from {folder.local}" in str(caught.value)
     assert (folder.local / "metrics.jsonl").read_text() == "metrics.jsonl"
+    shutil.rmtree(folder.local)
+
+
+class OutOfReach(MemoryStorage):
+    """Each write fails, in a bucket after three minutes."""
+
+    num_writes = 0
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        OutOfReach.num_writes += 1
+        raise TransientError(f"{name}: no answer; gave up")
+
+
+def test_closing_waits_for_one_file_where_the_storage_is_out_of_reach() -> None:
+    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run", ())
+    folder.storage = OutOfReach("out of reach", "")
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (folder.local / name).write_text(name)
+    with pytest.raises(TransientError, match=f"a.txt: no answer.*copy what is missing from {folder.local}"):
+        folder.close()
+    assert OutOfReach.num_writes == 1
     shutil.rmtree(folder.local)
