@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from shardset.errors import ConfigError
+from shardset.storage import open_storage
 from shardset.version import __version__
 from trainer.config import TrainConfig
 from trainer.data import train_spec
@@ -287,10 +288,11 @@ def run(
     found = sweep(config, axes, seconds=seconds, rounds=rounds, say=lambda line: print(line, file=sys.stderr))
     facts = facts_of(config, axes, seconds=seconds, rounds=rounds)
     values = json.dumps(to_json(found, facts), indent=1)
+    print(values if as_json else "\n".join([table(found), *sentences(found)]), flush=True)
     if folder is not None:
         for name, text in zip(FILES, (values + "\n", page(found, facts), plot(found)), strict=True):
-            (folder / name).write_text(text, encoding="utf-8")
-    print(values if as_json else "\n".join([table(found), *sentences(found)]))
+            with open_storage(str(folder)).writer(name) as writer:
+                writer.write(text.encode())
 
 
 def _folder(output: str | None) -> Path | None:

@@ -1,4 +1,5 @@
 import json
+import resource
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -231,6 +232,20 @@ def test_a_wrong_command_line_is_one_sentence_and_a_usage_error(manifest, flags,
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
+
+
+def test_what_was_measured_is_printed_though_the_disk_does_not_take_it(manifest, tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        words = arguments(manifest, "q=4", "--seconds", "0.01", "--rounds", "1", "--output", str(tmp_path))
+        assert command.main(words) == command.FAILED
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    printed = capsys.readouterr()
+    assert "fastest: q=4" in printed.out
+    assert printed.err.splitlines()[-1].startswith(f"StorageError: {tmp_path}/sweep.json: the file is larger than")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_folder_with_a_sweep_is_not_overwritten(manifest, tmp_path, capsys):
