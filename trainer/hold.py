@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
-from shardset.storage import ABSENT, Storage, open_storage
+from shardset.storage import ABSENT, Storage, explained, open_storage
 from trainer.errors import RunTaken
 
 HOLDER = "holder.json"
@@ -75,7 +75,7 @@ class FileLock:
     def __init__(self, folder: Path, who: Holder) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = (folder / HOLDER).open("a+b")
+            self._file = (folder / HOLDER).open("a+b", buffering=0)
         except OSError as error:
             raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
         try:
@@ -85,9 +85,9 @@ class FileLock:
             found = _read(self._file.read())
             self._file.close()
             raise ConfigError(refusal(str(folder), found)) from error
-        self._file.truncate(0)
-        self._file.write(msgspec.json.encode(who))
-        self._file.flush()
+        with explained(str(folder / HOLDER)):
+            self._file.truncate(0)
+            self._file.write(msgspec.json.encode(who))
 
     def check(self) -> None:
         """Nothing to do: nobody can take it."""

@@ -17,7 +17,7 @@ import torch
 
 from shardset.errors import ConfigError, NotFound
 from shardset.order import state_from_json
-from shardset.storage import Storage, open_storage
+from shardset.storage import Storage, explained, open_storage
 from shardset.version import __version__
 from trainer import augment, checkpoint, schedule
 from trainer import config as configs
@@ -508,7 +508,7 @@ class Run:
     def _write_config(self) -> None:
         """What the run does: not what was refused, nor what found a run with nothing left to do."""
         if self.runtime.is_master and not (self.is_done() and self._has_config()):
-            (self.folder.local / configs.RECORD).write_text(configs.to_json(from_anywhere(self.config)) + "\n")
+            self._write(configs.RECORD, configs.to_json(from_anywhere(self.config)) + "\n")
 
     def _has_config(self) -> bool:
         try:
@@ -521,7 +521,12 @@ class Run:
         """The order of the training stream, for `python -m trainer explain`."""
         state = stream_state(self.data.train, 0, 0)
         if self.runtime.is_master and state is not None:
-            (self.folder.local / configs.ORDER).write_text(state + "\n")
+            self._write(configs.ORDER, state + "\n")
+
+    def _write(self, name: str, text: str) -> None:
+        path = self.folder.local / name
+        with explained(str(path)):
+            path.write_text(text)
 
 
 def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:

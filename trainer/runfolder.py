@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from shardset.errors import ShardsetError, TransientError
-from shardset.storage import Storage, open_storage
+from shardset.storage import Storage, explained, open_storage
 
 UPLOAD_EVERY_S = 30.0
 
@@ -53,8 +53,10 @@ class RunFolder:
         there = {stat.name for stat in self.storage.list()}
         for name in there.intersection(names):
             target = self.local / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(self.storage.read(name))
+            data = self.storage.read(name)
+            with explained(str(target)):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
 
     def _run(self) -> None:
         while not self._closing.wait(UPLOAD_EVERY_S):

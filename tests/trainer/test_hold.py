@@ -1,3 +1,4 @@
+import resource
 import subprocess
 import sys
 import threading
@@ -8,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage import Storage, open_storage
 from trainer import hold as holds
 from trainer.errors import RunTaken
@@ -183,3 +184,13 @@ def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / "folder" / HOLDER).mkdir(parents=True)
     with pytest.raises(ConfigError, match=rf"{name}: can't be a run folder \(.*\); take another --run-dir"):
         hold(str(tmp_path / name), unexpected)
+
+
+def test_a_disk_that_takes_no_lock_is_named(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(StorageError, match=f"^{tmp_path}/{HOLDER}: the file is larger than the system allows"):
+            hold(str(tmp_path), unexpected)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

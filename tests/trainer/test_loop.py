@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, StorageError
 from shardset.order import state_from_json
 from shardset.storage import open_storage
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
@@ -479,6 +479,14 @@ def test_a_run_that_is_told_to_do_less_than_it_has_done_is_done(
     assert f"after {2 * STEPS + 1} steps (2 epochs)" in capsys.readouterr().out.splitlines()[-1]
     assert len(losses(tmp_path)) == 2 * STEPS + 1
     assert (tmp_path / "config.json").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "order.json", "metrics.jsonl", "logs/host-000.log"])
+def test_a_full_disk_is_named_with_the_file_that_it_does_not_take(manifest: str, tmp_path: Path, name: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / name).symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=f"^{tmp_path / name}: the disk is full"):
+        run(tiny_config(manifest, tmp_path))
 
 
 @pytest.mark.parametrize("when", ["train step", "evaluation step"])
