@@ -27,6 +27,7 @@ import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.manifest import Split
+from trainer.places import local_folder
 from trainer.threads import ProcessLock
 
 MAX_OPEN_FILES = 256
@@ -42,6 +43,9 @@ class DiskCache:
 
     folder: str
     num_bytes: int
+
+    def __post_init__(self) -> None:
+        local_folder(self.folder, "the folder of a cache is")
 
 
 class BlockCache:

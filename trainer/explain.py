@@ -7,7 +7,6 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from shardset.budget import fit_order
 from shardset.errors import ConfigError, NotFound
 from shardset.manifest import Manifest, Split
 from shardset.order import Order, OrderState, quarantine_digest, state_from_json
-from shardset.storage import Storage, open_storage
+from shardset.storage import Storage, open_file, open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.timetable import Sample, Seen, Timetable, Visit
@@ -252,6 +251,7 @@ def _check_options(options: argparse.Namespace) -> None:
         from trainer import contactsheet
 
         contactsheet.check_name(options.thumbnails)
+        open_file(options.thumbnails)
 
 
 def _plan(options: argparse.Namespace) -> Plan:
@@ -275,7 +275,9 @@ def _write_sheet(plan: Plan, found: Step, path: str) -> None:
 
     title = f"epoch {found.epoch} step {found.step} (step {found.global_step} of the run)"
     sheet = contactsheet.render(plan.timetable.storage, plan.timetable.split, found.samples, title=title, path=path)
-    Path(path).write_bytes(sheet)
+    storage, name = open_file(path)
+    with storage.writer(name) as writer:
+        writer.write(sheet)
 
 
 def _show(plan: Plan, found: Step | Visits) -> None:

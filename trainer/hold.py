@@ -53,9 +53,10 @@ class Hold(Protocol):
 
 def hold(url: str, tell: Callable[[str], None], *, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S) -> Hold:
     """Takes a run folder, local or remote, for this process; raises ConfigError naming the living run that has it."""
+    storage = open_storage(url)
     if "://" not in url:
         return FileLock(Path(url), this_process())
-    return Lease(open_storage(url), this_process(), tell, beat_s=beat_s, patience_s=patience_s)
+    return Lease(storage, this_process(), tell, beat_s=beat_s, patience_s=patience_s)
 
 
 def this_process() -> Holder:

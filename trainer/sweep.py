@@ -23,6 +23,7 @@ from shardset.storage import open_storage
 from shardset.version import __version__
 from trainer.config import TrainConfig
 from trainer.data import train_spec
+from trainer.places import local_folder
 from trainer.stream import Stream
 from trainer.sweep_plot import Row, bars
 
@@ -299,9 +300,7 @@ def _folder(output: str | None) -> Path | None:
     """The folder, made before anything is measured; raises ConfigError if it holds a sweep already."""
     if output is None:
         return None
-    if "://" in output:
-        raise ConfigError(f"--output {output}: a sweep is written to a local folder; copy it from there")
-    folder = Path(output)
+    folder = local_folder(output, "--output")
     if (folder / FILES[0]).exists():
         raise ConfigError(f"--output {output}: there is a sweep in it already; name another folder")
     folder.mkdir(parents=True, exist_ok=True)

@@ -250,6 +250,15 @@ def test_a_cache_that_can_not_be_read_any_more_is_a_miss(url, tmp_path, expected
     assert "is read from its storage from now on" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("folder", "message"), [("gs://bucket/cache", "expected a local folder"), ("~/cache", "~ is not your home folder")]
+)
+def test_a_cache_elsewhere_than_on_a_local_disk_is_refused(folder, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        DiskCache(folder=folder, num_bytes=1)
+
+
 def test_a_folder_that_can_not_be_one_is_refused(url, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(ConfigError, match="can't be the folder of a cache"):

@@ -286,6 +286,8 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
         (["--step", "1", "--epochs", "0:1"], "EPOCH:STEP"),
         (["--id", "1", "--thumbnails", "x.png"], "give --step"),
         (["--step", "1", "--thumbnails", "x.gif"], "must end with .html or .png"),
+        (["--step", "1", "--thumbnails", "~/x.png"], "~ is not your home folder here"),
+        (["--step", "1", "--thumbnails", "gs:/b/x.png"], "two slashes after gs:"),
         (["--step", "1", "--seed", "3"], "--seed can't be given"),
         (["--step", "1", "--manifest", "x"], "--manifest can't be given"),
     ],

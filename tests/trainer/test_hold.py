@@ -194,3 +194,11 @@ def test_a_disk_that_takes_no_lock_is_named(tmp_path: Path) -> None:
             hold(str(tmp_path), unexpected)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("url", ["~/run", "gs:/bucket/run"])
+def test_a_slip_in_an_address_makes_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{url}: "):
+        hold(url, unexpected)
+    assert not list(tmp_path.iterdir())

@@ -13,6 +13,7 @@ from shardset.errors import ConfigError
 from trainer import loglines
 from trainer.config import TrainConfig
 from trainer.errors import CloudError, Preempted
+from trainer.places import local_folder
 from trainer.tpu import commands
 from trainer.tpu.commands import Node, Request, Words
 from trainer.tpu.run import Done, DryRun, Failed, Runner, Shell, checked, explained
@@ -228,8 +229,8 @@ def logs(options: argparse.Namespace) -> None:
     """`logs`: FOLDER/0.log, 1.log ... and merged.log."""
     if options.run_dir is not None:
         commands.bucket_url(options.run_dir)
+    folder = local_folder(options.to, "--to")
     work = _work(options)
-    folder = Path(options.to)
     found = work.need_ready()
     files = [folder / f"{worker}.log" for worker in range(max(1, found.num_workers))]
     if not options.dry_run:

@@ -390,6 +390,27 @@ def test_logs_of_all_workers_are_merged_by_time_and_copied_to_the_bucket(cloud, 
     assert len(copy) == 2 + 5 + 1
 
 
+@pytest.mark.parametrize(
+    ("to", "message"),
+    [
+        ("gs://bucket/logs", "--to gs://bucket/logs: expected a local folder"),
+        ("~/logs", "~ is not your home folder here"),
+    ],
+)
+def test_logs_are_not_fetched_to_an_address(cloud, tpu, to, message):
+    code, _, errors = tpu("logs", f"--to={to}")
+    assert code == command.USAGE
+    assert message in last(errors)
+    assert not cloud.calls
+
+
+def test_a_colon_in_the_folder_of_logs_is_no_machine_for_scp(cloud, tpu):
+    cloud.ready("my-tpu", "v4-8", 1)
+    tpu("logs", "--to=at-12:30")
+    (copy,) = [call for call in cloud.calls if "scp" in call]
+    assert copy[copy.index("scp") + 2] == f"{Path.cwd()}/at-12:30/0.log"
+
+
 def test_logs_of_a_worker_that_never_trained_are_an_error(cloud, tpu):
     cloud.ready("my-tpu", "v4-8", 1)
     code, _, errors = tpu("logs")
