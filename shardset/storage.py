@@ -492,6 +492,7 @@ class _LocalWriter:
     def __enter__(self) -> Writer:
         with explained(self._path):
             _make_folders(self._folder)
+            _refuse_device(self._path)
             self._file = _create_locked(self._temporary)
         return self
 
@@ -545,6 +546,14 @@ class _LocalWriter:
             return None
         crc = _crc32c_of(self._path) if facts.st_size == self._num_bytes else None
         return Stat(name=self._path, num_bytes=facts.st_size, generation=_generation(facts), crc32c=crc)
+
+
+def _refuse_device(path: str) -> None:
+    """Raises StorageError where a rename would take the place of /dev/null, say, or of what /dev/stdout leads to."""
+    with suppress(FileNotFoundError):
+        mode = os.stat(path).st_mode
+        if not (modes.S_ISREG(mode) or modes.S_ISDIR(mode)):
+            raise StorageError(f"{path}: a device, pipe or socket stands there, expected a file; choose another name")
 
 
 def _link(path: str, name: str) -> None:

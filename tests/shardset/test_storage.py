@@ -10,6 +10,7 @@ import os
 import pickle
 import resource
 import socket
+import stat
 import subprocess
 import tempfile
 import threading
@@ -581,6 +582,18 @@ def test_an_object_in_a_folders_place_is_refused(disk, options):
     with pytest.raises(StorageError, match="a folder stands there"):
         put(disk, "a", **options)
     assert all_files(disk.root) == ["a/b"]
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_device_or_pipe_is_never_replaced(disk, through_link):
+    os.makedirs(disk.root)
+    os.mkfifo(f"{disk.root}/pipe")
+    os.symlink("pipe", f"{disk.root}/link")
+    name = "link" if through_link else "pipe"
+    with pytest.raises(StorageError, match=f"{name}: a device, pipe or socket stands there, expected a file"):
+        put(disk, name)
+    assert stat.S_ISFIFO(os.stat(f"{disk.root}/{name}").st_mode)
+    assert sorted(os.listdir(disk.root)) == ["link", "pipe"]
 
 
 def test_a_name_too_long_is_said(disk):
