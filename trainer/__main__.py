@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -52,9 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         options.command(options)
+        if sys.stdout:
+            sys.stdout.flush()
     except Preempted as error:
         print(error, file=sys.stderr)
         return PREEMPTED
+    except BrokenPipeError:
+        raise  # see `program`
     except (ShardsetError, OSError) as error:
         if options.debug:
             raise
@@ -283,15 +288,19 @@ def make_report(options: argparse.Namespace) -> None:
 
 
 def program() -> None:
-    """What a shell runs; a missing library ends it by one sentence."""
+    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
     try:
-        sys.exit(main())
+        code = main()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = FAILED
     except ModuleNotFoundError as error:
         if "--debug" in sys.argv:
             raise
         sys.exit(f"{type(error).__name__}: {missing_library(error, 'trainer')}")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -171,3 +171,15 @@ def test_help_needs_no_torch() -> None:
         "import sys, trainer.__main__ as m; m.parser(); print([n for n in ('torch', 'torch_xla') if n in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize("num_lines", [1, 10_000])
+def test_a_closed_pipe_ends_a_command_without_a_word(num_lines: int, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/host-000.log").write_text("2026-11-21T10:00:00+00:00 a line\n" * num_lines)
+    reading, writing = os.pipe()
+    os.close(reading)
+    words = [sys.executable, "-m", "trainer", "merge-logs", "--run-dir", str(tmp_path)]
+    with os.fdopen(writing) as closed:
+        done = subprocess.run(words, stdout=closed, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (command.FAILED, "")
