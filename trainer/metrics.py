@@ -26,6 +26,9 @@ from trainer import loglines
 METRICS = "metrics.jsonl"
 LOGS = "logs/"
 EVENTS = "tensorboard"
+FLUSH_S = 5
+"""How long events wait at most; so long its thread sleeps, too, if Ctrl-C came at the moment in which it was woken."""
+
 SMOOTHING = 0.4
 INPUT_BOUND_PERCENT = 10.0
 
@@ -303,7 +306,7 @@ def _event_writer(folder: Path) -> Any:
     # Imported late: it takes a second, and only one process of a run needs it. It writes from a thread of its own.
     from torch.utils.tensorboard import SummaryWriter
 
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), flush_secs=FLUSH_S)
 
 
 def _now() -> datetime.datetime:

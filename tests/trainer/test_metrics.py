@@ -1,6 +1,8 @@
 import contextlib
 import json
 import os
+import threading
+import time
 import uuid
 from pathlib import Path
 
@@ -175,3 +177,18 @@ def test_a_run_without_an_evaluation_has_a_final_line_too() -> None:
         seconds_to_target=None,
     )
     assert "accuracy=None" in metrics.line_of(record)
+
+
+def test_closing_is_a_matter_of_seconds_though_ctrl_c_came_while_an_event_was_handed_over(tmp_path: Path) -> None:
+    # Between the two halves of waking the writer's thread: the one that woke stays in the list, and is woken again.
+    log = RunLog(tmp_path, 0, master=True)
+    log.record(STEP)
+    waiters = log._events.file_writer.event_writer._async_writer._byte_queue.not_empty._waiters
+    while not waiters:
+        time.sleep(0.01)
+    stale = threading.Lock()
+    stale.acquire()
+    waiters.appendleft(stale)
+    begun = time.monotonic()
+    log.close()
+    assert time.monotonic() - begun < 30
