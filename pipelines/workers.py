@@ -5,6 +5,7 @@ leaves its workers running when the launching process is killed. Here a death of
 """
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -135,6 +136,16 @@ class _Worker(SubprocessSdkWorkerHandler):
             waiting.pop(name).set(beam_fn_api_pb2.InstructionResponse(instruction_id=name, error=error))
 
 
+class _Patient(io.FileIO):
+    """Loses what can't be written: Beam prints a failure before it answers, and would never answer if that failed."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:  # the disk of a log is full, most often the reason of the failure itself
+            return len(data)
+
+
 def _obituary(code: int) -> str:
     how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
     return (
@@ -150,6 +161,7 @@ def main() -> None:
     import pipelines.transforms  # noqa: F401  # what the elements of a build unpickle to
 
     os.environ.update(serve())
+    sys.stderr = io.TextIOWrapper(_Patient(2, "w", closefd=False), errors="backslashreplace", write_through=True)
     sdk_worker_main.main(sys.argv)
     gc.freeze()  # else Python looks through everything as it ends: 0.4 s of each worker, one after the other
 

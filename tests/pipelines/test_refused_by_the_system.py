@@ -38,15 +38,22 @@ def closed() -> Iterator[Callable[[Path, int], None]]:
         path.chmod(mode)
 
 
-def run(raw: Path, output: Path, *, before: tuple[str, ...] = (), limit: int = resource.RLIM_INFINITY):
-    """A build in one process, which may not write a file larger than `limit`."""
+def run(
+    raw: Path,
+    output: Path,
+    *,
+    before: tuple[str, ...] = (),
+    limit: int = resource.RLIM_INFINITY,
+    mode: str = "--direct_running_mode=in_memory",
+):
+    """A build, in one process if no other `mode` is given, which may not write a file larger than `limit`."""
     words = ["build", "--source=folder", f"--input={raw}", f"--output={output}", "--num-shards=2"]
-    command = [*before, sys.executable, "-m", "pipelines", *words, "--direct_running_mode=in_memory"]
+    command = [*before, sys.executable, "-m", "pipelines", *words, mode]
 
     def lower() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=lower)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=lower)
 
 
 def run_unprivileged(raw: Path, output: Path):
@@ -103,6 +110,11 @@ def test_a_limit_on_the_size_of_files_is_said(raw, tmp_path):
     assert not [
         path for path in (tmp_path / "out").rglob("*") if path.suffix in (".tar", ".json") and "train" in path.name
     ]
+
+
+def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_path):
+    done = run(raw, tmp_path / "out", limit=8_000, mode="--direct_num_workers=2")
+    check_refusal(done, "the file is larger than the system allows here (ulimit -f)")
 
 
 def test_an_output_where_nothing_may_be_written_is_said_and_left_alone(raw, tmp_path, closed):
