@@ -19,7 +19,6 @@ MIN_CONTRAST = 8
 
 _BITS = 64
 _ROWS = 256
-_CANDIDATES = 1 << 15
 _ALL_ONES = np.uint32(0xFFFFFFFF)
 
 
@@ -76,37 +75,37 @@ def near_pairs(greys: np.ndarray, splits: np.ndarray) -> list[Pair]:
     members = [np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)]
     members.sort(key=len)
     signs = np.where(hashes(greys), np.float32(1), np.float32(-1)) if len(greys) else np.zeros((0, _BITS), np.float32)
+    units = _units(greys)
     for number, left in enumerate(members):
         for right in members[number + 1 :]:
-            found += _nearest(greys, signs, left, right)
+            found += _nearest(units, signs, left, right)
     return sorted(found, key=lambda pair: (pair.distance, -pair.correlation, pair.left))
 
 
-def _nearest(greys: np.ndarray, signs: np.ndarray, left: np.ndarray, right: np.ndarray) -> Iterator[Pair]:
+def _nearest(units: np.ndarray, signs: np.ndarray, left: np.ndarray, right: np.ndarray) -> Iterator[Pair]:
     """For each of `left` the most correlated of `right` within the distance."""
     others = signs[right].T
     for start in range(0, len(left), _ROWS):
         rows = left[start : start + _ROWS]
         products = signs[rows] @ others
-        row, column = np.nonzero(products >= _BITS - 2 * MAX_DISTANCE)
-        correlation = np.concatenate(
-            [
-                _correlations(greys[rows[row[at : at + _CANDIDATES]]], greys[right[column[at : at + _CANDIDATES]]])
-                for at in range(0, len(row), _CANDIDATES)
-            ]
-            or [np.zeros(0)]
-        )
-        order = np.lexsort((column, -correlation, row))
-        for best in order[np.unique(row[order], return_index=True)[1]].tolist():
-            if correlation[best] >= MIN_CORRELATION:
-                distance = int(_BITS - products[row[best], column[best]]) // 2
-                yield Pair(int(rows[row[best]]), int(right[column[best]]), distance, round(float(correlation[best]), 4))
+        near = products >= _BITS - 2 * MAX_DISTANCE
+        columns = np.flatnonzero(near.any(axis=0))
+        if not len(columns):
+            continue
+        # Of pictures of one layout nearly all hashes are near, so this is a product of matrices too.
+        correlations = np.round(units[rows] @ units[right[columns]].T, 4)
+        best = np.where(near[:, columns], correlations, -1).argmax(axis=1)
+        for row, (column, at) in enumerate(zip(columns[best].tolist(), best.tolist(), strict=True)):
+            if near[row, column] and correlations[row, at] >= MIN_CORRELATION:
+                distance = int(_BITS - products[row, column]) // 2
+                yield Pair(int(rows[row]), int(right[column]), distance, round(float(correlations[row, at]), 4))
 
 
-def _correlations(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    a, b = (one.reshape(len(one), -1).astype(np.float32) for one in (left, right))
-    a, b = a - a.mean(axis=1, keepdims=True), b - b.mean(axis=1, keepdims=True)
-    return (a * b).sum(axis=1) / np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+def _units(greys: np.ndarray) -> np.ndarray:
+    """Grey versions as vectors whose products are their correlations; those of one level are zero."""
+    levels = greys.reshape(len(greys), GREY_HEIGHT * GREY_WIDTH).astype(np.float32)
+    levels -= levels.mean(axis=1, keepdims=True)
+    return levels / np.maximum(np.linalg.norm(levels, axis=1, keepdims=True), 1)
 
 
 # What one byte does to a CRC32C, read off the library: the state begins as 0xffffffff and ends inverted.
