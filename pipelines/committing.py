@@ -53,7 +53,7 @@ def write_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[Shar
 
     Between the records and the manifest, which says their sums and its digest first, the shards wait on the disk.
     """
-    with ExitStack() as stack, explained(f"the temporary folder {tempfile.gettempdir()}"):
+    with explained(f"the temporary folder {tempfile.gettempdir()}"), ExitStack() as stack:
         files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
         splits = {name: _split(split, records[name], files[name]) for name, split in sorted(plan.splits.items())}
         digest, pieces = manifests.json_of_entries(_manifest(job, plan, splits), lambda split: _lines(files[split]))

@@ -112,6 +112,18 @@ def test_a_limit_on_the_size_of_files_is_said(raw, tmp_path):
     ]
 
 
+def test_a_temporary_folder_that_is_full_when_the_manifest_is_put_together_is_said(tmp_path, monkeypatch):
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 5, splits=["test", "train"])
+    if not mounted(tmp_path / "tmp", 4096):  # one file finds room there: the survey does, the second split doesn't
+        pytest.skip("mounting needs root")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    try:
+        check_refusal(run(raw, tmp_path / "out"), f"the temporary folder {tmp_path}/tmp: the disk is full")
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path / "tmp")], check=True)
+    assert not (tmp_path / "out" / naming.MANIFEST).exists()
+
+
 def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_path):
     done = run(raw, tmp_path / "out", limit=8_000, mode="--direct_num_workers=2")
     check_refusal(done, "the file is larger than the system allows here (ulimit -f)")
