@@ -88,10 +88,10 @@ class ForkServer:
 
     def _add(self) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pipelines.workers", *([] if self._forks else [_ONE])],
+            [sys.executable, "-P", "-m", "pipelines.workers", *([] if self._forks else [_ONE])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=_FREED_IS_RETURNED | os.environ,
+            env=_FREED_IS_RETURNED | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},  # it imports what we do
             process_group=0,
         )
         assert process.stdin

@@ -61,6 +61,15 @@ def test_a_worker_that_fails_is_told_by_its_code(forks):
         assert server.first_failure(0) == 1
 
 
+@pytest.mark.parametrize("forks", [True, False])
+def test_what_stands_in_the_folder_of_the_command_is_not_imported_for_a_library(forks, tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with ForkServer(forks=forks) as server:
+        server.start("a", {})
+        assert server.wait("a") == 1  # of the address that is missing, after all imports
+
+
 def test_nobody_has_failed_while_nobody_is_asked_for():
     with ForkServer() as server:
         assert server.first_failure(0) is None
