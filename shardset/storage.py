@@ -125,7 +125,7 @@ def open_storage(url: str) -> Storage:
     scheme, separator, rest = url.partition("://")
     if not separator:
         _refuse_slip(url)
-        return LocalStorage(os.path.abspath(_not_empty(url, url)))
+        return LocalStorage(_absolute(_not_empty(url, url)))
     if scheme not in _SCHEMES:
         raise ConfigError(
             f"{url}: storage {scheme!r} is not known; use a local path, gs://bucket/prefix or memory://name"
@@ -230,6 +230,15 @@ def _refuse_slip(url: str) -> None:
             f"{url}: ~ is not your home folder here, since a shell leaves it behind --flag= and in quotes; write the "
             f"whole path, or ./{url} for a folder of this name"
         )
+
+
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{path}: the folder in which the command was started is gone; change into another, or give the whole path"
+        ) from error
 
 
 def _not_empty(part: str, url: str) -> str:

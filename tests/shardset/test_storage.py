@@ -347,6 +347,15 @@ def test_an_address_without_its_slashes_is_not_taken_for_a_folder_here(url):
     assert open_storage(f"./{url}").url.endswith(url)
 
 
+def test_a_relative_folder_below_one_that_is_gone_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(ConfigError, match="^shards: the folder in which the command was started is gone"):
+        open_storage("shards")
+    assert open_storage(str(tmp_path)).url == str(tmp_path)
+
+
 @pytest.mark.parametrize("url", ["~", "~/shards"])
 def test_a_home_folder_that_no_shell_put_in_is_not_made_here(url):
     with pytest.raises(ConfigError, match=f"^{url}: ~ is not your home folder here"):
