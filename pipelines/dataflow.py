@@ -66,10 +66,14 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
         "--output": bucket_of(
             output, "--output", "the workers can't write to this machine (a dry run needs no runner)"
         ),
-        "--temp_location": bucket_of(cloud.temp_location, "--temp_location", "Dataflow keeps its own files there"),
+        "--temp_location": _bucket_of_folder(
+            cloud.temp_location, "--temp_location", "Dataflow keeps its own files there"
+        ),
     }
     if cloud.staging_location:
-        places["--staging_location"] = bucket_of(cloud.staging_location, "--staging_location", "files are sent there")
+        places["--staging_location"] = _bucket_of_folder(
+            cloud.staging_location, "--staging_location", "files are sent there"
+        )
     for bucket in dict.fromkeys(places.values()):
         flags = " and ".join(flag for flag, place in places.items() if place == bucket)
         _check_place(flags, bucket, _region_of_workers(options, cloud.region), locate)
@@ -125,6 +129,14 @@ def bucket_of(url: str | None, flag: str, why: str) -> str:
     if found is None:
         raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; {why}")
     return found[1]
+
+
+def _bucket_of_folder(url: str | None, flag: str, why: str) -> str:
+    """The same of a place that must be inside a bucket: for a bare one Beam would take, or create, another bucket."""
+    bucket = bucket_of(url, flag, why)
+    if url == f"gs://{bucket}":
+        raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; {why}")
+    return bucket
 
 
 def _check_place(flags: str, bucket: str, region: str, locate: Callable[[str], str]) -> None:

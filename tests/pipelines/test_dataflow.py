@@ -77,6 +77,8 @@ def test_other_runners_are_not_checked(runner):
         ({"temp_location": None}, "--temp_location is missing"),
         ({"temp_location": "/tmp"}, "--temp_location /tmp: expected gs://BUCKET/FOLDER"),
         ({"temp_location": "gs://"}, "--temp_location gs://: expected gs://BUCKET/FOLDER"),
+        ({"temp_location": "gs://bucket"}, "--temp_location gs://bucket: expected gs://BUCKET/FOLDER"),
+        ({"staging_location": "gs://bucket"}, "--staging_location gs://bucket: expected gs://BUCKET/FOLDER"),
         ({"staging_location": "/tmp"}, "--staging_location /tmp: expected gs://BUCKET/FOLDER"),
         ({"setup_file": None}, "the workers need this package: give --setup_file=./setup.py"),
         ({"setup_file": "nowhere/setup.py"}, "--setup_file nowhere/setup.py: there is no such file"),
