@@ -351,7 +351,7 @@ def test_a_relative_folder_below_one_that_is_gone_is_refused(tmp_path, monkeypat
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    with pytest.raises(ConfigError, match="^shards: the folder in which the command was started is gone"):
+    with pytest.raises(ConfigError, match=r"^shards: the folder in which the command was started is gone"):
         open_storage("shards")
     assert open_storage(str(tmp_path)).url == str(tmp_path)
 
