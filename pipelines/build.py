@@ -19,6 +19,7 @@ from apache_beam.options.pipeline_options import (
     SetupOptions,
     StandardOptions,
 )
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import PipelineState, create_runner
 
 from pipelines import dataflow, errors_from_beam, forkserver, replacing, sources, workers
@@ -119,6 +120,7 @@ def _run(
     if dataflow.is_wanted(options):
         dataflow.check(options, source=config.input, output=output.url)
     _check_job_server(options)
+    _check_flags_of_beam(options)
     job, file, lines = prepare(config, output)
     with Watch(output, len(lines), progress):
         counters = run_pipeline(
@@ -284,6 +286,14 @@ def _check_job_server(options: PipelineOptions) -> None:
         raise ConfigError(
             f"--job_endpoint {endpoint}: nobody listens there ({error}); start the job server (docs/flink.md)"
         ) from error
+
+
+def _check_flags_of_beam(options: PipelineOptions) -> None:
+    """ConfigError if Beam refuses a flag: it would say so with a traceback, after the survey was laid down."""
+    runner = create_runner(options.view_as(StandardOptions).runner)
+    refusals = PipelineOptionsValidator(options, runner).validate()
+    if refusals:
+        raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
 
 
 def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) -> None:

@@ -734,6 +734,20 @@ def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--runner=DataflowRunner", "--job_name=build_train"], "Invalid job_name .build_train."),
+        (["--runner=PortableRunner", "--environment_type=EXTERNAL"], "external_service_address is required"),
+    ],
+)
+def test_flags_that_beam_refuses_are_refused_before_anything_is_written(raw, tmp_path, monkeypatch, flags, sentence):
+    monkeypatch.setattr(builds.dataflow, "check", lambda *_, **__: None)
+    with pytest.raises(ConfigError, match=rf"a flag of Apache Beam: .*{sentence}"):
+        build(config_of(raw, tmp_path / "out"), flags)
+    assert not (tmp_path / "out").exists()
+
+
 def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
     raw = tmp_path / "raw"
     for number in range(8):
