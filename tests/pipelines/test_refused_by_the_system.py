@@ -70,13 +70,6 @@ def check_refusal(done: subprocess.CompletedProcess[str], *sentences: str) -> No
     assert "Traceback" not in done.stderr
 
 
-def mounted(folder: Path, num_bytes: int) -> bool:
-    """Mounts a disk of that size at `folder`, if we may."""
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", str(folder)]
-    return subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Path, str, Callable[..., subprocess.CompletedProcess[str]]]]:
     """A folder with little room, what is said there, and how to build in it with little room or enough.
@@ -84,7 +77,9 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, str, Callable[..., subpro
     A disk of its own if we may mount one, else a limit on the size of files.
     """
     folder = tmp_path / "disk"
-    small = mounted(folder, SMALL)
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)]
+    small = subprocess.run(mount, check=False, stderr=subprocess.DEVNULL).returncode == 0
 
     def build(raw: Path, *, room: bool):
         if small and room:
