@@ -57,7 +57,7 @@ def run(
     def lower() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, preexec_fn=lower)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, preexec_fn=lower)
 
 
 def run_unprivileged(raw: Path, output: Path):
