@@ -7,17 +7,20 @@ and go on at the byte reached. Ranges are asked for past requests: 0.35 ms of pr
 
 import json
 import mimetypes
+import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
+import msgspec
+import requests
 import urllib3
 
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
-from shardset.gcs_session import BROKEN, RetryPolicy, body_json, explain, persist, send, send_get
+from shardset.gcs_session import BROKEN, RetryPolicy, body_of, explain, json_object, persist, send, send_get
 from shardset.storage import (
     ABSENT,
     Stat,
@@ -32,13 +35,58 @@ from shardset.storage import (
 )
 from shardset.tarindex import crc32c_text
 
+T = TypeVar("T")
+
 _PIECE = 8 << 20  # one allocation for a usual range: two halves and their sum take three times as long
 _SPOOL_IN_MEMORY = 16 << 20
 _SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the time of connecting; a mebibyte is too much for a slow line
 _SLOWEST_UPLOAD = 1 << 16  # bytes a second, of each of the uploads that share a line
 _LISTED_AT_ONCE = 1000
-_STAT_FIELDS = "name,size,generation,crc32c"
-_BOUNDARY = b"shardset-2f9f6e0b8f5c4d6c"
+_ITEM_FIELDS = "name,size,generation,crc32c"
+_STAT_FIELDS = f"kind,{_ITEM_FIELDS}"
+_CRC32C_OF_NOTHING = crc32c_text(0)
+
+# -- the JSON answers that are asked for ------------------------------------------------------------------------
+
+
+class _Item(msgspec.Struct, frozen=True):
+    """An object in a listing. A server may leave out the size of an empty one."""
+
+    name: str
+    generation: int
+    size: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    crc32c: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.size is None and self.crc32c not in (None, _CRC32C_OF_NOTHING):
+            raise ValueError(f"no size, though the CRC32C {self.crc32c} is not that of nothing")
+
+    def stat(self, name: str) -> Stat:
+        """The same as a Stat; `name` is what the object is called in its folder."""
+        return Stat(name=name, num_bytes=self.size or 0, generation=str(self.generation), crc32c=self.crc32c)
+
+
+class _Object(_Item, frozen=True, kw_only=True):
+    kind: Literal["storage#object"]
+
+
+class _Page(msgspec.Struct, frozen=True, rename="camel"):
+    kind: Literal["storage#objects"]
+    items: list[_Item] = []
+    next_page_token: str = ""
+
+
+class _Placement(msgspec.Struct, frozen=True, rename="camel"):
+    data_locations: list[str] = []
+
+
+class _Bucket(msgspec.Struct, frozen=True, rename="camel"):
+    kind: Literal["storage#bucket"]
+    location: str = "unknown"
+    custom_placement_config: _Placement = _Placement()
+
+
+# -- a bucket ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +112,15 @@ class GcsStorage:
 
     def stat(self, name: str) -> Stat:
         """See Storage.stat."""
-        reply = self._json("GET", self._object(name), f"{self.url}/{name}", params={"fields": _STAT_FIELDS})
-        return _stat(name, reply)
+        full, where = self._full(name), f"{self.url}/{name}"
+        params = {"fields": _STAT_FIELDS}
+        return self._ask("GET", self._object(name), where, lambda r: _named(r, full, where), params=params).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """See Storage.read. A whole object is compared with the CRC32C that the server keeps."""
         if start == stop:
             return self._read_nothing(name, start, generation)
-        download = _Download(self, self._object(name), f"{self.url}/{name}", start, stop, generation)
+        download = _Download(self, name, self._object(name), start, stop, generation)
         return persist(self.retry, download.attempt, lambda: download.farthest)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
@@ -84,14 +133,15 @@ class GcsStorage:
 
     def delete(self, name: str) -> None:
         """See Storage.delete."""
-        url = self._object(name)
-        try:
-            self._json("DELETE", url, f"{self.url}/{name}")
-        except NotFound:
-            return
+        self._delete(name, {})
 
     def sweep(self) -> None:
         """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""
+
+    def _delete(self, name: str, params: dict[str, str]) -> None:
+        where = f"{self.url}/{name}"
+        with suppress(NotFound):
+            self._ask("DELETE", self._object(name), where, lambda r: _check_empty(r, where), params=params)
 
     def _full(self, name: str) -> str:
         return join(self.prefix, check_name(name, self.url))
@@ -106,28 +156,41 @@ class GcsStorage:
         return b""
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
+        last, token = "", ""
+        while True:
+            page = self._page(wanted, last, token)
+            # Google lists in the order of names; an emulator that keeps none answers with one page.
+            for item in sorted(page.items, key=lambda item: item.name):
+                last = item.name
+                if not item.name.endswith("/"):
+                    yield item.stat(item.name[skip:])
+            token = page.next_page_token
+            if not token:
+                return
+
+    def _page(self, wanted: str, last: str, token: str) -> _Page:
+        """The page of a listing that `token` leads to, which goes on after the name `last`."""
+        where = f"gs://{self.bucket}/{wanted}"
         params = {
             "prefix": wanted,
-            "fields": f"items({_STAT_FIELDS}),nextPageToken",
+            "fields": f"kind,items({_ITEM_FIELDS}),nextPageToken",
             "maxResults": str(_LISTED_AT_ONCE),
         }
-        while True:
-            page = self._json("GET", _objects_path(self.bucket), f"gs://{self.bucket}/{wanted}", params=params)
-            for item in page.get("items", ()):
-                if not item["name"].endswith("/"):
-                    yield _stat(item["name"][skip:], item)
-            if not page.get("nextPageToken"):
-                return
-            params["pageToken"] = page["nextPageToken"]
+        params |= {"pageToken": token} if token else {}
 
-    def _json(self, method: str, path: str, where: str, **options: Any) -> dict[str, Any]:
-        """The reply to a small request, tried until it is answered."""
+        def accept(response: requests.Response) -> _Page:
+            page = json_object(response, where, _Page)
+            strange = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
+            if strange or (token and page.next_page_token == token):
+                name = f"object {strange[0]!r}" if strange else "page token"
+                raise TransientError(f"{where}: the answer is another page of the list, by its {name}")
+            return page
 
-        def attempt() -> dict[str, Any]:
-            with closing(send(self.retry, method, path, where, **options)) as response:
-                return body_json(response, where)
+        return self._ask("GET", _objects_path(self.bucket), where, accept, params=params)
 
-        return persist(self.retry, attempt)
+    def _ask(self, method: str, path: str, where: str, accept: Callable[[requests.Response], T], **options: Any) -> T:
+        """What `accept` makes of the answer to a small request, asked until it takes one."""
+        return _ask(self.retry, method, path, where, accept, **options)
 
 
 def bucket_location(bucket: str, retry: RetryPolicy) -> str:
@@ -135,22 +198,39 @@ def bucket_location(bucket: str, retry: RetryPolicy) -> str:
 
     Raises NotFound if there is no such bucket; asking takes the permission storage.buckets.get.
     """
-    where, params = f"gs://{bucket}", {"fields": "location,customPlacementConfig"}
+    path, where = f"/storage/v1/b/{quote(bucket, safe='')}", f"gs://{bucket}"
+    params = {"fields": "kind,location,customPlacementConfig"}
+    found = _ask(retry, "GET", path, where, lambda response: json_object(response, where, _Bucket), params=params)
+    return "+".join(found.custom_placement_config.data_locations or [found.location])
 
-    def attempt() -> dict[str, Any]:
-        with closing(send(retry, "GET", f"/storage/v1/b/{quote(bucket, safe='')}", where, params=params)) as response:
-            return body_json(response, where)
 
-    found = persist(retry, attempt)
-    return "+".join(found.get("customPlacementConfig", {}).get("dataLocations") or [found.get("location", "unknown")])
+def _ask(
+    retry: RetryPolicy, method: str, path: str, where: str, accept: Callable[[requests.Response], T], **options: Any
+) -> T:
+    def attempt() -> T:
+        with closing(send(retry, method, path, where, **options)) as response:
+            return accept(response)
+
+    return persist(retry, attempt)
 
 
 def _objects_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}/o"
 
 
-def _stat(name: str, item: Mapping[str, Any]) -> Stat:
-    return Stat(name=name, num_bytes=int(item["size"]), generation=str(item["generation"]), crc32c=item.get("crc32c"))
+def _named(response: requests.Response, full: str, where: str) -> _Object:
+    """The object in an answer; TransientError unless it is the one of that name."""
+    found = json_object(response, where, _Object)
+    if found.name != full:
+        raise TransientError(f"{where}: the answer is about another object, {found.name!r}")
+    return found
+
+
+def _check_empty(response: requests.Response, where: str) -> None:
+    """Raises TransientError unless an answer is that to a deletion, which is empty; an emulator says `null`."""
+    body = body_of(response, where)
+    if body.strip() not in (b"", b"null"):
+        raise TransientError(f"{where}: {len(body)} bytes came as the answer to a deletion, expected none")
 
 
 def _check_generation(found: str, wanted: str | None, where: str) -> None:
@@ -168,9 +248,11 @@ class _Download:
     """
 
     def __init__(
-        self, storage: GcsStorage, path: str, where: str, start: int, stop: int | None, wanted: str | None
+        self, storage: GcsStorage, name: str, path: str, start: int, stop: int | None, wanted: str | None
     ) -> None:
+        where = f"{storage.url}/{name}"
         self._policy = storage.retry
+        self._look = lambda: storage.stat(name)
         self._path = path
         self._where = where if stop is None and start == 0 else f"{where} bytes {start} to {stop or 'the end'}"
         self._start = start
@@ -211,17 +293,30 @@ class _Download:
             headers["Range"] = f"bytes={self._position}-{'' if self._end is None else self._end - 1}"
         params = {"alt": "media"} | ({"ifGenerationMatch": self._pinned} if self._pinned else {})
         with closing(send_get(self._policy, self._path, self._where, params, headers)) as response:
-            self._end = self._accept(response)
-            self._collect(response, began)
+            if response.status == 416:
+                self._end = self._past_the_end()
+            else:
+                self._end = self._accept(response)
+                self._collect(response, began)
+
+    def _past_the_end(self) -> int:
+        """Where the wanted bytes end if the server has none of them; raises unless the object's size says so too."""
+        found = self._look()
+        _check_generation(found.generation, self._pinned, self._where)
+        end = check_range(self._start, self._stop, found.num_bytes, self._where)
+        if self._position < end:
+            raise TransientError(f"{self._where}: the server answered 416, though it holds {found.num_bytes} bytes")
+        return end
 
     def _accept(self, response: urllib3.BaseHTTPResponse) -> int:
         """Checks generation and range of an answer; returns where the wanted bytes end."""
+        found = response.headers.get("X-Goog-Generation", "")
+        if not found:
+            raise TransientError(f"{self._where}: the answer names no generation, so it is not from Cloud Storage")
         first, size = _place(response, self._where)
         end = check_range(self._start, self._stop, size, self._where)
-        found = response.headers.get("X-Goog-Generation", "")
-        if found and response.status != 416:
-            _check_generation(found, self._pinned, self._where)
-            self._pinned = found
+        _check_generation(found, self._pinned, self._where)
+        self._pinned = found
         if self._position < end and first != self._position:
             raise TransientError(f"{self._where}: answered from byte {first}, expected {self._position}")
         if self._whole and not self._position:
@@ -334,8 +429,10 @@ class _GcsWriter:
         if (found.generation if found else ABSENT) != wanted:
             raise PreconditionFailed(f"{self._where}: something else stands there than was expected")
 
-    def _upload(self, file: IO[bytes]) -> dict[str, Any]:
-        body = _Body(self._head(), file, self._num_bytes, self._storage.retry)
+    def _upload(self, file: IO[bytes]) -> _Object:
+        boundary = f"shardset-{secrets.token_hex(16)}"  # a new one for each try: no content can be made to hold it
+        tail = f"\r\n--{boundary}--\r\n".encode()
+        body = _Body(self._head(boundary), file, self._num_bytes, self._storage.retry, tail)
         condition = {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
         response = send(
             self._storage.retry,
@@ -343,40 +440,30 @@ class _GcsWriter:
             "/upload" + _objects_path(self._storage.bucket),
             self._where,
             params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
-            headers={"Content-Type": f"multipart/related; boundary={_BOUNDARY.decode()}"},
+            headers={"Content-Type": f"multipart/related; boundary={boundary}"},
             data=body,
         )
         with closing(response):
-            return body_json(response, self._where)
+            return _named(response, self._full, self._where)
 
-    def _head(self) -> bytes:
+    def _head(self, boundary: str) -> bytes:
         kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"
-        facts = {"name": self._full, "contentType": kind, "crc32c": self._crc32c}
-        parts = (
-            b"--",
-            _BOUNDARY,
-            b"\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n",
-            json.dumps(facts).encode(),
-        )
-        return b"".join((*parts, b"\r\n--", _BOUNDARY, b"\r\nContent-Type: ", kind.encode(), b"\r\n\r\n"))
+        facts = json.dumps({"name": self._full, "contentType": kind, "crc32c": self._crc32c})
+        parts = (f"Content-Type: application/json; charset=UTF-8\r\n\r\n{facts}", f"Content-Type: {kind}\r\n\r\n")
+        return "\r\n".join(f"--{boundary}\r\n{part}" for part in parts).encode()
 
-    def _verify(self, reply: Mapping[str, Any]) -> None:
+    def _verify(self, reply: _Object) -> None:
         """Compares what the server says it stored with what was sent; removes it again and raises if they differ."""
-        stored = _stat(self._full, reply)
+        stored = reply.stat(self._full)
         if (stored.num_bytes, stored.crc32c) == (self._num_bytes, self._crc32c):
             return
-        self._remove(stored.generation)
+        GcsStorage(self._storage.bucket, retry=self._storage.retry)._delete(
+            self._full, {"generation": stored.generation}
+        )
         raise StorageError(
             f"{self._where}: stored as {stored.num_bytes} bytes with CRC32C {stored.crc32c}, expected "
             f"{self._num_bytes} bytes, {self._crc32c}; that generation was deleted, write it again"
         )
-
-    def _remove(self, generation: str) -> None:
-        root = GcsStorage(self._storage.bucket, retry=self._storage.retry)
-        try:
-            root._json("DELETE", root._object(self._full), self._where, params={"generation": generation})
-        except NotFound:
-            return
 
     def _found(self) -> Stat | None:
         try:
@@ -388,9 +475,11 @@ class _GcsWriter:
 class _Body:
     """The body of an upload: sized, and iterable as often as it has to be sent."""
 
-    def __init__(self, head: bytes, file: IO[bytes], num_bytes: int, policy: RetryPolicy) -> None:
+    def __init__(
+        self, head: bytes, file: IO[bytes], num_bytes: int, policy: RetryPolicy, tail: bytes = b"\r\n"
+    ) -> None:
         self._head = head
-        self._tail = b"\r\n--" + _BOUNDARY + b"--\r\n"
+        self._tail = tail
         self._file = file
         self._num_bytes = num_bytes
         self._policy = policy

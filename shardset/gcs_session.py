@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
 import google.auth
+import msgspec
 import requests
 import urllib3
 from google.auth.credentials import AnonymousCredentials, Credentials
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 _POOL = 64
 _PROBE_TIMEOUT_S = 1.0
-_AGAIN = frozenset({408, 429, 500, 502, 503, 504})
+_AGAIN = frozenset({408, 416, 429, 500, 502, 503, 504})
 BROKEN = (
     requests.ConnectionError,
     requests.Timeout,
@@ -90,7 +91,7 @@ def send(policy: RetryPolicy, method: str, path: str, where: str, **options: Any
             allow_redirects=False,
             **options,
         )
-        if _is_answer(response.status_code):
+        if _is_answer(response.status_code, options.get("headers") or {}):
             return response
         with closing(response):
             raise _refusal(response.status_code, response.text, where, connection)
@@ -120,7 +121,7 @@ def send_get(
             preload_content=False,
             decode_content=False,
         )
-        if _is_answer(response.status):
+        if _is_answer(response.status, headers):
             return response
         with closing(response):
             if response.status != 401:
@@ -129,8 +130,8 @@ def send_get(
     return send(policy, "GET", path, where, params=params, headers=headers).raw
 
 
-def _is_answer(status: int) -> bool:
-    return status < 300 or status == 416
+def _is_answer(status: int, headers: Mapping[str, str]) -> bool:
+    return status < 300 or (status == 416 and "Range" in headers)
 
 
 @contextmanager
@@ -183,15 +184,28 @@ def explain(error: Exception) -> str:
     return f"{type(error).__name__}: {_one_line(str(error))}"
 
 
-def body_json(response: requests.Response, where: str) -> dict[str, Any]:
-    """The JSON object in an answer, {} for an empty one; TransientError if it did not arrive whole."""
+def json_object(response: requests.Response, where: str, kind: type[T]) -> T:
+    """The JSON object in an answer; TransientError unless it arrived whole and is of that kind.
+
+    Numbers may stand in strings, as Google sends those of 64 bits.
+    """
+    body = body_of(response, where)
     try:
-        body = response.content
-        return (json.loads(body) if body else None) or {}
+        return msgspec.json.decode(body, type=kind, strict=False)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TransientError(f"{where}: the answer is not what was asked for ({error}): {_beginning(body)}") from error
+
+
+def body_of(response: requests.Response, where: str) -> bytes:
+    """The whole body of an answer; TransientError if it did not arrive whole."""
+    try:
+        return response.content
     except BROKEN as error:
         raise TransientError(f"{where}: {explain(error)}") from error
-    except ValueError as error:
-        raise TransientError(f"{where}: the answer is not JSON ({error})") from error
+
+
+def _beginning(body: bytes) -> str:
+    return f"{len(body)} bytes, {_one_line(body[:60].decode(errors='replace'))!r}" if body else "it is empty"
 
 
 def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
