@@ -13,8 +13,12 @@ it may keep state. `in_turn` makes one from a list; a script of one's own can br
 Kinds of faults (`at` counts bytes of the answer's body, or of the request's body for the two about uploads):
 
     status        answers `status` at once, with `put` if given; the request is not passed on
+    answer        the same, with `put` and nothing else, be it empty
+    chunked       the same, in chunks
     reset         not passed on; the connection is reset
     lose          passed on and carried out, but the answer is lost: the connection is reset
+    instead       passed on and carried out, but `status` and `put` are answered
+    shorten       the answer's body ends after `at` bytes, and its headers say so
     truncate      the answer's headers are whole, its body ends after `at` bytes, the connection is closed
     reset_at      the same, with a reset
     stall         the same, with `seconds` of silence before the connection is closed
@@ -36,7 +40,20 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 Kind = Literal[
-    "status", "reset", "lose", "truncate", "reset_at", "stall", "flip", "replace", "flip_upload", "cut_upload"
+    "status",
+    "answer",
+    "chunked",
+    "reset",
+    "lose",
+    "instead",
+    "shorten",
+    "truncate",
+    "reset_at",
+    "stall",
+    "flip",
+    "replace",
+    "flip_upload",
+    "cut_upload",
 ]
 
 _PIECE = 1 << 18
@@ -162,6 +179,10 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(proxy.delay_s)
         if fault.kind == "status" and fault.status:
             self._answer(fault.status, [], fault.put or b"the proxy was told to")
+        elif fault.kind == "answer":
+            self._answer(fault.status, [], fault.put)
+        elif fault.kind == "chunked":
+            self._answer_in_chunks(fault)
         elif fault.kind == "reset":
             self._reset()
         elif fault.kind == "cut_upload":
@@ -181,6 +202,10 @@ class _Handler(BaseHTTPRequestHandler):
         data = answer.read()
         if fault.kind == "lose":
             self._reset()
+        elif fault.kind == "instead":
+            self._answer(fault.status, [], fault.put)
+        elif fault.kind == "shorten":
+            self._answer(answer.status, found, data[: fault.at])
         elif fault.kind == "replace":
             put, find = fault.put.decode(), fault.find.decode()
             found = [(name, value.replace(find, put)) for name, value in found]
@@ -204,6 +229,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self._send(memoryview(body)[:until])
+
+    def _answer_in_chunks(self, fault: Fault) -> None:
+        self.send_response_only(fault.status)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        chunks = [fault.put, b""] if fault.put else [b""]
+        self.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks))
 
     def _send(self, body: memoryview) -> None:
         rate = self.server.proxy.bytes_per_s
