@@ -20,6 +20,7 @@ from pipelines import forkserver
 from pipelines.forkserver import ForkServer
 from pipelines.prices import Prices
 from pipelines.terminal import plain
+from shardset.addresses import Parser
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError, missing_library
 from shardset.version import __version__
@@ -110,13 +111,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     import shtab  # comes with an extra, so only a program can say which
 
     called = Path(sys.argv[0]).name
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=called if called == COMMAND else "python -m pipelines",
         description="Raw image files to exact, reproducible WebDataset shards.", epilog=EXIT_CODES, allow_abbrev=False,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"shardset {__version__}")
     shtab.add_argument_to(parser, "--print-completion", help=f"for {COMMAND}: a completion script, to be evaluated")
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks and Beam's log")
     common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")

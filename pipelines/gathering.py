@@ -5,7 +5,6 @@ Everything is bounded and chosen by the set alone, so that the same set and limi
 
 import hashlib
 import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pipelines import likeness, looking
 from pipelines.encoding import UndecodableImage, miniature
 from pipelines.inspect import read_fixes
 from pipelines.looking import Catalog, Damage, image_of
+from pipelines.verify import read_quarantine
 from shardset import page
 from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.manifest import Manifest
@@ -289,20 +289,15 @@ def _quarantine(
     """The first entries, (split, reason, number) of all, and what is wrong with the list itself."""
     path = manifest.quarantine.path
     try:
-        lines = storage.read(path).splitlines() if manifest.quarantine.count else []
+        listed = read_quarantine(storage, manifest.quarantine) if manifest.quarantine.count else []
     except StorageError as error:
         return [], [], [Damage(path, f"can't be read: {error}")]
-    entries: list[dict[str, Any]] = []
-    damage = []
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if isinstance(entry, dict):
-            entries.append(entry)
-        else:
-            damage.append(Damage(path, f"line {number} is not a JSON object; restore or rebuild it"))
+    entries = [entry for entry in listed if entry is not None]
+    damage = [
+        Damage(path, f"line {number} is not a JSON object; restore or rebuild it")
+        for number, entry in enumerate(listed, 1)
+        if entry is None
+    ]
     reasons = Counter((str(entry.get("split", "")), str(entry.get("reason", ""))) for entry in entries)
     few = [_rejected(entry, raw) for entry in entries[:MAX_SHOWN]]
     return few, [(*key, number) for key, number in sorted(reasons.items(), key=lambda one: (-one[1], one[0]))], damage

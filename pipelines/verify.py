@@ -16,8 +16,10 @@ import numpy as np
 
 from pipelines.encoding import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine
 from shardset import manifest as manifests
+from shardset.checked import DamagedObject, facts_of, read_object, read_twice
 from shardset.errors import DamagedShard, NotFound, StorageError
-from shardset.manifest import Manifest, Shard, Split
+from shardset.indexes import read_index
+from shardset.manifest import Manifest, Quarantine, Shard, Split
 from shardset.permutation import hash64
 from shardset.storage import Storage
 from shardset.tarindex import (
@@ -214,13 +216,15 @@ def _objects(shard: Shard) -> list[tuple[str, int, str]]:
 
 def _check_object(storage: Storage, name: str, num_bytes: int, crc32c: str, found: Checked) -> None:
     try:
-        stat = storage.stat(name)
+        stat = read_twice(
+            lambda: storage.stat(name), lambda stat: stat.num_bytes == num_bytes and stat.crc32c in (None, crc32c)
+        )
         if stat.num_bytes != num_bytes:
             found.problems.append(_wrong_size(name, stat.num_bytes, num_bytes))
             return
         stored = stat.crc32c
         if stored is None:
-            stored = _crc32c(storage, name, num_bytes)
+            stored = read_twice(lambda: _crc32c(storage, name, num_bytes), lambda crc: crc == crc32c)
             found.num_bytes += num_bytes
     except StorageError as error:
         found.problems.append(_unreadable(name, error))
@@ -264,15 +268,16 @@ def _check_deep(task: Task, found: Checked) -> None:
 
 def _whole(storage: Storage, name: str, num_bytes: int, crc32c: str, found: Checked) -> bytes | None:
     try:
-        data = storage.read(name)
+        data = read_object(storage, name, num_bytes, crc32c, _REBUILD)
     except StorageError as error:
         found.problems.append(_unreadable(name, error))
         return None
+    except DamagedObject as error:
+        data = error.data
+        size, crc = facts_of(data)
+        wrong = _wrong_crc(name, crc, crc32c) if size == num_bytes else _wrong_size(name, size, num_bytes)
+        found.problems.append(wrong)
     found.num_bytes += len(data)
-    if len(data) != num_bytes:
-        found.problems.append(_wrong_size(name, len(data), num_bytes))
-    elif (crc := crc32c_text(google_crc32c.value(data))) != crc32c:
-        found.problems.append(_wrong_crc(name, crc, crc32c))
     return data
 
 
@@ -413,19 +418,34 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 def _quarantine_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     path, expected = manifest.quarantine.path, manifest.quarantine.count
     try:
-        lines = storage.read(path).splitlines()
+        entries = read_quarantine(storage, manifest.quarantine)
     except StorageError as error:
         yield _unreadable(path, error)
         return
-    if len(lines) != expected:
-        yield Problem(path, f"lists {len(lines)} samples, the manifest says {expected}; restore or rebuild it")
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict):
+    if len(entries) != expected:
+        yield Problem(path, f"lists {len(entries)} samples, the manifest says {expected}; restore or rebuild it")
+    for number, entry in enumerate(entries, 1):
+        if entry is None:
             yield Problem(path, f"line {number} is not a JSON object; restore or rebuild it")
+
+
+def read_quarantine(storage: Storage, listed: Quarantine) -> list[dict[str, Any] | None]:
+    """The quarantine list, None for a line that is not a JSON object; read a second time if it has one.
+
+    It is read a second time too where it is not as long as the manifest says.
+    """
+    return read_twice(
+        lambda: [_entry(line) for line in storage.read(listed.path).splitlines()],
+        lambda entries: len(entries) == listed.count and None not in entries,
+    )
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def _split_problems(manifest: Manifest, tasks: list[Task], checked: list[Checked]) -> Iterator[Problem]:
@@ -472,6 +492,6 @@ def _keys_at(tasks: list[Task], starts: np.ndarray, ids: list[int]) -> Iterator[
     for sample in ids:
         holder = int(np.searchsorted(starts, sample, side="right")) - 1
         if holder != number:
-            number, path = holder, tasks[holder].shard.index.path
-            keys = index_from_bytes(tasks[holder].storage.read(path), path)["key"]
+            number = holder
+            keys = read_index(tasks[holder].storage, tasks[holder].shard)["key"]
         yield number, bytes(keys[sample - starts[number]])

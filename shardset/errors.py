@@ -18,9 +18,14 @@ Every message says where, what was found, what was expected and what to do.
 
 import sys
 
+from shardset.addresses import masked
+
 
 class ShardsetError(Exception):
-    """The root: a failure that a user, a file or a network can cause."""
+    """The root: a failure that a user, a file or a network can cause. Its message shows no password of an address."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(ShardsetError):

@@ -26,7 +26,8 @@ from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 from requests.utils import select_proxy
 
-from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.addresses import masked
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 
 T = TypeVar("T")
 
@@ -140,6 +141,8 @@ def _refused_in_words(where: str, connection: "_Connection") -> Iterator[None]:
         yield
     except BROKEN as error:
         raise TransientError(f"{where}: {explain(error)}") from error
+    except requests.exceptions.InvalidURL as error:
+        raise ConfigError(f"{where}: {explain(error)}; {_CHECK_ENVIRONMENT}") from None
     except InvalidOperation as error:  # what anonymous credentials raise when a 401 asks them for a fresh token
         raise _refusal(401, "", where, connection) from error
     except GoogleAuthError as error:
@@ -147,6 +150,7 @@ def _refused_in_words(where: str, connection: "_Connection") -> Iterator[None]:
         raise kind(f"{where}: {connection.who} could not authenticate ({explain(error)}); {_LOGIN}") from error
 
 
+_CHECK_ENVIRONMENT = "check STORAGE_EMULATOR_HOST, HTTP_PROXY and HTTPS_PROXY, such as http://localhost:9023"
 _LOGIN = "run `gcloud auth application-default login`, or use a service account that may"
 _NEEDED = (
     "if a permission is missing, it needs storage.objects.get and .list to read (roles/storage.objectViewer), "
@@ -257,14 +261,19 @@ def _connection() -> _Connection:
 
 
 def _connect(emulator: str) -> _Connection:
-    credentials = AnonymousCredentials() if emulator else _credentials()
+    credentials: Credentials = AnonymousCredentials() if emulator else _credentials()
     client = Client(project="none", credentials=credentials)
     session = client._http
     if not session.is_mtls:
         session.mount("https://", HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))
         session.mount("http://", HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))
+    session._auth_request = _TokenRequest(session._auth_request.session)
     url = _base_url(client.api_endpoint)
-    return _Connection(session, url, _who(credentials, emulator), _pool(session, url), Request())
+    try:
+        pool = _pool(session, url)
+    except (ValueError, urllib3.exceptions.HTTPError) as error:
+        raise ConfigError(f"{url} is no address of a server ({explain(error)}); {_CHECK_ENVIRONMENT}") from None
+    return _Connection(session, url, _who(credentials, emulator), pool, _TokenRequest())
 
 
 def _pool(session: AuthorizedSession, url: str) -> urllib3.HTTPConnectionPool | None:
@@ -285,9 +294,63 @@ def _base_url(endpoint: str) -> str:
 
 
 def _who(credentials: Credentials, emulator: str) -> str:
+    if emulator:
+        return f"the emulator at {masked(_base_url(emulator))}"
     if isinstance(credentials, AnonymousCredentials):
-        return f"the emulator at {emulator}" if emulator else "an anonymous user (no Google credentials were found)"
+        return "an anonymous user (no Google credentials were found)"
     return getattr(credentials, "service_account_email", None) or "the user of the Application Default Credentials"
+
+
+class _Token(msgspec.Struct, rename="camel"):
+    """The answer of a server of tokens; which of the two names it uses depends on the kind of credentials."""
+
+    token: str = msgspec.field(name="access_token", default="")
+    access_token: str = ""
+    expires_in: int | None = msgspec.field(name="expires_in", default=None)
+
+    def __post_init__(self) -> None:
+        if not (self.token or self.access_token):
+            raise ValueError("no token")
+
+
+class _TimedToken(_Token):
+    """The answer of a metadata server."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.expires_in is None:
+            raise ValueError("no time at which the token expires")
+
+
+class _Account(msgspec.Struct):
+    """What a metadata server says of a machine's service account."""
+
+    email: str
+    scopes: list[str]
+
+
+class _TokenRequest(Request):
+    """Asks for tokens; an answer that holds none counts as a broken connection, where google-auth raises KeyError."""
+
+    def __call__(
+        self, url: str, method: str = "GET", body: Any = None, headers: Any = None, timeout: Any = 120, **more: Any
+    ) -> Any:
+        response = super().__call__(url, method, body, headers, timeout, **more)
+        kind = _kind_of_answer(method, urlsplit(url).path)
+        if response.status == 200 and kind is not None:
+            try:
+                msgspec.json.decode(response.data, type=kind, strict=False)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise TransportError(f"{masked(url)} answered with no token ({error})") from error
+        return response
+
+
+def _kind_of_answer(method: str, path: str) -> type[msgspec.Struct] | None:
+    if method == "POST":
+        return _Token
+    if "/service-accounts/" not in path:
+        return None
+    return _TimedToken if path.endswith("/token") else _Account if path.endswith("/") else None
 
 
 class _NoMetadataServer(Exception):

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 
-import google_crc32c
 import numpy as np
 
+from shardset.checked import read_object
 from shardset.errors import DamagedShard, NotFound
 from shardset.manifest import Shard
 from shardset.storage import Storage
-from shardset.tarindex import crc32c_text, index_from_bytes, index_header
+from shardset.tarindex import index_from_bytes, index_header
 
 HEADER = 10 + 65_535
 """The header of an index is not longer than that: what version 1.0 of the file format allows."""
@@ -18,19 +18,18 @@ SMALL = 1 << 20
 
 
 def read_index(storage: Storage, shard: Shard) -> np.ndarray:
-    """One record a sample (see `tarindex.index_dtype`).
+    """One record a sample (see `tarindex.index_dtype`); read a second time if it is not what the manifest lists.
 
-    Raises NotFound or StorageError, or DamagedShard unless it is what the manifest lists.
+    Raises NotFound or StorageError, or DamagedShard if the second time is not either.
     """
+    advice = "its CRC32C is not that of the manifest, rebuild the shard with --only-shards"
     where = f"{storage.url}/{shard.index.path}"
     try:
-        data = storage.read(shard.index.path)
+        data = read_object(storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice)
     except NotFound as error:
         raise NotFound(
             f"{where}: the index of shard {shard.path} is missing; restore it, or rebuild the shard with --only-shards"
         ) from error
-    if crc32c_text(google_crc32c.value(data)) != shard.index.crc32c:
-        raise DamagedShard(f"{where}: its CRC32C is not that of the manifest; rebuild the shard with --only-shards")
     index = index_from_bytes(data, where)
     if len(index) != shard.num_samples:
         raise DamagedShard(f"{where}: lists {len(index)} samples, the manifest says {shard.num_samples}; rebuild it")
@@ -40,17 +39,30 @@ def read_index(storage: Storage, shard: Shard) -> np.ndarray:
 def read_rows(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.ndarray:
     """The records of some samples of a shard: from the whole index where that is small, else from two ranged reads.
 
-    Ranges of an index have no checksum of their own, so only small indexes are compared with the manifest's.
+    Ranges of an index have no checksum of their own: each is read twice, and the whole index if the two differ.
     """
-    if shard.index.num_bytes <= SMALL:
-        return read_index(storage, shard)[list(positions)]
-    where = f"{storage.url}/{shard.index.path}"
-    dtype, num_samples, start = index_header(
-        storage.read(shard.index.path, 0, min(HEADER, shard.index.num_bytes)), where
-    )
-    if start + num_samples * dtype.itemsize != shard.index.num_bytes or num_samples != shard.num_samples:
-        raise DamagedShard(f"{where}: its header is not that of the manifest's index; rebuild the shard")
+    rows = _rows_by_range(storage, shard, positions) if shard.index.num_bytes > SMALL else None
+    return read_index(storage, shard)[list(positions)] if rows is None else rows
+
+
+def _rows_by_range(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.ndarray | None:
+    """None if what came is not of the index that the manifest lists, or was not the same twice."""
+    path, num_bytes = shard.index.path, shard.index.num_bytes
+    head = _same_twice(storage, path, 0, min(HEADER, num_bytes))
+    if head is None:
+        return None
+    try:
+        dtype, num_samples, start = index_header(head, f"{storage.url}/{path}")
+    except DamagedShard:
+        return None
+    if start + num_samples * dtype.itemsize != num_bytes or num_samples != shard.num_samples:
+        return None
     first, last = min(positions), max(positions)
     begin, end = (start + position * dtype.itemsize for position in (first, last + 1))
-    rows = np.frombuffer(storage.read(shard.index.path, begin, end), dtype)
-    return rows[[position - first for position in positions]]
+    data = _same_twice(storage, path, begin, end)
+    return None if data is None else np.frombuffer(data, dtype)[[position - first for position in positions]]
+
+
+def _same_twice(storage: Storage, name: str, start: int, stop: int) -> bytes | None:
+    data = storage.read(name, start, stop)
+    return data if storage.read(name, start, stop) == data else None

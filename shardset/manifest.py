@@ -181,11 +181,17 @@ def load(url: str) -> tuple[Manifest, Storage]:
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
         data = storage.read(name)
+        try:
+            return parse(data, target), storage
+        except ManifestError:
+            again = storage.read(name)  # damage on the way comes once
+            if again == data:
+                raise
     except NotFound as error:
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
-    return parse(data, target), storage
+    return parse(again, target), storage
 
 
 def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:

@@ -132,6 +132,8 @@ def open_storage(url: str) -> Storage:
         )
     root, _, prefix = rest.partition("/")
     root, prefix = _not_empty(root, url), prefix.rstrip("/")
+    if "@" in root or ":" in root:
+        raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
     if scheme == "memory":
         return MemoryStorage(root, prefix)
     from shardset.gcs import GcsStorage  # Google's client takes half a second to import; local work needs none

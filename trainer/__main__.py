@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardset.addresses import Parser
 from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
 from shardset.storage import open_storage
 from shardset.version import __version__
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     import shtab  # comes with an extra, so only a program can say which
 
     called = Path(sys.argv[0]).name
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog=called if called == COMMAND else "python -m trainer",
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
         epilog=EXIT_CODES,

@@ -23,11 +23,12 @@ import google_crc32c
 import numpy as np
 
 from shardset.budget import INDEX_BUDGET_BYTES
+from shardset.checked import read_object, read_twice
 from shardset.errors import DamagedShard, NotFound, PreconditionFailed, ShardsetError, StorageError
 from shardset.manifest import Shard, Split
 from shardset.order import Order, Pieces, Slots
 from shardset.storage import LocalStorage, Storage, explained
-from shardset.tarindex import crc32c_text, index_fields, index_from_bytes
+from shardset.tarindex import index_fields, index_from_bytes
 from trainer.blockcache import BlockCache
 from trainer.threads import ProcessLock, Threads
 
@@ -251,19 +252,14 @@ class ShardTable:
     def _read(self, number: int) -> np.ndarray:
         shard, where = self.split.shards[number], self._index_url(number)
         try:
-            data = self.storage.read(shard.index.path)
+            advice = f"the index of shard {shard.path} is damaged, rebuild it with --only-shards"
+            data = read_object(self.storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice)
         except NotFound as error:
             raise DamagedShard(
                 f"{where}: the index of shard {shard.path} is missing; rebuild the shard with --only-shards"
             ) from error
         with self._lock:
             self.num_bytes_read += len(data)
-        found = crc32c_text(google_crc32c.value(data))
-        if len(data) != shard.index.num_bytes or found != shard.index.crc32c:
-            raise DamagedShard(
-                f"{where}: {len(data)} bytes with crc32c {found}, expected {shard.index.num_bytes} with "
-                f"{shard.index.crc32c}; the index of shard {shard.path} is damaged, rebuild it with --only-shards"
-            )
         index = index_from_bytes(data, where)
         if len(index) != shard.num_samples or index_fields(index) != list(self.split.fields):
             raise DamagedShard(
@@ -572,7 +568,10 @@ class RemoteReader:
     def _look(self, shard: int) -> str:
         expected = self.table.split.shards[shard]
         try:
-            found = self.table.storage.stat(expected.path)
+            found = read_twice(
+                lambda: self.table.storage.stat(expected.path),
+                lambda stat: stat.num_bytes == expected.num_bytes and stat.crc32c in (None, expected.crc32c),
+            )
         except NotFound as error:
             raise _missing(self.table, shard) from error
         _check_size(self.table, shard, found.num_bytes)

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from shardset.addresses import without_user
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError
 from shardset.storage import Storage, open_storage
 from trainer import config as configs
@@ -164,7 +165,7 @@ def bucket_place(bucket: str) -> str | StorageError:
 def clock_skew_s() -> float | None:
     """How far this machine's clock is ahead of Cloud Storage's; None if it gives no answer."""
     emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    url = (emulator if "://" in emulator else f"http://{emulator}") if emulator else STORAGE_API
+    url = without_user(emulator if "://" in emulator else f"http://{emulator}") if emulator else STORAGE_API
     before = time.time()
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S) as response:

@@ -11,6 +11,7 @@ import google_crc32c
 import numpy as np
 
 from pipelines.encoding import IMAGE_FIELDS
+from shardset.checked import read_twice
 from shardset.errors import ConfigError, DamagedShard
 from shardset.indexes import read_index
 from shardset.manifest import Manifest, Shard, Split
@@ -83,17 +84,23 @@ def prefix_of(url: str, output: str, place: Place, name: str) -> str:
 
 def md5_of(storage: Storage, shard: Shard) -> str:
     """The MD5 of a tar, from a pass over its bytes; raises DamagedShard unless they are those of the manifest."""
+    md5, crc32c = read_twice(lambda: _sums(storage, shard), lambda sums: sums[1] == shard.crc32c)
+    if crc32c != shard.crc32c:
+        raise DamagedShard(
+            f"{storage.url}/{shard.path}: its CRC32C is {crc32c}, the manifest says {shard.crc32c}; "
+            "rebuild the shard with --only-shards"
+        )
+    return md5
+
+
+def _sums(storage: Storage, shard: Shard) -> tuple[str, str]:
+    """MD5 and CRC32C of a tar."""
     md5, crc = hashlib.md5(usedforsecurity=False), 0
     for start in range(0, shard.num_bytes, PIECE):
         data = storage.read(shard.path, start, min(start + PIECE, shard.num_bytes))
         md5.update(data)
         crc = google_crc32c.extend(crc, data)
-    if crc32c_text(crc) != shard.crc32c:
-        raise DamagedShard(
-            f"{storage.url}/{shard.path}: its CRC32C is {crc32c_text(crc)}, the manifest says {shard.crc32c}; "
-            "rebuild the shard with --only-shards"
-        )
-    return md5.hexdigest()
+    return md5.hexdigest(), crc32c_text(crc)
 
 
 def components(index: np.ndarray, where: str) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:

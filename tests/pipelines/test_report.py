@@ -23,6 +23,7 @@ from shardset.storage import Storage, open_storage
 from shardset.tarindex import StoredSample
 from tests.makers import odd_images
 from tests.makers.folders import write_class_folders
+from tests.makers.once import DamagesOnce
 from tests.makers.shardset import image_sample, png_samples, put, write_shard_set
 
 HERE = ["--direct_running_mode=in_memory"]
@@ -254,6 +255,17 @@ def test_an_index_that_is_gone_or_damaged_is_named(damage):
     assert [one.where for one in found.damage] == [index]
     assert len(found.looks) == 4
     assert index in text_of(found)
+
+
+def test_damage_that_comes_once_changes_nothing_of_the_page():
+    storage, manifest = stored(train=samples("train", range(8)))
+    put(storage, manifest.quarantine.path, b'{"name": "a.jpg", "split": "train", "reason": "cut"}\n')
+    manifest = changed(storage, manifest, quarantine=msgspec.structs.replace(manifest.quarantine, count=1))
+    page_of = text_of(gathered(storage, manifest))
+    for turn in range(3):
+        once = DamagesOnce(storage, turn=turn)
+        assert text_of(gathered(once, manifest)) == page_of
+        assert {shard.path for shard in manifest.splits["train"].shards} <= set(once.damaged) or turn == 2
 
 
 def test_an_image_that_does_not_decode_is_named():

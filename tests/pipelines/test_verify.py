@@ -24,6 +24,7 @@ from shardset.permutation import hash64
 from shardset.storage import Storage, open_storage
 from shardset.tarindex import crc32c_text, index_dtype, index_from_bytes, index_to_bytes
 from tests.makers.odd_images import BAD
+from tests.makers.once import DamagesOnce
 from tests.makers.shardset import image_sample, png_samples, put, write_shard_set
 
 _counter = itertools.count()
@@ -359,6 +360,20 @@ def test_indexes_are_read_by_many_threads_at_once():
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda _: len(index_from_bytes(index, "an index")), range(2000)))
     assert found == [3] * 2000
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_damage_that_comes_once_is_no_problem(deep, monkeypatch):
+    storage = DamagesOnce(fresh())
+    manifest = sound(storage.inner)
+    entry = b'{"name": "a.jpg", "split": "train", "reason": "cut"}\n'
+    put(storage.inner, manifest.quarantine.path, entry)
+    quarantine = msgspec.structs.replace(manifest.quarantine, count=1)
+    changed = manifests.seal(msgspec.structs.replace(manifest, quarantine=quarantine))
+    put(storage.inner, naming.MANIFEST, manifests.to_json(changed))
+    monkeypatch.setattr(manifests, "open_storage", lambda url: storage)
+    assert verify(storage.url, deep=deep).problems == ()
+    assert {*listed(manifest), naming.MANIFEST, manifest.quarantine.path} == set(storage.damaged)
 
 
 def test_a_wrong_sha256_is_a_problem():

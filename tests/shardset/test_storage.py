@@ -25,6 +25,7 @@ import requests
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import TransportError
 from google.auth.transport.requests import AuthorizedSession
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -1416,6 +1417,94 @@ def test_a_read_whose_token_was_refused_goes_on_with_a_new_one(gcs_root, google,
         assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
         tokens.shutdown()
     assert sum(map(is_media, proxy.seen)) == 3
+
+
+NO_TOKENS = [b"", b"{}", b"[]", b"<html>", b'{"access_token": 1}', b'{"access_token": "a", "expires_in": "soon"}']
+
+
+class ForgetfulTokenServer(TokenServer):
+    """Answers each request by the next of `server.first`, and by a token when there are none left."""
+
+    def do_POST(self):
+        if not self.server.first:
+            super().do_POST()
+            return
+        body = self.server.first.pop()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        self.do_POST()
+
+
+@contextmanager
+def token_server(answers):
+    with HTTPServer(("127.0.0.1", 0), ForgetfulTokenServer) as server:
+        server.first = list(answers)
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.gcs
+def test_a_token_that_is_none_is_asked_for_again(gcs_root, google, proxy, tmp_path):
+    put(open_storage(gcs_root), "a")
+    with token_server(NO_TOKENS) as url:
+        service_account(tmp_path / "key.json", f"{url}/token")
+        prepare = functools.partial(google.prepare, GOOGLE_APPLICATION_CREDENTIALS=str(tmp_path / "key.json"))
+        assert in_child(prepare, lambda: open_storage(gcs_root).read("a")) == ("nothing", repr(HELLO))
+    assert {seen.headers["authorization"] for seen in proxy.seen} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("body", [*NO_TOKENS, b'{"access_token": "a"}'])
+@pytest.mark.parametrize("path", ["token", "?recursive=true"])
+def test_what_a_metadata_server_says_is_looked_at(body, path):
+    with token_server([body]) as url, pytest.raises(TransportError, match="answered with no token"):
+        gcs_session._TokenRequest()(f"{url}/computeMetadata/v1/instance/service-accounts/default/{path}")
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_the_password_of_an_emulator_is_never_shown(behind_proxy, proxy, monkeypatch, caplog, scheme):
+    host = proxy.url.removeprefix("http://")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"{scheme}user:s3cret@{host}")
+    proxy.script = in_turn(Fault("status", status=403), *[Fault("reset")] * 1000)
+    with pytest.raises(StorageError, match=rf"403: the emulator at http://\*\*\*@{host} may not") as refused:
+        behind_proxy.stat("a")
+    with pytest.raises(TransientError, match="gave up after") as lost:
+        behind_proxy.stat("a")
+    assert "s3cret" not in f"{refused.value} {lost.value} {caplog.text}"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"STORAGE_EMULATOR_HOST": "http://user:s3cret@host:port"},
+        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "http_proxy": "http://user:s3cret@host:port"},
+        {"STORAGE_EMULATOR_HOST": "http://127.0.0.1:1", "http_proxy": "http://user:s3cret@/x"},
+    ],
+)
+def test_an_address_of_a_server_that_is_none_is_named_without_its_password(environment):
+    policy = RetryPolicy(give_up_after_s=0.0)
+
+    def stat():
+        replace(open_storage("gs://bucket/x"), retry=policy).stat("a")
+
+    kind, text = in_child(lambda: os.environ.update(environment, no_proxy=""), stat)
+    assert kind in ("ConfigError", "TransientError")
+    assert "s3cret" not in text
+    assert "host" in text
+
+
+@pytest.mark.parametrize("scheme", ["gs", "memory", "http", "https", "s3"])
+@pytest.mark.parametrize("password", ["s3cret", "s3/cret", "s3@cret"])
+def test_an_address_with_a_password_is_refused_without_it(scheme, password):
+    with pytest.raises(ConfigError) as caught:
+        open_storage(f"{scheme}://user:{password}@bucket/x")
+    assert "cret" not in str(caught.value)
 
 
 @pytest.mark.gcs

@@ -1,0 +1,61 @@
+"""A storage on which damage comes once."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shardset.storage import Stat, Storage, Writer
+
+
+@dataclass
+class DamagesOnce:
+    """Another storage, of which the first read of each object (or its read number `turn`) has one bit flipped.
+
+    The flipped byte is that at `at`. Where `at` is None it is in the middle.
+    """
+
+    inner: Storage
+    turn: int = 0
+    at: int | None = None
+    num_reads: int = 0
+    damaged: list[str] = field(default_factory=list)
+    _turns: dict[str, int] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def url(self) -> str:
+        """That of the other storage."""
+        return self.inner.url
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+        """The bytes, flipped the first time."""
+        data = bytearray(self.inner.read(name, start, stop, generation=generation))
+        with self._lock:
+            self.num_reads += 1
+            turn = self._turns[name] = self._turns.get(name, -1) + 1
+            if turn != self.turn or not data:
+                return bytes(data)
+            self.damaged.append(name)
+        data[len(data) // 2 if self.at is None else self.at] ^= 1
+        return bytes(data)
+
+    def stat(self, name: str) -> Stat:
+        """As of a storage that keeps no checksums."""
+        found = self.inner.stat(name)
+        return Stat(name=found.name, num_bytes=found.num_bytes, generation=found.generation, crc32c=None)
+
+    def list(self, prefix: str = "") -> Iterator[Stat]:
+        """That of the other storage."""
+        return self.inner.list(prefix)
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        """That of the other storage."""
+        return self.inner.writer(name, if_generation=if_generation)
+
+    def delete(self, name: str) -> None:
+        """That of the other storage."""
+        self.inner.delete(name)
+
+    def sweep(self) -> None:
+        """That of the other storage."""
+        self.inner.sweep()

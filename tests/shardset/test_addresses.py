@@ -1,0 +1,34 @@
+"""Addresses without their passwords."""
+
+import pytest
+
+from shardset.addresses import Parser, masked, without_user
+from shardset.errors import DamagedShard
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://user:pw@host/x: gone", "http://***@host/x: gone"),
+        ("http://user:p@w@host", "http://***@host"),
+        ("http://user:p/w@host:80/x", "http://***@host:80/x"),
+        ("http://token@host", "http://***@host"),
+        ("from http://a:b@c/d to http://e:f@g", "from http://***@c/d to http://***@g"),
+        ("http://127.0.0.1:8080/a@2", "http://127.0.0.1:8080/a@2"),
+        ("gs://bucket/train/a@2: 403: me@project.com may not", "gs://bucket/train/a@2: 403: me@project.com may not"),
+        ("gs://bucket: 403: me@project.com", "gs://bucket: 403: me@project.com"),
+    ],
+)
+def test_an_address_is_shown_without_user_and_password(text, shown):
+    assert masked(text) == shown
+    assert str(DamagedShard(text)) == shown
+
+
+def test_an_address_without_its_user_leads_to_the_same_place():
+    assert without_user("http://user:pw@host:80/x") == "http://host:80/x"
+
+
+def test_a_command_line_that_is_refused_shows_no_password(capsys):
+    with pytest.raises(SystemExit):
+        Parser().parse_args(["--proxy=http://user:s3cret@host"])
+    assert "http://***@host" in capsys.readouterr().err
