@@ -188,6 +188,16 @@ A reader of tars learns where samples are from the tar itself, so what is missin
 from the manifest and the indexes, compares every sample's length and CRC32C before anyone sees it, asks again where the
 wire may be at fault, and says what it found and what to do where not. A damaged tar header costs it nothing: it reads
 none.
+
+An answer of a bucket is used only if it is what was asked for. A page of a listing, the facts of an object, the answer
+to an upload, a deletion or a request for a token that is empty, cut, of another kind or about another object is asked
+for again, and named after three minutes: a listing ends with its last page and nowhere else. A 416 answers a read of a
+range only, and the object's size must agree. An object without a size is an empty one; bytes without a generation are
+not the bucket's.
+
+What `verify`, `report`, `inspect`, `export` and `explain` read of a finished set (manifest, indexes, samples, the
+quarantine list) is read a second time if it is not what the manifest or the index says. Only what differs again is
+called damaged.
 """
 
 

@@ -31,10 +31,10 @@ from pipelines.sources.rangefile import WINDOW_BYTES
 from pipelines.sources.webdataset import WebDataset, common_start
 from shardset import naming, png
 from shardset.errors import ConfigError, SourceError
-from shardset.indexes import HEADER
+from shardset.indexes import read_record_type
 from shardset.manifest import Manifest, Split
 from shardset.storage import Stat, Storage
-from shardset.tarindex import BLOCK, END, index_from_bytes, index_header
+from shardset.tarindex import BLOCK, END, index_from_bytes
 
 SAMPLED_BYTES = 1 << 20
 SAMPLED_ARCHIVES = 8
@@ -269,14 +269,11 @@ def _stored(storage: Storage, split: Split) -> Counted:
     strata = Counter({label: count for label, count in enumerate(counts) if count})
     if without := split.num_samples - strata.total():
         strata[-1] = without
-    index = split.shards[0].index
-    head = storage.read(index.path, 0, min(index.num_bytes, HEADER))
-    dtype, _, _ = index_header(head, f"{storage.url}/{index.path}")
     return Counted(
         num_samples=split.num_samples,
         num_bytes=split.num_content_bytes,
         tar_bytes=sum(shard.num_bytes - len(END) for shard in split.shards),
-        key_bytes=dtype["key"].itemsize,
+        key_bytes=read_record_type(storage, split.shards[0])["key"].itemsize,
         fields=dict.fromkeys(split.fields),
         strata=strata,
     )

@@ -45,22 +45,35 @@ def read_rows(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.nd
     return read_index(storage, shard)[list(positions)] if rows is None else rows
 
 
+def read_record_type(storage: Storage, shard: Shard) -> np.dtype:
+    """What a record of the shard's index is, from its first bytes; raises as `read_index`."""
+    header = _header(storage, shard)
+    return read_index(storage, shard).dtype if header is None else header[0]
+
+
 def _rows_by_range(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.ndarray | None:
     """None if what came is not of the index that the manifest lists, or was not the same twice."""
+    header = _header(storage, shard)
+    if header is None:
+        return None
+    dtype, start = header
+    first, last = min(positions), max(positions)
+    begin, end = (start + position * dtype.itemsize for position in (first, last + 1))
+    data = _same_twice(storage, shard.index.path, begin, end)
+    return None if data is None else np.frombuffer(data, dtype)[[position - first for position in positions]]
+
+
+def _header(storage: Storage, shard: Shard) -> tuple[np.dtype, int] | None:
+    """Record type and where the records begin; None as `_rows_by_range`."""
     path, num_bytes = shard.index.path, shard.index.num_bytes
     head = _same_twice(storage, path, 0, min(HEADER, num_bytes))
-    if head is None:
-        return None
     try:
-        dtype, num_samples, start = index_header(head, f"{storage.url}/{path}")
+        dtype, num_samples, start = index_header(head or b"", f"{storage.url}/{path}")
     except DamagedShard:
         return None
     if start + num_samples * dtype.itemsize != num_bytes or num_samples != shard.num_samples:
         return None
-    first, last = min(positions), max(positions)
-    begin, end = (start + position * dtype.itemsize for position in (first, last + 1))
-    data = _same_twice(storage, path, begin, end)
-    return None if data is None else np.frombuffer(data, dtype)[[position - first for position in positions]]
+    return dtype, start
 
 
 def _same_twice(storage: Storage, name: str, start: int, stop: int) -> bytes | None:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import google_crc32c
 from PIL import Image, ImageDraw, UnidentifiedImageError
 
+from shardset.checked import read_twice
 from shardset.errors import ConfigError
 from shardset.indexes import read_rows
 from shardset.manifest import Split
@@ -78,10 +80,31 @@ def render(storage: Storage, split: Split, seen: Sequence[Seen], *, title: str, 
 def _image_of(storage: Storage, split: Split, number: int, position: int) -> bytes | None:
     shard = split.shards[number]
     row = read_rows(storage, shard, [position])[0]
-    places = {name: row[f".{name}"] for name in index_fields(row.reshape(1)) if name in IMAGE_FIELDS}
-    for offset, size in (place.tolist() for place in places.values() if place["offset"]):
-        return storage.read(shard.path, offset, offset + size)
-    return None
+    names = index_fields(row.reshape(1))
+    found = sorted((*row[f".{name}"].tolist(), name) for name in names)
+    places = [(offset, size, name) for offset, size, name in found if offset]
+    contents = read_twice(
+        lambda: _contents_of(storage, shard.path, places), lambda contents: _crc32c(contents) == row["crc32c"]
+    )
+    if _crc32c(contents) != row["crc32c"]:
+        return None
+    return next((contents[name] for name in names if name in contents and name in IMAGE_FIELDS), None)
+
+
+def _contents_of(storage: Storage, path: str, places: Sequence[tuple[int, int, str]]) -> dict[str, bytes]:
+    """The fields of a sample in member order."""
+    if not places:
+        return {}
+    start, stop = places[0][0], max(offset + size for offset, size, _ in places)
+    data = storage.read(path, start, stop)
+    return {name: data[offset - start : offset - start + size] for offset, size, name in places}
+
+
+def _crc32c(contents: dict[str, bytes]) -> int:
+    crc = 0
+    for content in contents.values():
+        crc = google_crc32c.extend(crc, content)
+    return crc
 
 
 def _small(data: bytes | None) -> Image.Image | None:

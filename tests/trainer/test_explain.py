@@ -20,6 +20,7 @@ from shardset import manifest as manifests
 from shardset.errors import ConfigError
 from shardset.storage import open_storage
 from shardset.tarindex import StoredSample
+from tests.makers.once import DamagesOnce
 from tests.makers.shardset import png_samples, put, references, write_shard_set
 from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer import __main__ as command
@@ -193,6 +194,26 @@ def test_an_image_that_can_t_be_decoded_leaves_its_place_empty(tmp_path):
     page = contactsheet.render(plan.timetable.storage, plan.timetable.split, seen, title="a<b", path="x.html").decode()
     assert page.count('alt="no image"') == 4
     assert "a&lt;b" in page
+
+
+def test_an_image_that_is_damaged_once_is_shown_and_one_that_stays_so_is_not(tmp_path):
+    write_shard_set(
+        open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4), "val": png_samples("val", 2)}
+    )
+    plan = plan_of_config(tiny_config(str(tmp_path / "set"), tmp_path, global_batch_size=4))
+    from trainer import contactsheet
+
+    seen, storage, split = explain_step(plan, "0").samples, plan.timetable.storage, plan.timetable.split
+    whole = contactsheet.render(storage, split, seen, title="a", path="x.html")
+    once = DamagesOnce(storage)
+    assert contactsheet.render(once, split, seen, title="a", path="x.html") == whole
+    assert {shard.path for shard in split.shards} <= set(once.damaged)
+    for shard in split.shards:
+        data = bytearray(storage.read(shard.path))
+        data[600] ^= 1
+        put(storage, shard.path, bytes(data))
+    page = contactsheet.render(storage, split, seen, title="a", path="x.html").decode()
+    assert page.count('alt="no image"') == len(split.shards)
 
 
 @pytest.mark.gcs
