@@ -80,6 +80,11 @@ class Single:
         return self.num_hosts
 
     @property
+    def replica(self) -> int:
+        """The number of the model that this process computes; each draws other random numbers (dropout)."""
+        return self.host
+
+    @property
     def is_cloud(self) -> bool:
         """Whether this is a machine that Compute Engine may take away, and says so beforehand."""
         return False
@@ -146,7 +151,7 @@ class Single:
 
     def seed(self, key: int) -> None:
         """Makes the randomness inside the model (dropout and the like) depend on the key and the replica alone."""
-        torch.manual_seed(self._own_key(key))
+        torch.manual_seed(replica_key(key, self.replica))
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, where backward has not done it."""
@@ -220,10 +225,6 @@ class Single:
         folder.mkdir(parents=True, exist_ok=True)
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(folder / f"host-{self.host:03d}.json"))
-
-    def _own_key(self, key: int) -> int:
-        """63 bits, others on each host."""
-        return (key >> 1) ^ self.host
 
     def _find_device(self) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -408,7 +409,7 @@ class Xla(Single):
         return self._sent([torch.tensor(value, dtype=torch.float32)])[0]
 
     def seed(self, key: int) -> None:
-        self._xm.set_rng_state(self._own_key(key), str(self.device))
+        self._xm.set_rng_state(replica_key(key, self.replica), str(self.device))
 
     def to_host(self, tree: Any) -> Any:
         self._torch_xla.sync()
@@ -469,6 +470,11 @@ class Spmd(Xla):
     @property
     def num_devices(self) -> int:
         return int(self._mesh.size())
+
+    @property
+    def replica(self) -> int:
+        # All hosts compute one model, and XLA takes the key of each as the same value: never the host's number.
+        return 0
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         # Said from the start: otherwise the first step's outputs say it, and the second step is another graph.
@@ -764,6 +770,11 @@ def _wait_for(place: Place) -> None:
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
+
+
+def replica_key(key: int, replica: int) -> int:
+    """A replica's own random key, 63 bits."""
+    return (key >> 1) ^ replica
 
 
 def _first_line(error: Exception) -> str:

@@ -205,6 +205,17 @@ def test_facts_of_spmd_on_four_devices() -> None:
         assert far < TOLERANCE, way
 
 
+def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> None:
+    hosts = [(0, 1), (0, 4), (1, 2)]
+    told = [json.loads(script("tests.makers.xla_host", *map(str, host)).splitlines()[-1]) for host in hosts]
+    assert [one["host"] for one in told] == [[host, 2] for host, _ in hosts]
+    assert told[0]["kept"] == told[1]["kept"] == told[2]["kept"]
+    assert {unit for row in told[0]["kept"] for unit in row} == {0.0, 2.0}
+    for one in told[1:]:
+        for name, weights in told[0]["weights"].items():
+            np.testing.assert_allclose(one["weights"][name], weights, atol=TOLERANCE, err_msg=name)
+
+
 def shared_model(num_classes: int) -> Any:
     """A model whose second and third layer have the same weights."""
     from torch import nn
