@@ -10,16 +10,20 @@ import io
 import pickle
 import queue
 import re
+import struct
+import textwrap
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import google_crc32c
 import msgspec
 import torch
 
 from shardset.errors import ConfigError, NotFound
+from shardset.order import state_from_json
+from shardset.permutation import ORDER_VERSION
 from shardset.storage import LocalStorage, Storage
 from shardset.tarindex import crc32c_text
 from trainer.errors import CheckpointError, NotFinite
@@ -52,6 +56,52 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["state.pt", "state-again.pt"] = STATE
 
 
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+_DAMAGED = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError,
+    ValueError, pickle.UnpicklingError, struct.error,
+)  # fmt: skip
+"""What torch.load raises for damaged bytes. Its unpickler takes each instruction as if the ones before it were right,
+so a wrong one shows wherever it is used: a stack or memo without that place, a tuple where a dict should be, a number
+that fits no size. With `weights_only` it runs no code of a file, so none of these comes from elsewhere."""
+
+
+class _Regularize(msgspec.Struct):
+    ema_decay: float | None
+
+
+class _Config(msgspec.Struct):
+    regularize: _Regularize
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class _Layout(msgspec.Struct):
+    """What every state holds, and the types of it. Those with a default are not in the states of older versions."""
+
+    identity: dict[str, Any]
+    config: _Config
+    step: Count
+    epoch: Count
+    closed_epochs: Count
+    seen: tuple[Count, Count]
+    stream: str | None
+    model: dict[str, torch.Tensor]
+    ema: dict[str, torch.Tensor] | None
+    optimizer: dict[Count, dict[str, Any]]
+    seconds: float
+    seconds_to_target: float | None
+    best_top1: float | None
+    best_epoch: Count | None
+    last_top1: float | None
+    epoch_totals: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    optimizer_weights: list[str] = []
+    optimizer_counters: dict[str, Any] = {}
+
+
 def folder_of(step: int) -> str:
     """`checkpoints/step-000000123/`."""
     return f"{FOLDER}step-{step:09d}/"
@@ -74,8 +124,28 @@ def decode(data: bytes, where: str) -> State:
     """The state in those bytes, on the CPU; raises CheckpointError unless they are plain tensors and numbers."""
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{where}: not a checkpoint ({error}); resume from another one") from error
+    except _DAMAGED as error:
+        raise _not_a_checkpoint(where, error) from error
+
+
+def checked(state: State, where: str) -> State:
+    """The state; raises CheckpointError unless it is one to go on from: each field there, and of its type."""
+    try:
+        _check_stream(msgspec.convert(state, _Layout).stream)
+    except (msgspec.MsgspecError, UnicodeError, ConfigError) as error:
+        raise _not_a_checkpoint(where, error) from error
+    return state
+
+
+def _check_stream(state: str | None) -> None:
+    # One of a newer version is no damage: the stream refuses it, and the checkpoint stays.
+    if state is not None and msgspec.json.decode(state, type=_Versioned).version <= ORDER_VERSION:
+        state_from_json(state)
+
+
+def _not_a_checkpoint(where: str, error: Exception) -> CheckpointError:
+    reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
+    return CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one")
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -112,7 +182,10 @@ def read(storage: Storage, commit: Commit, folder: str | None = None) -> State:
             f"{where}: {found[0]} bytes with CRC32C {found[1]}, expected {commit.num_bytes} with {commit.crc32c}: "
             "it was cut or changed after it was written"
         )
-    return decode(data, where)
+    state = checked(decode(data, where), where)
+    if state["step"] != commit.step:
+        raise CheckpointError(f"{where}: the state of step {state['step']}, expected that of step {commit.step}")
+    return state
 
 
 def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[Commit, State] | None:
