@@ -24,7 +24,7 @@ import torch
 from shardset.errors import ConfigError, NotFound
 from shardset.order import state_from_json
 from shardset.permutation import ORDER_VERSION
-from shardset.storage import LocalStorage, Storage
+from shardset.storage import LocalStorage, Storage, open_storage
 from shardset.tarindex import crc32c_text
 from trainer.errors import CheckpointError, NotFinite
 
@@ -374,6 +374,13 @@ def retain(storage: Storage, keep: int) -> None:
     # Commits first: a kill in between leaves a state without a commit, never the reverse.
     for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         storage.delete(name)
+    if isinstance(storage, LocalStorage):
+        _remove_empty_folders(Path(storage.url))
+
+
+def sweep(storage: Storage) -> None:
+    """Removes what a run that was killed while it wrote a checkpoint has left; for who holds the run folder."""
+    open_storage(f"{storage.url}/{FOLDER}").sweep()
     if isinstance(storage, LocalStorage):
         _remove_empty_folders(Path(storage.url))
 

@@ -395,7 +395,8 @@ def test_every_damaged_state_is_a_checkpoint_error_and_the_one_before_it_is_take
 WRONG = {
     "identity": None, "config": {}, "step": "12", "epoch": -1, "closed_epochs": 1.5, "seen": [1], "stream": "{}",
     "model": {"weight": 3.0}, "ema": [], "optimizer": {"a": {}}, "seconds": None, "seconds_to_target": "",
-    "best_top1": "", "best_epoch": [], "last_top1": {}, "epoch_totals": [1.0], "optimizer_weights": [1], "optimizer_counters": 7,
+    "best_top1": "", "best_epoch": [], "last_top1": {}, "epoch_totals": [1.0], "optimizer_weights": [1],
+    "optimizer_counters": 7,
 }  # fmt: skip
 
 
