@@ -9,13 +9,12 @@ state as `state-again.pt` beside the old one, so that at every moment one of the
 import io
 import pickle
 import queue
-import re
 import struct
 import textwrap
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import google_crc32c
 import msgspec
@@ -26,15 +25,10 @@ from shardset.order import state_from_json
 from shardset.permutation import ORDER_VERSION
 from shardset.storage import LocalStorage, Storage, open_storage
 from shardset.tarindex import crc32c_text
+from trainer.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, is_folder, step_of, steps
 from trainer.errors import CheckpointError, NotFinite
 
-FOLDER = "checkpoints/"
-STATE: Final = "state.pt"
-STATE_AGAIN: Final = "state-again.pt"
-COMMIT = "commit.json"
 FORMAT = 1
-
-_IN_CHECKPOINT = re.compile(r"checkpoints/step-(\d{9}|[1-9]\d{9,})/")
 
 State = dict[str, Any]
 
@@ -102,17 +96,6 @@ class _Layout(msgspec.Struct):
     optimizer_counters: dict[str, Any] = {}
 
 
-def folder_of(step: int) -> str:
-    """`checkpoints/step-000000123/`."""
-    return f"{FOLDER}step-{step:09d}/"
-
-
-def _step_of(name: str) -> int | None:
-    """The step of the checkpoint that a file belongs to; None if its folder has not the very name of one."""
-    match = _IN_CHECKPOINT.match(name)
-    return int(match[1]) if match else None
-
-
 def encode(state: State) -> bytes:
     """The bytes of a state file."""
     buffer = io.BytesIO()
@@ -149,12 +132,6 @@ def _not_a_checkpoint(where: str, error: Exception) -> CheckpointError:
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def steps(storage: Storage) -> list[int]:
-    """The steps at which a run folder has a checkpoint with a mark, whatever its state; oldest first."""
-    names = [stat.name for stat in storage.list(FOLDER)]
-    return sorted(step for name in names if (step := _step_of(name)) is not None and name == folder_of(step) + COMMIT)
 
 
 def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[Commit]:
@@ -370,7 +347,7 @@ def retain(storage: Storage, keep: int) -> None:
     found = commits(storage)
     kept = {commit.step for commit in [*found[-keep:], *filter(None, [best(found)])]}
     names = [stat.name for stat in storage.list(FOLDER)]
-    doomed = [name for name in names if (step := _step_of(name)) is not None and step not in kept]
+    doomed = [name for name in names if (step := step_of(name)) is not None and step not in kept]
     # Commits first: a kill in between leaves a state without a commit, never the reverse.
     for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         storage.delete(name)
@@ -388,7 +365,7 @@ def sweep(storage: Storage) -> None:
 def _remove_empty_folders(run: Path) -> None:
     """Removes what a disk, other than a bucket, keeps of a checkpoint that was deleted: it looks like one."""
     for folder in run.glob(f"{FOLDER}*/"):
-        if _IN_CHECKPOINT.fullmatch(f"{FOLDER}{folder.name}/") and not any(folder.iterdir()):
+        if is_folder(f"{FOLDER}{folder.name}/") and not any(folder.iterdir()):
             folder.rmdir()
 
 
