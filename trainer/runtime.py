@@ -35,9 +35,6 @@ from trainer.errors import PeerLost
 from trainer.preemption import relay
 from trainer.watch import AGAIN, GRACE_S, JOIN_S, PORT, Hub, LauncherWatch, Place, Watch
 
-DDP_TIMEOUT_S = 60
-"""How long a process of `ddp` waits for the others before it fails."""
-
 HUB = "TRAINER_HUB"
 """Environment variable by which a launcher tells its replicas where the hub of their run listens: `10.0.0.1:8490`."""
 
@@ -99,8 +96,11 @@ class Single:
         """What a global batch must be divisible by."""
         return self.num_devices
 
-    def join(self) -> None:
-        """Meets the other processes, where that takes a call of its own; from here on they compute together."""
+    def join(self, patience_s: float) -> None:
+        """Meets the other processes, where that takes a call of its own; from here on they compute together.
+
+        Then one may wait that long for another, which may still wait for its data.
+        """
 
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
@@ -283,8 +283,9 @@ class Ddp(Single):
         self.num_replicas = self.num_hosts
         super().__init__(precision)
 
-    def join(self) -> None:
-        timeout = _seconds(DDP_TIMEOUT_S)
+    def join(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        timeout = _seconds(patience_s)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self._store.set_timeout(timeout)
         try:
@@ -350,8 +351,8 @@ class Ddp(Single):
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
-            said = f"another process of this run ended, or did not answer for {DDP_TIMEOUT_S} s ({_first_line(error)})"
-            raise PeerLost(self.watch.news() or f"{said}; its log says why; {AGAIN}") from error
+            said = f"another process of this run ended, or did not answer for {self._patience_s} s"
+            raise PeerLost(self.watch.news() or f"{said} ({_first_line(error)}); its log says why; {AGAIN}") from error
 
     def _find_device(self) -> torch.device:
         if not torch.cuda.is_available():
@@ -602,7 +603,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
         runtime = exits.enter_context(running(strategy, config.precision))
         exits.enter_context(watched(runtime))
-        runtime.join()
+        runtime.join(config.stall_timeout_s)
         faulthandler.cancel_dump_traceback_later()
         yield runtime
 

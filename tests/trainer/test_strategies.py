@@ -1,6 +1,7 @@
 """The same run under every strategy and through every interruption. Each process starts torch anew: minutes in all."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -520,6 +521,28 @@ def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, t
     assert code == FAILED, output
     assert "Timeout" in output
     assert "in forward" in output
+
+
+@pytest.mark.gcs
+def test_a_process_of_ddp_waits_as_long_for_the_data_of_another_as_the_stall_timeout_says(
+    manifest: str, tmp_path: Path, gcs_root: str, gcs_emulator: str
+) -> None:
+    # 65 seconds without an answer: torch's own patience was 60.
+    copy_set(manifest, gcs_root)
+    image = ImageConfig(size=8, train_crop="random", eval_resize=8)
+    config = tiny_config(gcs_root, tmp_path, epochs=1, max_steps=6, strategy="ddp", image=image)
+    port, lifted = free_port(), math.inf
+    with FaultyProxy(gcs_emulator) as proxy:
+        proxy.script = lambda seen: Fault("reset") if "train-" in seen.path and time.monotonic() < lifted else None
+        near = alone(config, 0, port)
+        far = alone(config, 1, port, {"STORAGE_EMULATOR_HOST": proxy.url})
+        while near.poll() is None and not any("train-" in seen.path for seen in proxy.seen):
+            time.sleep(0.1)
+        lifted = time.monotonic() + 65
+        for process in (near, far):
+            code, output = finish(process)
+            assert code == OK, output
+    assert len(losses(tmp_path)) == 6
 
 
 def test_processes_of_different_seeds_refuse_to_start(manifest: str, tmp_path: Path) -> None:
