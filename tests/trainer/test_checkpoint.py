@@ -209,7 +209,7 @@ def test_what_must_stand_before_a_checkpoint_counts_stands() -> None:
 
 def test_a_run_goes_on_while_its_checkpoint_is_on_its_way() -> None:
     storage, may_count = MemoryStorage(uuid.uuid4().hex, ""), threading.Event()
-    writer = checkpoint.Writer(storage, 3, before_commit=lambda: may_count.wait(5) and None)
+    writer = checkpoint.Writer(storage, 3, before_commit=lambda: may_count.wait(600) and None)
     writer.save(state_at(1), top1=None)
     assert checkpoint.commits(storage) == []
     may_count.set()
@@ -302,7 +302,7 @@ def test_a_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one() -
     writer = checkpoint.Writer(storage, 3, tell=told.put)
     storage.refused.set()
     writer.save(state_at(1), top1=None)
-    assert "step 1 could not be written: 503" in told.get(timeout=10)
+    assert "step 1 could not be written: 503" in told.get(timeout=600)
     storage.refused.clear()
     writer.save(state_at(2), top1=None)
     assert [commit.step for commit in checkpoint.commits(storage)] == [2]  # waited for: the run has none but this
@@ -313,7 +313,7 @@ def test_two_checkpoints_in_a_row_that_could_not_be_written_end_the_run() -> Non
     told = queue.Queue[str]()
     writer = checkpoint.Writer(Refusing(uuid.uuid4().hex, ""), 3, tell=told.put)
     writer.save(state_at(1), top1=None)
-    told.get(timeout=10)
+    told.get(timeout=600)
     with pytest.raises(CheckpointError, match="the last checkpoint could not be written: 503"):
         writer.save(state_at(2), top1=None)
     writer.close()

@@ -117,7 +117,7 @@ def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, s
         while program.poll() is None and not has_begun():
             time.sleep(0.05)
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does
-        _, errors = program.communicate(timeout=60)
+        _, errors = program.communicate(timeout=600)
     finally:
         program.kill()
     return program.returncode, errors

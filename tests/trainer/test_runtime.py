@@ -27,11 +27,11 @@ class Threads(Single):
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         self._table.append(list(values))
-        self._barrier.wait(10)
+        self._barrier.wait(600)
         sums = [sum(column) for column in zip(*self._table, strict=True)]
-        if self._barrier.wait(10) == 0:
+        if self._barrier.wait(600) == 0:
             self._table.clear()
-        self._barrier.wait(10)
+        self._barrier.wait(600)
         return sums
 
 
