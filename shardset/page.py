@@ -5,6 +5,7 @@ Everything that is put into a template is escaped: keys, class names and error m
 """
 
 import base64
+import unicodedata
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -54,8 +55,14 @@ def data_uri(media_type: str, content: bytes) -> str:
 
 def clip(text: object, letters: int = MAX_LETTERS) -> str:
     """A text of bounded length without control characters, which HTML can't hold."""
-    plain = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text)[:letters])
+    plain = "".join(map(_shown, str(text)[:letters]))
     return plain if len(str(text)) <= letters else plain[:-1] + "…"
+
+
+def _shown(letter: str) -> str:
+    # Every space but the plain one is unprintable to Python: the no-break space, the wide one of Chinese and Japanese.
+    is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"
+    return letter if is_shown else "\N{REPLACEMENT CHARACTER}"
 
 
 def size(num_bytes: float) -> str:

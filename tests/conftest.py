@@ -84,10 +84,10 @@ def emulator_binary() -> str:
 
 
 def create_bucket(url: str, name: str) -> None:
-    """Creates a bucket, waiting up to 20 s for the server to come up."""
+    """Creates a bucket, waiting up to two minutes for the server to come up."""
     body = f'{{"name": "{name}"}}'.encode()
     request = urllib.request.Request(f"{url}/storage/v1/b", body, {"Content-Type": "application/json"})
-    for _ in range(400):
+    for _ in range(2400):
         try:
             urllib.request.urlopen(request, timeout=20).close()
             return

@@ -60,7 +60,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def train(config: TrainConfig) -> None:
     if config.strategy == "replica":
         words = [sys.executable, "-m", "tests.makers.replicas", "2", json.dumps(configs.to_dict(config))]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr
         return
     code, output = finish(trainer(config, **PROCESSES[config.strategy]))

@@ -5,8 +5,10 @@ import io
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from shardset.addresses import Parser
 from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
 from shardset.storage import open_storage
 from shardset.version import __version__
+from trainer import checkpoint_names
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import Preempted
@@ -23,6 +26,9 @@ from trainer.tpu import cli as tpu
 COMMAND = "shardset-trainer"
 """The installed name of this program; a shell completes commands by name, so not `python -m trainer`."""
 
+LOOK_S = 5.0
+"""How long a run folder is waited for after a Ctrl-C."""
+
 OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 EXIT_CODES = """exit codes:
@@ -30,7 +36,7 @@ EXIT_CODES = """exit codes:
   1  failed; the last line on stderr says why
   2  wrong usage
   3  asked to stop (SIGTERM), everything saved: the same command goes on from there
-  130  stopped by Ctrl-C: train goes on from the last checkpoint
+  130  stopped by Ctrl-C: train goes on from the last checkpoint, if there is one
 """
 
 # Flag, key of the config, help. Every other setting is changed by --set KEY=VALUE.
@@ -66,9 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return USAGE if isinstance(error, ConfigError) else FAILED
-    except KeyboardInterrupt:
-        goes_on = "; the same command goes on from the last checkpoint" if options.command is train else ""
-        print(f"stopped{goes_on}", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print("stopped" + "".join(map(str, stopped.args)), file=sys.stderr)
         return INTERRUPTED
     return OK
 
@@ -204,9 +209,30 @@ def recorded_config(run_dir: str) -> TrainConfig:
 def train(options: argparse.Namespace) -> None:
     """`train`."""
     config = config_of(options)
-    from trainer import loop, runtime
+    try:
+        from trainer import loop, runtime
 
-    runtime.launch(config, loop.train)
+        runtime.launch(config, loop.train)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(after_ctrl_c(config.run_dir)) from None
+
+
+def after_ctrl_c(run_dir: str) -> str:
+    """What the same command does after a Ctrl-C; a run folder that does not answer in `LOOK_S` is not waited for."""
+    found: list[list[int]] = []
+
+    def look() -> None:
+        with suppress(ShardsetError):
+            found.append(checkpoint_names.steps(open_storage(run_dir)))
+
+    # A daemon: leaving the program does not wait for a bucket that is out of reach.
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    looking.join(LOOK_S)
+    if found == [[]]:
+        return " before the first checkpoint: nothing is saved, the same command begins again"
+    goes_on = "; the same command goes on from the last checkpoint"
+    return goes_on if found else f"{goes_on}, if there is one: {run_dir} does not answer"
 
 
 def evaluate(options: argparse.Namespace) -> None:

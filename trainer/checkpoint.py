@@ -9,28 +9,26 @@ state as `state-again.pt` beside the old one, so that at every moment one of the
 import io
 import pickle
 import queue
-import re
+import struct
+import textwrap
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import google_crc32c
 import msgspec
 import torch
 
 from shardset.errors import ConfigError, NotFound
-from shardset.storage import LocalStorage, Storage
+from shardset.order import state_from_json
+from shardset.permutation import ORDER_VERSION
+from shardset.storage import LocalStorage, Storage, open_storage
 from shardset.tarindex import crc32c_text
+from trainer.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, is_folder, step_of, steps
 from trainer.errors import CheckpointError, NotFinite
 
-FOLDER = "checkpoints/"
-STATE: Final = "state.pt"
-STATE_AGAIN: Final = "state-again.pt"
-COMMIT = "commit.json"
 FORMAT = 1
-
-_IN_CHECKPOINT = re.compile(r"checkpoints/step-(\d{9}|[1-9]\d{9,})/")
 
 State = dict[str, Any]
 
@@ -52,15 +50,50 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["state.pt", "state-again.pt"] = STATE
 
 
-def folder_of(step: int) -> str:
-    """`checkpoints/step-000000123/`."""
-    return f"{FOLDER}step-{step:09d}/"
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+_DAMAGED = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError,
+    ValueError, pickle.UnpicklingError, struct.error,
+)  # fmt: skip
+"""What torch.load raises for damaged bytes. Its unpickler takes each instruction as if the ones before it were right,
+so a wrong one shows wherever it is used: a stack or memo without that place, a tuple where a dict should be, a number
+that fits no size. With `weights_only` it runs no code of a file, so none of these comes from elsewhere."""
 
 
-def _step_of(name: str) -> int | None:
-    """The step of the checkpoint that a file belongs to; None if its folder has not the very name of one."""
-    match = _IN_CHECKPOINT.match(name)
-    return int(match[1]) if match else None
+class _Regularize(msgspec.Struct):
+    ema_decay: float | None
+
+
+class _Config(msgspec.Struct):
+    regularize: _Regularize
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class _Layout(msgspec.Struct):
+    """What every state holds, and the types of it. Those with a default are not in the states of older versions."""
+
+    identity: dict[str, Any]
+    config: _Config
+    step: Count
+    epoch: Count
+    closed_epochs: Count
+    seen: tuple[Count, Count]
+    stream: str | None
+    model: dict[str, torch.Tensor]
+    ema: dict[str, torch.Tensor] | None
+    optimizer: dict[Count, dict[str, Any]]
+    seconds: float
+    seconds_to_target: float | None
+    best_top1: float | None
+    best_epoch: Count | None
+    last_top1: float | None
+    epoch_totals: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    optimizer_weights: list[str] = []
+    optimizer_counters: dict[str, Any] = {}
 
 
 def encode(state: State) -> bytes:
@@ -74,17 +107,31 @@ def decode(data: bytes, where: str) -> State:
     """The state in those bytes, on the CPU; raises CheckpointError unless they are plain tensors and numbers."""
     try:
         return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except (RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{where}: not a checkpoint ({error}); resume from another one") from error
+    except _DAMAGED as error:
+        raise _not_a_checkpoint(where, error) from error
+
+
+def checked(state: State, where: str) -> State:
+    """The state; raises CheckpointError unless it is one to go on from: each field there, and of its type."""
+    try:
+        _check_stream(msgspec.convert(state, _Layout).stream)
+    except (msgspec.MsgspecError, UnicodeError, ConfigError) as error:
+        raise _not_a_checkpoint(where, error) from error
+    return state
+
+
+def _check_stream(state: str | None) -> None:
+    # One of a newer version is no damage: the stream refuses it, and the checkpoint stays.
+    if state is not None and msgspec.json.decode(state, type=_Versioned).version <= ORDER_VERSION:
+        state_from_json(state)
+
+
+def _not_a_checkpoint(where: str, error: Exception) -> CheckpointError:
+    reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
+    return CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one")
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def steps(storage: Storage) -> list[int]:
-    """The steps at which a run folder has a checkpoint with a mark, whatever its state; oldest first."""
-    names = [stat.name for stat in storage.list(FOLDER)]
-    return sorted(step for name in names if (step := _step_of(name)) is not None and name == folder_of(step) + COMMIT)
 
 
 def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[Commit]:
@@ -112,7 +159,10 @@ def read(storage: Storage, commit: Commit, folder: str | None = None) -> State:
             f"{where}: {found[0]} bytes with CRC32C {found[1]}, expected {commit.num_bytes} with {commit.crc32c}: "
             "it was cut or changed after it was written"
         )
-    return decode(data, where)
+    state = checked(decode(data, where), where)
+    if state["step"] != commit.step:
+        raise CheckpointError(f"{where}: the state of step {state['step']}, expected that of step {commit.step}")
+    return state
 
 
 def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[Commit, State] | None:
@@ -297,7 +347,7 @@ def retain(storage: Storage, keep: int) -> None:
     found = commits(storage)
     kept = {commit.step for commit in [*found[-keep:], *filter(None, [best(found)])]}
     names = [stat.name for stat in storage.list(FOLDER)]
-    doomed = [name for name in names if (step := _step_of(name)) is not None and step not in kept]
+    doomed = [name for name in names if (step := step_of(name)) is not None and step not in kept]
     # Commits first: a kill in between leaves a state without a commit, never the reverse.
     for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         storage.delete(name)
@@ -305,10 +355,17 @@ def retain(storage: Storage, keep: int) -> None:
         _remove_empty_folders(Path(storage.url))
 
 
+def sweep(storage: Storage) -> None:
+    """Removes what a run that was killed while it wrote a checkpoint has left; for who holds the run folder."""
+    open_storage(f"{storage.url}/{FOLDER}").sweep()
+    if isinstance(storage, LocalStorage):
+        _remove_empty_folders(Path(storage.url))
+
+
 def _remove_empty_folders(run: Path) -> None:
     """Removes what a disk, other than a bucket, keeps of a checkpoint that was deleted: it looks like one."""
     for folder in run.glob(f"{FOLDER}*/"):
-        if _IN_CHECKPOINT.fullmatch(f"{FOLDER}{folder.name}/") and not any(folder.iterdir()):
+        if is_folder(f"{FOLDER}{folder.name}/") and not any(folder.iterdir()):
             folder.rmdir()
 
 

@@ -43,6 +43,7 @@ class Learner:
         self._optimizer = model.optimizer(config.optimizer, self.net)
         if optimized is not None:
             _load_moments(self._optimizer, self.net, optimized)
+            _check_moments(self._optimizer, self.net, config.optimizer.name)
         runtime.keep(self._tensors())
         self._parallel = runtime.parallel(self.net)
         self._train = runtime.compiled(self._train_step, "train step")
@@ -217,6 +218,19 @@ def _load_moments(optimizer: torch.optim.Optimizer, net: nn.Module, state: dict[
             "param_groups": [{**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]],
         }
     )
+
+
+def _check_moments(optimizer: torch.optim.Optimizer, net: nn.Module, name: str) -> None:
+    """Raises CheckpointError for a moment that has not its weight's shape; other optimizers may factor theirs."""
+    if name not in STATIC_OPTIMIZERS:
+        return
+    for weight, parameter in net.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != parameter.shape:
+                raise CheckpointError(
+                    f"the checkpoint's {key} of {weight!r} has the shape {tuple(value.shape)}, expected "
+                    f"{tuple(parameter.shape)}; resume from another one"
+                )
 
 
 def _fresh_moments(runtime: Runtime, config: TrainConfig, net: nn.Module) -> dict[str, Any] | None:

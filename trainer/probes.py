@@ -115,7 +115,7 @@ def here(strategy: str) -> Devices:
     chosen = runtime.choose(strategy)  # type: ignore[arg-type]
     # The strategy `replica` starts its processes itself; the same devices are seen by `spmd` in one.
     with runtime.running("spmd" if chosen == "replica" else chosen, "fp32") as found:
-        found.join()
+        found.join(DEVICES_TIMEOUT_S)
         return Devices(
             strategy=chosen,
             kind=found.device.type,

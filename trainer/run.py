@@ -93,6 +93,8 @@ class Run:
         self._exits.callback(self.folder.close)
         self.log = RunLog(self.folder.local, self.runtime.host, master=self.runtime.is_master)
         self._exits.callback(self.log.close)
+        if self.runtime.is_master:
+            checkpoint.sweep(self.folder.storage)
         self.runtime.watch.on_loss(self._note_now)
         self._log_config()
         self.steps_per_epoch = len(self.data.train)

@@ -35,9 +35,6 @@ from trainer.errors import PeerLost
 from trainer.preemption import relay
 from trainer.watch import AGAIN, GRACE_S, JOIN_S, PORT, Hub, LauncherWatch, Place, Watch
 
-DDP_TIMEOUT_S = 60
-"""How long a process of `ddp` waits for the others before it fails."""
-
 HUB = "TRAINER_HUB"
 """Environment variable by which a launcher tells its replicas where the hub of their run listens: `10.0.0.1:8490`."""
 
@@ -80,6 +77,11 @@ class Single:
         return self.num_hosts
 
     @property
+    def replica(self) -> int:
+        """The number of the model that this process computes; each draws other random numbers (dropout)."""
+        return self.host
+
+    @property
     def is_cloud(self) -> bool:
         """Whether this is a machine that Compute Engine may take away, and says so beforehand."""
         return False
@@ -94,8 +96,11 @@ class Single:
         """What a global batch must be divisible by."""
         return self.num_devices
 
-    def join(self) -> None:
-        """Meets the other processes, where that takes a call of its own; from here on they compute together."""
+    def join(self, patience_s: float) -> None:
+        """Meets the other processes, where that takes a call of its own; from here on they compute together.
+
+        Then one may wait that long for another, which may still wait for its data.
+        """
 
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
@@ -146,7 +151,7 @@ class Single:
 
     def seed(self, key: int) -> None:
         """Makes the randomness inside the model (dropout and the like) depend on the key and the replica alone."""
-        torch.manual_seed(self._own_key(key))
+        torch.manual_seed(replica_key(key, self.replica))
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, where backward has not done it."""
@@ -221,10 +226,6 @@ class Single:
         self._profiler.stop()
         self._profiler.export_chrome_trace(str(folder / f"host-{self.host:03d}.json"))
 
-    def _own_key(self, key: int) -> int:
-        """63 bits, others on each host."""
-        return (key >> 1) ^ self.host
-
     def _find_device(self) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -282,8 +283,9 @@ class Ddp(Single):
         self.num_replicas = self.num_hosts
         super().__init__(precision)
 
-    def join(self) -> None:
-        timeout = _seconds(DDP_TIMEOUT_S)
+    def join(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        timeout = _seconds(patience_s)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
         self._store.set_timeout(timeout)
         try:
@@ -349,8 +351,8 @@ class Ddp(Single):
         except RuntimeError as error:
             if not isinstance(error, dist.DistError) and "gloo" not in str(error):
                 raise
-            said = f"another process of this run ended, or did not answer for {DDP_TIMEOUT_S} s ({_first_line(error)})"
-            raise PeerLost(self.watch.news() or f"{said}; its log says why; {AGAIN}") from error
+            said = f"another process of this run ended, or did not answer for {self._patience_s} s"
+            raise PeerLost(self.watch.news() or f"{said} ({_first_line(error)}); its log says why; {AGAIN}") from error
 
     def _find_device(self) -> torch.device:
         if not torch.cuda.is_available():
@@ -408,7 +410,7 @@ class Xla(Single):
         return self._sent([torch.tensor(value, dtype=torch.float32)])[0]
 
     def seed(self, key: int) -> None:
-        self._xm.set_rng_state(self._own_key(key), str(self.device))
+        self._xm.set_rng_state(replica_key(key, self.replica), str(self.device))
 
     def to_host(self, tree: Any) -> Any:
         self._torch_xla.sync()
@@ -469,6 +471,11 @@ class Spmd(Xla):
     @property
     def num_devices(self) -> int:
         return int(self._mesh.size())
+
+    @property
+    def replica(self) -> int:
+        # All hosts compute one model, and XLA takes the key of each as the same value: never the host's number.
+        return 0
 
     def keep(self, tensors: Iterable[torch.Tensor]) -> None:
         # Said from the start: otherwise the first step's outputs say it, and the second step is another graph.
@@ -596,7 +603,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
         runtime = exits.enter_context(running(strategy, config.precision))
         exits.enter_context(watched(runtime))
-        runtime.join()
+        runtime.join(config.stall_timeout_s)
         faulthandler.cancel_dump_traceback_later()
         yield runtime
 
@@ -764,6 +771,11 @@ def _wait_for(place: Place) -> None:
 
 
 # --- small parts -----------------------------------------------------------------------------------------------------
+
+
+def replica_key(key: int, replica: int) -> int:
+    """A replica's own random key, 63 bits."""
+    return (key >> 1) ^ replica
 
 
 def _first_line(error: Exception) -> str:

@@ -27,7 +27,7 @@ def test_digits_are_written_once_so_that_a_second_demo_finds_the_input_of_its_sh
 def test_ctrl_c_leaves_a_command_of_the_demo_the_time_that_it_takes_to_save():
     command = (
         "import sys, time\n"
-        "try:\n    print('started', flush=True); time.sleep(60)\n"
+        "try:\n    print('started', flush=True); time.sleep(600)\n"
         "except KeyboardInterrupt:\n    time.sleep(1); print('saved', flush=True); sys.exit(130)"
     )
     start = f"import sys; from examples.demo import follow; sys.exit(follow([sys.executable, '-c', {command!r}]))"
@@ -38,5 +38,5 @@ def test_ctrl_c_leaves_a_command_of_the_demo_the_time_that_it_takes_to_save():
     assert demo.stdout is not None
     assert demo.stdout.readline() == "started\n"
     os.killpg(demo.pid, signal.SIGINT)
-    assert demo.communicate(timeout=60) == ("saved\n", "")
+    assert demo.communicate(timeout=600) == ("saved\n", "")
     assert demo.returncode == 130

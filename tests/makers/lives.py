@@ -63,12 +63,12 @@ class Life:
             time.sleep(0.01)
         return []
 
-    def wait(self, timeout_s: float = 300.0) -> tuple[int, str, str]:
+    def wait(self, timeout_s: float = 900.0) -> tuple[int, str, str]:
         """The launcher's exit code, standard output and standard error."""
         output = self.process.communicate(timeout=timeout_s)[0]
         return self.process.returncode, output, self._log.read_text(errors="replace")
 
-    def wait_for_orphans(self, timeout_s: float = 120.0) -> dict[int, str]:
+    def wait_for_orphans(self, timeout_s: float = 600.0) -> dict[int, str]:
         """Who is still there when all should be gone."""
         end = time.monotonic() + timeout_s
         while self.members() and time.monotonic() < end:
@@ -79,7 +79,7 @@ class Life:
 def finish(words: Sequence[object], log: Path) -> dict[str, int]:
     """Runs a build to its end and returns its counters."""
     with Life(words, log) as life:
-        code, output, errors = life.wait(600.0)
+        code, output, errors = life.wait()
     assert code == 0, errors
     return json.loads(output)["counters"]
 

@@ -75,7 +75,7 @@ def trainer(
     )
 
 
-def finish(process: subprocess.Popen[str], timeout_s: float = 300) -> tuple[int, str]:
+def finish(process: subprocess.Popen[str], timeout_s: float = 600) -> tuple[int, str]:
     """Exit code and output of a process, which is killed if it takes longer."""
     try:
         output, _ = process.communicate(timeout=timeout_s)

@@ -1,8 +1,9 @@
 """One process of a run that only watches: `python -m tests.makers.watched PORT HOST NUM_HOSTS WHAT`.
 
-Host 0 holds the hub. WHAT it does: `wait` in native code for ever (`wait alone` if nobody else will come), `end` well
-at once or `later`, `fail`, be `preempted`, or `give up` as soon as it hears of a loss. Silence and patience are short
-here, so that tests are.
+Host 0 holds the hub. WHAT it does, once a line comes on stdin: `wait` in native code for ever (`wait alone` if nobody
+else will come), `end` well at once or `later`, `fail`, be `preempted`, or `give up` as soon as it hears of a loss. Who
+waits is ended soon after a loss, so that tests are short; who ends by itself has all the time that it
+takes on a busy machine.
 """
 
 import ctypes
@@ -13,27 +14,33 @@ from contextlib import ExitStack
 from trainer import watch
 from trainer.errors import NotFinite, PeerLost, Preempted
 
-BEAT_S, SILENT_S, GRACE_S = 0.2, 10.0, 2.0
-JOIN_S, ALONE_S = 60.0, 3.0
+BEAT_S, GRACE_S, LATER_S = 0.2, 2.0, 4.0
+JOIN_S, ALONE_S = 600.0, 3.0
 CAUGHT = 7
 """The exit code of a main thread that ends by itself after a loss."""
 
 
 def main(port: int, host: int, num_hosts: int, what: str) -> None:
-    """Says `ready` when it stands where it will wait."""
-    watch.BEAT_S, watch.SILENT_S, watch.GRACE_S = BEAT_S, SILENT_S, GRACE_S
+    """Says `ready` when it stands where it will act; the one with the hub when all have come and said their step."""
+    watch.BEAT_S, watch.GRACE_S = BEAT_S, GRACE_S if what.startswith("wait") else JOIN_S
     watch.JOIN_S = ALONE_S if what == "wait alone" else JOIN_S
     own = watch.Watch()
     with ExitStack() as exits:
-        if host == 0:
-            exits.enter_context(watch.Hub(("127.0.0.1", port)))
+        hub = exits.enter_context(watch.Hub(("127.0.0.1", port))) if host == 0 else None
         own.on_loss(lambda text: print(f"noted: {text}", flush=True))
+        own.reached(10 + host)
         own.start(("127.0.0.1", port), host, num_hosts)
         exits.push(own)
-        own.reached(10 + host)
-        time.sleep(3 * BEAT_S)
+        while what != "wait alone" and hub is not None and _num_heard(hub) < num_hosts:
+            time.sleep(BEAT_S)
         print("ready", flush=True)
+        if what != "wait alone":
+            sys.stdin.readline()
         act(what, own)
+
+
+def _num_heard(hub: watch.Hub) -> int:
+    return sum(member.hello is not None and member.step is not None for member in hub._members)
 
 
 def act(what: str, own: watch.Watch) -> None:
@@ -42,7 +49,7 @@ def act(what: str, own: watch.Watch) -> None:
         case "wait" | "wait alone":
             ctypes.CDLL(None).sleep(600)
         case "later":
-            time.sleep(GRACE_S + 2)
+            time.sleep(LATER_S)
         case "fail":
             raise NotFinite("the loss is nan")
         case "preempted":

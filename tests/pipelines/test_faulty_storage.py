@@ -30,7 +30,7 @@ from tests.makers.stored import files_of, samples_of
 pytestmark = [pytest.mark.slow, pytest.mark.gcs]
 
 HERE = ["--direct_running_mode=in_memory"]
-PATIENT = RetryPolicy(stall_timeout_s=0.5, first_pause_s=0.02, max_pause_s=0.5)
+PATIENT = RetryPolicy(stall_timeout_s=2.0, first_pause_s=0.02, max_pause_s=0.5)
 HASTY = replace(PATIENT, give_up_after_s=0.5)
 NUM_SHARDS = 4
 TRAIN_TAR = "ILSVRC2012_img_train.tar"

@@ -46,7 +46,7 @@ def parent_of(pid):
 
 def wait_until(condition):
     """Waits for something that takes at most the import of Beam."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -1,6 +1,7 @@
 """The frame of a page: escaped, without a script, without an address that leads elsewhere."""
 
 import re
+import unicodedata
 
 import jinja2
 import pytest
@@ -46,6 +47,12 @@ def test_a_long_text_is_cut_and_control_characters_are_replaced():
     assert page.clip("a" * 200) == "a" * 119 + "…"
     assert page.clip("a\x00b\x1b[31m\u202e") == "a\ufffdb\ufffd[31m\ufffd"
     assert page.clip("exactly", 7) == "exactly"
+
+
+@pytest.mark.parametrize("space", ["NO-BREAK SPACE", "NARROW NO-BREAK SPACE", "IDEOGRAPHIC SPACE", "EN SPACE"])
+def test_every_space_stays_what_it_is(space):
+    text = f"98.70{unicodedata.lookup(space)}%"
+    assert page.clip(text) == text
 
 
 def test_half_a_surrogate_is_no_failure():

@@ -238,7 +238,7 @@ def test_a_copy_that_is_forked_while_others_ask_for_a_process_starts_its_own(sha
     child = multiprocessing.get_context("fork").Process(target=from_second, args=[stream])
     with stream.decoders._lock:
         child.start()
-    child.join(20)
+    child.join(600)
     code = child.exitcode
     child.kill()
     assert code == 0

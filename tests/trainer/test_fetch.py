@@ -330,7 +330,7 @@ def test_steps_may_be_asked_for_again(watched, block_size):
         found.append([tickets.addresses.label(number) for number in range(len(slots.ids))])
         read = threading.Thread(target=lambda tickets=tickets: list(tickets.contents(0, 6)), daemon=True)
         read.start()
-        read.join(20)
+        read.join(300)
         assert not read.is_alive()
     assert found[1] == found[3] == found[4]
     reads.close()
@@ -366,10 +366,10 @@ def test_another_object_under_a_shards_name_is_refused_before_it_is_read(watched
 def test_reads_that_begin_together_look_at_their_shard_once(watched):
     storage, split = watched
     reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
-    storage.before_look = lambda number: held.wait(30)
+    storage.before_look = lambda number: held.wait(600)
     reads = [reader.submit(0, 0, 100) for _ in range(20)]
     held.set()
-    assert {read.result(timeout=20) for read in reads} == {storage.inner.read(split.shards[0].path, 0, 100)}
+    assert {read.result(timeout=300) for read in reads} == {storage.inner.read(split.shards[0].path, 0, 100)}
     assert storage.looks == [split.shards[0].path]
     reader.close()
 
@@ -379,15 +379,15 @@ def test_a_look_that_fails_is_raised_to_all_that_wait_and_the_next_read_looks_ag
     reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
 
     def fail(number):
-        held.wait(30)
+        held.wait(600)
         raise TransientError("no answer")
 
     storage.before_look = fail
     reads = [reader.submit(0, 0, 100) for _ in range(20)]
     held.set()
-    assert {str(read.exception(timeout=20)) for read in reads} == {"no answer"}
+    assert {str(read.exception(timeout=300)) for read in reads} == {"no answer"}
     storage.before_look = lambda number: None
-    assert len(reader.submit(0, 0, 100).result(timeout=20)) == 100
+    assert len(reader.submit(0, 0, 100).result(timeout=300)) == 100
     reader.close()
 
 
@@ -395,8 +395,8 @@ def test_a_hedge_does_not_wait_for_a_look_that_stalls(watched):
     storage, split = watched
     reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
     wait([reader.submit(0, 0, 1000) for _ in range(100)])
-    storage.before_look = lambda number: held.wait(30) if number == 2 else None
-    assert len(reader.submit(1, 0, 1000).result(timeout=20)) == 1000
+    storage.before_look = lambda number: held.wait(600) if number == 2 else None
+    assert len(reader.submit(1, 0, 1000).result(timeout=300)) == 1000
     assert [name == split.shards[1].path for name in storage.looks] == [False, True, True]
     held.set()
     reader.close()
@@ -444,10 +444,10 @@ def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(watched):
 
     def hold(number, name):
         if number == asked:
-            held.wait(30)
+            held.wait(600)
 
     storage.before = hold
-    assert len(reader.submit(0, 0, 1000).result(timeout=20)) == 1000
+    assert len(reader.submit(0, 0, 1000).result(timeout=300)) == 1000
     assert reader.num_hedges.total() >= 1
     held.set()
     reader.close()
@@ -461,13 +461,13 @@ def test_a_read_fails_only_when_its_hedge_failed_too(watched):
 
     def break_first(number, name):
         if number == asked:
-            held.wait(30)
+            held.wait(600)
             raise TransientError("reset")
         held.set()
         time.sleep(0.05)
 
     storage.before = break_first
-    assert len(reader.submit(0, 0, 1000).result(timeout=20)) == 1000
+    assert len(reader.submit(0, 0, 1000).result(timeout=300)) == 1000
     reader.close()
 
 
@@ -476,10 +476,10 @@ def test_closing_cancels_what_has_not_been_read(watched):
     reader = RemoteReader(ShardTable(storage, split), 1)
     reader.submit(0, 0, 10).result()
     held = threading.Event()
-    storage.before = lambda number, name: held.wait(30)
+    storage.before = lambda number, name: held.wait(600)
     waiting = [reader.submit(0, 0, 10) for _ in range(5)]
     reader.close()
-    assert all(isinstance(future.exception(timeout=10), CancelledError) for future in waiting)
+    assert all(isinstance(future.exception(timeout=300), CancelledError) for future in waiting)
     held.set()
 
 

@@ -1,5 +1,6 @@
 import itertools
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -104,7 +105,7 @@ class _Overflowing(nn.Module):
         return self.head(images_NCHW.flatten(1)) * (1 if self.training else float("inf"))
 
 
-SAVE_S = 0.5
+SAVE_S = 2.0
 
 
 def slowly_saved_model(num_classes: int) -> nn.Module:
@@ -614,6 +615,34 @@ def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(manif
         assert {path: path.stat().st_size for path in tmp_path.rglob("*")} == files
     run(config)
     assert len(losses(tmp_path)) == 2
+
+
+def die_while_saving(folder: str) -> None:
+    with open_storage(folder).writer(checkpoint.folder_of(9) + checkpoint.STATE) as writer:
+        writer.write(bytes(1 << 20))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_kill_leaves_of_a_checkpoint_goes_when_the_run_goes_on(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path)
+    run(replace(config, max_steps=3))
+    child = multiprocessing.get_context("spawn").Process(target=die_while_saving, args=(str(tmp_path),))
+    child.start()
+    child.join()
+    left = tmp_path / checkpoint.folder_of(9)
+    assert [path.stat().st_size for path in left.iterdir()] == [1 << 20]
+    (tmp_path / "checkpoints/mine").mkdir()
+    run(replace(config, max_steps=3))
+    assert not left.exists()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["mine", "step-000000003"]
+
+
+def test_what_another_living_process_writes_stays(manifest: str, tmp_path: Path) -> None:
+    with open_storage(str(tmp_path)).writer(checkpoint.folder_of(9) + "notes.txt") as writer:
+        writer.write(b"a copy on its way")
+        run(tiny_config(manifest, tmp_path, max_steps=1))
+    assert (tmp_path / checkpoint.folder_of(9) / "notes.txt").read_bytes() == b"a copy on its way"
 
 
 def robbed_model(num_classes: int) -> nn.Module:

@@ -1,11 +1,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -115,7 +117,7 @@ def interrupted(words: list[str], has_begun: Callable[[], bool]) -> tuple[int, s
         while program.poll() is None and not has_begun():
             time.sleep(0.05)
         os.killpg(program.pid, signal.SIGINT)  # as a terminal does
-        _, errors = program.communicate(timeout=60)
+        _, errors = program.communicate(timeout=600)
     finally:
         program.kill()
     return program.returncode, errors
@@ -135,6 +137,39 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
     saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
     assert command.main([*words, "--max-steps", str(saved + 1)]) == command.OK
     assert len(losses(tmp_path)) > saved
+
+
+def sleeping_model(num_classes: int) -> Any:
+    """A model that never gets through its first step."""
+    from torch import nn
+
+    class Sleeping(nn.Linear):
+        def forward(self, images_NCHW: Any) -> Any:
+            time.sleep(600)
+
+    return Sleeping(1, num_classes)
+
+
+@pytest.mark.parametrize("strategy", ["single", pytest.param("replica", marks=pytest.mark.slow)])
+def test_ctrl_c_before_the_first_checkpoint_says_that_there_is_none(
+    strategy: str, manifest: str, tmp_path: Path
+) -> None:
+    words = ["train", *tiny(manifest, tmp_path), "--strategy", strategy]
+    code, errors = interrupted(
+        [*words, "--model", "tests.trainer.test_main:sleeping_model"], (tmp_path / "logs/host-000.log").exists
+    )
+    assert code == command.INTERRUPTED
+    expected = "stopped before the first checkpoint: nothing is saved, the same command begins again"
+    assert errors.splitlines()[-1] == expected
+
+
+def test_ctrl_c_does_not_wait_for_a_bucket_and_claims_nothing_about_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(command, "LOOK_S", 0.1)
+        assert command.after_ctrl_c("gs://bucket/run") == (
+            "; the same command goes on from the last checkpoint, if there is one: gs://bucket/run does not answer"
+        )
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

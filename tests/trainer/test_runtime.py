@@ -27,11 +27,11 @@ class Threads(Single):
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         self._table.append(list(values))
-        self._barrier.wait(10)
+        self._barrier.wait(600)
         sums = [sum(column) for column in zip(*self._table, strict=True)]
-        if self._barrier.wait(10) == 0:
+        if self._barrier.wait(600) == 0:
             self._table.clear()
-        self._barrier.wait(10)
+        self._barrier.wait(600)
         return sums
 
 
@@ -100,3 +100,11 @@ def test_no_two_replicas_drop_the_same_units(key: int) -> None:
         replica.seed(key)
         found.append(torch.rand(4).tolist())
     assert len({tuple(numbers) for numbers in found}) == 8
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_the_key_of_a_replica_fits_what_takes_it_and_is_nobody_elses(key: int) -> None:
+    keys = {runtime.replica_key(key, replica) for replica in range(8)}
+    assert len(keys) == 8
+    assert all(0 <= found < 2**63 for found in keys)
+    assert runtime.replica_key(key, 0) == key >> 1  # of every checkpoint that a run on one host goes on from

@@ -288,7 +288,7 @@ def test_closing_a_stream_ends_its_threads(shards):
     assert any(thread.name.startswith("shardset-") for thread in threading.enumerate())
     batches.close()
     for thread in set(threading.enumerate()) - before:
-        thread.join(timeout=10)
+        thread.join(timeout=300)
     assert set(threading.enumerate()) <= before
 
 
@@ -381,15 +381,24 @@ def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
 
 
 def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
-    url, held = f"memory://{uuid.uuid4().hex}/set", threading.Event()
+    url, asked, held = f"memory://{uuid.uuid4().hex}/set", threading.Event(), threading.Event()
+
+    def hold(*_):
+        asked.set()
+        held.wait(600)
+
+    def interrupt():
+        asked.wait()
+        _thread.interrupt_main()
+
     write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=16)}, num_shards=4)
     stream = make(url, image=None)
-    stream.table.storage = WatchedStorage(stream.table.storage, before=lambda *_: held.wait(60))
+    stream.table.storage = WatchedStorage(stream.table.storage, before=hold)
     batches, begun = stream.epoch(0), time.monotonic()
-    threading.Timer(0.2, _thread.interrupt_main).start()
+    threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 300
     waiting = [thread for thread in threading.enumerate() if thread.name.startswith("shardset-index")]
     assert len(waiting) > 1
     assert all(thread.daemon for thread in waiting)

@@ -16,7 +16,7 @@ def test_a_lock_that_is_held_during_a_fork_is_free_in_the_child():
     child = multiprocessing.get_context("fork").Process(target=take_it)
     with lock:
         child.start()
-    child.join(20)
+    child.join(600)
     code = child.exitcode
     child.kill()
     assert code == 0

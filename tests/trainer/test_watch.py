@@ -34,7 +34,8 @@ def start() -> Iterator[Start]:
 
     def one(host: int, num_hosts: int, what: str) -> subprocess.Popen[str]:
         words = [sys.executable, "-m", "tests.makers.watched", str(port), str(host), str(num_hosts), what]
-        started.append(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(subprocess.Popen(words, text=True, **pipes))
         return started[-1]
 
     yield one
@@ -44,14 +45,18 @@ def start() -> Iterator[Start]:
 
 
 def ready(*processes: subprocess.Popen[str]) -> None:
-    """Waits until each stands where it will wait."""
+    """Waits until each stands where it will act and all know each other, and lets them."""
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     return process.returncode, output.splitlines()
 
 
@@ -84,6 +89,7 @@ def test_a_main_thread_that_ends_by_itself_after_a_loss_is_let_go(start: Start) 
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(start: Start, host: int) -> None:
     failing, waiting = start(host, 2, "fail"), start(1 - host, 2, "wait")
+    ready(failing, waiting)
     code, lines = end_of(failing)
     assert (code, lines[-1]) == (FAILED, "trainer.errors.NotFinite: the loss is nan")
     code, lines = end_of(waiting)
@@ -97,12 +103,14 @@ def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(s
 def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start) -> None:
     whats = {"later": 0, "end": 0, "preempted": PREEMPTED}
     processes = [start(host, 3, what) for host, what in enumerate(whats)]
-    assert [end_of(process) for process in processes] == [(code, ["ready"]) for code in whats.values()]
+    ready(*processes)
+    assert [end_of(process) for process in processes] == [(code, []) for code in whats.values()]
 
 
 def test_the_process_with_the_hub_may_end_first(start: Start) -> None:
     processes = [start(0, 2, "end"), start(1, 2, "later")]
-    assert [end_of(process) for process in processes] == [(0, ["ready"])] * 2
+    ready(*processes)
+    assert [end_of(process) for process in processes] == [(0, [])] * 2
 
 
 @pytest.mark.slow

@@ -356,7 +356,7 @@ def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
 def test_ctrl_c_says_what_is_left_behind(cloud, verb, words, left):
     if verb == "train":
         (home,) = cloud.ready("my-tpu", "v4-8", 1)
-        (home / "shardset-tpu/env/bin/python").write_text('#!/bin/sh\ntouch "$HOME/ran"; exec sleep 60\n')
+        (home / "shardset-tpu/env/bin/python").write_text('#!/bin/sh\ntouch "$HOME/ran"; exec sleep 600\n')
     program = subprocess.Popen(
         [sys.executable, "-m", "trainer", "tpu", verb, *PLACE, *words],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
@@ -367,7 +367,7 @@ def test_ctrl_c_says_what_is_left_behind(cloud, verb, words, left):
         time.sleep(0.02)
     time.sleep(0.2)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=600)
     assert program.returncode == command.FAILED, errors
     assert last(errors).startswith("CloudError: interrupted; ")
     assert left in last(errors)

@@ -34,7 +34,7 @@ def tpu(cloud: Cloud, verb: str, *words: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=900)
     return process.returncode, output
 
 

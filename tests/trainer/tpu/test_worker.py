@@ -75,15 +75,15 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    for _ in range(1500):
+    for _ in range(30_000):
         if condition():
             return
         time.sleep(0.02)
-    pytest.fail("it did not happen within 30 s")
+    pytest.fail("it did not happen within 600 s")
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=600)
     return process.returncode, output, errors
 
 
@@ -113,7 +113,7 @@ def test_a_training_goes_on_when_the_connection_breaks_and_can_be_joined(machine
 def test_a_training_does_not_end_with_the_session_that_started_it(machine, number):
     first = machine.train(0)
     os.killpg(first.pid, number)
-    first.wait(timeout=60)
+    first.wait(timeout=600)
     assert machine.place.is_training
     machine.go()
     until(lambda: not machine.place.is_training)
