@@ -70,8 +70,7 @@ class NamesBelow:
             return folder[len(self._url) + 1 :]
         if self._identity is None or "://" in folder:
             return None
-        ends = [at for at, letter in enumerate(folder) if letter == "/"][1:] + [len(folder)]
-        for end in ends:
+        for end in (*[at for at, letter in enumerate(folder) if letter == "/"][1:], len(folder)):
             if (found := _identity(folder[:end])) is None:
                 return None
             if found == self._identity:

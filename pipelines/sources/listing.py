@@ -65,9 +65,9 @@ class Listing:
 
     A path is relative to `input`, absolute, or a gs:// URL. Labels are all numbers, taken as they are, or all names,
     numbered in sorted order; in CSV a label of digits (`7`, `7.0`) is a number, without the white space around it, in
-    JSONL its type decides. `holdout` is for listings without splits: fractions by name, decided by `seed` and each `key`
-    or, where there is none, by what the image is called below `input`, without its extension. Raises ConfigError if the
-    holdout makes no sense or `file` is neither .csv nor .jsonl.
+    JSONL its type decides. `holdout` is for listings without splits: fractions by name, decided by `seed` and each
+    `key` or, where there is none, by what the image is called below `input`, without its extension. Raises ConfigError
+    if the holdout makes no sense or `file` is neither .csv nor .jsonl.
     """
 
     input: Storage
