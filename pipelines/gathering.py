@@ -5,7 +5,6 @@ Everything is bounded and chosen by the set alone, so that the same set and limi
 
 import hashlib
 import io
-import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import likeness, looking
+from pipelines import likeness, looking, quarantine
 from pipelines.encoding import UndecodableImage, miniature
 from pipelines.inspect import read_fixes
 from pipelines.looking import Catalog, Damage, image_of
@@ -295,11 +294,7 @@ def _quarantine(
     entries: list[dict[str, Any]] = []
     damage = []
     for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if isinstance(entry, dict):
+        if (entry := quarantine.entry_of(line)) is not None:
             entries.append(entry)
         else:
             damage.append(Damage(path, f"line {number} is not a JSON object; restore or rebuild it"))

@@ -14,6 +14,7 @@ import google_crc32c
 import msgspec
 import numpy as np
 
+from pipelines import quarantine
 from pipelines.encoding import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine
 from shardset import manifest as manifests
 from shardset.errors import DamagedShard, NotFound, StorageError
@@ -420,11 +421,7 @@ def _quarantine_problems(storage: Storage, manifest: Manifest) -> Iterator[Probl
     if len(lines) != expected:
         yield Problem(path, f"lists {len(lines)} samples, the manifest says {expected}; restore or rebuild it")
     for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict):
+        if quarantine.entry_of(line) is None:
             yield Problem(path, f"line {number} is not a JSON object; restore or rebuild it")
 
 

@@ -195,7 +195,7 @@ def recorded_config(run_dir: str) -> TrainConfig:
         values = json.loads(open_storage(run_dir).read(configs.RECORD))
     except NotFound:
         return configs.default()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{run_dir}/{configs.RECORD}: not JSON ({error}); restore it") from error
     return replace(configs.from_dict(values), resume="auto")
 

@@ -135,7 +135,7 @@ def _record_of(line: bytes) -> Record | None:
     try:
         values = json.loads(line)
         return msgspec.convert(values, _KINDS[values["kind"]])
-    except (ValueError, KeyError, TypeError, msgspec.ValidationError):
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
         return None
 
 
@@ -147,7 +147,7 @@ def _config(storage: Storage) -> dict[str, Any]:
     data = storage.read(RECORD)
     try:
         values = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{storage.url}/{RECORD}: not JSON ({error}); the run's configuration is not known"
         ) from error

@@ -30,6 +30,8 @@ MAX_TEXT = 1024
 
 MAX_LINE = 8192
 NUMBER_BITS = 32
+_FRAME_HEAD = 9
+"""Bytes of the instruction that begins a frame."""
 
 RECONSTRUCT = frozenset(("numpy.core.multiarray _reconstruct", "numpy._core.multiarray _reconstruct"))
 ENCODE = "_codecs encode"
@@ -64,18 +66,34 @@ def check(data: bytes, names: Collection[str]) -> None:
     `names` are the globals that it may name, `MODULE NAME`. Raises what `pickletools` does, or UnpicklingError, where
     the opcodes make no whole pickle.
     """
-    stack, position = _Stack(names), 0
+    stack, position, frame_stop = _Stack(names), 0, 0
     try:
         for number, (opcode, argument, at) in enumerate(pickletools.genops(_Lines(data))):
             position = at or 0
             if number == MAX_OPCODES:
                 raise Refused(f"more than {MAX_OPCODES} instructions")
+            if frame_stop:
+                frame_stop = _next_frame_stop(frame_stop, position, opcode.name)
+            if opcode.name == "FRAME":
+                frame_stop = position + _FRAME_HEAD + int(argument or 0)
             step = _STEPS.get(opcode.name)
             if step is None:
                 raise Refused(f"the instruction {opcode.name}")
             step(stack, argument)
     except Refused as error:
         raise Refused(f"{error} at byte {position}") from error
+
+
+def _next_frame_stop(stop: int, position: int, opcode: str) -> int:
+    """Where the frame ends that an instruction is in, 0 if in none.
+
+    The unpickler drops the rest of a frame that it has to read across, and goes on with other instructions than these.
+    """
+    if position > stop:
+        raise Refused("an instruction across the end of a frame")
+    if position < stop and opcode == "FRAME":
+        raise Refused("a frame in a frame")
+    return stop if position < stop else 0
 
 
 class _Lines(io.BytesIO):

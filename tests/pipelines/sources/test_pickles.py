@@ -183,6 +183,12 @@ ATTACKS = {
     "a large number": (b"\x80\2" + LONG + b".", "a number of 1999 bits"),
     "a long line": (b"I" + 10_000 * b"9" + b"\n.", "a line of 8192 or more bytes"),
     "many instructions": (2_000_000 * b"\x80\2" + b"N.", "more than 2000000 instructions"),
+    "a text across a frame": (
+        b"\x80\4\x95\4" + 7 * b"\0" + b"C\x04aaaaN0.",
+        "an instruction across the end of a frame",
+    ),
+    "a line across a frame": (b"\x80\4\x95\4" + 7 * b"\0" + b"I1111\n.", "an instruction across the end of a frame"),
+    "a frame in a frame": (b"\x80\4\x95\x20" + 7 * b"\0" + b"\x95\1" + 7 * b"\0" + b"N.", "a frame in a frame"),
     "many items": (b"\x80\2](" + 200_001 * b"N" + b"e.", "more than 200000 values"),
 }
 
@@ -192,6 +198,11 @@ def test_what_no_batch_holds_is_refused_before_it_is_built(name):
     data, message = ATTACKS[name]
     with pytest.raises(SourceError, match=f"here: the pickle holds .*{message}"):
         pickles.loads(data, "here")
+
+
+def test_frames_that_end_between_instructions_are_read():
+    frame = b"\x95%c" + 7 * b"\0"
+    assert pickles.loads(b"\x80\4" + frame % 3 + b"](N" + frame % 4 + b"K\1e.", "here") == [None, 1]
 
 
 def test_names_and_short_texts_may_be_referred_to_again():
