@@ -104,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="make one HTML page that shows a run", allow_abbrev=False)
     report.add_argument("run_dir", metavar="RUN", help="the run folder, local or gs://")
     report.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
+    report.add_argument("--force", action="store_true", help="replace whatever file stands at --output")
     report.add_argument("--debug", action="store_true", help="show tracebacks")
     report.set_defaults(command=make_report)
     return top

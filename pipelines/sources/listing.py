@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,13 +68,15 @@ class Listing:
     numbered in sorted order; in CSV a label of digits (`7`, `7.0`) is a number, without the white space around it, in
     JSONL its type decides. `holdout` is for listings without splits: fractions by name, decided by `seed` and each
     `key` or, where there is none, by what the image is called below `input`, without its extension. Raises ConfigError
-    if the holdout makes no sense or `file` is neither .csv nor .jsonl.
+    if the holdout makes no sense or `file` is neither .csv nor .jsonl. With `within_input` an image outside of `input`,
+    by a whole path or a symbolic link, is a SourceError.
     """
 
     input: Storage
     file: str
     holdout: dict[str, float] = field(default_factory=dict)
     seed: int = 0
+    within_input: bool = False
 
     name: ClassVar[str] = "listing"
 
@@ -134,6 +137,11 @@ class Listing:
             row = _row(line, record, where)
             if self.holdout and row.split:
                 raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
+            if self.within_input and not _is_within(self.input, row.path):
+                raise SourceError(
+                    f"{where}: path {row.path!r:.200} leads out of {self.input.url}; move the image there, or leave "
+                    "--within-input out"
+                )
             yield row
 
     def _class_names(self, listed: "_Listed") -> list[str]:
@@ -315,6 +323,15 @@ def _check_absolute(path: str, where: str) -> str:
     except ConfigError as error:
         raise SourceError(f"{where}: {error}") from error
     return path
+
+
+def _is_within(folder: Storage, path: str) -> bool:
+    """Whether what is read at a path of a listing stands below the folder, symbolic links resolved."""
+    storage, name = open_file(path) if _is_absolute(path) else (folder, path)
+    place, top = f"{storage.url}/{name}", folder.url
+    if "://" not in place and "://" not in top:
+        place, top = os.path.realpath(place), os.path.realpath(top)
+    return place.startswith(f"{top.rstrip('/')}/")
 
 
 def _is_absolute(path: str) -> bool:
