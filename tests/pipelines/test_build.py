@@ -362,6 +362,28 @@ def test_an_output_among_the_tars_that_are_read_is_refused_before_a_rerun_takes_
     assert built(named) == built(named)
 
 
+def test_the_closing_table_shows_the_size_of_the_stored_shards(tmp_path, capfd):
+    raw = tmp_path / "raw"
+    for number in range(8):
+        add(raw, f"a/{number}.png", odd_images.encoded(odd_images.picture(number, (500, 400)), "PNG"))
+    words = ["build", "--source", "folder", "--input", str(raw), "--num-shards", "2", "--direct_running_mode=in_memory"]
+    words += ["--no-report", "--resize", "shorter=16", "--image-format", "jpg", "--output"]
+
+    def shown(*more: str) -> tuple[str, float]:
+        capfd.readouterr()
+        assert command.main([*words, *more]) == 0
+        head, row = (line for line in capfd.readouterr().out.splitlines() if re.search(r"MB each|train ", line))
+        return re.findall(r"\S+ ?\S* each", head)[-1].strip(), float(row.split()[-1])
+
+    out = tmp_path / "out"
+    assert shown(str(out)) == ("MB each", 0.0)
+    assert shown(str(tmp_path / "dry"), "--dry-run")[0] == "input MB each"
+    assert shown(str(tmp_path / "part"), "--only-shards", "train:0")[0] == "input MB each"
+    assert shown(str(out), "--overwrite", "--seed", "1", "--image-format", "png", "--resize", "shorter=400")[
+        1
+    ] == round(sum(path.stat().st_size for path in out.rglob("*.tar")) / 2 / 1e6, 1)
+
+
 @pytest.mark.parametrize("place", ["photos", "photos/shards", "photos/./a/../b", "link/shards"])
 def test_an_output_in_the_folder_of_raw_images_is_refused_before_anything_is_written(tmp_path, place):
     photos = write_class_folders(tmp_path / "photos", ["a", "b"], 2)
