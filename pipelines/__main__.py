@@ -144,6 +144,8 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
     where.add_argument("--holdout", action=_Together, type=_shares, default={}, metavar="SPLIT=FRACTION",
                        help="put this share of the samples into a split of its own, chosen by their names")  # fmt: skip
+    where.add_argument("--within-input", action="store_true",
+                       help="refuse a listing with images outside of its folder, by links or whole paths")  # fmt: skip
     where.add_argument(
         "--overwrite", action="store_true", help="replace the shard set at the output, or start an unfinished one over"
     )
@@ -289,6 +291,7 @@ def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
     )  # fmt: skip
     report.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
+    report.add_argument("--force", action="store_true", help="replace whatever file stands at --output")
     report.add_argument("--images", type=int, default=100_000, metavar="N",
                         help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
     report.add_argument("--input", metavar="FOLDER", help="the raw input, for pictures of what is in quarantine")

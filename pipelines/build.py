@@ -188,6 +188,8 @@ def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequenc
 def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitLine]]:
     """Surveys the input and lays down (or finds again) what the workers start from."""
     source = sources.open_source(config)
+    if folder := sources.folder_of(config):
+        replacing.refuse_among_raw(open_storage(config.output), folder)
     survey = source.survey()
     with explained(f"the temporary folder {tempfile.gettempdir()}"), tempfile.TemporaryFile() as units:
         digest, lines = write_units(survey, units)

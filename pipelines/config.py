@@ -34,6 +34,7 @@ class BuildConfig:
     image: ImageOptions = field(default_factory=ImageOptions)
     overwrite: bool = False
     only_shards: frozenset[tuple[str, int]] = frozenset()
+    within_input: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_fraction <= 1:
@@ -64,7 +65,7 @@ class BuildConfig:
     def what_decides_bytes(self) -> dict[str, Any]:
         """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""
         options = asdict(self)
-        for name in ("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction"):
+        for name in ("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"):
             del options[name]
         del options["image"]["max_pixels"]
         return options

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelines import likeness, looking
+from pipelines import likeness, looking, quarantine
 from pipelines.encoding import UndecodableImage, miniature
 from pipelines.inspect import read_fixes
 from pipelines.looking import Catalog, Damage, image_of
-from pipelines.verify import read_quarantine
 from shardset import page
 from shardset.errors import ConfigError, DamagedShard, StorageError
 from shardset.manifest import Manifest
@@ -289,7 +288,7 @@ def _quarantine(
     """The first entries, (split, reason, number) of all, and what is wrong with the list itself."""
     path = manifest.quarantine.path
     try:
-        listed = read_quarantine(storage, manifest.quarantine) if manifest.quarantine.count else []
+        listed = quarantine.read(storage, manifest.quarantine) if manifest.quarantine.count else []
     except StorageError as error:
         return [], [], [Damage(path, f"can't be read: {error}")]
     entries = [entry for entry in listed if entry is not None]

@@ -16,6 +16,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from pipelines import quarantine
 from pipelines.terminal import on_standard_output, plain
 from shardset import manifest as manifests
 from shardset.errors import ConfigError
@@ -181,26 +182,46 @@ def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | Non
 def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | None = None) -> list[Sample]:
     """All samples made from the raw sample of that original name, or of a name that ends with `/` and it.
 
-    Reads the plan. Raises ConfigError if there is none, or if the plan is gone.
+    Reads the plan. Raises ConfigError if there is none, saying why where it was rejected, or if the plan is gone.
     """
-    no_names = ConfigError(f"{storage.url}: {NO_NAMES}; search by --key")
+
+    def none(otherwise: str) -> ConfigError:
+        return ConfigError(_why_rejected(storage, manifest, name, split) or otherwise)
+
+    no_names = f"{storage.url}: {NO_NAMES}; search by --key"
 
     def rows(split_name: str, number: int, shard: Shard) -> list[Sample]:
         origins = read_origins(storage, split_name, number, None)
         if origins is None:
-            raise no_names
+            raise none(no_names)
         here = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
         if not here:
             return []
         index = read_index(storage, shard)
         if read_origins(storage, split_name, number, index["key"]) is None:
-            raise no_names
+            raise ConfigError(no_names)
         return [_sample(manifest, split_name, number, index, row, origins) for row in here]
 
     found = _over_shards(_splits(manifest, split), rows)
     if not found:
-        raise ConfigError(f"no sample was made from {name!r}; it may be in {manifest.quarantine.path}, or misspelled")
+        raise none(
+            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; is it misspelled?"
+        )
     return found
+
+
+def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | None) -> str:
+    """What the quarantine list says of a name; empty if it says nothing."""
+    entries = [
+        f"{entry.get('name')} (split {entry.get('split')}): {entry.get('reason')}"
+        for entry in quarantine.find(storage, manifest, name)
+        if split in (None, entry.get("split"))
+    ]
+    if not entries:
+        return ""
+    more = f"; and {len(entries) - MAX_ROWS:,} more" if len(entries) > MAX_ROWS else ""
+    listed = "; ".join(entries[:MAX_ROWS])
+    return f"no sample was made from {name!r}; {manifest.quarantine.path} says why: {listed}{more}"
 
 
 def is_copy(stored: str, key: str) -> bool:

@@ -169,7 +169,7 @@ def read_record(output: Storage, name: str, kind: type) -> Any:
         return None
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ConfigError(
             f"{output.url}/{name}: not readable ({error}); it is damaged or of another version: {START_OVER}"
         ) from error

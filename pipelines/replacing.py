@@ -85,6 +85,15 @@ def refuse_inside(output: Storage, source: Storage) -> None:
         )
 
 
+def refuse_among_raw(output: Storage, folder: Storage) -> None:
+    """Raises ConfigError if the output is the folder of the raw input, or in it."""
+    if f"{_place(output)}/".startswith(f"{_place(folder)}/"):
+        raise ConfigError(
+            f"{output.url}: is in the input {folder.url}, so tars would stand among the raw files; choose an --output "
+            "outside of it"
+        )
+
+
 def remove(output: Storage, names: Iterable[str]) -> None:
     """Removes those of the files that stand there."""
     for name in sorted(names):

@@ -47,13 +47,18 @@ MAX_SHARD_BARS = 40
 
 
 def write(
-    url: str, output: str | None = None, *, max_images: int = IMAGES, raw: Storage | None = None
+    url: str,
+    output: str | None = None,
+    *,
+    max_images: int = IMAGES,
+    raw: Storage | None = None,
+    force: bool = False,
 ) -> tuple[Report, str, int]:
     """Makes the page of the set at `url` (manifest or folder) and stores it: report, where it stands, its bytes.
 
     `raw` is the folder that the quarantine's names are relative to; without it there are no pictures of those.
     Raises ManifestError if there is no sound manifest, ConfigError if the page would take the place of a file of the
-    set; anything else that is damaged is named on the page.
+    set or, without `force`, of anything but a page; anything else that is damaged is named on the page.
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
@@ -61,6 +66,8 @@ def write(
     target, name = (storage, naming.REPORT) if output is None else open_file(output)
     if f"{target.url}/{name}" in {f"{storage.url}/{own}" for own in (naming.MANIFEST, *files_of(manifest))}:
         raise ConfigError(f"{output} is a file of the shard set, which the page would replace; choose another --output")
+    if not force:
+        page.refuse_foreign(target, name)
     report = gather(manifest, storage, max_images=max_images, raw=raw)
     data = render(report)
     put(target, name, data)
@@ -472,7 +479,7 @@ def lines(report: Report, where: str, num_bytes: int) -> list[str]:
 def run(args: argparse.Namespace) -> int:
     """The verb: makes the page, prints where it is, and returns 1 if something of the set could not be read."""
     raw = open_storage(args.input) if args.input else None
-    report, where, num_bytes = write(args.manifest, args.output, max_images=args.images, raw=raw)
+    report, where, num_bytes = write(args.manifest, args.output, max_images=args.images, raw=raw, force=args.force)
     if args.json:
         print(json.dumps(to_json(report, where, num_bytes)))
     else:

@@ -1,6 +1,7 @@
 """The closing words of a build: what was found, what was made of it, and how fast."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -8,8 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.config import BuildConfig
+from pipelines.job import BuildFile, read_record
 from pipelines.planning import SplitPlan
 from pipelines.terminal import plain
+from shardset import naming
+from shardset.storage import open_storage
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
     from pipelines.build import Result
@@ -18,17 +22,32 @@ if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table w
 def show(config: BuildConfig, result: "Result", console: Console) -> None:
     """A table of the splits and a few sentences."""
     plans = [split for _, split in sorted(result.plan.splits.items())]
-    console.print(split_table(f"{config.source}: {config.input} → {config.output}", plans))
+    title, stored = f"{config.source}: {config.input} → {config.output}", stored_bytes(config, result)
+    plans = [replace(plan, num_bytes=stored.get(plan.name, plan.num_bytes)) for plan in plans]
+    console.print(split_table(title, plans, "MB each" if stored else "input MB each"))
     for line in sentences(config, result):
         console.print(plain(line), highlight=False)
 
 
-def split_table(title: str, plans: Iterable[SplitPlan]) -> Table:
+def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
+    """The bytes of all tars of each split of a published set, by a listing: a manifest may be too large to be held."""
+    if result.published is None:
+        return {}
+    output = open_storage(config.output)
+    build: BuildFile | None = read_record(output, naming.BUILD, BuildFile)
+    folders = {name: f"{name}{build.suffix if build else ''}/" for name in result.plan.splits}
+    return {
+        name: sum(found.num_bytes for found in output.list(folder) if found.name.endswith(".tar"))
+        for name, folder in folders.items()
+    }
+
+
+def split_table(title: str, plans: Iterable[SplitPlan], size: str = "MB each") -> Table:
     """A row for each split: what it holds and how that is cut into shards. Columns of nothing but 0 are left out."""
     plans = list(plans)
     table = Table(title=plain(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("split", no_wrap=True, overflow="fold")
-    columns = ["raw", "stored", "shards", "samples each", "MB each"]
+    columns = ["raw", "stored", "shards", "samples each", size]
     left_out = {name: any(getattr(plan, f"num_{name}") for plan in plans) for name in ("dropped", "repeats")}
     for column in [*columns, *(name for name, some in left_out.items() if some)]:
         table.add_column(column, justify="right", no_wrap=True)

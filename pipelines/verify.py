@@ -14,12 +14,13 @@ import google_crc32c
 import msgspec
 import numpy as np
 
+from pipelines import quarantine
 from pipelines.encoding import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine
 from shardset import manifest as manifests
 from shardset.checked import DamagedObject, facts_of, read_object, read_twice
 from shardset.errors import DamagedShard, NotFound, StorageError
 from shardset.indexes import read_index
-from shardset.manifest import Manifest, Quarantine, Shard, Split
+from shardset.manifest import Manifest, Shard, Split
 from shardset.permutation import hash64
 from shardset.storage import Storage
 from shardset.tarindex import (
@@ -418,7 +419,7 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
 def _quarantine_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
     path, expected = manifest.quarantine.path, manifest.quarantine.count
     try:
-        entries = read_quarantine(storage, manifest.quarantine)
+        entries = quarantine.read(storage, manifest.quarantine)
     except StorageError as error:
         yield _unreadable(path, error)
         return
@@ -427,25 +428,6 @@ def _quarantine_problems(storage: Storage, manifest: Manifest) -> Iterator[Probl
     for number, entry in enumerate(entries, 1):
         if entry is None:
             yield Problem(path, f"line {number} is not a JSON object; restore or rebuild it")
-
-
-def read_quarantine(storage: Storage, listed: Quarantine) -> list[dict[str, Any] | None]:
-    """The quarantine list, None for a line that is not a JSON object; read a second time if it has one.
-
-    It is read a second time too where it is not as long as the manifest says.
-    """
-    return read_twice(
-        lambda: [_entry(line) for line in storage.read(listed.path).splitlines()],
-        lambda entries: len(entries) == listed.count and None not in entries,
-    )
-
-
-def _entry(line: bytes) -> dict[str, Any] | None:
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return None
-    return entry if isinstance(entry, dict) else None
 
 
 def _split_problems(manifest: Manifest, tasks: list[Task], checked: list[Checked]) -> Iterator[Problem]:

@@ -208,7 +208,7 @@ def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
         return msgspec.convert(parse(data, where), Head, from_attributes=True)
     try:
         return msgspec.json.decode(before + b"}", type=Head)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
 
 

@@ -134,7 +134,7 @@ def state_from_json(text: str | bytes) -> OrderState:
         )
     try:
         return msgspec.json.decode(text, type=OrderState)
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"the order state can't be read ({error}); resume from another checkpoint") from error
 
 

@@ -5,6 +5,7 @@ Everything that is put into a template is escaped: keys, class names and error m
 """
 
 import base64
+import os
 import unicodedata
 from dataclasses import dataclass
 from importlib import resources
@@ -12,7 +13,14 @@ from typing import Any
 
 import jinja2
 
+from shardset.errors import ConfigError, NotFound
+from shardset.storage import Storage
+
 MAX_LETTERS = 120
+
+_MARK = b'<meta name="generator" content="shardset '
+_MARKED_BYTES = 1024
+"""The mark of our pages stands before their titles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,23 @@ def render(package: str, template: str, **values: Any) -> bytes:
     )
     environment.filters |= {"clip": clip, "size": size, "count": count}
     return environment.get_template(template).render(**values).encode("utf-8", "replace")
+
+
+def refuse_foreign(storage: Storage, name: str) -> None:
+    """Raises ConfigError if a page would take the place of anything but a page or an empty file."""
+    where = f"{storage.url}/{name}"
+    try:
+        stat = storage.stat(name)
+    except NotFound:
+        if "://" in where or not os.path.exists(where):
+            return
+    else:
+        start = storage.read(name, 0, min(_MARKED_BYTES, stat.num_bytes), generation=stat.generation)
+        if not start or _MARK in start:
+            return
+    raise ConfigError(
+        f"{where}: what stands there is no page of shardset; choose another --output, or replace it with --force"
+    )
 
 
 def data_uri(media_type: str, content: bytes) -> str:

@@ -110,6 +110,7 @@ def parser() -> argparse.ArgumentParser:
     report = verbs.add_parser("report", help="make one HTML page that shows a run", allow_abbrev=False)
     report.add_argument("run_dir", metavar="RUN", help="the run folder, local or gs://")
     report.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
+    report.add_argument("--force", action="store_true", help="replace whatever file stands at --output")
     report.add_argument("--debug", action="store_true", help="show tracebacks")
     report.set_defaults(command=make_report)
     return top
@@ -201,7 +202,7 @@ def recorded_config(run_dir: str) -> TrainConfig:
         values = json.loads(open_storage(run_dir).read(configs.RECORD))
     except NotFound:
         return configs.default()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{run_dir}/{configs.RECORD}: not JSON ({error}); restore it") from error
     return replace(configs.from_dict(values), resume="auto")
 

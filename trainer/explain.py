@@ -75,7 +75,7 @@ def plan_of_run(url: str) -> Plan:
             f"{folder.url}: no {configs.RECORD} there, so not the folder of a run; name one that "
             "`python -m trainer train --run-dir` made, or describe the run with --manifest"
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{folder.url}/{configs.RECORD}: not JSON ({error}); restore it") from error
     config = configs.from_dict(values)
     state = _recorded_order(folder)
@@ -117,7 +117,7 @@ def steps_done(folder: Storage) -> int:
 def _steps_of(line: bytes) -> int | None:
     try:
         values = json.loads(line)
-    except ValueError:  # the last line of a run that was killed
+    except (ValueError, RecursionError):  # the last line of a run that was killed
         return None
     return values["global_step"] + 1 if values["kind"] == "step" else None
 

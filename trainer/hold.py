@@ -196,7 +196,7 @@ def refusal(where: str, holder: Holder | None) -> str:
 def _read(data: bytes) -> Holder | None:
     try:
         return msgspec.json.decode(data, type=Holder)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return None
 
 

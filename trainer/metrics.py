@@ -334,7 +334,7 @@ def records(data: bytes) -> list[dict[str, Any]]:
     """
     found: dict[tuple, dict[str, Any]] = {}
     for line in data.decode("utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
+        with contextlib.suppress(json.JSONDecodeError, RecursionError):
             values = json.loads(line)
             found[values["kind"], values["global_step"]] = values
     return list(found.values())

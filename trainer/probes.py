@@ -204,7 +204,7 @@ def recorded(url: str) -> Recorded | None:
         config = json.loads(folder.read(configs.RECORD))
     except NotFound:
         return None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{folder.url}/{configs.RECORD}: not JSON ({error}); restore it") from error
     try:
         lines = folder.read(METRICS)

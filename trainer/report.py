@@ -73,15 +73,18 @@ class Run:
         return next((one for one in self.finals if one.global_step == self.last_step), None)
 
 
-def write(url: str, output: str | None = None) -> tuple[Run, str, int]:
+def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[Run, str, int]:
     """Makes the page of the run folder at `url` and stores it: the run, where the page stands, its bytes.
 
-    Raises ConfigError if there is no metrics.jsonl with a record; other damage is named on the page.
+    Raises ConfigError if there is no metrics.jsonl with a record or, without `force`, if the page would take the place
+    of anything but a page; other damage is named on the page.
     """
     storage = open_storage(url)
     found = read(storage)
-    data = render(found)
     target, name = (storage, naming.REPORT) if output is None else open_file(output)
+    if not force:
+        page.refuse_foreign(target, name)
+    data = render(found)
     with target.writer(name) as writer:
         writer.write(data)
     return found, f"{target.url}/{name}", len(data)
@@ -135,7 +138,7 @@ def _record_of(line: bytes) -> Record | None:
     try:
         values = json.loads(line)
         return msgspec.convert(values, _KINDS[values["kind"]])
-    except (ValueError, KeyError, TypeError, msgspec.ValidationError):
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
         return None
 
 
@@ -147,7 +150,7 @@ def _config(storage: Storage) -> dict[str, Any]:
     data = storage.read(RECORD)
     try:
         values = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{storage.url}/{RECORD}: not JSON ({error}); the run's configuration is not known"
         ) from error
@@ -332,5 +335,5 @@ def report(options: argparse.Namespace) -> None:
     """`report`."""
     if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
         raise ConfigError(f"{options.run_dir}: no such run folder")
-    run, where, num_bytes = write(options.run_dir, options.output)
+    run, where, num_bytes = write(options.run_dir, options.output, force=options.force)
     print(f"report: {where} ({page.size(num_bytes)}, {count(run.last_step, 'step')})")

@@ -89,7 +89,7 @@ class Line:
             words = [msgspec.json.decode(line, type=Word) for line in lines]
         except BlockingIOError:
             return []
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, msgspec.MsgspecError, RecursionError):
             self.is_closed = True
             return []
         self.is_closed = not data or len(self._rest) > _MAX_BYTES

@@ -11,7 +11,7 @@ from pipelines.sources.listing import Listing
 from pipelines.sources.webdataset import WebDataset
 from pipelines.sources.webdataset import find as find_tars
 from shardset.errors import ConfigError
-from shardset.storage import open_file, open_storage
+from shardset.storage import Storage, open_file, open_storage
 
 if TYPE_CHECKING:
     from pipelines.config import BuildConfig
@@ -29,7 +29,7 @@ def _folder(config: "BuildConfig") -> Source:
 
 
 def _listing(config: "BuildConfig") -> Source:
-    return Listing(*open_file(config.input), config.holdout, config.seed)
+    return Listing(*open_file(config.input), config.holdout, config.seed, within_input=config.within_input)
 
 
 SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
@@ -50,4 +50,15 @@ def open_source(config: "BuildConfig") -> Source:
         raise ConfigError(f"no source {config.source!r}; there are {', '.join(sorted(SOURCES))}")
     if config.holdout and config.source not in TAKES_HOLDOUT:
         raise ConfigError(f"--holdout has no meaning for {config.source}, which has splits of its own; leave it out")
+    if config.within_input and config.source != "listing":
+        raise ConfigError("--within-input is for listings, which alone say where images are; leave it out")
     return SOURCES[config.source](config)
+
+
+def folder_of(config: "BuildConfig") -> Storage | None:
+    """The folder that holds nothing but raw input; None where --input names files, and for tars, which may be a set."""
+    if config.source in ("listing", "webdataset"):
+        return None
+    if config.source.startswith("cifar") and config.input.endswith((".tar.gz", ".tgz")):
+        return None
+    return open_storage(config.input)

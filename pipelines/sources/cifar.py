@@ -346,9 +346,10 @@ def _check_labels(batch: Batch, names: list[list[str]], where: str) -> None:
             raise SourceError(f"{where}: {len(labels)} labels for {len(batch.data)} pictures; download it again")
         for row, label in enumerate(labels):
             if type(label) is not int or not 0 <= label < len(column_names):
+                shown = str(label)[:20] if isinstance(label, int | str | bytes) else f"a {type(label).__name__}"
                 raise SourceError(
-                    f"{where}: row {row}: label {str(label)[:20]!r}, expected 0 to {len(column_names) - 1}; the file "
-                    "is damaged, download it again"
+                    f"{where}: row {row}: label {shown!r}, expected 0 to {len(column_names) - 1}; the file is damaged, "
+                    "download it again"
                 )
 
 
@@ -363,8 +364,8 @@ def _list_field(fields: dict[str, Any], field: str, where: str) -> list[Any]:
     value = fields.get(field)
     if not isinstance(value, list):
         raise SourceError(
-            f"{where}: no list {field!r} in the pickle; found {', '.join(sorted(fields)) or 'nothing'}; download it "
-            "again, or name the right --source"
+            f"{where}: no list {field!r} in the pickle; found {', '.join(sorted(fields))[:200] or 'nothing'}; download "
+            "it again, or name the right --source"
         )
     return value
 

@@ -1,10 +1,12 @@
 """A split by keyed hash: which samples are held out depends on their own keys and the seed, on nothing else."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from shardset.errors import ConfigError
 from shardset.naming import is_split
 from shardset.permutation import derive_key, hash_text
+from shardset.storage import Storage, join, open_file
 
 REST = "train"
 """The split of what is not held out."""
@@ -41,3 +43,45 @@ def split_of(key: str, holdout: Mapping[str, float], seed: int) -> str:
             return split
         place -= holdout[split]
     return REST
+
+
+class NamesBelow:
+    """What files are called below one folder, whichever way the folder and the files are spelled.
+
+    A local folder is known by device and inode, so symbolic links on the way to it change no name.
+    """
+
+    def __init__(self, folder: Storage) -> None:
+        self._url = folder.url.rstrip("/")
+        self._identity = None if "://" in self._url else _identity(folder.url)
+        self._known: dict[str, str | None] = {}
+
+    def name(self, path: str) -> str:
+        """The name below the folder of the file at an absolute path or address; outside of it, its whole address."""
+        storage, name = open_file(path)
+        if storage.url not in self._known:
+            self._known[storage.url] = self._below(storage.url)
+        folder = self._known[storage.url]
+        return f"{storage.url}/{name}" if folder is None else join(folder, name)
+
+    def _below(self, folder: str) -> str | None:
+        """The name of a folder below this one, "" of itself; None if it stands elsewhere."""
+        if f"{folder}/".startswith(f"{self._url}/"):
+            return folder[len(self._url) + 1 :]
+        if self._identity is None or "://" in folder:
+            return None
+        for end in (*[at for at, letter in enumerate(folder) if letter == "/"][1:], len(folder)):
+            if (found := _identity(folder[:end])) is None:
+                return None
+            if found == self._identity:
+                return folder[end + 1 :]
+        return None
+
+
+def _identity(folder: str) -> tuple[int, int] | None:
+    """What a folder is, by whichever name; None where there is none to be seen."""
+    try:
+        found = os.stat(folder)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

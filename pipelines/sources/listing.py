@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import IO, Any, ClassVar, NoReturn
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
-from pipelines.sources.holdout import check_holdout, empty_notes, split_of
+from pipelines.sources.holdout import NamesBelow, check_holdout, empty_notes, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
 from pipelines.sources.pile import Entry, Pile, Units
 from pipelines.sources.rangefile import RangeFile
@@ -33,7 +34,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row, checked: `label` a number or a name, `extra` the other columns as JSON or empty."""
+    """One row, checked: `label` a number or a name, `key` the given one or empty, `extra` the other columns as JSON."""
 
     line: int
     path: str
@@ -65,15 +66,17 @@ class Listing:
 
     A path is relative to `input`, absolute, or a gs:// URL. Labels are all numbers, taken as they are, or all names,
     numbered in sorted order; in CSV a label of digits (`7`, `7.0`) is a number, without the white space around it, in
-    JSONL its type decides. `holdout` is for listings without splits: fractions by name, decided by `seed` and each key,
-    which is the path without extension if there is no `key`. Raises ConfigError if the holdout makes no sense or `file`
-    is neither .csv nor .jsonl.
+    JSONL its type decides. `holdout` is for listings without splits: fractions by name, decided by `seed` and each
+    `key` or, where there is none, by what the image is called below `input`, without its extension. Raises ConfigError
+    if the holdout makes no sense or `file` is neither .csv nor .jsonl. With `within_input` an image outside of `input`,
+    by a whole path or a symbolic link, is a SourceError.
     """
 
     input: Storage
     file: str
     holdout: dict[str, float] = field(default_factory=dict)
     seed: int = 0
+    within_input: bool = False
 
     name: ClassVar[str] = "listing"
 
@@ -134,6 +137,11 @@ class Listing:
             row = _row(line, record, where)
             if self.holdout and row.split:
                 raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
+            if self.within_input and not _is_within(self.input, row.path):
+                raise SourceError(
+                    f"{where}: path {row.path!r:.200} leads out of {self.input.url}; move the image there, or leave "
+                    "--within-input out"
+                )
             yield row
 
     def _class_names(self, listed: "_Listed") -> list[str]:
@@ -152,7 +160,7 @@ class Listing:
 
     def _entries(self, listed: "_Listed", labels: dict[str, int]) -> Iterator[Entry]:
         empty = "{}" if listed.has_extra else ""
-        rows = iter(listed.rows)
+        rows, below = iter(listed.rows), NamesBelow(self.input)
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(rows, ENTRIES_PER_UNIT)):
                 stats = threads.map(self._stat, [path for path, *_ in some])
@@ -162,10 +170,16 @@ class Listing:
                         stat.num_bytes if stat else 0,
                         stat.generation if stat else None,
                         labels[str(label)],
-                        split or split_of(key, self.holdout, self.seed),
-                        key,
+                        split or self._split_of(path, key, below),
+                        key or _key_of(path),
                         extra or empty,
                     ]
+
+    def _split_of(self, path: str, key: str, below: NamesBelow) -> str:
+        """The split of a row without one: neither where the listing stands nor how its paths are spelled matters."""
+        if self.holdout and not key and _is_absolute(path):
+            key = _key_of(below.name(path))
+        return split_of(key or _key_of(path), self.holdout, self.seed)
 
     def _stat(self, path: str) -> Stat | None:
         storage, name = open_file(path) if _is_absolute(path) else (self.input, path)
@@ -263,9 +277,14 @@ def _row(line: int, record: Record, where: str) -> _Row:
         path=path,
         label=_check_label(record.get("label"), where),
         split=split,
-        key=key or without_extension(path.partition("://")[2] or path).lstrip("/"),
+        key=key,
         extra=_compact(extra) if extra else "",
     )
+
+
+def _key_of(path: str) -> str:
+    """The key of an image without a given one: its path or address, without its extension."""
+    return without_extension(path.partition("://")[2] or path).lstrip("/")
 
 
 def _text(record: Record, column: str, where: str) -> str:
@@ -304,6 +323,15 @@ def _check_absolute(path: str, where: str) -> str:
     except ConfigError as error:
         raise SourceError(f"{where}: {error}") from error
     return path
+
+
+def _is_within(folder: Storage, path: str) -> bool:
+    """Whether what is read at a path of a listing stands below the folder, symbolic links resolved."""
+    storage, name = open_file(path) if _is_absolute(path) else (folder, path)
+    place, top = f"{storage.url}/{name}", folder.url
+    if "://" not in place and "://" not in top:
+        place, top = os.path.realpath(place), os.path.realpath(top)
+    return place.startswith(f"{top.rstrip('/')}/")
 
 
 def _is_absolute(path: str) -> bool:

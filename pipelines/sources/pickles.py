@@ -1,29 +1,20 @@
-"""Reads a pickle of plain values and NumPy arrays as data: nothing that it names is imported or called.
+"""Reads a pickle of plain values and a NumPy array as data: nothing that it names is imported or called.
 
-The opcodes are checked before anything is built, and the few names that such a pickle needs stand for inert
-records of this module, from which arrays are made after their shape, type and size have been checked.
+What the opcodes would build is checked before anything is built, and the few names that such a pickle needs stand for
+inert records of this module, from which the array is made after its shape, type and size have been checked.
 """
 
 import io
 import math
 import pickle
-import pickletools
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from pipelines.sources import opcodes
 from shardset.errors import SourceError
-
-_OPCODES = re.compile(
-    "PROTO|FRAME|STOP|MARK|NONE|NEWTRUE|NEWFALSE|INT|BININT[12]?|LONG1|BINFLOAT|(SHORT_BIN|BIN)?STRING"
-    "|UNICODE|(SHORT_)?BINUNICODE|(SHORT_)?BINBYTES|(EMPTY_)?LIST|APPENDS?|(EMPTY_)?DICT|SETITEMS?|EMPTY_TUPLE|TUPLE[123]?"
-    "|((LONG_)?BIN)?(PUT|GET)|MEMOIZE|(STACK_)?GLOBAL|REDUCE|BUILD"
-)
-_MAX_MEMO = 1_000_000
-"""The unpickler's memo is an array as long as the largest number put in it, so that number has a limit."""
 
 _BROKEN = (
     pickle.UnpicklingError,
@@ -40,31 +31,26 @@ _BROKEN = (
 
 
 def loads(data: bytes, where: str) -> Any:
-    """The value of a pickle: bytes, text, numbers, None, lists, tuples, dicts and arrays of unsigned bytes.
+    """The value of a pickle: dicts, lists, bytes, text, small numbers, None and one array of unsigned bytes.
 
     Strings that Python 2 wrote come as bytes. Raises SourceError, naming what it met, if the pickle names or
-    does anything else, or is damaged.
+    does anything else, holds more than a batch could (`opcodes`), or is damaged.
     """
     try:
-        _check_opcodes(data, where)
+        opcodes.check(data, _NAMES)
         return _plain(_DataUnpickler(data, where).load(), where)
+    except opcodes.Refused as error:
+        raise _refused(where, str(error)) from error
     except _BROKEN as error:
         raise SourceError(
-            f"{where}: not a whole pickle ({type(error).__name__}: {error}); the file is damaged, download it again"
+            f"{where}: not a whole pickle ({type(error).__name__}: {error!s:.200}); the file is damaged, download it "
+            "again"
         ) from error
-
-
-def _check_opcodes(data: bytes, where: str) -> None:
-    for opcode, argument, position in pickletools.genops(io.BytesIO(data)):
-        if not _OPCODES.fullmatch(opcode.name):
-            raise _refused(where, f"the instruction {opcode.name} at byte {position}")
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > _MAX_MEMO:
-            raise _refused(where, f"a memo number of {argument} at byte {position}")
 
 
 def _refused(where: str, what: str) -> SourceError:
     return SourceError(
-        f"{where}: the pickle holds {what}, expected only numbers, strings, lists, dicts and byte arrays; "
+        f"{where}: the pickle holds {what}, expected only numbers, strings, lists, dicts and a byte array; "
         "nothing of it was run, do not trust this file"
     )
 
@@ -140,6 +126,8 @@ _STAND_INS = {
     ("numpy", "dtype"): _Named(_dtype),
     ("_codecs", "encode"): _Named(_encode),
 }
+
+_NAMES = frozenset(f"{module} {name}" for module, name in _STAND_INS)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -17,8 +17,10 @@ END = bytes(2 * BLOCK)
 SCATTERED_BYTES = 4096
 """A window for headers with more between them than is worth fetching."""
 
+MAX_HEADER_BYTES = 1 << 20
+"""So long are the headers of one member, long names and the like, at most."""
+
 _REMOTE_BYTES = 8 << 20
-_MAX_HEADER_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 _NAME = re.compile(rb"[ -~]+")
 _SIZE = re.compile(rb"[0-7]{11}[\0 ]")
@@ -79,7 +81,7 @@ class _View:
 
     def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
         self.file, self.start, self.stop = file, start, stop
-        self.allowance = _MAX_HEADER_BYTES
+        self.allowance = MAX_HEADER_BYTES
         self.tell, self.seek = file.tell, file.seek
         file.seek(start)
 
@@ -87,7 +89,7 @@ class _View:
         wanted = max(0, min(num_bytes, self.stop - self.file.tell()))
         self.allowance -= wanted
         if self.allowance < 0:
-            raise ValueError(f"its extension headers are longer than {_MAX_HEADER_BYTES} bytes")
+            raise ValueError(f"its extension headers are longer than {MAX_HEADER_BYTES} bytes")
         return self.file.read(wanted)
 
 
@@ -100,7 +102,7 @@ def _open(view: _View, where: str) -> tarfile.TarFile:
 
 def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo | None:
     at = archive.offset
-    view.allowance = _MAX_HEADER_BYTES
+    view.allowance = MAX_HEADER_BYTES
     try:
         member = _plain(archive, view) or archive.next()
     except _BROKEN as error:

@@ -2,7 +2,6 @@
 one member, with a checksum of its own and without what stands behind it. ISA-L unpacks in half of zlib's time.
 """
 
-import io
 import tarfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -11,13 +10,12 @@ from typing import IO, cast
 import google_crc32c
 from isal import igzip, isal_zlib
 
+from pipelines.sources.rawtar import MAX_HEADER_BYTES
 from shardset.errors import SourceError
 
 MAX_MEMBER_BYTES = 256 << 20
 MAX_ARCHIVE_BYTES = 512 << 20
 _CHUNK_BYTES = 1 << 20
-_MAX_EMPTY_READS = 100
-"""tarfile skips a member by reading it in pieces of 10 KiB and does not stop at the end; sizes go up to 2**88."""
 
 _BROKEN: tuple[type[Exception], ...] = (
     tarfile.TarError,
@@ -50,9 +48,9 @@ def read_members(
     """
     try:
         with igzip.GzipFile(fileobj=file) as unzipped:
-            limited = _Limited(unzipped, MAX_ARCHIVE_BYTES, where)
-            found = _walk(limited, where, names, contents_of)
-            while limited.read(_CHUNK_BYTES):
+            unpacked = _Unpacked(unzipped, MAX_ARCHIVE_BYTES, where)
+            found = _walk(unpacked, where, names, contents_of)
+            while unpacked.take(_CHUNK_BYTES):
                 pass
     except _BROKEN as error:
         raise _damaged(where, error) from error
@@ -84,28 +82,37 @@ def _damaged(where: str, error: Exception) -> SourceError:
 
 
 def _walk(
-    stream: "_Limited", where: str, names: Collection[str], contents_of: Collection[str]
+    file: "_Unpacked", where: str, names: Collection[str], contents_of: Collection[str]
 ) -> tuple[dict[str, Member], dict[str, bytes]]:
     members: dict[str, Member] = {}
     contents: dict[str, bytes] = {}
-    with tarfile.open(fileobj=stream, mode="r|", bufsize=_CHUNK_BYTES) as tar:
-        for member in tar:
-            name = member.name.rpartition("/")[2]
-            if name not in names or not _is_plain(member):
-                continue
-            if name in members:
-                raise SourceError(f"{where}: holds {name} twice, expected it once; download the published archive")
+    for member in _members(file):
+        name = member.name.rpartition("/")[2]
+        if name not in names or not _is_plain(member):
+            continue
+        if name in members:
+            raise SourceError(f"{where}: holds {name} twice, expected it once; download the published archive")
+        if name in contents_of:
+            _check_size(member.size, f"{where}: {member.name!r}")
+        crc, kept = 0, []
+        for piece in _pieces(file, member):
+            crc = google_crc32c.extend(crc, piece)
             if name in contents_of:
-                _check_size(member.size, f"{where}: {member.name!r}")
-            crc, kept = 0, []
-            for piece in _pieces(tar, member):
-                crc = google_crc32c.extend(crc, piece)
-                if name in contents_of:
-                    kept.append(piece)
-            members[name] = Member(member.offset_data, member.size, crc)
-            if name in contents_of:
-                contents[name] = b"".join(kept)
+                kept.append(piece)
+        members[name] = Member(member.offset_data, member.size, crc)
+        if name in contents_of:
+            contents[name] = b"".join(kept)
     return members, contents
+
+
+def _members(file: "_Unpacked") -> Iterator[tarfile.TarInfo]:
+    """The members of a tar; what the caller reads of `file` in between is the content of the last one."""
+    tar = tarfile.TarFile(fileobj=cast(IO[bytes], file), mode="r")
+    while (member := tar.next()) is not None:
+        yield member
+        file.allowance = MAX_HEADER_BYTES
+        # tarfile keeps every member it has seen; a million of them are a gigabyte.
+        tar.members = []  # type: ignore[attr-defined]
 
 
 def _is_plain(member: tarfile.TarInfo) -> bool:
@@ -117,26 +124,50 @@ def _check_size(num_bytes: int, where: str) -> None:
         raise SourceError(f"{where} has {num_bytes} bytes, expected at most {MAX_MEMBER_BYTES}; do not trust it")
 
 
-def _pieces(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
-    file = tar.extractfile(member)
-    assert file is not None, "a regular file"
-    while piece := file.read(_CHUNK_BYTES):
+def _pieces(file: "_Unpacked", member: tarfile.TarInfo) -> Iterator[bytes]:
+    left = member.size
+    while left > 0:
+        piece = file.take(min(_CHUNK_BYTES, left))
+        if not piece:
+            raise EOFError("unexpected end of data")
+        left -= len(piece)
         yield piece
 
 
-class _Limited(io.BufferedIOBase):
-    """Counts what is unpacked, because a few kilobytes can unpack to terabytes, and reads past the end."""
+class _Unpacked:
+    """What a gzip file holds, forward only, for tarfile. What is unpacked is counted, because a few kilobytes can
+    unpack to terabytes, and `read`, which only headers are read by, has an allowance.
+
+    tarfile believes the size that an extension header states, and reads that much into memory.
+    """
+
+    mode = "rb"
 
     def __init__(self, file: igzip.GzipFile, num_bytes: int, where: str) -> None:
         self._file, self._left, self._where = file, num_bytes, where
-        self._num_empty = 0
+        self._position, self.allowance = 0, MAX_HEADER_BYTES
 
-    def read(self, size: int | None = -1, /) -> bytes:
-        data = self._file.read(size)
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        if position < self._position:
+            raise ValueError(f"a member of a negative size before byte {self._position}")
+        while self._position < position:
+            if not self.take(min(_CHUNK_BYTES, position - self._position)):
+                raise EOFError("a member claims more bytes than there are")
+
+    def read(self, num_bytes: int) -> bytes:
+        self.allowance -= num_bytes
+        if self.allowance < 0:
+            raise ValueError(f"its extension headers are longer than {MAX_HEADER_BYTES} bytes")
+        return self.take(num_bytes)
+
+    def take(self, num_bytes: int) -> bytes:
+        """The next bytes, whatever they are."""
+        data = self._file.read(num_bytes)
+        self._position += len(data)
         self._left -= len(data)
-        self._num_empty += not data
-        if self._num_empty > _MAX_EMPTY_READS:
-            raise EOFError("a member claims more bytes than there are")
         if self._left < 0:
             raise SourceError(
                 f"{self._where}: unpacks to more than {MAX_ARCHIVE_BYTES} bytes, far more than a published archive; "

@@ -120,8 +120,10 @@ def _split_in(tar: str) -> str:
 def _is_ours(data: bytes) -> bool:
     try:
         head = json.loads(data)
+    except RecursionError:
+        return True  # of nobody's making, which says so when it is parsed
     except ValueError:
-        return data.lstrip().startswith(b"{")  # a damaged one, which says so when it is parsed
+        return data.lstrip().startswith(b"{")  # a damaged one, which says so too
     return isinstance(head, dict) and head.get("kind") == manifests.KIND
 
 

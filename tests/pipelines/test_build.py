@@ -189,9 +189,8 @@ def test_a_rerun_finds_everything_finished_and_changes_nothing(raw, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.tar")} == before
 
 
-@pytest.mark.parametrize("output", ["out", "raw"])
-def test_another_file_beside_the_images_changes_nothing_of_a_finished_set(raw, tmp_path, output):
-    config = config_of(raw, tmp_path / output)
+def test_another_file_beside_the_images_changes_nothing_of_a_finished_set(raw, tmp_path):
+    config = config_of(raw, tmp_path / "out")
     expected = built(config)
     add(raw, "README.txt", b"hi")
     again = build(config, HERE)
@@ -361,6 +360,63 @@ def test_an_output_among_the_tars_that_are_read_is_refused_before_a_rerun_takes_
     assert files_of(tmp_path / "tars") == before
     named = config_of(tmp_path / "tars" / "train-0.tar", tmp_path / place, source="webdataset", num_shards={"": 1})
     assert built(named) == built(named)
+
+
+def test_the_closing_table_shows_the_size_of_the_stored_shards(tmp_path, capfd):
+    raw = tmp_path / "raw"
+    for number in range(8):
+        add(raw, f"a/{number}.png", odd_images.encoded(odd_images.picture(number, (500, 400)), "PNG"))
+    words = ["build", "--source", "folder", "--input", str(raw), "--num-shards", "2", "--direct_running_mode=in_memory"]
+    words += ["--no-report", "--resize", "shorter=16", "--image-format", "jpg", "--output"]
+
+    def shown(*more: str) -> tuple[str, float]:
+        capfd.readouterr()
+        assert command.main([*words, *more]) == 0
+        head, row = (line for line in capfd.readouterr().out.splitlines() if re.search(r"MB each|train ", line))
+        return re.findall(r"\S+ ?\S* each", head)[-1].strip(), float(row.split()[-1])
+
+    out = tmp_path / "out"
+    assert shown(str(out)) == ("MB each", 0.0)
+    assert shown(str(tmp_path / "dry"), "--dry-run")[0] == "input MB each"
+    assert shown(str(tmp_path / "part"), "--only-shards", "train:0")[0] == "input MB each"
+    assert shown(str(out), "--overwrite", "--seed", "1", "--image-format", "png", "--resize", "shorter=400")[
+        1
+    ] == round(sum(path.stat().st_size for path in out.rglob("*.tar")) / 2 / 1e6, 1)
+
+
+@pytest.mark.parametrize("place", ["photos", "photos/shards", "photos/./a/../b", "link/shards"])
+def test_an_output_in_the_folder_of_raw_images_is_refused_before_anything_is_written(tmp_path, place):
+    photos = write_class_folders(tmp_path / "photos", ["a", "b"], 2)
+    (tmp_path / "link").symlink_to("photos")
+    before = files_of(photos)
+    for run in (build, builds.dry_run):
+        with pytest.raises(ConfigError, match=r"is in the input .*photos, so tars would stand among.* outside of it$"):
+            run(config_of(photos, tmp_path / place), HERE)
+    assert files_of(photos) == before
+
+
+def test_an_output_in_the_bucket_folder_of_raw_images_is_refused(storage):
+    for url in (storage.url, f"{storage.url}/", f"{storage.url}/shards"):
+        with pytest.raises(ConfigError, match="is in the input"):
+            build(config_of(f"{storage.url}/", url), HERE)
+    with pytest.raises(SourceError, match="no files there"):
+        build(config_of(storage.url, f"{storage.url}-shards"), HERE)
+
+
+def test_an_output_beside_or_around_the_raw_input_is_fine(tmp_path):
+    photos = write_class_folders(tmp_path / "in/photos", ["a", "b"], 2)
+    for place in ("in", "in/photos-shards", "out"):
+        assert build(config_of(photos, tmp_path / place, num_shards={"": 1}), HERE).published
+    (tmp_path / "cifar").mkdir()
+    archive = write_archive(tmp_path / "cifar/cifar-10-python.tar.gz", python_files(cifar10(1)), "x")
+    for place in ("cifar", "cifar/shards"):
+        config = config_of(archive, tmp_path / place, source="cifar10", num_shards={"": 1}, overwrite=True)
+        assert build(config, HERE).published
+    listing = write_csv(photos / "list.csv", ["path", "label"], [["a/000.png", 0], ["b/001.png", 1]])
+    listed = config_of(listing, photos / "shards", source="listing", num_shards={"": 1})
+    assert build(listed, HERE).published
+    again = config_of(photos / "shards", tmp_path / "again", source="webdataset", num_shards={"": 2})
+    assert build(again, HERE).published
 
 
 def test_what_an_unfinished_replacement_left_goes_when_another_is_begun(raw, tmp_path):

@@ -16,7 +16,7 @@ from pipelines.inspect import SplitRow
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
-from shardset.manifest import ClassInfo, Manifest
+from shardset.manifest import ClassInfo, Manifest, Quarantine
 from shardset.storage import Storage, open_storage
 from shardset.tarindex import StoredSample
 from tests.makers.shardset import png_samples, put, references, write_shard_set
@@ -149,6 +149,44 @@ def test_a_key_that_only_starts_alike_is_another_key():
     storage, manifest = made()
     with pytest.raises(ConfigError, match="no sample has the key 'train-00000'"):
         inspect.find_key(storage, manifest, "train-00000")
+
+
+def quarantined(storage: Storage, manifest: Manifest, *entries: dict) -> Manifest:
+    """The set with a quarantine list."""
+    put(storage, naming.quarantine_path(), b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
+    listed = Quarantine(count=len(entries), path=naming.quarantine_path())
+    return manifests.seal(msgspec.structs.replace(manifest, quarantine=listed))
+
+
+def entry(name: str, reason: str, split: str = "train") -> dict:
+    return {"name": name, "split": split, "reason": reason, "object": name, "offset": 0, "num_bytes": 3}
+
+
+@pytest.mark.parametrize("with_plan", [True, False])
+@pytest.mark.parametrize("name", ["cat/cut.png", "cut.png"])
+def test_the_name_of_a_quarantined_file_is_found_with_the_reason(with_plan, name):
+    storage, manifest = made(with_plan=with_plan)
+    manifest = quarantined(storage, manifest, entry("cat/uncut.png", "no"), entry("cat/cut.png", "is cut at byte 3"))
+    expected = rf"no sample was made from '{name}'; quarantine\.jsonl says why: cat/cut\.png \(split train\): is cut at"
+    with pytest.raises(ConfigError, match=expected):
+        inspect.find_name(storage, manifest, name)
+
+
+def test_a_name_that_is_neither_stored_nor_quarantined_says_so():
+    storage, manifest = made()
+    manifest = quarantined(storage, manifest, entry("cat/cut.png", "is cut"))
+    for asked, split in (("other.png", None), ("cut.png", "val")):
+        with pytest.raises(ConfigError, match=r"and quarantine\.jsonl does not list it; is it misspelled\?"):
+            inspect.find_name(storage, manifest, asked, split=split)
+
+
+def test_a_stored_sample_is_found_by_name_where_the_quarantine_list_is_gone():
+    storage, manifest = made()
+    manifest = quarantined(storage, manifest, entry("cat/cut.png", "is cut"))
+    storage.delete(naming.quarantine_path())
+    assert inspect.find_name(storage, manifest, NAME.format("train", 1))
+    with pytest.raises(NotFound, match=r"quarantine\.jsonl"):
+        inspect.find_name(storage, manifest, "cut.png")
 
 
 def test_without_the_plan_keys_are_found_and_names_are_said_to_be_gone():

@@ -341,6 +341,37 @@ def test_a_page_never_replaces_a_file_of_the_set(tmp_path, output):
         report.write(str(tmp_path / "set"), f"{tmp_path}/set/")
 
 
+@pytest.mark.parametrize("name", ["thesis.html", "thesis.tex"])
+def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path, capsys, name):
+    storage, _ = stored(train=samples("train", range(4)))
+    theirs = tmp_path / name
+    theirs.write_text("<!DOCTYPE html><title>shardset, a comparison</title>")
+    assert program.main(["report", storage.url, "--output", str(theirs)]) == 2
+    assert f"{theirs}: what stands there is no page of shardset; choose another --output" in capsys.readouterr().err
+    assert theirs.read_text().endswith("comparison</title>")
+    assert program.main(["report", storage.url, "--output", str(theirs), "--force"]) == 0
+    assert program.main(["report", storage.url, "--output", str(theirs)]) == 0
+
+
+def test_a_page_replaces_an_empty_file_and_no_device(tmp_path):
+    storage, _ = stored(train=samples("train", range(4)))
+    (tmp_path / "page.html").touch()
+    assert report.write(storage.url, str(tmp_path / "page.html"))[2] > 0
+    (tmp_path / "pipe").symlink_to("/dev/null")
+    with pytest.raises(ConfigError, match="no page of shardset"):
+        report.write(storage.url, str(tmp_path / "pipe"))
+
+
+def test_a_page_beside_the_manifest_never_replaces_a_file_of_somebody_else(storage):
+    write_shard_set(storage, {"train": samples("train", range(4))}, num_shards=2)
+    put(storage, naming.REPORT, b"notes")
+    with pytest.raises(ConfigError, match=r"report\.html: what stands there is no page"):
+        report.write(storage.url)
+    assert storage.read(naming.REPORT) == b"notes"
+    report.write(storage.url, force=True)
+    report.write(storage.url)
+
+
 def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, capsys):
     storage, manifest = stored(train=samples("train", range(8)))
     out = tmp_path / "page.html"

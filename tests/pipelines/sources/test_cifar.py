@@ -362,6 +362,23 @@ def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, m
         read(opened(Cifar10, path))
 
 
+def test_a_label_that_is_a_list_is_named_by_its_kind(tmp_path):
+    path = write_folder(
+        tmp_path / "in", {**python_files(cifar10(1)), "test_batch": pickle_of(batch_value(labels=[1, [1]]))}
+    )
+    with pytest.raises(SourceError, match=r"test_batch: row 1: label 'a list', expected 0 to 9"):
+        read(opened(Cifar10, path))
+
+
+def test_a_label_that_doubles_is_refused_before_it_is_printed(tmp_path):
+    value = batch_value(labels=[1, 2])
+    for _ in range(10):
+        value["labels"] = [value["labels"], value["labels"]]
+    path = write_folder(tmp_path / "in", {**python_files(cifar10(1)), "test_batch": pickle.dumps(value, 2)})
+    with pytest.raises(SourceError, match=r"test_batch: the pickle holds a list twice at byte \d+"):
+        read(opened(Cifar10, path))
+
+
 def test_a_coarse_label_out_of_range_is_an_error(tmp_path):
     files = binary_files(cifar100(1))
     files["test.bin"] = bytes([20]) + files["test.bin"][1:]

@@ -1,9 +1,18 @@
+import os
+from pathlib import Path
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sources.holdout import check_holdout, split_of
+from pipelines.config import BuildConfig
+from pipelines.sources import TAKES_HOLDOUT, open_source
+from pipelines.sources.holdout import NamesBelow, check_holdout, split_of
 from shardset.errors import ConfigError
+from shardset.storage import Storage, open_storage
+from tests.makers.folders import write_class_folders, write_csv
+from tests.makers.images import image_bytes
+from tests.makers.spools import MemorySpool
 
 KEYS = [f"cat/{number:05d}" for number in range(4000)]
 
@@ -55,3 +64,119 @@ def test_a_fraction_close_to_one_takes_nearly_everything(key, seed):
 def test_a_holdout_that_makes_no_sense_is_refused(holdout):
     with pytest.raises(ConfigError, match="--holdout"):
         check_holdout(holdout)
+
+
+# --- the same files, spelled otherwise
+
+IMAGES = [f"{name}/{number:03d}.png" for name in ("cat", "dog") for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> Path:
+    """Pictures in `real/photos`, with a symbolic link to `real` beside it."""
+    folder = tmp_path_factory.mktemp("spelled")
+    write_class_folders(folder / "real/photos", ["cat", "dog"], 30)
+    (folder / "link").symlink_to(folder / "real")
+    return folder / "real/photos"
+
+
+def chosen(source: str, url: str) -> list[bool]:
+    """Which samples of an input are held out, in their order."""
+    config = BuildConfig(source=source, input=url, output="out", holdout={"test": 0.3}, seed=5)
+    opened = open_source(config)
+    samples = [sample for unit in opened.survey().units for sample in opened.index(unit, MemorySpool())]
+    return [sample.split == "test" for sample in samples]
+
+
+def write_listing(folder: Path, paths: list[str]) -> None:
+    write_csv(folder / "list.csv", ["path", "label"], [[path, 0] for path in paths])
+
+
+EXPECTED = [split_of(path[:-4], {"test": 0.3}, 5) == "test" for path in IMAGES]
+"""What the names below the input decide; so listings with relative paths and class folders have always been split."""
+
+
+def spellings(folder: Path) -> list[str]:
+    """The same local folder, written in many ways."""
+    linked = folder.parents[1] / "link" / folder.name
+    near = [os.path.relpath(folder), f"./{os.path.relpath(folder)}"]
+    return [
+        *near,
+        *(str(folder), f"{folder.parent}/./{folder.name}", f"{folder.parent}//{folder.name}", f"/{folder}"),
+        *(f"{folder}/../{folder.name}", str(linked), f"{linked}/../{folder.name}"),
+    ]
+
+
+NUM_SPELLINGS = 9
+
+
+@given(number=st.integers(0, NUM_SPELLINGS - 1), slash=st.booleans())
+def test_a_holdout_of_class_folders_does_not_depend_on_how_the_input_is_spelled(photos, number, slash):
+    assert chosen("folder", spellings(photos)[number] + "/" * slash) == EXPECTED
+
+
+@settings(max_examples=50)
+@given(
+    of_input=st.integers(0, NUM_SPELLINGS - 1),
+    of_paths=st.lists(st.integers(-1, NUM_SPELLINGS - 1), min_size=60, max_size=60),
+)
+def test_a_holdout_of_a_listing_does_not_depend_on_how_input_and_paths_are_spelled(photos, of_input, of_paths):
+    absolute = [f"{os.path.abspath(one) if one[0] != '/' else one}/" for one in spellings(photos)]
+    prefixes = [*absolute, ""]
+    write_listing(photos, [f"{prefixes[number]}{path}" for number, path in zip(of_paths, IMAGES, strict=True)])
+    assert chosen("listing", f"{spellings(photos)[of_input]}/list.csv") == EXPECTED
+
+
+def test_a_holdout_does_not_depend_on_where_the_input_stands(tmp_path):
+    places = [write_class_folders(tmp_path / place, ["cat", "dog"], 30) for place in ("here", "far/away")]
+    for place in places:
+        assert chosen("folder", str(place)) == EXPECTED
+        for prefix in ("", f"{place}/"):
+            write_listing(place, [prefix + path for path in IMAGES])
+            assert chosen("listing", f"{place}/list.csv") == EXPECTED
+
+
+def test_a_holdout_of_a_bucket_is_that_of_the_same_files_on_a_disk(storage: Storage):
+    for seed, path in enumerate(IMAGES):
+        put(storage, path, image_bytes(seed))
+    assert chosen("folder", storage.url) == chosen("folder", f"{storage.url}/") == EXPECTED
+    for prefix in ("", f"{storage.url}/"):
+        rows = "".join(f"{prefix}{path},0\n" for path in IMAGES)
+        put(storage, "list.csv", b"path,label\n" + rows.encode())
+        assert chosen("listing", f"{storage.url}/list.csv") == EXPECTED
+
+
+def put(storage: Storage, name: str, data: bytes) -> None:
+    with storage.writer(name) as out:
+        out.write(data)
+
+
+def test_a_given_key_decides_wherever_the_path_leads(photos, tmp_path):
+    for prefix in ("", f"{photos}/"):
+        rows = [[prefix + path, 0, path[:-4]] for path in IMAGES]
+        write_csv((photos if not prefix else tmp_path) / "list.csv", ["path", "label", "key"], rows)
+    assert chosen("listing", f"{photos}/list.csv") == chosen("listing", f"{tmp_path}/list.csv") == EXPECTED
+
+
+def test_an_image_outside_of_the_input_is_held_out_by_its_whole_path_as_ever(photos, tmp_path):
+    write_listing(tmp_path, [f"{photos}/{path}" for path in IMAGES])
+    whole = [split_of(f"{photos}/{path[:-4]}".lstrip("/"), {"test": 0.3}, 5) == "test" for path in IMAGES]
+    assert chosen("listing", f"{tmp_path}/list.csv") == whole
+
+
+def test_every_other_source_refuses_a_holdout():
+    others = {"cifar10", "cifar100", "imagenet", "webdataset"}
+    assert TAKES_HOLDOUT.isdisjoint(others)
+    for source in others:
+        with pytest.raises(ConfigError, match=f"--holdout has no meaning for {source}"):
+            chosen(source, "in")
+
+
+def test_names_below_the_root_folder_and_through_links_inside_of_the_input_are_as_they_are_written(photos):
+    assert NamesBelow(open_storage("/")).name(f"{photos}/cat/000.png") == f"{photos}/cat/000.png".lstrip("/")
+    (photos / "pets").symlink_to(photos / "cat")
+    below = NamesBelow(open_storage(str(photos)))
+    assert below.name(f"{photos}/pets/000.png") == "pets/000.png"
+    assert below.name(f"{photos.parents[1]}/link/photos/pets/000.png") == "pets/000.png"
+    assert below.name(f"{photos}-not/x.png") == f"{photos}-not/x.png"
+    (photos / "pets").unlink()

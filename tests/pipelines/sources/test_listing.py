@@ -3,7 +3,9 @@ import pickle
 
 import pytest
 
+from pipelines.config import BuildConfig
 from pipelines.sources import listing as module
+from pipelines.sources import open_source
 from pipelines.sources.base import Extent, RawSample, Rejected
 from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
@@ -194,6 +196,32 @@ def test_a_holdout_of_a_listing_with_splits_is_refused(images):
 def test_a_senseless_holdout_is_refused_when_the_source_is_made(images):
     with pytest.raises(ConfigError, match="--holdout"):
         opened(images / "list.csv", holdout={"train": 0.5})
+
+
+# --- images elsewhere
+
+
+def test_a_symbolic_link_out_of_the_folder_is_followed_unless_it_is_refused(images, tmp_path_factory):
+    secret = tmp_path_factory.mktemp("elsewhere") / "secret.png"
+    secret.write_bytes(image_bytes(9))
+    (images / "link.png").symlink_to(secret)
+    (images / "folder").symlink_to(secret.parent)
+    (images / "near").symlink_to("a")
+    for path in ("link.png", "folder/secret.png", str(secret), f"{images}/link.png", "memory://bucket/x.png"):
+        listing = write_csv(images / "list.csv", ["path", "label"], [["3.ppm", 0], [path, 0]])
+        assert len(read(opened(listing))) == 2
+        with pytest.raises(SourceError, match=r"list\.csv: line 3: path .* leads out of .*--within-input"):
+            opened(listing, within_input=True).survey()
+    inside = ["3.ppm", "near/1.png", "gone.png", f"{images}/a/1.png"]
+    write_csv(images / "list.csv", ["path", "label"], [[path, 0] for path in inside])
+    assert len(read(opened(images / "list.csv", within_input=True))) == 4
+
+
+def test_within_input_is_for_listings(tmp_path):
+    config = BuildConfig(source="folder", input=str(tmp_path), output="out", within_input=True)
+    with pytest.raises(ConfigError, match="--within-input is for listings"):
+        open_source(config)
+    assert config.what_decides_bytes() == BuildConfig(source="folder", input="x", output="y").what_decides_bytes()
 
 
 # --- malformed listings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.sources import pickles
+from pipelines.sources import opcodes, pickles
 from shardset.errors import SourceError
 from tests.makers.cifar import pickle_of
 
@@ -144,3 +144,89 @@ def test_an_array_whose_shape_does_not_fit_its_bytes_is_refused():
     data = pickle_of(np.zeros((2, 3), np.uint8)).replace(b"K\x02K\x03\x86", b"K\x02K\x04\x86")
     with pytest.raises(SourceError, match="6 bytes for an array of shape"):
         pickles.loads(data, "here")
+
+
+# --- pickles that would end or hold up the process: nothing of them may be hashed, called or printed
+
+
+def doubled(first: bytes, times: int, of_two: bytes) -> bytes:
+    """`x = (x, x)`, again and again, by references."""
+    steps = [first + b"q\0"]
+    steps += [b"h%c" % number + b"h%c" % number + of_two + b"q%c" % (number + 1) for number in range(times)]
+    return b"".join(steps)
+
+
+NESTED_TUPLES = b")" + 120_000 * b"\x85"
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R"
+DTYPE = b"cnumpy\ndtype\nU\2u1K\0K\1\x87R"
+LONG = b"\x8a\xfa" + 249 * b"\xff" + b"\x7f"
+ATTACKS = {
+    "a key of nested tuples": (dict_of(NESTED_TUPLES, b"N"), "more than 16 deep"),
+    "a key that doubles": (dict_of(doubled(b")", 60, b"\x86"), b"N"), "a tuple twice"),
+    "a tuple as a key": (dict_of(b"K\1\x85", b"N"), "a tuple as the key of a dict"),
+    "a number as a key": (dict_of(b"K\1", b"N"), "a number as the key of a dict"),
+    "a list that doubles": (b"\x80\2]q\0" + b"]q\1(h\0h\0e.", "a list twice"),
+    "a list of itself": (b"\x80\2]q\0h\0a.", "a list twice"),
+    "nested lists": (b"\x80\2" + 120_000 * b"]" + 119_999 * b"a" + b".", "more than 16 deep"),
+    "nested marks": (b"\x80\2" + 120_000 * b"(" + 119_999 * b"l" + b".", "more than 16 deep"),
+    "nested states": (b"\x80\2" + 50 * DTYPE + 49 * b"\x85b" + b".", "more than 16 deep"),
+    "a long shape": (
+        b"\x80\2" + ARRAY + b"(K\1(" + LONG + b"q\0" + 100_000 * b"h\0" + b"t" + DTYPE + b"\x89U\0tb.",
+        "a number of 1999 bits",
+    ),
+    "a shape of many numbers": (b"\x80\2" + ARRAY + b"(K\1(" + 100_000 * b"K\2" + b"t.", "a tuple of more than 16"),
+    "a second array": (b"\x80\2}(U\1a" + ARRAY + b"U\1b" + ARRAY + b"u.", "a second array"),
+    "many keys": (b"\x80\2}(" + b"".join(b"U\2%02xN" % n for n in range(101)) + b"u.", "a dict of more than 100"),
+    "a long key": (dict_of(b"T\1\4\0\0" + 1025 * b"a", b"N"), "a long text as the key of a dict"),
+    "a long text in a list": (b"\x80\2]T\1\4\0\0" + 1025 * b"a" + b"a.", "a long text in a list"),
+    "two long texts": (b"\x80\2]" + 2 * (b"T\1\4\0\0" + 1025 * b"a") + b"e.", "a second text of more than 1024"),
+    "a large number": (b"\x80\2" + LONG + b".", "a number of 1999 bits"),
+    "a long line": (b"I" + 10_000 * b"9" + b"\n.", "a line of 8192 or more bytes"),
+    "many instructions": (2_000_000 * b"\x80\2" + b"N.", "more than 2000000 instructions"),
+    "a text across a frame": (
+        b"\x80\4\x95\4" + 7 * b"\0" + b"C\x04aaaaN0.",
+        "an instruction across the end of a frame",
+    ),
+    "a line across a frame": (b"\x80\4\x95\4" + 7 * b"\0" + b"I1111\n.", "an instruction across the end of a frame"),
+    "a frame in a frame": (b"\x80\4\x95\x20" + 7 * b"\0" + b"\x95\1" + 7 * b"\0" + b"N.", "a frame in a frame"),
+    "many items": (b"\x80\2](" + 200_001 * b"N" + b"e.", "more than 200000 values"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_no_batch_holds_is_refused_before_it_is_built(name):
+    data, message = ATTACKS[name]
+    with pytest.raises(SourceError, match=f"here: the pickle holds .*{message}"):
+        pickles.loads(data, "here")
+
+
+def test_frames_that_end_between_instructions_are_read():
+    frame = b"\x95%c" + 7 * b"\0"
+    assert pickles.loads(b"\x80\4" + frame % 3 + b"](N" + frame % 4 + b"K\1e.", "here") == [None, 1]
+
+
+def test_names_and_short_texts_may_be_referred_to_again():
+    assert pickles.loads(b"\x80\2](U\3catq\0h\0h\0e.", "here") == [b"cat", b"cat", b"cat"]
+
+
+PIECES = [
+    *(b"(", b")", b"]", b"}", b"0", b"N", b"K\1", b"M\0\4", b"U\1a", b"X\1\0\0\0b", b"C\1c", b"a", b"e", b"l", b"d"),
+    *(b"s", b"u", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"q\0", b"q\1", b"h\0", b"h\1", b"\x94", b"\x93"),
+    *(ARRAY, DTYPE, LONG, b"c_codecs\nencode\n", b"X\6\0\0\0latin1", b"cnumpy\nndarray\n", b"cos\nsystem\n"),
+    *(b"T\1\4\0\0" + 1025 * b"a", b"(K\1K\1\x85" + DTYPE + b"\x89U\1xtb", b"I01\n", b"J\xff\xff\xff\xff", b"L1L\n"),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30))
+def test_any_order_of_instructions_gives_bounded_values_or_a_source_error(pieces):
+    with contextlib.suppress(SourceError):
+        value = pickles.loads(b"\x80\2" + b"".join(pieces) + b".", "here")
+        assert depth(value) <= opcodes.MAX_DEPTH
+        assert len(repr(value)) < 100_000
+
+
+def depth(value: object) -> int:
+    if isinstance(value, dict):
+        assert all(isinstance(key, str | bytes) for key in value)
+        return 1 + max(map(depth, value.values()), default=0)
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list | tuple) else 0

@@ -2,6 +2,8 @@ import contextlib
 import gzip
 import io
 import tarfile
+import tracemalloc
+from collections.abc import Iterable
 
 import google_crc32c
 import pytest
@@ -104,3 +106,66 @@ def test_a_tar_made_to_confuse_gives_members_or_a_source_error(changes):
 def test_every_cut_of_an_archive_is_an_error(size):
     with pytest.raises(SourceError, match=r"x\.tgz: cut or damaged"):
         read(gzip.compress(TAR)[:size])
+
+
+# --- headers that are made to fill the memory
+
+
+def header(kind: bytes, num_bytes: int, name: str = "x") -> bytes:
+    """A header of a tar, with a valid checksum."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, num_bytes
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def zipped(pieces: Iterable[bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1, mtime=0) as file:
+        for piece in pieces:
+            file.write(piece)
+    return buffer.getvalue()
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE], ids=repr
+)
+def test_a_header_that_unpacks_to_much_is_refused_before_it_is_read(kind):
+    data = zipped([header(kind, 64 * MIB), *64 * [bytes(MIB)], TAR])
+    assert most_memory_of_refusing(data) < 8 * MIB
+
+
+def test_headers_that_extend_each_other_have_one_limit_together():
+    half = header(tarfile.GNUTYPE_LONGNAME, MIB // 2) + MIB // 2 * b"a"
+    assert most_memory_of_refusing(zipped([*20 * [half], TAR])) < 8 * MIB
+
+
+def test_a_list_of_holes_without_an_end_is_refused():
+    start = bytearray(header(tarfile.GNUTYPE_SPARSE, 0))
+    start[482] = 1  # another block of holes follows
+    start[148:156] = b"%06o\0 " % (sum(start[:148]) + 8 * 32 + sum(start[156:]))
+    more = bytearray(512)
+    more[:24] = b"00000000001 00000000001 "
+    more[504] = 1
+    assert most_memory_of_refusing(zipped([bytes(start), *16 * [MIB // 512 * bytes(more)], TAR])) < 16 * MIB
+
+
+def most_memory_of_refusing(data: bytes) -> int:
+    """How many bytes were held at most."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match=r"x\.tgz: .*extension headers are longer than 1048576 bytes"):
+            read(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_members_are_not_kept():
+    data = zipped([*20_000 * [header(tarfile.REGTYPE, 0)], TAR])
+    tracemalloc.start()
+    assert read(data)[1] == WHOLE[1]
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()

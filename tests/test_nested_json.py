@@ -1,0 +1,92 @@
+"""JSON from outside that is nested beyond Python's limit is damage like any other: named, never a traceback."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelines import job, quarantine
+from pipelines.job import BuildFile
+from pipelines.sources.webdataset import WebDataset
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ConfigError, ManifestError
+from shardset.order import state_from_json
+from shardset.storage import Storage, open_storage
+from tests.makers.shardset import put
+from trainer import __main__ as program
+from trainer import config as configs
+from trainer import explain, hold, metrics, probes, report
+
+DEEP = 100_000 * b"["
+INSIDE = b'{"x": ' + DEEP + 100_000 * b"]" + b"}"
+EITHER = pytest.mark.parametrize("data", [DEEP, INSIDE], ids=["brackets", "in an object"])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Storage:
+    return open_storage(str(tmp_path))
+
+
+@EITHER
+def test_a_manifest_beside_tars(folder: Storage, data: bytes):
+    put(folder, "train-000000.tar", b"tar")
+    put(folder, naming.MANIFEST, data)
+    with pytest.raises(ManifestError, match=r"manifest\.json: .*nested too deeply"):
+        WebDataset(folder).survey()
+
+
+@EITHER
+def test_the_head_of_a_manifest(folder: Storage, data: bytes):
+    put(folder, naming.MANIFEST, data)
+    with pytest.raises(ManifestError):
+        manifests.read_head(folder)
+    put(folder, naming.MANIFEST, b'{"x": ' + DEEP + b',\n "splits": {}}')
+    with pytest.raises(ManifestError):
+        manifests.read_head(folder)
+
+
+@EITHER
+def test_a_record_of_the_plan(folder: Storage, data: bytes):
+    put(folder, naming.BUILD, data)
+    with pytest.raises(ConfigError, match=r"plan/build\.json: not readable"):
+        job.read_record(folder, naming.BUILD, BuildFile)
+
+
+@EITHER
+def test_a_line_of_the_quarantine_list(data: bytes):
+    assert quarantine.entry_of(data) is None
+
+
+def test_an_order_state():
+    with pytest.raises(ConfigError, match="the order state"):
+        state_from_json(b'{"x": ' + 4000 * b"[")
+    with pytest.raises(ConfigError, match="the order state"):
+        state_from_json(DEEP)
+
+
+@EITHER
+def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
+    put(folder, configs.RECORD, data)
+    reads = (
+        program.recorded_config,
+        explain.plan_of_run,
+        probes.recorded,
+        lambda url: report._config(open_storage(url)),
+    )
+    for read in reads:
+        with pytest.raises(ConfigError, match=configs.RECORD):
+            read(str(tmp_path))
+
+
+@EITHER
+def test_a_line_of_a_runs_metrics(data: bytes):
+    good = json.dumps({"kind": "step", "global_step": 1}).encode()
+    assert metrics.records(data + b"\n" + good) == [json.loads(good)]
+    assert explain._steps_of(data) is None
+    assert report._record_of(data) is None
+
+
+@EITHER
+def test_the_mark_of_who_holds_a_run_folder(data: bytes):
+    assert hold._read(data) is None
