@@ -82,12 +82,13 @@ class GcsStorage:
         """See Storage.writer. Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
         return _GcsWriter(self, self._full(name), if_generation)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, generation: str | None = None) -> None:
         """See Storage.delete."""
         url = self._object(name)
+        condition = {} if generation is None else {"ifGenerationMatch": generation}
         try:
-            self._json("DELETE", url, f"{self.url}/{name}")
-        except NotFound:
+            self._json("DELETE", url, f"{self.url}/{name}", params=condition)
+        except (NotFound, PreconditionFailed):
             return
 
     def sweep(self) -> None:
