@@ -137,7 +137,11 @@ def _examine_batch(
         if isinstance(found, Rejected):
             yield _rejected(found, content[0] if content else b"")
             continue
-        yield _row(job, unit, found, _contents(found, content, spool.recent), spool)
+        row = _row(job, unit, found, _contents(found, content, spool.recent), spool)
+        if isinstance(row, dict) and content:  # it may have been damaged on its way only
+            [again] = fetch([_to_read(job, found)], job.source.input, job.output)
+            row = row if again == content else _row(job, unit, found, _contents(found, again, spool.recent), spool)
+        yield row
 
 
 def _too_large(found: RawSample | Rejected) -> Rejected | None:

@@ -87,6 +87,8 @@ class GcsStorage:
         url = self._object(name)
         condition = {} if generation is None else {"ifGenerationMatch": generation}
         try:
+            if generation is not None:  # an emulator may not know the condition
+                _check_generation(self.stat(name).generation, generation, f"{self.url}/{name}")
             self._json("DELETE", url, f"{self.url}/{name}", params=condition)
         except (NotFound, PreconditionFailed):
             return

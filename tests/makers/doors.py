@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from shardset.storage import Stat, Storage, Writer
 
 Told = Callable[[str, str], None]
-"""Told of (verb, name): `read`, `stat`, `delete`; `write` before a writer opens, `close` and `closed` around its end."""
+"""Told of (verb, name): `read`, `stat`, `delete`; of a writer `write` at its start, `close` and `closed` at its end."""
 Changed = Callable[[str, bytes], bytes]
 
 _told: dict[str, Told] = {}
