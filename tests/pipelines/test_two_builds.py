@@ -188,7 +188,8 @@ def test_a_shard_that_a_lost_build_wrote_late_is_named_and_its_removal_helps(raw
         run(config_of(raw, storage.url), door)
     with pytest.raises(PreconditionFailed, match=r"train-000001\.tar: something else stands there.*remove it"):
         run(second, storage)
-    storage.delete(TAR)
+    for name in (TAR, INDEX):
+        storage.delete(name)
     run(second, storage)
     check_one_set(storage.url, winner)
 
