@@ -34,7 +34,7 @@ from pipelines.assigning import KEY, Starts, assign_batch, find_twins, plan_grou
 from pipelines.committing import read_records, write_manifest
 from pipelines.config import BuildConfig
 from pipelines.indexing import summarize
-from pipelines.job import Job, PlanFile, put, write_units
+from pipelines.job import Job, PlanFile, write_units
 from pipelines.parts import Part, write_parts
 from pipelines.planning import Sizing, SplitPlan, UnitStart, UnitSummary, plan_split
 from pipelines.sources.base import Extent
@@ -42,6 +42,7 @@ from pipelines.sources.folder import Folder
 from pipelines.tables import Content, Row
 from pipelines.writing import ShardRecord
 from shardset import naming
+from shardset.frame import frame
 from shardset.manifest import ClassInfo, IndexFile, Shard
 from shardset.permutation import derive_key, hash64, unpermute
 from shardset.storage import LocalStorage, MemoryStorage, Stat, Writer
@@ -99,10 +100,12 @@ def unit_rows(unit: int) -> list[Row]:
 
 def _row(unit: int, row: int) -> Row:
     name = f"n{unit:08d}/n{unit:08d}_{row}"
-    image = Extent("train.tar", "1700000000000000", (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512), SAMPLE_BYTES)
+    image = Extent(
+        "train.tar", "1700000000000000", (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512), SAMPLE_BYTES, row
+    )
     return Row(
         split="train", name=f"{name}.JPEG", key=name, label=unit % NUM_CLASSES, fix="",
-        content=Content("jpg", row, [("jpg", image), ("cls", b"%03d" % (unit % NUM_CLASSES))]),
+        content=Content("jpg", [("jpg", image), ("cls", b"%03d" % (unit % NUM_CLASSES))]),
     )  # fmt: skip
 
 
@@ -333,7 +336,7 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
         digest="", source_digest="", num_classes=NUM_CLASSES, classes=classes, splits={split.name: split}, fixes={},
-        num_rejected=0, num_units=units, notes=[],
+        num_rejected=0, rejected=Part(naming.REJECTED, 0, 0, 0), num_units=units, notes=[],
     )  # fmt: skip
 
 
@@ -341,7 +344,7 @@ def put_units(job: Job, plan: PlanFile) -> range:
     """The indexes of the units of the first batch, in the output."""
     units = plan.units_of(0)
     for unit, table in zip(units, unit_tables(len(units)), strict=True):
-        put(job.output, naming.unit_path(unit), tables.unit_to_bytes(table))
+        job.put(naming.unit_path(unit), tables.unit_to_bytes(table))
     return units
 
 
@@ -423,7 +426,7 @@ class _Made(MemoryStorage):
         object.__setattr__(self, "folder", folder)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        return self.make(int(re.findall(r"[0-9]+", name)[-1]))
+        return self.make(int(re.findall(r"[0-9]+", name)[-1])) if name != naming.BUILD else frame("", b"")
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         return LocalStorage(self.folder).writer(name, if_generation=if_generation)
@@ -431,7 +434,12 @@ class _Made(MemoryStorage):
 
 def made_job(n: int, make: Callable[[int], Any], folder: str = "") -> Job:
     """A build whose output holds, as JSON, what `make` gives for a number."""
-    return replace(job_of(n), output=_Made(lambda number: msgspec.json.encode(make(number)), folder))
+
+    def made(number: int) -> bytes:
+        content = msgspec.json.encode(make(number))
+        return content + frame("", content)
+
+    return replace(job_of(n), output=_Made(made, folder))
 
 
 def _peak_bytes() -> int:

@@ -11,8 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import planning, tables
-from pipelines.job import START_OVER, BuildFile, Job, PlanFile, put
-from pipelines.parts import Part, read_parts, write_parts
+from pipelines.job import BuildFile, Job, PlanFile, put, record_of
+from pipelines.parts import Part, in_order, read_parts, write_parts, write_whole
+from pipelines.planfiles import START_OVER
 from pipelines.planning import Places, SplitPlan, UnitStart, UnitSummary
 from shardset import naming
 from shardset.errors import ConfigError, NotFound, SourceError
@@ -48,7 +49,8 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
     splits = {name: _plan_split(job, name, whole) for name in names}
     _refuse_unknown_shards(config.only_shards, splits)
     classes = _classes(build, whole.max_label)
-    draft = PlanFile(
+    rejected = write_whole(job.output, naming.REJECTED, _rejected_lines(job, build.num_units))
+    plan = PlanFile(
         digest="",
         source_digest=whole.digest,
         num_classes=len(classes),
@@ -56,15 +58,15 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
         splits=splits,
         fixes=dict(whole.fixes),
         num_rejected=sum(count.num_rejected for count in whole.splits.values()),
+        rejected=rejected,
         num_units=build.num_units,
         notes=build.notes,
     )
-    digest = _digest([msgspec.to_builtins(draft), config.what_decides_bytes(), ORDER_VERSION])
-    plan = msgspec.structs.replace(draft, digest=digest)
-    with job.output.writer(naming.REJECTED) as out:
-        for line in _rejected_lines(job, build.num_units):
-            out.write(line)
-    put(job.output, naming.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    decided = msgspec.to_builtins(plan)
+    del decided["rejected"]  # the digest is older, and the same without it
+    digest = _digest([decided, config.what_decides_bytes(), ORDER_VERSION])
+    plan = msgspec.structs.replace(plan, digest=digest)
+    job.put(naming.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
     return plan
 
 
@@ -80,8 +82,9 @@ def starts_of(job: Job, plan: PlanFile) -> Iterator[Starts]:
 
 def read_summaries(job: Job, num_units: int) -> Iterator[UnitSummary]:
     """The summaries of all units, in unit order."""
-    for data in read_parts(job.output, (Part(naming.summary_path(unit)) for unit in range(num_units))):
-        yield msgspec.json.decode(data, type=UnitSummary)
+    names = list(map(naming.summary_path, range(num_units)))
+    for name, data in zip(names, in_order(job.output, names, job.read), strict=True):
+        yield record_of(job.output, name, data, UnitSummary)
 
 
 def spread_keys(job: Job, plan: PlanFile, batch: int) -> list[tuple[int, Part]]:
@@ -160,7 +163,7 @@ def plan_group(job: Job, plan: SplitPlan, parts: Iterable[Part]) -> Iterator[int
     runs = list(_runs(shard[order]))
     for (number, start, stop), mine in zip(runs, tables.slices(references, _bounds(runs)), strict=True):
         assert stop - start == plan.shard_size(number), "the arithmetic of the plan and the references agree"
-        put(job.output, naming.references_path(plan.name, number), tables.references_to_bytes(mine))
+        job.put(naming.references_path(plan.name, number), tables.references_to_bytes(mine))
         yield number
 
 
@@ -230,10 +233,10 @@ def _bounds(runs: Sequence[tuple[int, int, int]]) -> list[int]:
     return [0, *(stop - first for _, _, stop in runs)]
 
 
-def _read_units(job: Job, units: Iterable[int]) -> Iterator[bytes]:
+def _read_units(job: Job, units: Iterable[int]) -> Iterator[memoryview]:
     """The tables of units, as they are stored; ConfigError if one is gone."""
     try:
-        yield from read_parts(job.output, (Part(naming.unit_path(unit)) for unit in units))
+        yield from in_order(job.output, map(naming.unit_path, units), job.read)
     except NotFound as error:
         raise ConfigError(f"a table of the plan is missing ({error}): {START_OVER}") from error
 

@@ -6,7 +6,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, TypeVar
 
 import apache_beam as beam
@@ -22,23 +22,21 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import PipelineState, create_runner
 
-from pipelines import dataflow, errors_from_beam, forkserver, replacing, sources, workers
+from pipelines import dataflow, errors_from_beam, forkserver, planfiles, replacing, sources, workers
 from pipelines.config import BuildConfig
 from pipelines.forkserver import ForkServer
 from pipelines.job import (
-    PIECE,
     BuildFile,
     Job,
     PlanFile,
     UnitLine,
-    copy,
     describe_build,
     differences,
-    put,
     read_record,
+    record_of,
     write_units,
 )
-from pipelines.parts import remove_parts
+from pipelines.parts import PIECE
 from pipelines.progress import Progress, Watch
 from pipelines.sources.base import Survey
 from pipelines.transforms import (
@@ -54,10 +52,13 @@ from pipelines.transforms import (
 )
 from shardset import manifest as manifests
 from shardset import naming
-from shardset.errors import ConfigError, NotFound, ShardsetError
-from shardset.storage import Storage, explained, open_storage
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
+from shardset.storage import ABSENT, Storage, explained, open_storage
 
 T = TypeVar("T")
+
+_OF_SURVEY = ("seed", "holdout")
+"""The options that decide what a survey says of the same input."""
 
 
 class _Fixes(msgspec.Struct):
@@ -129,8 +130,9 @@ def _run(
             progress.say if progress else None,
             server,
         )
-    remove_parts(output)
-    plan = read_record(output, naming.PLAN, PlanFile)
+    with job.in_place():
+        remove_parts(job)
+        plan = record_of(output, naming.PLAN, job.read(naming.PLAN), PlanFile)
     published = None if dry_run else _published(output, plan)
     plan_bytes = sum(found.num_bytes for found in output.list(naming.PLAN_FOLDER))
     return Result(
@@ -185,6 +187,11 @@ def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequenc
     )
 
 
+def remove_parts(job: Job) -> None:
+    """Removes what the steps left for each other: a run that is over needs none."""
+    replacing.remove_all(job.output, naming.PARTS, job.check_place)
+
+
 def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitLine]]:
     """Surveys the input and lays down (or finds again) what the workers start from."""
     source = sources.open_source(config)
@@ -194,48 +201,93 @@ def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[
     with explained(f"the temporary folder {tempfile.gettempdir()}"), tempfile.TemporaryFile() as units:
         digest, lines = write_units(survey, units)
         file = describe_build(config, survey, digest, suffix="")
-        file = _begin(config, output, file, units, (source.input, survey))
-    return Job(config=config, source=source, output=output, suffix=file.suffix), file, lines
+        build, file = _begin(config, output, file, units, (source.input, survey))
+    return Job(config=config, source=source, output=output, suffix=file.suffix, build=build), file, lines
 
 
 def _begin(
     config: BuildConfig, output: Storage, file: BuildFile, units: IO[bytes], read: tuple[Storage, Survey]
-) -> BuildFile:
-    """Lays down the survey and what is built, unless a build of the same stands there; returns it with its suffix.
+) -> tuple[str, BuildFile]:
+    """Lays down the survey and what is built, unless a build of the same stands there; its digest, and it as it stands.
 
     What an earlier build left unfinished goes; a set that is to be replaced stays. ConfigError, with nothing removed,
     if any of it is `read` by this build, whose input and survey that are, or what it writes would be by the next.
     """
-    old = read_record(output, naming.BUILD, BuildFile)
-    changed = differences(old, file, writes_images=config.writes_images(_fixes(output))) if old else []
-    stands = _exists(output, naming.MANIFEST)
+    generation = planfiles.generation_of(output, naming.BUILD)
+    found = planfiles.find(output, naming.BUILD)
+    old: BuildFile | None = record_of(output, naming.BUILD, found.content, BuildFile) if found else None
+    changed = _changes(config, output, old, file) if old else []
+    before = planfiles.generation_of(output, naming.MANIFEST)
     output.sweep()
-    if old and not changed:
+    if found and found.build and old and not changed and old.ready:
         file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
         if file != old:  # other libraries, on which no byte depends so far
-            _put_build(output, file)
-        return file
-    _refuse_what_stands(config, output, stands, begun=old is not None, changed=changed)
+            _put_build(output, found.build, file, generation)
+        return found.build, file
+    _refuse_what_stands(config, output, before != ABSENT, begun=old is not None, changed=changed)
     replaced = replacing.manifest_at(output, naming.MANIFEST)
     left = replacing.left_behind(output) - replacing.files_of(replaced)
     source, survey = read
     replacing.refuse_input(output, replacing.files_of(replaced) | left, source, survey.objects)
     if survey.all_tars:
         replacing.refuse_inside(output, source)
-    replacing.remove(output, left)
-    replacing.remove(output, [found.name for found in output.list(naming.PLAN_FOLDER) if naming.is_plan(found.name)])
+    suffix = _suffix(file, replaced.digest) if replaced else ""
+    suffixes = sorted({old.suffix, *old.before}) if old else []
+    file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=suffixes)
+    build = file.digest
+    # From here on the output is this build's: others see that when they look next, and a manifest that one of them
+    # wrote since it looked is seen below.
+    _put_build(output, build, file, generation)
+    generation = planfiles.generation_of(output, naming.BUILD)
+
+    def check_place() -> None:
+        found = planfiles.find(output, naming.BUILD)
+        if found is None or found.build != build:
+            raise planfiles.another_build(output, naming.BUILD)
+
+    if planfiles.generation_of(output, naming.MANIFEST) != before:
+        raise planfiles.another_build(output, naming.MANIFEST)
+    replacing.remove(output, left, check_place)
+    doomed = {one.name for one in output.list(naming.PLAN_FOLDER) if naming.is_plan(one.name)} - {naming.BUILD}
+    replacing.remove(output, doomed, check_place)
     if replaced:
-        copy(output, naming.MANIFEST, naming.REPLACED)
-        file = msgspec.structs.replace(file, suffix=_suffix(file, replaced.digest))
+        planfiles.put(output, naming.REPLACED, build, manifests.to_json(replaced))
     with output.writer(naming.SURVEY) as out:
         units.seek(0)
         shutil.copyfileobj(units, out, PIECE)
-    _put_build(output, file)
-    return file
+    check_place()
+    file = msgspec.structs.replace(file, ready=True, before=[])
+    _put_build(output, build, file, generation)
+    return build, file
 
 
-def _put_build(output: Storage, file: BuildFile) -> None:
-    put(output, naming.BUILD, msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
+def _changes(config: BuildConfig, output: Storage, old: BuildFile, file: BuildFile) -> list[str]:
+    """In which words this build differs from the one that stands there."""
+    return differences(old, _surveyed_as(config, old, file), writes_images=config.writes_images(_fixes(output)))
+
+
+def _surveyed_as(config: BuildConfig, old: BuildFile, file: BuildFile) -> BuildFile:
+    """The build with the survey that the options of the old one give: so only another input makes another survey."""
+    if old.survey == file.survey:
+        return file
+    if old.options.get("source") != file.options["source"]:
+        return msgspec.structs.replace(file, survey=old.survey, classes=old.classes)
+    asked = {name: old.options[name] for name in _OF_SURVEY if name in old.options}
+    if asked == {name: file.options[name] for name in _OF_SURVEY}:
+        return file
+    survey = sources.open_source(replace(config, **asked)).survey()
+    with tempfile.TemporaryFile() as units:
+        digest, _ = write_units(survey, units)
+    return msgspec.structs.replace(file, survey=digest, classes=survey.classes)
+
+
+def _put_build(output: Storage, build: str, file: BuildFile, generation: str) -> None:
+    """Writes `plan/build.json` in place of that generation; ManifestError if another build was faster."""
+    data = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
+    try:
+        planfiles.put(output, naming.BUILD, build, data, if_generation=generation)
+    except PreconditionFailed as error:
+        raise planfiles.another_build(output, naming.BUILD) from error
 
 
 def _fixes(output: Storage) -> dict[str, int]:
@@ -375,11 +427,3 @@ def _refuse_what_stands(
             f"{output.url}: {foreign} stands there without a manifest or plan, so whose it is can't be told; "
             "move such files away or give another --output (--overwrite leaves them alone)"
         )
-
-
-def _exists(output: Storage, name: str) -> bool:
-    try:
-        output.stat(name)
-    except NotFound:
-        return False
-    return True

@@ -2,15 +2,15 @@
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import IO
 
 import msgspec
 
-from pipelines import replacing
+from pipelines import planfiles, replacing
 from pipelines.encoding import libraries
-from pipelines.job import Job, PlanFile, copy, read_record
-from pipelines.parts import Part, read_parts
+from pipelines.job import Job, PlanFile, record_of
+from pipelines.parts import copy_part, in_order
 from pipelines.planning import SplitPlan
 from pipelines.writing import ShardRecord
 from shardset import manifest as manifests
@@ -29,22 +29,28 @@ def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
     """
     if num_finished != sum(split.num_shards for split in plan.splits.values()):
         return None
-    copy(job.output, naming.REJECTED, naming.quarantine_path(job.suffix))
-    whole: PlanFile | None = read_record(job.output, naming.PLAN, PlanFile)  # `plan` travels without its classes
-    if whole is None or whole.digest != plan.digest:
-        raise _another_build(job.output, naming.PLAN)
+    whole = record_of(job.output, naming.PLAN, job.read(naming.PLAN), PlanFile)  # `plan` travels without its classes
+    if whole.digest != plan.digest:
+        raise planfiles.another_build(job.output, naming.PLAN)
+    list_rejected(job, whole)
     digest = write_manifest(job, whole, {name: read_records(job, plan, name) for name in plan.splits})
-    _remove_replaced(job.output)
+    _remove_replaced(job)
     return digest
+
+
+def list_rejected(job: Job, plan: PlanFile) -> None:
+    """Lays the list of rejected samples beside the shards."""
+    name = naming.quarantine_path(job.suffix)
+    copy_part(job.output, plan.rejected, name, job.condition_of(name))
 
 
 def read_records(job: Job, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
     """The records of all shards of a split, in order, each read when it is asked for."""
-    names = (naming.record_path(split, number) for number in range(plan.splits[split].num_shards))
-    for data in read_parts(job.output, map(Part, names)):
-        record = msgspec.json.decode(data, type=ShardRecord)
+    names = [naming.record_path(split, number) for number in range(plan.splits[split].num_shards)]
+    for name, data in zip(names, in_order(job.output, names, job.read), strict=True):
+        record = record_of(job.output, name, data, ShardRecord)
         if record.plan_digest != plan.digest:
-            raise _another_build(job.output, naming.record_path(split, record.number))
+            raise planfiles.another_build(job.output, name)
         yield record
 
 
@@ -57,7 +63,7 @@ def write_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[Shar
         files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
         splits = {name: _split(split, records[name], files[name]) for name, split in sorted(plan.splits.items())}
         digest, pieces = manifests.json_of_entries(_manifest(job, plan, splits), lambda split: _lines(files[split]))
-        _publish(job, pieces)
+        _publish(job, digest, pieces)
     return digest
 
 
@@ -113,17 +119,29 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
         yield line.removesuffix(b"\n")
 
 
-def _publish(job: Job, pieces: Iterable[bytes]) -> None:
+def _publish(job: Job, digest: str, pieces: Iterable[bytes]) -> None:
+    """Writes the manifest while the output is this build's; takes it back if another began there in that moment."""
+    stands = job.condition_of(naming.MANIFEST)
     try:
-        condition = job.output.stat(naming.MANIFEST).generation if job.suffix else ABSENT
-    except NotFound:
-        condition = ABSENT
-    try:
-        with job.output.writer(naming.MANIFEST, if_generation=condition) as out:
+        with job.output.writer(naming.MANIFEST, if_generation=stands if job.suffix else ABSENT) as out:
             for piece in pieces:
                 out.write(piece)
     except PreconditionFailed as error:
         raise ManifestError(_what_stands(job.output)) from error
+    try:
+        job.check_place()
+    except ManifestError:
+        _take_back(job.output, digest)
+        raise
+
+
+def _take_back(output: Storage, digest: str) -> None:
+    """Removes a manifest whose shards another build may remove; that build's own has another digest and stays."""
+    with suppress(NotFound):
+        generation = output.stat(naming.MANIFEST).generation
+        data = output.read(naming.MANIFEST, generation=generation)
+        if manifests.parse(data, naming.MANIFEST).digest == digest:
+            output.delete(naming.MANIFEST, generation=generation)
 
 
 def _what_stands(output: Storage) -> str:
@@ -139,15 +157,11 @@ def _what_stands(output: Storage) -> str:
     )
 
 
-def _another_build(output: Storage, name: str) -> ManifestError:
-    return ManifestError(
-        f"{output.url}/{name}: another build began there meanwhile; choose another --output for one of the two"
-    )
-
-
-def _remove_replaced(output: Storage) -> None:
+def _remove_replaced(job: Job) -> None:
     """Removes the files of the set that this one replaced; what is to be removed is forgotten last, so a rerun can."""
-    old = replacing.manifest_at(output, naming.REPLACED)
-    if old:
-        replacing.remove(output, [naming.REPORT, *replacing.files_of(old)])  # the report is about the old set
-        output.delete(naming.REPLACED)
+    data = job.find(naming.REPLACED)
+    if data is not None:
+        old = manifests.parse(bytes(data), f"{job.output.url}/{naming.REPLACED}")
+        doomed = [naming.REPORT, *replacing.files_of(old)]  # the report is about the old set
+        replacing.remove(job.output, doomed, job.check_place)
+        job.output.delete(naming.REPLACED)

@@ -22,18 +22,20 @@ Strategy = Literal["spmd", "replica", "ddp", "single"]
 
 UPLOADS_PER_SHARD = 4
 """The tar, its index, the references of the plan, the record of the finished shard."""
-UPLOADS_PER_BUILD = 6
-"""plan/build.json, survey.jsonl, plan.json, rejected.jsonl; the quarantine list and the manifest."""
+UPLOADS_PER_BUILD = 7
+"""plan/build.json twice, survey.jsonl, plan.json, rejected.jsonl; the quarantine list and the manifest."""
 UPLOADS_PER_UNIT = 2
 """Its index and its summary."""
 UPLOADS_PER_BATCH = 2
 """The keys and the references of some hundred thousand samples, for the next step."""
 LISTS_PER_BUILD = 9
-LOOKS_PER_SHARD = 5
-"""Its references, the record (not there yet, then for the manifest), and what stands where tar and index will be."""
-LOOKS_PER_UNIT = 8
-"""Its line, its index and summary that are not there yet, the summary three times, keys and references."""
-LOOKS_PER_BUILD = 16
+LOOKS_PER_SHARD = 7
+"""Its references, the record (not there yet, then for the manifest), what stands where tar and index will be, and twice
+whose the output is."""
+LOOKS_PER_UNIT = 9
+"""Whose the output is, its line, its index and summary that are not there yet, the summary three times, keys and
+references."""
+LOOKS_PER_BUILD = 38
 LISTED_AT_ONCE = 1000
 
 NUM_MEASURED, MEASURED_EVERY = 11, 100

@@ -12,14 +12,14 @@ import msgspec
 
 from pipelines import tables
 from pipelines.encoding import ImageOptions, UndecodableImage, examine, stored_field
-from pipelines.job import Job, UnitLine, put, read_record, read_unit
+from pipelines.job import Job, UnitLine, read_unit, record_of
 from pipelines.planning import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.reading import SPOOLED, fetch
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
 from pipelines.sources.paths import IMAGE_FIELDS
 from pipelines.tables import Content, Row
 from shardset import naming
-from shardset.errors import NotFound, SourceError
+from shardset.errors import SourceError
 from shardset.storage import Storage, Writer
 from shardset.tarindex import MAX_MEMBER_BYTES
 
@@ -49,18 +49,19 @@ class UnitSpool:
             self._writer = self._open()
         self._writer.write(content)
         self.recent[self._size] = content
-        extent = Extent(SPOOL, "", self._size, len(content))
+        extent = Extent(SPOOL, "", self._size, len(content), google_crc32c.value(content))
         self._size += len(content)
         return extent
 
 
 def index_unit(job: Job, line: UnitLine) -> UnitSummary:
     """Indexes a unit and writes its index and summary, unless an earlier try of the same build left them."""
-    found: UnitSummary | None = read_record(job.output, naming.summary_path(line.number), UnitSummary)
-    if found:
-        return found
+    name = naming.summary_path(line.number)
+    found = job.find(name)
+    if found is not None:
+        return record_of(job.output, name, found, UnitSummary)
     summary = summarize(line.number, *_indexed(job, line))
-    put(job.output, naming.summary_path(line.number), msgspec.json.encode(summary))
+    job.put(name, msgspec.json.encode(summary))
     return summary
 
 
@@ -95,13 +96,13 @@ def _count(rows: Sequence[Row], num_rejected: int) -> SplitCount:
 
 def _indexed(job: Job, line: UnitLine) -> tuple[list[Row], list[dict[str, Any]]]:
     name = naming.unit_path(line.number)
-    try:
-        found = tables.unit_from_bytes(job.output.read(name))
-    except NotFound:
+    found = job.find(name)
+    if found is None:
         rows, rejected = _index(job, line)
-        put(job.output, name, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
+        job.put(name, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
         return rows, rejected
-    return tables.rows_of(found), tables.rejected_of(found)
+    table = tables.unit_from_bytes(found)
+    return tables.rows_of(table), tables.rejected_of(table)
 
 
 def _index(job: Job, line: UnitLine) -> tuple[list[Row], list[dict[str, Any]]]:
@@ -136,7 +137,11 @@ def _examine_batch(
         if isinstance(found, Rejected):
             yield _rejected(found, content[0] if content else b"")
             continue
-        yield _row(job, unit, found, _images(found, content, spool.recent), spool)
+        row = _row(job, unit, found, _contents(found, content, spool.recent), spool)
+        if isinstance(row, dict) and content:  # it may have been damaged on its way only
+            [again] = fetch([_to_read(job, found)], job.source.input, job.output)
+            row = row if again == content else _row(job, unit, found, _contents(found, again, spool.recent), spool)
+        yield row
 
 
 def _too_large(found: RawSample | Rejected) -> Rejected | None:
@@ -152,7 +157,7 @@ def _too_large(found: RawSample | Rejected) -> Rejected | None:
 
 
 def _image_fields(sample: RawSample) -> list[str]:
-    """The field that is the sample's image, and any others that hold one."""
+    """The field that is the sample's image, and any others that hold one, in member order."""
     return [field for field in sample.fields if field == sample.image or field.rpartition(".")[2] in IMAGE_FIELDS]
 
 
@@ -161,15 +166,15 @@ def _to_read(job: Job, found: RawSample | Rejected) -> list[Extent]:
     if isinstance(found, Rejected):
         wanted = [found.extent]
     else:
-        wanted = [] if job.config.verify == "none" else [found.fields[field] for field in _image_fields(found)]
+        wanted = [] if job.config.verify == "none" else list(found.fields.values())
     return [extent for extent in wanted if isinstance(extent, Extent) and extent.object != SPOOL]
 
 
-def _images(sample: RawSample, read: Iterable[bytes], recent: dict[int, bytes]) -> dict[str, bytes]:
-    """The contents of its images by field: those that were read, and those at hand."""
+def _contents(sample: RawSample, read: Iterable[bytes], recent: dict[int, bytes]) -> dict[str, bytes]:
+    """The contents of its fields: those that were read, and those at hand."""
     left, found = iter(read), {}
-    for field in _image_fields(sample):
-        content: Extent | bytes | None = sample.fields[field]
+    for field, given in sample.fields.items():
+        content: Extent | bytes | None = given
         if isinstance(content, Extent):
             content = recent.get(content.offset) if content.object == SPOOL else next(left, None)
         if content is not None:
@@ -177,16 +182,18 @@ def _images(sample: RawSample, read: Iterable[bytes], recent: dict[int, bytes]) 
     return found
 
 
-def _row(job: Job, unit: int, sample: RawSample, images: dict[str, bytes], spool: UnitSpool) -> Row | dict[str, Any]:
+def _row(job: Job, unit: int, sample: RawSample, contents: dict[str, bytes], spool: UnitSpool) -> Row | dict[str, Any]:
     _check_sample(sample)
     options, seen = job.config.image, {}
-    for field, data in images.items():
-        mine = field == sample.image
+    for field in _image_fields(sample):
+        data, mine = contents.get(field), field == sample.image
+        if data is None:
+            continue
         try:
             seen[field] = examine(data, field=field, verify=job.config.verify, options=options if mine else _AS_IT_IS)
         except UndecodableImage as error:
             return _refused(sample, field, data, str(error) if mine else f"its {field}: {error}")
-    raw = images.get(sample.image)
+    raw = contents.get(sample.image)
     image = seen.get(sample.image) or examine(b"", field=sample.image, verify="none", options=options)
     stored = stored_field(image.field, options) if image.field else ""
     if stored != sample.image and stored in sample.fields:
@@ -199,9 +206,8 @@ def _row(job: Job, unit: int, sample: RawSample, images: dict[str, bytes], spool
         fix=image.fix,
         content=Content(
             image=image.field,
-            crc32c=google_crc32c.value(raw) if raw is not None else -1,
             fields=[
-                (stored if field == sample.image else field, _placed(content, unit, spool))
+                (stored if field == sample.image else field, _placed(content, contents.get(field), unit, spool))
                 for field, content in fields_of(sample)
             ],
         ),
@@ -224,8 +230,13 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
     return fields
 
 
-def _placed(content: Extent | bytes, unit: int, spool: UnitSpool) -> Extent | bytes:
-    """The content as the plan names it: bytes of a unit's spool stand in an object of the plan."""
+def _placed(content: Extent | bytes, data: bytes | None, unit: int, spool: UnitSpool) -> Extent | bytes:
+    """The content as the plan names it: bytes of a unit's spool stand in an object of the plan.
+
+    `data` are its bytes, where they were read: the plan keeps their CRC32C.
+    """
+    if isinstance(content, Extent) and data is not None:
+        content = msgspec.structs.replace(content, crc32c=google_crc32c.value(data))
     if isinstance(content, bytes) and len(content) > MAX_INLINE_BYTES:
         content = spool.add(content)
     if isinstance(content, Extent) and content.object == SPOOL:

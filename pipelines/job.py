@@ -2,52 +2,91 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
 import msgspec
 
+from pipelines import planfiles
 from pipelines.config import BuildConfig
 from pipelines.encoding import libraries
+from pipelines.parts import Part, read_part
+from pipelines.planfiles import START_OVER
 from pipelines.planning import SplitPlan, units_at_once
 from pipelines.sources.base import Source, Survey, Unit
 from shardset import naming
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.manifest import ClassInfo
-from shardset.storage import Storage
+from shardset.storage import Storage, extend_crc32c
 from shardset.version import __version__
 
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 """Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
 
-START_OVER = (
-    f"remove {naming.PLAN_FOLDER} at the output (and the shards there that no manifest lists), "
-    "then build again with --overwrite"
-)
-"""What to do about a file of the plan that is damaged or missing."""
-
-PIECE = 8 * 2**20
-"""What is copied at once."""
+_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
+"""How it shows that another build has replaced or removed what this one wrote."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Everything that a worker needs; pickles. `suffix` keeps a set that replaces another out of its folders."""
+    """Everything that a worker needs; pickles. `suffix` keeps a set that replaces another out of its folders.
+
+    `build` is the digest of what is built: every file of `plan/` carries it, and one that carries another is not used.
+    """
 
     config: BuildConfig
     source: Source
     output: Storage
     suffix: str = ""
+    build: str = ""
 
     def folder(self, split: str) -> str:
         """The folder of a split's shards."""
         return split + self.suffix
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
+        """Writes one whole file of the plan."""
+        planfiles.put(self.output, name, self.build, data)
+
+    def read(self, name: str) -> memoryview:
+        """A file of the plan that this build wrote; see planfiles.read."""
+        return planfiles.read(self.output, name, self.build)
+
+    def find(self, name: str) -> bytes | memoryview | None:
+        """A file of the plan; None if there is none, or one that another build left."""
+        found = planfiles.find(self.output, name)
+        return found.content if found and found.build == self.build else None
+
+    def check_place(self) -> None:
+        """Raises ManifestError if the output is not this build's any more, because another one began there."""
+        found = planfiles.find(self.output, naming.BUILD)
+        if found is None or found.build != self.build:
+            raise planfiles.another_build(self.output, naming.BUILD)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """A block that runs only while the output is this build's; what goes wrong because it is not is said so."""
+        self.check_place()
+        try:
+            yield
+        except _OF_ANOTHER_BUILD:
+            self.check_place()
+            raise
+
+    def condition_of(self, name: str) -> str:
+        """The generation that stands there, which this build may replace: what another writes later has another."""
+        generation = planfiles.generation_of(self.output, name)
+        self.check_place()  # after the look: what was seen was there before any other build began
+        return generation
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/plan.json`: the arithmetic of every split and what the manifest repeats of the plan.
 
     Workers are handed it without its `classes`: Beam counts the bytes of all its objects in each step and process.
+    `rejected` is the list of rejected samples, all of it.
     """
 
     digest: str
@@ -57,6 +96,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     splits: dict[str, SplitPlan]
     fixes: dict[str, int]
     num_rejected: int
+    rejected: Part
     num_units: int
     notes: list[str]
 
@@ -74,7 +114,8 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: what an unfinished build must agree with to be resumed.
 
-    `libraries` are those at hand, whether or not a byte depends on them.
+    `libraries` are those at hand, whether or not a byte depends on them. A build that takes the place of others is not
+    `ready` until what they left is gone; `before` are their suffixes.
     """
 
     tool: str
@@ -85,15 +126,24 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     suffix: str
     classes: list[ClassInfo] | None
     notes: list[str]
+    ready: bool = True
+    before: list[str] = []
+
+    @property
+    def digest(self) -> str:
+        """What tells this build from another at the same output: 16 hexadecimal digits."""
+        said = msgspec.structs.replace(self, notes=[], ready=True, before=[])
+        return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitLine:
-    """Where the survey keeps one unit: its number and its bytes in `plan/survey.jsonl`."""
+    """Where the survey keeps one unit: its number and its bytes in `plan/survey.jsonl`, with their CRC32C."""
 
     number: int
     start: int
     stop: int
+    crc32c: int
 
 
 def write_units(survey: Survey, file: IO[bytes]) -> tuple[str, list[UnitLine]]:
@@ -101,7 +151,7 @@ def write_units(survey: Survey, file: IO[bytes]) -> tuple[str, list[UnitLine]]:
     hasher, places, start = hashlib.sha256(), [], 0
     for number, unit in enumerate(survey.units):
         line = json.dumps(unit, sort_keys=True, ensure_ascii=False).encode() + b"\n"
-        places.append(UnitLine(number, start, start + len(line)))
+        places.append(UnitLine(number, start, start + len(line), extend_crc32c(0, line)))
         start += len(line)
         hasher.update(line)
         file.write(line)
@@ -110,7 +160,7 @@ def write_units(survey: Survey, file: IO[bytes]) -> tuple[str, list[UnitLine]]:
 
 def read_unit(output: Storage, line: UnitLine) -> Unit:
     """One unit of the survey."""
-    return json.loads(output.read(naming.SURVEY, line.start, line.stop))
+    return json.loads(read_part(output, Part(naming.SURVEY, line.start, line.stop, line.crc32c)))
 
 
 def describe_build(config: BuildConfig, survey: Survey, digest: str, suffix: str) -> BuildFile:
@@ -161,12 +211,8 @@ def _difference_of_classes(old: list[ClassInfo], new: list[ClassInfo]) -> str:
     return f"class {was.label} was {was.name!r} and is {now.name!r}"
 
 
-def read_record(output: Storage, name: str, kind: type) -> Any:
-    """A JSON record of the plan as `kind`; None if it is not there; ConfigError if it is not readable."""
-    try:
-        data = output.read(name)
-    except NotFound:
-        return None
+def record_of(output: Storage, name: str, data: bytes | memoryview, kind: type) -> Any:
+    """A JSON record of the plan as `kind`; ConfigError if it is none."""
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -175,15 +221,13 @@ def read_record(output: Storage, name: str, kind: type) -> Any:
         ) from error
 
 
+def read_record(output: Storage, name: str, kind: type) -> Any:
+    """A JSON record of the plan, whichever build wrote it; None if it is not there."""
+    found = planfiles.find(output, name)
+    return record_of(output, name, found.content, kind) if found else None
+
+
 def put(output: Storage, name: str, data: bytes | memoryview, *, if_generation: str | None = None) -> None:
-    """One whole object."""
+    """One whole object, as it is."""
     with output.writer(name, if_generation=if_generation) as out:
         out.write(data)
-
-
-def copy(output: Storage, name: str, to: str) -> None:
-    """One object under another name, a piece after the other."""
-    num_bytes = output.stat(name).num_bytes
-    with output.writer(to) as out:
-        for start in range(0, num_bytes, PIECE):
-            out.write(output.read(name, start, min(start + PIECE, num_bytes)))

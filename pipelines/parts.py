@@ -4,16 +4,21 @@ A call of a step writes one object with a part for each receiver, under a name t
 trying it again or doing it twice leaves the same object. A receiver reads its part of each object.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from shardset import naming
-from shardset.storage import Storage
+from pipelines import planfiles
+from shardset.storage import Storage, extend_crc32c
 
 K = TypeVar("K")
+R = TypeVar("R")
+T = TypeVar("T")
+
+PIECE = 8 * 2**20
+"""What is copied at once."""
 
 NUM_THREADS = 16
 _AT_ONCE = 64
@@ -21,11 +26,12 @@ _AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True, order=True)
 class Part:
-    """The bytes [start, stop) of one object of the plan; 0 to 0 is all of it."""
+    """The bytes [start, stop) of one object of the plan, and the CRC32C that they had when they were written."""
 
     name: str
-    start: int = 0
-    stop: int = 0
+    start: int
+    stop: int
+    crc32c: int
 
 
 def write_parts(output: Storage, name: str, parts: Iterable[tuple[K, bytes | memoryview]]) -> list[tuple[K, Part]]:
@@ -34,27 +40,70 @@ def write_parts(output: Storage, name: str, parts: Iterable[tuple[K, bytes | mem
     with output.writer(name) as out:
         for receiver, data in parts:
             out.write(data)
-            found.append((receiver, Part(name, start, start + len(data))))
+            found.append((receiver, Part(name, start, start + len(data), extend_crc32c(0, data))))
             start += len(data)
     return found
 
 
+def write_whole(output: Storage, name: str, pieces: Iterable[bytes]) -> Part:
+    """All of one object, a piece after the other."""
+    num_bytes, crc = 0, 0
+    with output.writer(name) as out:
+        for data in pieces:
+            out.write(data)
+            num_bytes, crc = num_bytes + len(data), extend_crc32c(crc, data)
+    return Part(name, 0, num_bytes, crc)
+
+
+def read_part(output: Storage, part: Part) -> bytes:
+    """The bytes of a part; what does not have its CRC32C is read once more, then it is a ConfigError."""
+
+    def check(data: bytes) -> bytes:
+        if (len(data), found := extend_crc32c(0, data)) != (part.stop - part.start, part.crc32c):
+            raise ValueError(
+                f"bytes {part.start} to {part.stop} have the CRC32C {found:08x}, expected {part.crc32c:08x}"
+            )
+        return data
+
+    try:
+        return planfiles.checked(lambda: output.read(part.name, part.start, part.stop), check)
+    except ValueError as error:
+        raise planfiles.damaged(output, part.name, error) from error
+
+
 def read_parts(output: Storage, parts: Iterable[Part]) -> Iterator[bytes]:
     """The bytes of each part, in order; many are on their way at once where that pays. Holds a few of them."""
+    return in_order(output, parts, lambda part: read_part(output, part))
 
-    def read(part: Part) -> bytes:
-        return output.read(part.name, part.start, part.stop or None)
 
+def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Iterator[R]:
+    """What is read of each name, in order; many are on their way at once where that pays. Holds a few of them."""
     if not output.url.startswith("gs://"):
-        yield from map(read, parts)
+        yield from map(read, names)
         return
-    left = iter(parts)
+    left = iter(names)
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         while some := list(islice(left, _AT_ONCE)):
             yield from pool.map(read, some)
 
 
-def remove_parts(output: Storage) -> None:
-    """Removes all parts: a run that is over needs none."""
-    for found in list(output.list(naming.PARTS)):
-        output.delete(found.name)
+def copy_part(output: Storage, part: Part, to: str, if_generation: str | None) -> None:
+    """A part as an object of its own, a piece after the other; it stands only if it is what was written."""
+
+    def once() -> None:
+        crc = 0
+        with output.writer(to, if_generation=if_generation) as out:
+            for start in range(part.start, part.stop, PIECE):
+                data = output.read(part.name, start, min(start + PIECE, part.stop))
+                crc = extend_crc32c(crc, data)
+                out.write(data)
+            if crc != part.crc32c:  # within the block: nothing is published then
+                raise ValueError(f"it has the CRC32C {crc:08x}, expected {part.crc32c:08x}")
+
+    try:
+        try:
+            once()
+        except ValueError:
+            once()
+    except ValueError as error:
+        raise planfiles.damaged(output, part.name, error) from error

@@ -6,10 +6,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 
-from pipelines.job import START_OVER
-from pipelines.sources.base import Extent
+from pipelines.planfiles import START_OVER
+from pipelines.sources.base import UNREAD, Extent
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
-from shardset.storage import Storage, open_file
+from shardset.storage import Storage, extend_crc32c, open_file
 
 MAX_GAP = 4096
 MAX_READ = 8 * 2**20
@@ -63,9 +63,9 @@ def fetch(
 ) -> Iterator[list[bytes]]:
     """For each group of extents (a sample's), their contents; neighbours in a group are read together.
 
-    Of `groups` only those in flight are held.
+    Of `groups` only those in flight are held. What does not have the CRC32C of its extent is read once more.
 
-    Raises ChangedInput if an object is not the one that was planned any more.
+    Raises ChangedInput if an object is not the one that was planned any more, or its bytes are others.
     """
 
     def read_group(group: Sequence[Extent]) -> list[bytes]:
@@ -105,6 +105,31 @@ def _place_of(extent: Extent, source: Storage, output: Storage) -> tuple[Storage
 
 
 def _read_group(group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]) -> list[bytes]:
+    return [
+        content if _fits(extent, content) else _read_again(extent, *place_of(extent))
+        for extent, content in zip(group, _read_together(group, place_of), strict=True)
+    ]
+
+
+def _fits(extent: Extent, content: bytes) -> bool:
+    return extent.crc32c == UNREAD or extend_crc32c(0, content) == extent.crc32c
+
+
+def _read_again(extent: Extent, storage: Storage, name: str, generation: str | None) -> bytes:
+    start, stop = extent.offset, extent.offset + extent.num_bytes
+    content = _read_range(start, stop, storage, name, generation)
+    if not _fits(extent, content):
+        raise ChangedInput(
+            f"{storage.url}/{name}, {stop - start} bytes at {start}: its bytes changed since it was planned, its size "
+            f"and time did not (CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}, read twice); "
+            f"restore it, or {START_OVER}"
+        )
+    return content
+
+
+def _read_together(
+    group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]
+) -> list[bytes]:
     if not group:
         return []
     if len(group) == 1:

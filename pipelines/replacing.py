@@ -4,22 +4,25 @@ Both are known by name, from a manifest or from `plan/`. Whatever else stands th
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 
 import msgspec
 
+from pipelines import planfiles
 from pipelines.job import read_record
 from shardset import manifest as manifests
 from shardset import naming
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.manifest import Manifest
-from shardset.storage import Storage
+from shardset.storage import Stat, Storage
 
 
 class _Build(msgspec.Struct):
     """What is needed of `plan/build.json`, whichever version wrote it."""
 
     suffix: str
+    before: list[str] = []
 
 
 class _Split(msgspec.Struct):
@@ -34,12 +37,11 @@ class _Plan(msgspec.Struct):
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
     """The manifest that stands there, None if there is none; ManifestError if it does not say which files are its."""
+    where = f"{output.url}/{name}"
     try:
-        data = output.read(name)
+        return planfiles.checked(lambda: output.read(name), lambda data: manifests.parse(data, where), ManifestError)
     except NotFound:
         return None
-    try:
-        return manifests.parse(data, f"{output.url}/{name}")
     except ManifestError as error:
         raise ManifestError(f"{error}; --overwrite can't tell what to replace: move it away with its shards") from error
 
@@ -54,16 +56,22 @@ def files_of(manifest: Manifest | None) -> set[str]:
 
 def left_behind(output: Storage) -> set[str]:
     """The files that the build whose `plan/` stands there may have written, and those of a set that it replaced."""
-    found = files_of(manifest_at(output, naming.REPLACED))
+    found = _files_replaced(output)
     build: _Build | None = read_record(output, naming.BUILD, _Build)
     plan: _Plan | None = read_record(output, naming.PLAN, _Plan)
     if not build or not plan:
         return found
-    found.add(naming.quarantine_path(build.suffix))
-    for name, split in plan.splits.items():
-        shards = [naming.shard_path(name + build.suffix, name, number) for number in range(split.num_shards)]
-        found.update(shards, map(naming.index_path, shards))
+    for suffix in {build.suffix, *build.before}:
+        found.add(naming.quarantine_path(suffix))
+        for name, split in plan.splits.items():
+            shards = [naming.shard_path(name + suffix, name, number) for number in range(split.num_shards)]
+            found.update(shards, map(naming.index_path, shards))
     return found
+
+
+def _files_replaced(output: Storage) -> set[str]:
+    found = planfiles.find(output, naming.REPLACED)
+    return files_of(manifests.parse(bytes(found.content), f"{output.url}/{naming.REPLACED}")) if found else set()
 
 
 def refuse_input(output: Storage, doomed: Iterable[str], source: Storage, objects: Iterable[str]) -> None:
@@ -94,10 +102,31 @@ def refuse_among_raw(output: Storage, folder: Storage) -> None:
         )
 
 
-def remove(output: Storage, names: Iterable[str]) -> None:
-    """Removes those of the files that stand there."""
-    for name in sorted(names):
-        output.delete(name)
+def remove(output: Storage, names: Collection[str], check_place: Callable[[], None]) -> None:
+    """Removes those of the files that stand there while `check_place` says that it may.
+
+    What another build writes there later stays: it has another generation.
+    """
+    seen = list(_standing(output, names))
+    if seen:
+        check_place()
+    for found in seen:
+        output.delete(found.name, generation=found.generation)
+
+
+def _standing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
+    """Those of the files that stand there: of the output's other folders nothing is listed."""
+    for folder in sorted({name.rpartition("/")[0] for name in names}):
+        if folder:
+            yield from (found for found in output.list(f"{folder}/") if found.name in names)
+    for name in sorted(name for name in names if "/" not in name):
+        with suppress(NotFound):
+            yield output.stat(name)
+
+
+def remove_all(output: Storage, prefix: str, check_place: Callable[[], None]) -> None:
+    """Removes the objects below a folder; see remove."""
+    remove(output, {found.name for found in output.list(prefix)}, check_place)
 
 
 def _place(storage: Storage) -> str:

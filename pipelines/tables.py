@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.job import START_OVER
+from pipelines.planfiles import START_OVER
 from pipelines.sources.base import Extent
 from shardset import arrow
 from shardset.errors import ConfigError
@@ -36,12 +36,11 @@ _WORD_BYTES = 8
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a sample is made of.
 
-    `image` is the field whose content is examined ("" if none), `crc32c` that of the image's raw bytes (-1 if they were
-    not read). `fields` are those that are stored, in member order, with where each content is, or a small one itself.
+    `image` is the field whose content is examined ("" if none). `fields` are those that are stored, in member order,
+    with where each content is, or a small one itself.
     """
 
     image: str
-    crc32c: int
     fields: list[tuple[str, Extent | bytes]]
 
     @property
@@ -112,7 +111,7 @@ def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
     return arrow.to_bytes(table, "lz4")
 
 
-def unit_from_bytes(data: bytes, *columns: str) -> pa.RecordBatch:
+def unit_from_bytes(data: bytes | memoryview, *columns: str) -> pa.RecordBatch:
     """A unit's table, or these columns of it, the others left compressed; ConfigError if it is none."""
     return _read(data, UNIT, columns)
 
@@ -125,7 +124,7 @@ def references_to_bytes(table: pa.RecordBatch) -> memoryview:
     return arrow.to_bytes(table)
 
 
-def references_from_bytes(data: bytes) -> pa.RecordBatch:
+def references_from_bytes(data: bytes | memoryview) -> pa.RecordBatch:
     """A shard's references; ConfigError if these are none."""
     return _read(data, REFERENCE)
 
@@ -177,7 +176,7 @@ def values(column: pa.Array) -> list[Any]:
     return column.to_numpy(zero_copy_only=False).tolist()
 
 
-def _read(data: bytes, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
+def _read(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
     try:
         return arrow.from_bytes(data, schema, columns)
     except ValueError as error:

@@ -34,7 +34,8 @@ class IndexUnit(Step):
     """UnitLine -> unit, its index and its summary written."""
 
     def process(self, element: UnitLine) -> Iterator[int]:
-        _count_indexed(index_unit(self._job, element))
+        with self._job.in_place():
+            _count_indexed(index_unit(self._job, element))
         yield element.number
 
 
@@ -50,24 +51,29 @@ class MakePlan(Step):
 
     def process(self, element: None, num_indexed: int) -> Iterator[Any]:
         assert num_indexed == self._build.num_units, "every unit is indexed"
-        plan = make_plan(self._job, self._build)
-        yield msgspec.structs.replace(plan, classes=[])
-        for batch, starts in enumerate(starts_of(self._job, plan)):
-            yield beam.pvalue.TaggedOutput("starts", (batch, starts))
+        with self._job.in_place():
+            plan = make_plan(self._job, self._build)
+            yield msgspec.structs.replace(plan, classes=[])
+            for batch, starts in enumerate(starts_of(self._job, plan)):
+                yield beam.pvalue.TaggedOutput("starts", (batch, starts))
 
 
 class SpreadKeys(Step):
     """(batch of units, starts) -> (bucket, where the batch's key hashes of that bucket stand)."""
 
     def process(self, element: tuple[int, Starts], plan: PlanFile) -> Iterator[tuple[int, Part]]:
-        yield from spread_keys(self._job, plan, element[0])
+        with self._job.in_place():
+            found = spread_keys(self._job, plan, element[0])
+        yield from found
 
 
 class FindTwins(Step):
     """(bucket, parts) -> (batch of units, where the rows of it stand whose wanted key is taken)."""
 
     def process(self, element: tuple[int, Iterable[Part]], plan: PlanFile) -> Iterator[tuple[int, Part]]:
-        yield from find_twins(self._job, plan, *element)
+        with self._job.in_place():
+            found = find_twins(self._job, plan, *element)
+        yield from found
 
 
 class AssignBatch(Step):
@@ -76,7 +82,9 @@ class AssignBatch(Step):
     def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterator[tuple[Group, Part]]:
         batch, found = element
         (starts,) = found["starts"]
-        yield from assign_batch(self._job, plan, batch, starts, found["twins"])
+        with self._job.in_place():
+            parts = assign_batch(self._job, plan, batch, starts, found["twins"])
+        yield from parts
 
 
 class PlanGroup(Step):
@@ -84,8 +92,9 @@ class PlanGroup(Step):
 
     def process(self, element: tuple[Group, Iterable[Part]], plan: PlanFile) -> Iterator[tuple[str, int]]:
         (split, _), parts = element
-        for number in plan_group(self._job, plan.splits[split], parts):
-            yield split, number
+        with self._job.in_place():
+            for number in plan_group(self._job, plan.splits[split], parts):
+                yield split, number
 
 
 class WriteShard(Step):
@@ -93,7 +102,8 @@ class WriteShard(Step):
 
     def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[tuple[str, int]]:
         split, number = element
-        record, written = write_shard(self._job, plan.digest, plan.splits[split], number, plan.num_classes)
+        with self._job.in_place():
+            record, written = write_shard(self._job, plan.digest, plan.splits[split], number, plan.num_classes)
         _count_written(record, written)
         yield element
 
@@ -102,7 +112,8 @@ class Commit(Step):
     """Once the wanted shards are written -> the manifest's digest, if these are all."""
 
     def process(self, element: None, num_finished: int, plan: PlanFile) -> Iterator[str]:
-        digest = commit(self._job, plan, num_finished)
+        with self._job.in_place():
+            digest = commit(self._job, plan, num_finished)
         if digest:
             yield digest
 

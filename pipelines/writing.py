@@ -7,15 +7,15 @@ import google_crc32c
 import msgspec
 import pyarrow as pa
 
-from pipelines import tables
+from pipelines import planfiles, tables
 from pipelines.encoding import UndecodableImage, encode, stored_field
-from pipelines.job import START_OVER, Job, put, read_record
+from pipelines.job import Job, put, record_of
 from pipelines.planning import SplitPlan
 from pipelines.reading import fetch
 from pipelines.sources.base import Extent
 from pipelines.tables import Row
 from shardset import naming
-from shardset.errors import ChangedInput, NotFound, SourceError
+from shardset.errors import NotFound, SourceError
 from shardset.manifest import IndexFile, Shard
 from shardset.originals import stored_key
 from shardset.storage import ABSENT, Storage
@@ -38,14 +38,15 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
 def write_shard(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int) -> tuple[ShardRecord, bool]:
     """The record of a shard, and whether it was written now (False: an earlier try had finished it)."""
     name = naming.record_path(plan.name, number)
-    old = read_record(job.output, name, ShardRecord)
-    if old and old.plan_digest == plan_digest and _stands(job.output, old.shard):
-        return old, False
-    if old:
-        # What is not what its record says is replaced; the record goes first, so that a kill here only costs a retry.
-        job.output.delete(name)
-    record = _write(job, plan_digest, plan, number, num_classes, replace=old is not None)
-    put(job.output, name, msgspec.json.encode(record))
+    found = planfiles.find(job.output, name)
+    if found and found.build == job.build:
+        old: ShardRecord = record_of(job.output, name, found.content, ShardRecord)
+        if old.plan_digest == plan_digest and _stands(job.output, old.shard):
+            return old, False
+    # What is not what its record says, or what another build left, is replaced; anybody else's file is not.
+    record = _write(job, plan_digest, plan, number, num_classes, replace=found is not None)
+    job.check_place()
+    job.put(name, msgspec.json.encode(record))
     return record, True
 
 
@@ -53,7 +54,7 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
     path = naming.shard_path(job.folder(plan.name), plan.name, number)
     builder = TarBuilder(plan.fields)
     counts = [0] * num_classes
-    condition = None if replace else ABSENT
+    condition, of_index = (job.condition_of(name) if replace else ABSENT for name in (path, naming.index_path(path)))
     with job.output.writer(path, if_generation=condition) as out:
         for sample in _samples(job, plan.name, number):
             if sample.label >= 0:
@@ -61,7 +62,7 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
             out.write(builder.add(sample))
         out.write(builder.finish())
     index = index_to_bytes(builder.index())
-    put(job.output, naming.index_path(path), index, if_generation=condition)
+    put(job.output, naming.index_path(path), index, if_generation=of_index)
     return ShardRecord(
         split=plan.name,
         number=number,
@@ -84,7 +85,7 @@ def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes
 
 
 def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
-    table = tables.references_from_bytes(job.output.read(naming.references_path(split, number)))
+    table = tables.references_from_bytes(job.read(naming.references_path(split, number)))
     references, ahead = tee(_references(table))
     wanted = ([place for _, place in row.content.fields if isinstance(place, Extent)] for row, *_ in ahead)
     contents = fetch(wanted, job.source.input, job.output)
@@ -108,7 +109,6 @@ def _stored_fields(job: Job, row: Row, contents: list[bytes]) -> list[tuple[str,
     for field, content in row.content.fields:
         data = next(left) if isinstance(content, Extent) else content
         if field == stored:
-            _check_unchanged(row, data)
             fields.append(_encoded(job, row, data))
         else:
             fields.append((field, data))
@@ -123,15 +123,6 @@ def _encoded(job: Job, row: Row, data: bytes) -> tuple[str, bytes]:
             f"{row.name}: can't be stored as {stored_field(row.content.image, job.config.image)}: {error}; "
             "build again with --verify decode, which puts such images into quarantine, and --overwrite"
         ) from error
-
-
-def _check_unchanged(row: Row, data: bytes) -> None:
-    expected = row.content.crc32c
-    if expected >= 0 and google_crc32c.value(data) != expected:
-        raise ChangedInput(
-            f"{row.name}: its bytes changed since it was planned, its size and time did not; restore it, or "
-            f"{START_OVER}"
-        )
 
 
 def _stands(output: Storage, shard: Shard) -> bool:

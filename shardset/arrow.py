@@ -24,7 +24,7 @@ def to_bytes(table: pa.RecordBatch, compression: str | None = None) -> memoryvie
     return sink.getbuffer()
 
 
-def from_bytes(data: bytes, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
+def from_bytes(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
     """The table, or these columns of it, the others left compressed; ValueError says what else the bytes are."""
     stream = memoryview(data)[:-_CRC_BYTES]
     if _crc32c(stream) != data[-_CRC_BYTES:]:

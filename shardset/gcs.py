@@ -131,9 +131,13 @@ class GcsStorage:
         """See Storage.writer. Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
         return _GcsWriter(self, self._full(name), if_generation)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, generation: str | None = None) -> None:
         """See Storage.delete."""
-        self._delete(name, {})
+        condition = {} if generation is None else {"ifGenerationMatch": generation}
+        with suppress(NotFound, PreconditionFailed):
+            if generation is not None:  # an emulator may not know the condition
+                _check_generation(self.stat(name).generation, generation, f"{self.url}/{name}")
+            self._delete(name, condition)
 
     def sweep(self) -> None:
         """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from shardset import arrow, naming
 from shardset.errors import DamagedShard, NotFound
+from shardset.frame import NUM_BYTES, has_frame
 from shardset.storage import Storage
 
 REFERENCE = pa.schema([("row", pa.binary()), ("twin", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
@@ -51,7 +52,7 @@ def read_origins(
     except NotFound:
         return None
     try:
-        table = arrow.from_bytes(data, REFERENCE)
+        table = arrow.from_bytes(memoryview(data)[: -NUM_BYTES if has_frame(data) else None], REFERENCE)
     except ValueError as error:
         raise DamagedShard(
             f"{storage.url}/{path}: not a plan of a shard ({error}); remove it or build again"

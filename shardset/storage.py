@@ -111,8 +111,8 @@ class Storage(Protocol):
         """
         ...
 
-    def delete(self, name: str) -> None:
-        """Removes an object; one that is not there is no error."""
+    def delete(self, name: str, *, generation: str | None = None) -> None:
+        """Removes an object, or only that generation of it; one that is not there (any more) is no error."""
         ...
 
     def sweep(self) -> None:
@@ -303,11 +303,12 @@ class LocalStorage:
         """See Storage.writer. The bytes and the folder's entry are on the disk when the block has ended."""
         return _LocalWriter(self._path(name), if_generation)
 
-    def delete(self, name: str) -> None:
-        """See Storage.delete."""
+    def delete(self, name: str, *, generation: str | None = None) -> None:
+        """See Storage.delete. The generation is checked right before the removal, not atomically with it."""
         path = self._path(name)
         with explained(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            os.unlink(path)
+            if generation is None or generation == _generation(os.stat(path)):
+                os.unlink(path)
 
     def sweep(self) -> None:
         """See Storage.sweep. Folders behind symbolic links are not entered."""
@@ -681,9 +682,13 @@ class MemoryStorage:
         """See Storage.writer."""
         return _MemoryWriter(self, self._full(name), if_generation)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, generation: str | None = None) -> None:
         """See Storage.delete."""
-        self._objects.pop(self._full(name), None)
+        full = self._full(name)
+        with _memory_lock:
+            found = self._objects.get(full)
+            if found and generation in (None, found.generation):
+                del self._objects[full]
 
     def sweep(self) -> None:
         """See Storage.sweep: there are no temporaries."""

@@ -32,13 +32,19 @@ class Units(Protocol):
 class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
-    `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool.
+    `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool. `crc32c` is that
+    of the bytes, UNREAD if nobody has read them yet; the build fills it in.
     """
 
     object: str
     generation: str
     offset: int
     num_bytes: int
+    crc32c: int = -1
+
+
+UNREAD = -1
+"""`Extent.crc32c` of bytes that nobody has read yet: they can't be compared."""
 
 
 SPOOL = ""

@@ -8,7 +8,6 @@ import pytest
 from benchmarks import scale
 from pipelines import assigning, planning, tables
 from pipelines.assigning import assign_batch
-from pipelines.job import put
 from pipelines.parts import read_parts
 from pipelines.planning import Sizing, UnitStart, plan_split
 from shardset import naming
@@ -63,7 +62,7 @@ def test_the_plan_holds_no_summary_of_a_unit_and_what_it_sends_is_about_the_clas
 def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
     job = scale.job_of(1)
     num_samples, repeats = 1_000, 400
-    put(job.output, naming.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
+    job.put(naming.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
     split = plan_split(
         "train", {0: num_samples}, num_bytes=10**8, fields=["jpg", "cls"], balance="none",
         sizing=Sizing(num_shards=8, repeat=repeats),

@@ -26,8 +26,7 @@ from pipelines.build import build
 from pipelines.committing import commit
 from pipelines.config import BuildConfig
 from pipelines.encoding import ImageOptions
-from pipelines.job import Job, PlanFile, put, read_record
-from pipelines.sources import open_source
+from pipelines.job import PlanFile, read_record
 from pipelines.transforms import MakePlan
 from pipelines.verify import verify
 from shardset import manifest as manifests
@@ -36,7 +35,7 @@ from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceErro
 from shardset.manifest import Manifest
 from shardset.storage import open_storage
 from shardset.tarindex import index_from_bytes
-from tests.makers import odd_images
+from tests.makers import odd_images, planned
 from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_csv, write_images, write_jsonl
 from tests.makers.images import image_bytes
@@ -434,9 +433,8 @@ def test_a_shard_that_another_build_wrote_meanwhile_ends_the_commit_with_one_sen
     config = config_of(raw, tmp_path / "out")
     build(config, HERE)
     output, name = open_storage(config.output), naming.record_path("train", 1)
-    record = json.loads(output.read(name))
-    put(output, name, json.dumps({**record, "plan_digest": "0" * 64}).encode())
-    job = Job(config=config, source=open_source(config), output=output)
+    planned.rewrite(output, name, planned.record_of(output, name) | {"plan_digest": "0" * 64})
+    job, *_ = builds.prepare(config, output)
     with pytest.raises(ManifestError, match=r"done/train-000001\.json: another build began there meanwhile; choose"):
         commit(job, read_record(output, naming.PLAN, PlanFile), 6)
 
@@ -481,9 +479,9 @@ def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
     for name in (naming.MANIFEST, naming.record_path("train", 2)):
         (output / name).unlink()
     if tool:
-        begun = output / naming.BUILD
-        begun.write_text(json.dumps(json.loads(begun.read_text()) | {"tool": tool}))
-        plan = json.loads((output / naming.PLAN).read_text())
+        begun = planned.record_of(output, naming.BUILD)
+        (output / naming.BUILD).write_text(json.dumps(begun | {"tool": tool}))
+        plan = planned.record_of(output, naming.PLAN)
         del plan["num_classes"]  # an older plan has not all that a newer one has
         (output / naming.PLAN).write_text(json.dumps(plan))
     return config
@@ -819,9 +817,8 @@ def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
 
 def begun_with_pillow(output: Path, version: str) -> None:
     """Makes a build look as if it had been begun with that version of Pillow."""
-    begun = output / naming.BUILD
-    file = json.loads(begun.read_text())
-    begun.write_text(json.dumps(file | {"libraries": file["libraries"] | {"pillow": version}}))
+    file = planned.record_of(output, naming.BUILD)
+    planned.rewrite(output, naming.BUILD, file | {"libraries": file["libraries"] | {"pillow": version}})
 
 
 @pytest.mark.parametrize("options", [{"image": ImageOptions(image_format="png")}, {}], ids=["re-encoded", "mended"])

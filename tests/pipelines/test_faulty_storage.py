@@ -270,18 +270,33 @@ def is_planned(seen):
     return is_media(seen) and "/out/plan/shards/" in name_of(seen)
 
 
-def test_a_bit_flipped_on_its_way_from_the_input_is_found_and_a_rerun_completes_the_build(
+def test_a_bit_flipped_once_on_its_way_from_the_input_changes_nothing(proxy, raw, output, undisturbed):
+    def while_writing(seen):
+        return any(map(is_planned, proxy.seen)) and reads_train_tar(seen)
+
+    proxy.script = once(Fault("flip", at=5000), while_writing, dealt := [])
+    build_with(PATIENT, raw, output)
+    assert len(dealt) == 1
+    assert files_of(output) == undisturbed
+
+
+def test_a_bit_that_is_always_flipped_on_its_way_from_the_input_is_found_and_a_rerun_completes_the_build(
     proxy, raw, output, undisturbed
 ):
     def while_writing(seen):
         return any(map(is_planned, proxy.seen)) and reads_train_tar(seen)
 
-    proxy.script = once(Fault("flip", at=5000), while_writing, dealt := [])
+    proxy.script = from_then_on_where(Fault("flip", at=5000), while_writing)
     with pytest.raises(ChangedInput, match="its bytes changed since it was planned"):
         build_with(PATIENT, raw, output)
-    assert len(dealt) == 1
+    proxy.script = lambda seen: None
     build_with(PATIENT, raw, output)
     assert files_of(output) == undisturbed
+
+
+def from_then_on_where(fault, when):
+    """A script that breaks every request that `when` picks."""
+    return lambda seen: fault if when(seen) else None
 
 
 def num_bytes_read(seen):

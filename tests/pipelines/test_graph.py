@@ -36,7 +36,7 @@ def pipeline_of(num_units):
     job = Job(config=BuildConfig(source="folder", input="raw", output=output.url), source=Folder(output), output=output)
     file = BuildFile(tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[])
     pipeline = beam.Pipeline(runner="FnApiRunner")
-    lines = [UnitLine(unit, unit * 293, unit * 293 + 293) for unit in range(num_units)]
+    lines = [UnitLine(unit, unit * 293, unit * 293 + 293, 0) for unit in range(num_units)]
     construct(pipeline, job, file, lines, dry_run=False)
     return pipeline
 

@@ -171,6 +171,17 @@ def test_what_is_not_stored_is_not_found(storage, action, name):
         actions[action](name)
 
 
+def test_only_the_generation_that_was_seen_is_deleted(storage):
+    put(storage, "a", b"old")
+    seen = storage.stat("a").generation
+    put(storage, "a", b"newer")
+    storage.delete("a", generation=seen)
+    assert storage.read("a") == b"newer"
+    storage.delete("a", generation=storage.stat("a").generation)
+    assert list(storage.list()) == []
+    storage.delete("a", generation=seen)
+
+
 def test_deleting_what_is_not_there_is_no_error(storage):
     put(storage, "train/a")
     storage.delete("absent")

@@ -1,0 +1,26 @@
+"""Files of a build's plan, changed as if another program had written them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipelines import planfiles
+from shardset.storage import Storage, open_storage
+
+
+def record_of(output: Storage | Path, name: str) -> dict[str, Any]:
+    """A JSON record of a plan."""
+    found = planfiles.find(_storage(output), name)
+    assert found, name
+    return json.loads(bytes(found.content))
+
+
+def rewrite(output: Storage | Path, name: str, record: dict[str, Any]) -> None:
+    """Another record in its place, of the same build."""
+    found = planfiles.find(_storage(output), name)
+    assert found, name
+    planfiles.put(_storage(output), name, found.build or "", json.dumps(record).encode())
+
+
+def _storage(output: Storage | Path) -> Storage:
+    return open_storage(str(output)) if isinstance(output, Path) else output

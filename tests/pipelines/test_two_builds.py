@@ -1,0 +1,219 @@
+"""Two builds with other options at one output: one set stands, exactly one build's, and the other build says so."""
+
+import uuid
+from dataclasses import replace
+
+import pytest
+
+from pipelines import build as builds
+from pipelines.build import build
+from pipelines.config import BuildConfig
+from pipelines.verify import verify
+from shardset import manifest as manifests
+from shardset import naming
+from shardset.errors import ConfigError, PreconditionFailed, ShardsetError, StorageError
+from shardset.storage import open_storage
+from tests.makers.doors import told
+from tests.makers.folders import write_class_folders
+from tests.makers.stored import files_of
+
+HERE = ["--direct_running_mode=in_memory"]
+TAR, INDEX = "train/train-000001.tar", "train/train-000001.idx.npy"
+
+MOMENTS = {
+    "its claim": ("write", naming.BUILD, 1),
+    "its claim is made": ("closed", naming.BUILD, 1),
+    "its survey": ("close", naming.SURVEY, 1),
+    "its plan may begin": ("write", naming.BUILD, 2),
+    "a unit": ("write", naming.unit_path(0), 1),
+    "a summary": ("close", naming.summary_path(0), 1),
+    "the list of rejects": ("close", naming.REJECTED, 1),
+    "the plan": ("close", naming.PLAN, 1),
+    "keys": ("close", naming.part_path("keys", 0), 1),
+    "references for groups": ("close", naming.part_path("references", 0), 1),
+    "references of a shard": ("close", naming.references_path("train", 1), 1),
+    "a shard": ("write", TAR, 1),
+    "a shard is closed": ("close", TAR, 1),
+    "an index": ("close", INDEX, 1),
+    "a record": ("write", naming.record_path("train", 1), 1),
+    "a record is closed": ("close", naming.record_path("train", 1), 1),
+    "the quarantine list": ("write", naming.quarantine_path(), 1),
+    "the quarantine list is closed": ("close", naming.quarantine_path(), 1),
+    "the manifest": ("write", naming.MANIFEST, 1),
+    "the manifest is closed": ("close", naming.MANIFEST, 1),
+    "the manifest stands": ("closed", naming.MANIFEST, 1),
+}
+IN_A_BUCKET = ["its claim", "a unit", "a shard is closed", "a record is closed", "the manifest is closed"]
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    folder = write_class_folders(tmp_path_factory.mktemp("two") / "raw", ["cat", "dog"], 8, splits=["train"])
+    (folder / "train/cat/000.png").write_bytes(b"<html>404</html>")
+    return folder
+
+
+def config_of(raw, url, **more):
+    return BuildConfig(
+        source="folder", input=str(raw), output=url, num_shards={"": 2}, **{"max_bad_fraction": 0.2} | more
+    )
+
+
+@pytest.fixture(scope="module")
+def winner(raw, tmp_path_factory):
+    """The digests of the shards that the second build makes where it is alone."""
+    url = str(tmp_path_factory.mktemp("winner") / "out")
+    build(config_of(raw, url, seed=1), HERE)
+    return digests_of(url)
+
+
+def digests_of(url):
+    return [shard.sha256 for shard in manifests.load(url)[0].split("train").shards]
+
+
+def run(config, output):
+    job, file, lines = builds.prepare(config, output)
+    builds.run_pipeline(
+        builds.beam_options(HERE, output),
+        lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
+    )
+    builds.remove_parts(job)
+
+
+def at(moment, act):
+    """Calls `act` once, when that call is made for the n-th time."""
+    seen = 0
+
+    def tell(verb, name):
+        nonlocal seen
+        if (verb, name) == moment[:2]:
+            seen += 1
+            if seen == moment[2]:
+                act()
+
+    return tell
+
+
+def die():
+    raise StorageError("the power is gone")
+
+
+def check_one_set(url, winner):
+    """Exactly the second build's set stands, and nothing beside it."""
+    manifest = manifests.load(url)[0]
+    assert manifest.seed == 1
+    assert digests_of(url) == winner
+    assert verify(url, deep=True).problems == ()
+    listed = {path for shard in manifest.split("train").shards for path in (shard.path, shard.index.path)}
+    assert files_of(url).keys() == {naming.MANIFEST, manifest.quarantine.path, *listed}
+
+
+def race(raw, storage, moment, winner):
+    first = config_of(raw, storage.url)
+    second = config_of(raw, storage.url, seed=1, overwrite=True)
+    door = told(storage, uuid.uuid4().hex, at(moment, lambda: run(second, storage)))
+    with pytest.raises(ShardsetError, match="another build began there meanwhile") as caught:
+        run(first, door)
+    assert "\n" not in str(caught.value)
+    check_one_set(storage.url, winner)
+    run(second, storage)
+    check_one_set(storage.url, winner)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_build_in_whose_place_another_began_ends_with_one_sentence_and_the_other_set_is_whole(raw, winner, moment):
+    race(raw, open_storage(f"memory://{uuid.uuid4().hex}"), MOMENTS[moment], winner)
+
+
+@pytest.mark.parametrize("moment", IN_A_BUCKET)
+def test_the_same_on_a_disk(raw, winner, tmp_path, moment):
+    race(raw, open_storage(str(tmp_path / "out")), MOMENTS[moment], winner)
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("moment", IN_A_BUCKET)
+def test_the_same_in_a_bucket(raw, winner, gcs_root, moment):
+    race(raw, open_storage(f"{gcs_root}/out"), MOMENTS[moment], winner)
+
+
+@pytest.mark.parametrize("end", ["its claim is made", "its survey", "a unit", "a record"])
+@pytest.mark.parametrize("moment", ["a summary", "a record is closed"])
+def test_a_build_that_goes_on_after_another_began_and_died_writes_nothing_that_the_other_takes_up(
+    raw, winner, moment, end
+):
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    second = config_of(raw, storage.url, seed=1, overwrite=True)
+
+    def begin_and_die():
+        with pytest.raises(StorageError, match="the power is gone"):
+            run(second, told(storage, uuid.uuid4().hex, at(MOMENTS[end], die)))
+
+    door = told(storage, uuid.uuid4().hex, at(MOMENTS[moment], begin_and_die))
+    with pytest.raises(ShardsetError, match="another build began there meanwhile"):
+        run(config_of(raw, storage.url), door)
+    run(second, storage)
+    check_one_set(storage.url, winner)
+
+
+def test_units_of_a_job_that_checked_no_image_are_not_taken_up_by_one_that_does(raw):
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    careless, careful = config_of(raw, storage.url, verify="none"), config_of(raw, storage.url, overwrite=True)
+    left = {}
+
+    def keep():
+        left.update({found.name: storage.read(found.name) for found in storage.list(naming.PLAN_FOLDER)})
+
+    run(careless, told(storage, uuid.uuid4().hex, at(("write", naming.PLAN, 1), keep)))
+
+    def written_late():
+        for name in (naming.unit_path(0), naming.summary_path(0)):
+            with storage.writer(name) as out:
+                out.write(left[name])
+
+    run(careful, told(storage, uuid.uuid4().hex, at(("write", naming.unit_path(0), 1), written_late)))
+    assert manifests.load(storage.url)[0].quarantine.count == 1
+    assert verify(storage.url, deep=True).problems == ()
+
+
+def test_a_shard_that_a_lost_build_wrote_late_is_named_and_its_removal_helps(raw, winner):
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    second = config_of(raw, storage.url, seed=1, overwrite=True)
+
+    def begin_and_die():
+        with pytest.raises(StorageError, match="the power is gone"):
+            run(second, told(storage, uuid.uuid4().hex, at(MOMENTS["the plan"], die)))
+
+    door = told(storage, uuid.uuid4().hex, at(MOMENTS["a shard is closed"], begin_and_die))
+    with pytest.raises(ShardsetError, match="another build began there meanwhile"):
+        run(config_of(raw, storage.url), door)
+    with pytest.raises(PreconditionFailed, match=r"train-000001\.tar: something else stands there.*remove it"):
+        run(second, storage)
+    for name in (TAR, INDEX):
+        storage.delete(name)
+    run(second, storage)
+    check_one_set(storage.url, winner)
+
+
+@pytest.mark.parametrize("options", [{"seed": 1}, {"holdout": {"val": 0.5}}, {"num_shards": {"": 1}}])
+@pytest.mark.parametrize("flat", [False, True])
+def test_builds_that_differ_in_an_option_are_told_that_option_and_nothing_else(tmp_path, options, flat):
+    folder = write_class_folders(tmp_path / "raw", ["cat", "dog"], 8, splits=["train"])
+    config = BuildConfig(
+        source="folder", input=str(folder / "train"), output=str(tmp_path / "out"), num_shards={"": 2},
+        holdout={"test": 0.4} if flat else {},
+    )  # fmt: skip
+    builds.prepare(config, open_storage(config.output))
+    (name,) = options
+    with pytest.raises(ConfigError, match=rf"stands there \({name} was [^;]* and is [^;]*\)"):
+        builds.prepare(replace(config, **options), open_storage(config.output))
+
+
+def test_builds_that_differ_in_an_option_and_in_their_input_are_told_both(tmp_path):
+    folder = write_class_folders(tmp_path / "raw", ["cat", "dog"], 8, splits=["train"])
+    config = BuildConfig(
+        source="folder", input=str(folder / "train"), output=str(tmp_path / "out"), holdout={"test": 0.4}
+    )
+    builds.prepare(config, open_storage(config.output))
+    (folder / "train/cat/000.png").unlink()
+    with pytest.raises(ConfigError, match=r"\(seed was 0 and is 1; the input is not the same"):
+        builds.prepare(replace(config, seed=1), open_storage(config.output))
