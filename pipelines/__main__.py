@@ -22,6 +22,7 @@ from pipelines.prices import Prices
 from pipelines.terminal import plain
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError, missing_library
+from shardset.limits import DECODED_BYTES
 from shardset.version import __version__
 
 COMMAND = "shardset-pipelines"
@@ -162,6 +163,10 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     image.add_argument("--resize", type=_shorter, metavar="shorter=N", help="shrink so that the shorter side is N")
     image.add_argument("--quality", type=int, default=95, help="of re-encoded JPEG and WebP (default 95)")
     image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep")
+    image.add_argument("--background", default="white", metavar="COLOUR",
+                       help="of what is transparent in re-encoded images: white (default), black, #rrggbb")  # fmt: skip
+    image.add_argument("--decoded-bytes", type=_positive, default=DECODED_BYTES, metavar="N",
+                       help="memory of the images that a worker decodes at once (default 2 GiB)")  # fmt: skip
     image.add_argument("--jpeg-restart", action="store_true",
                        help="rewrite JPEGs without loss; readers then decode the part that a crop needs")  # fmt: skip
     return build
@@ -305,6 +310,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines import progress, summary
         from pipelines.config import BuildConfig
         from pipelines.encoding import ImageOptions
+        from shardset import background as backgrounds
 
         direct = {field.name for field in fields(BuildConfig)} - {"image"}
         config = BuildConfig(
@@ -314,6 +320,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
                 quality=args.quality,
                 image_format=args.image_format,
                 jpeg_restart=args.jpeg_restart,
+                background=backgrounds.parse(args.background),
+                decoded_bytes=args.decoded_bytes,
             ),
         )
         if not args.no_report:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import planning, tables
+from pipelines.encoding import TRANSPARENT
 from pipelines.job import START_OVER, BuildFile, Job, PlanFile, put
 from pipelines.parts import Part, read_parts, write_parts
 from pipelines.planning import Places, SplitPlan, UnitStart, UnitSummary
@@ -54,10 +55,10 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
         num_classes=len(classes),
         classes=classes,
         splits=splits,
-        fixes=dict(whole.fixes),
+        fixes={fix: number for fix, number in whole.fixes.items() if fix != TRANSPARENT},
         num_rejected=sum(count.num_rejected for count in whole.splits.values()),
         num_units=build.num_units,
-        notes=build.notes,
+        notes=[*build.notes, *_transparency_notes(whole.fixes)],
     )
     digest = _digest([msgspec.to_builtins(draft), config.what_decides_bytes(), ORDER_VERSION])
     plan = msgspec.structs.replace(draft, digest=digest)
@@ -66,6 +67,14 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
             out.write(line)
     put(job.output, naming.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
     return plan
+
+
+def _transparency_notes(fixes: Mapping[str, int]) -> list[str]:
+    number = fixes.get(TRANSPARENT, 0)
+    if not number:
+        return []
+    images = "1 image with transparency is" if number == 1 else f"{number:,} images with transparency are"
+    return [f"{images} stored as they came; the stream puts them on a background (white; image.background)"]
 
 
 def starts_of(job: Job, plan: PlanFile) -> Iterator[Starts]:
