@@ -23,6 +23,7 @@ from pipelines.terminal import plain
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError, missing_library
 from shardset.limits import DECODED_BYTES
+from shardset.program import quiet_warnings
 from shardset.version import __version__
 
 COMMAND = "shardset-pipelines"
@@ -118,7 +119,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     parser.add_argument("--version", action="version", version=f"shardset {__version__}")
     shtab.add_argument_to(parser, "--print-completion", help=f"for {COMMAND}: a completion script, to be evaluated")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show tracebacks and Beam's log")
+    common.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
     common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     return parser, {
@@ -480,6 +481,7 @@ def _fail(text: str, expected: str) -> dict:
 
 def program() -> None:
     """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
+    quiet_warnings(show="--debug" in sys.argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
     try:
