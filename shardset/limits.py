@@ -73,7 +73,7 @@ def refusal(kind: str, width: int, height: int, budget: int, num_scans: int = 1)
         return f"{num_scans} scans, at most {MAX_SCANS}"
     needed = num_bytes(kind, width, height, num_scans)
     if needed > budget:
-        return f"{width} x {height} pixels of {kind} take {needed} bytes to decode, at most {budget}"
+        return f"{width} x {height} pixels, which take {needed} bytes to decode, at most {budget}"
     return ""
 
 

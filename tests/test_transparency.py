@@ -2,18 +2,28 @@
 
 import io
 import struct
+import subprocess
+import sys
+import tarfile
 import zlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from pipelines.encoding import ImageOptions, encode, examine, miniature
+from shardset import manifest as manifests
 from shardset.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
 from shardset.errors import ConfigError
 from tests.makers import odd_images
+from tests.makers.training import tiny_config
+from trainer import config as configs
+from trainer import contactsheet
+from trainer.data import eval_spec, train_spec
 from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
 from trainer.decoding import decode_whole
+from trainer.stream import Stream
 
 SIZE = (24, 16)
 BACKGROUNDS = [(255, 255, 255), (0, 0, 0), (200, 17, 90)]
@@ -264,3 +274,71 @@ def test_what_is_no_colour_is_refused(wrong):
 def test_a_background_without_a_use_is_refused():
     with pytest.raises(ConfigError, match="--background is for images that are re-encoded"):
         ImageOptions(background=(0, 0, 0))
+
+
+def build(tmp_path: Path, *words: str) -> tuple[Path, str]:
+    """A set of stamps: shapes that stand in the alpha alone, one photograph, and what the command says."""
+    folder = tmp_path / "raw" / "train" / "stamp"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(3):
+        shape = Image.new("LA", SIZE, (0, 0))
+        shape.putalpha(odd_images.picture(number, SIZE).convert("L"))
+        (folder / f"{number}.png").write_bytes(saved(shape, "PNG"))
+    (folder / "flat.png").write_bytes(saved(Image.new("LA", SIZE, (255, 90)), "PNG"))
+    (folder / "photo.png").write_bytes(odd_images.png())
+    output = tmp_path / "out"
+    where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(output), "--num-shards", "1"]
+    command = [sys.executable, "-m", "pipelines", "build", *where, "--direct_num_workers=1", *words]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    return output, done.stdout
+
+
+def test_stamps_are_stored_as_they_came_and_told_of(tmp_path):
+    output, said = build(tmp_path)
+    assert "note: 4 images with transparency are stored as they came" in said
+    assert "fixed:" not in said
+    manifest, _ = manifests.load(str(output))
+    assert manifest.fixes == {}
+    assert "background" not in manifest.provenance.options["image"]
+    with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:
+        stored = {name: tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".png")}
+    raw = {path.read_bytes() for path in (tmp_path / "raw").rglob("*.png")}
+    assert set(stored.values()) == raw
+    page = (output / "report.html").read_text()
+    assert "4 with transparency, shown on white" in page
+    assert "1 decoded image is nearly of one colour" in page
+    assert "alpha-to-background" not in page
+
+
+def test_stamps_that_are_resized_keep_their_shapes_and_count_as_mended(tmp_path):
+    output, said = build(tmp_path, "--resize", "shorter=8", "--image-format", "jpg", "--background", "#00ff00")
+    assert "fixed: 4 x alpha-to-background" in said
+    manifest, _ = manifests.load(str(output))
+    assert manifest.fixes == {"alpha-to-background": 4}
+    assert manifest.provenance.options["image"]["background"] == [0, 255, 0]
+    with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:
+        stored = [tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".jpg")]
+    spread = sorted(int(np.ptp(np.asarray(Image.open(io.BytesIO(data)))[:, :, 1])) for data in stored)
+    assert spread[0] < 8  # the one that is half transparent everywhere
+    assert spread[1] > 40
+    assert "alpha-to-background" in (output / "report.html").read_text()
+
+
+def test_the_stream_and_its_contact_sheet_show_the_background_of_the_run(tmp_path):
+    output, _ = build(tmp_path, "--no-report")
+    config = tiny_config(str(output), tmp_path, train_split="train", eval_split="train")
+    config = configs.changed(config, ["image.background=#0a141e", "image.train_crop=center", "image.flip=false"])
+    spec = train_spec(config.image)
+    assert (spec.background, eval_spec(config.image).background) == ((10, 20, 30), (10, 20, 30))
+    stream = Stream(
+        str(output), "train", global_batch_size=5, rank=0, world_size=1, seed=None, image=eval_spec(config.image),
+        with_key=True,
+    )  # fmt: skip
+    (batch,) = stream.epoch(0)
+    flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
+    assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()
+    assert contactsheet._small(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
+        10,
+        20,
+        30,
+    )

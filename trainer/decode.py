@@ -228,7 +228,7 @@ def _room(
     num_scans = 1 if not is_jpeg or grid or grid_of(data) else limits.num_scans(data)
     kind = _kind(data)
     if why := limits.refusal(kind, size[1], size[0], budget, num_scans):
-        raise UndecodableImage(f"it has {why}; re-encode it, or raise decoded_bytes if it is memory that lacks")
+        raise UndecodableImage(f"it has {why}; store it re-encoded, or raise decoded_bytes if more memory is there")
     return limits.room(limits.num_bytes(kind, size[1], size[0], num_scans) + result, budget)
 
 
