@@ -443,6 +443,8 @@ def _decode_pillow(data: bytes, background: Background) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             mend_transparency(image)
+            if image.format == "PNG" and png.is_cut(data):
+                raise UndecodableImage("it is cut: the end mark of a PNG is missing; restore it")
             if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
                 kind = "floating-point numbers" if image.mode == "F" else "numbers of 32 bits"
                 raise UndecodableImage(f"its pixels are {kind}, not levels; convert it to 8 or 16 bits")

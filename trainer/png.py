@@ -5,6 +5,7 @@ Neither knows a colour that a PNG calls transparent: such a PNG is left to Pillo
 """
 
 import struct
+import zlib
 
 import numpy as np
 import pyspng
@@ -37,10 +38,11 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
 
     None also of animated ones, and where a colour is transparent. What a header may claim is for the caller to check.
     """
-    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data):
+    is_rgb = data[25] == _RGB
+    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=not is_rgb):
         return None
     try:
-        if data[25] == _RGB:
+        if is_rgb:
             return kornia.decode_image_png_u8(data, size(data), "rgb")
         if data[25] in _WITH_ALPHA:
             return over(pyspng.load(data, "RGBA"), background)
@@ -49,15 +51,24 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
         return None
 
 
-def _is_one_image(data: bytes) -> bool:
+def is_cut(data: bytes) -> bool:
+    """Whether the end mark of a PNG is missing, as the build asks: Pillow does without it."""
+    return _END not in data
+
+
+def _is_one_image(data: bytes, *, sums: bool) -> bool:
     """Whether it is neither animated nor has a transparent colour, and its chunks end where it ends.
 
-    libspng may allocate what a chunk claims, kornia_rs overlook it.
+    libspng may allocate what a chunk claims, kornia_rs overlook it. With `sums` each chunk must have its CRC-32, which
+    libspng does not compare.
     """
-    at = 8
+    at, view = 8, memoryview(data)
     while at + 12 <= len(data):
         num_bytes, kind = _CHUNK.unpack_from(data, at)
         if kind in _LEFT_TO_PILLOW:
             return False
-        at += 12 + num_bytes
+        end = at + 8 + num_bytes
+        if sums and data[end : end + 4] != zlib.crc32(view[at + 4 : end]).to_bytes(4, "big"):
+            return False
+        at = end + 4
     return at == len(data) and data.endswith(_END)
