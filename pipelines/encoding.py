@@ -381,12 +381,7 @@ def _is_cut(data: bytes, kind: str) -> bool:
         return _PNG_END not in data
     if kind == "webp":
         return len(data) < 8 + int.from_bytes(data[4:8], "little")
-    # Nearly all JPEGs end with their end mark; walking the segments of the others costs half a decode.
-    return kind == "jpg" and not data.endswith(b"\xff\xd9") and not _reaches_jpeg_end(data)
-
-
-def _reaches_jpeg_end(data: bytes) -> bool:
-    return any(marker == limits.EOI for marker in limits.jpeg_segments(data))
+    return kind == "jpg" and limits.is_cut_jpeg(data)
 
 
 def _check_eight_bit(mode: str, kind: str) -> None:

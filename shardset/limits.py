@@ -56,6 +56,12 @@ def num_scans(jpeg: bytes) -> int:
     return most if most <= MAX_SCANS else sum(kind == _SOS for kind in jpeg_segments(jpeg))
 
 
+def is_cut_jpeg(jpeg: bytes) -> bool:
+    """Whether the end mark of a JPEG is missing: decoders do without it where a tail is blank."""
+    # Nearly all JPEGs end with their end mark; walking the segments of the others costs half a decode.
+    return not jpeg.endswith(EOI) and all(marker != EOI for marker in jpeg_segments(jpeg))
+
+
 def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
     """The markers of a JPEG, restarts left out, up to its end mark or as far as it goes."""
     position = 2

@@ -420,6 +420,8 @@ def _turbo_header(data: bytes) -> tuple[int, int, str] | None:
 
 def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
     """None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow then decides."""
+    if limits.is_cut_jpeg(data):
+        raise UndecodableImage("it is cut: the end mark of a JPEG is missing; restore it")
     header = _turbo_header(data)
     return None if header is None or header[2] in ("CMYK", "YCCK") else _turbo(data, least)
 
