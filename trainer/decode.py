@@ -421,7 +421,7 @@ def _turbo_header(data: bytes) -> tuple[int, int, str] | None:
 def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
     """None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow then decides."""
     if limits.is_cut_jpeg(data):
-        raise UndecodableImage("it is cut: the end mark of a JPEG is missing; restore it")
+        raise UndecodableImage("it is truncated: the end mark of a JPEG is missing; restore it")
     header = _turbo_header(data)
     return None if header is None or header[2] in ("CMYK", "YCCK") else _turbo(data, least)
 
@@ -446,7 +446,7 @@ def _decode_pillow(data: bytes, background: Background) -> np.ndarray:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             mend_transparency(image)
             if image.format == "PNG" and png.is_cut(data):
-                raise UndecodableImage("it is cut: the end mark of a PNG is missing; restore it")
+                raise UndecodableImage("it is truncated: the end mark of a PNG is missing; restore it")
             if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
                 kind = "floating-point numbers" if image.mode == "F" else "numbers of 32 bits"
                 raise UndecodableImage(f"its pixels are {kind}, not levels; convert it to 8 or 16 bits")
