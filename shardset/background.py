@@ -50,6 +50,10 @@ def check(background: Background) -> None:
 def over(pixels: np.ndarray, background: Background = WHITE) -> np.ndarray:
     """The colours of RGBA pixels on a background: uint8 [height, width, 4] -> [height, width, 3]."""
     height, width = pixels.shape[:2]
+    if pixels[:, :, 3].min() == 255:
+        # Whole pixels are copied in half the time of their bytes.
+        colours = np.ascontiguousarray(pixels).view("V4").view([("rgb", "V3"), ("alpha", "u1")])["rgb"]
+        return colours.copy().view(np.uint8).reshape(height, width, 3)
     out = np.empty((height, width, 3), np.uint8)
     for start, stop in _strips(height, width):
         _put_over(out[start:stop], pixels[start:stop], background)
