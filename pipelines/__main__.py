@@ -23,6 +23,8 @@ from pipelines.terminal import plain
 from shardset.addresses import Parser
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError, missing_library
+from shardset.limits import DECODED_BYTES
+from shardset.program import quiet_warnings
 from shardset.version import __version__
 
 COMMAND = "shardset-pipelines"
@@ -118,7 +120,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentPars
     parser.add_argument("--version", action="version", version=f"shardset {__version__}")
     shtab.add_argument_to(parser, "--print-completion", help=f"for {COMMAND}: a completion script, to be evaluated")
     common = Parser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show tracebacks and Beam's log")
+    common.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
     common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     return parser, {
@@ -165,6 +167,10 @@ def _add_build(verbs: argparse._SubParsersAction, common: argparse.ArgumentParse
     image.add_argument("--resize", type=_shorter, metavar="shorter=N", help="shrink so that the shorter side is N")
     image.add_argument("--quality", type=int, default=95, help="of re-encoded JPEG and WebP (default 95)")
     image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep")
+    image.add_argument("--background", default="white", metavar="COLOUR",
+                       help="of what is transparent in re-encoded images: white (default), black, #rrggbb")  # fmt: skip
+    image.add_argument("--decoded-bytes", type=_positive, default=DECODED_BYTES, metavar="N",
+                       help="memory of the images that a worker decodes at once (default 2 GiB)")  # fmt: skip
     image.add_argument("--jpeg-restart", action="store_true",
                        help="rewrite JPEGs without loss; readers then decode the part that a crop needs")  # fmt: skip
     return build
@@ -309,6 +315,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines import progress, summary
         from pipelines.config import BuildConfig
         from pipelines.encoding import ImageOptions
+        from shardset import background as backgrounds
 
         direct = {field.name for field in fields(BuildConfig)} - {"image"}
         config = BuildConfig(
@@ -318,6 +325,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
                 quality=args.quality,
                 image_format=args.image_format,
                 jpeg_restart=args.jpeg_restart,
+                background=backgrounds.parse(args.background),
+                decoded_bytes=args.decoded_bytes,
             ),
         )
         if not args.no_report:
@@ -476,6 +485,7 @@ def _fail(text: str, expected: str) -> dict:
 
 def program() -> None:
     """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
+    quiet_warnings(show="--debug" in sys.argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
     try:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import planning, tables
+from pipelines.encoding import TRANSPARENT
 from pipelines.job import BuildFile, Job, PlanFile, put, record_of
 from pipelines.parts import Part, in_order, read_parts, write_parts, write_whole
 from pipelines.planfiles import START_OVER
@@ -56,11 +57,11 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
         num_classes=len(classes),
         classes=classes,
         splits=splits,
-        fixes=dict(whole.fixes),
+        fixes={fix: number for fix, number in whole.fixes.items() if fix != TRANSPARENT},
         num_rejected=sum(count.num_rejected for count in whole.splits.values()),
         rejected=rejected,
         num_units=build.num_units,
-        notes=build.notes,
+        notes=[*build.notes, *_transparency_notes(whole.fixes)],
     )
     decided = msgspec.to_builtins(plan)
     del decided["rejected"]  # the digest is older, and the same without it
@@ -68,6 +69,14 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
     plan = msgspec.structs.replace(plan, digest=digest)
     job.put(naming.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
     return plan
+
+
+def _transparency_notes(fixes: Mapping[str, int]) -> list[str]:
+    number = fixes.get(TRANSPARENT, 0)
+    if not number:
+        return []
+    images = "1 image with transparency is" if number == 1 else f"{number:,} images with transparency are"
+    return [f"{images} stored as they came; the stream puts them on a background (white; image.background)"]
 
 
 def starts_of(job: Job, plan: PlanFile) -> Iterator[Starts]:

@@ -60,7 +60,8 @@ class BuildConfig:
 
     def writes_images(self, fixes: Collection[str]) -> bool:
         """Whether images are written anew, so that libraries decide their bytes; `fixes` are those of the plan."""
-        return CMYK_TO_RGB in fixes or self.image != ImageOptions(max_pixels=self.image.max_pixels)
+        plain = ImageOptions(max_pixels=self.image.max_pixels, decoded_bytes=self.image.decoded_bytes)
+        return CMYK_TO_RGB in fixes or self.image != plain
 
     def what_decides_bytes(self) -> dict[str, Any]:
         """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""
@@ -68,6 +69,9 @@ class BuildConfig:
         for name in ("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"):
             del options[name]
         del options["image"]["max_pixels"]
+        for name in ("background", "decoded_bytes"):  # as they are by default, they stand in no set
+            if options["image"][name] == getattr(ImageOptions(), name):
+                del options["image"][name]
         return options
 
 

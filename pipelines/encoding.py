@@ -3,29 +3,34 @@
 An image is what its content says, never what its name says. Without options the stored bytes are the raw bytes;
 the one exception is a CMYK JPEG, which no training decoder reads right and which becomes an RGB JPEG.
 
-Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules, so that two builds agree:
-the first frame; 16-bit samples keep their high byte; palettes are looked up; alpha is dropped, as readers do that
-ask for RGB; EXIF orientation is applied; the result is grey (L) or RGB. The shorter side becomes `resize_shorter`
-by Lanczos and the longer side keeps the aspect ratio; an image that is already that small is not enlarged, and not
-touched unless its format changes or EXIF turns it. Where images are resized, gif, bmp and tif become png and pbm
-becomes pgm, large or small, so that the field of a sample is known before its size. JPEG is written with 4:2:0
-subsampling, neither progressive nor optimised; PNG with zlib level 6; WebP lossy, method 4. No metadata is written: no
-EXIF, no comment, no ICC profile.
+Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules, so that two builds agree: the first
+frame; 16-bit samples keep their high byte; palettes are looked up; what is transparent is put on `background`, as the
+reader does; EXIF orientation is applied; the result is grey (L) or RGB. The shorter side becomes `resize_shorter` by
+Lanczos and the longer side keeps the aspect ratio; an image that is already that small is not enlarged, and not touched
+unless its format changes or EXIF turns it. Where images are resized, gif, bmp and tif become png and pbm becomes pgm,
+large or small, so that the field of a sample is known before its size. JPEG is written with 4:2:0 subsampling, neither
+progressive nor optimised; PNG with zlib level 6; WebP lossy, method 4. No metadata is written: no EXIF, no comment, no
+ICC profile.
 
 `jpeg_restart` comes last: the entropy-coded data of every stored JPEG is written anew with restart markers, without
 loss (see restarts.py).
 """
 
 import io
-import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from PIL import ExifTags, Image, ImageChops, features
 
 from pipelines import restarts
+from shardset import background as backgrounds
+from shardset import limits
+from shardset.background import WHITE, Background, flattened, is_transparent, may_be_transparent, mend_transparency
 from shardset.errors import ConfigError, SourceError
+from shardset.limits import DECODED_BYTES
 
 Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
@@ -34,6 +39,15 @@ PIXEL_LIMIT = 178_956_970
 """Pillow refuses larger images by itself (twice its MAX_IMAGE_PIXELS), so a higher limit would be a lie."""
 
 CMYK_TO_RGB = "cmyk-to-rgb"
+
+ALPHA_TO_BACKGROUND = "alpha-to-background"
+"""The fix of a transparent image that is re-encoded: nothing of it is transparent afterwards."""
+
+TRANSPARENT = "transparent"
+"""The mark of a transparent image that is stored as it is: no fix, but counted."""
+
+_AND = "+"
+"""Between the marks of one image."""
 
 _MAGIC = (
     (b"\xff\xd8\xff", "jpg"),
@@ -78,8 +92,6 @@ _TURNS = {
 }
 _REDUCING_GAP = 3.0
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-# In entropy-coded data 0xff is followed by 0 or by a restart number; anything else starts a new segment.
-_NEXT_JPEG_SEGMENT = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 # What Pillow's parsers raise on bytes that are not what they seem.
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
 
@@ -101,8 +113,10 @@ class ImageOptions:
     """What becomes of images. The default stores them byte for byte.
 
     `resize_shorter` is in pixels, `quality` (1 to 100) is that of JPEG and WebP where something is re-encoded, and
-    images of more than `max_pixels` are refused before they are decoded. `jpeg_restart` rewrites JPEGs without loss, so
-    that readers can decode the part that a crop needs.
+    images of more than `max_pixels` are refused before they are decoded, as are those that take more than
+    `decoded_bytes` of memory; a process decodes as many at once as fit those. `jpeg_restart` rewrites JPEGs without
+    loss, so that readers can decode the part that a crop needs. `background` is what transparent images that are
+    re-encoded are put on.
     """
 
     resize_shorter: int | None = None
@@ -110,6 +124,8 @@ class ImageOptions:
     image_format: ImageFormat = "keep"
     max_pixels: int = PIXEL_LIMIT
     jpeg_restart: bool = False
+    background: Background = WHITE
+    decoded_bytes: int = DECODED_BYTES
 
     def __post_init__(self) -> None:
         if self.resize_shorter is not None and self.resize_shorter < 1:
@@ -122,6 +138,13 @@ class ImageOptions:
             raise ConfigError(f"image format {self.image_format!r}: expected keep, jpg, png, ppm or webp")
         if not 1 <= self.max_pixels <= PIXEL_LIMIT:
             raise ConfigError(f"max_pixels {self.max_pixels}: expected 1 to {PIXEL_LIMIT}, the limit of the decoder")
+        limits.check(self.decoded_bytes)
+        backgrounds.check(self.background)
+        if self.background != WHITE and not self.reencodes:
+            raise ConfigError(
+                "--background is for images that are re-encoded, and none is; add --resize or --image-format, or set "
+                "image.background in training, which puts stored images on it"
+            )
 
     @property
     def reencodes(self) -> bool:
@@ -133,7 +156,8 @@ class ImageOptions:
 class Examined:
     """What an image is: its field by content, size in pixels and Pillow mode (0, 0 and "" if not looked at).
 
-    `fix` is "" or what is put right: `cmyk-to-rgb`, or `renamed-png` where the content is a PNG under another name.
+    `fix` is "" or what is put right, joined by `+`: `cmyk-to-rgb`, `alpha-to-background`, or `renamed-png` where the
+    content is a PNG under another name. `transparent`: it is stored so.
     """
 
     field: str
@@ -141,6 +165,32 @@ class Examined:
     height: int
     mode: str
     fix: str
+    transparent: bool = False
+
+    @property
+    def marks(self) -> str:
+        """What the plan keeps of it: its fix, and whether it is stored with transparency; see `marks_of`."""
+        return _AND.join(filter(None, [self.fix, TRANSPARENT if self.transparent else ""]))
+
+
+@dataclass(frozen=True, slots=True)
+class Miniature:
+    """A small upright version of an image, 8-bit L or RGB on white, and of the image itself the size as stored."""
+
+    pixels: Image.Image
+    width: int
+    height: int
+    transparent: bool
+
+
+def marks_of(fix: str) -> list[str]:
+    """The marks that the plan keeps of an image, one by one."""
+    return fix.split(_AND) if fix else []
+
+
+def fixes_of(fix: str) -> list[str]:
+    """The marks of an image that say what is put right."""
+    return [mark for mark in marks_of(fix) if mark != TRANSPARENT]
 
 
 def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
@@ -148,8 +198,8 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
 
     `decode` decodes all of it, which alone finds truncation (0.8 ms for a 110 KB JPEG, of whose data all is decoded
     but at an eighth of the size); `header` parses the header (0.03 ms); `none` looks at the first bytes only, and
-    believes `field` where `data` is empty. A CMYK JPEG is
-    found by `decode` and `header`, not by `none`.
+    believes `field` where `data` is empty. A CMYK JPEG and a transparent image are found by `decode` and `header`, not
+    by `none`; `header` takes an alpha channel for transparency.
     """
     wanted = _ALIASES.get(field.lower(), field.lower())
     if verify == "none" and not data:
@@ -159,12 +209,16 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
         return Examined(kind, 0, 0, "", _fix(kind, wanted, "", options))
     with _opened(data, kind, options) as image:
         (width, height), mode = image.size, image.mode
+        field = stored_field(kind, options)
         if options.reencodes:
             _check_eight_bit(mode, kind)
-            _check_sides(_resized(image.size, options.resize_shorter), stored_field(kind, options))
+            _check_sides(_resized(image.size, options.resize_shorter), field)
+        stays = not options.reencodes or _stays(image, kind, field, options)
         if verify == "decode":
             _decode_whole(image, data, kind)
-    return Examined(kind, width, height, mode, _fix(kind, wanted, mode, options))
+        transparent = _is_transparent(image) if verify == "decode" else may_be_transparent(image)
+        fixes = [_fix(kind, wanted, mode, options), ALPHA_TO_BACKGROUND if transparent and not stays else ""]
+    return Examined(kind, width, height, mode, _AND.join(filter(None, fixes)), transparent and stays)
 
 
 def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
@@ -210,24 +264,36 @@ def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) 
     if field == kind and fix != CMYK_TO_RGB and options.resize_shorter is None:
         return field, data
     with _opened(data, kind, options) as image:
-        size = _resized(image.size, options.resize_shorter)
-        stays = size == image.size and _orientation(image) not in _TURNS
-        if field == kind and fix != CMYK_TO_RGB and stays:
+        if fix != CMYK_TO_RGB and _stays(image, kind, field, options):
             return field, data
+        size = _resized(image.size, options.resize_shorter)
         _check_sides(size, field)
-        return field, _written(_pixels(image, size, kind), field, options.quality)
+        return field, _written(_pixels(image, size, kind, options.background), field, options.quality)
 
 
-def miniature(data: bytes, longest: int) -> tuple[Image.Image, tuple[int, int]]:
-    """Upright 8-bit L or RGB pixels with no side above `longest`, and width and height as stored.
+def _stays(image: Image.Image, kind: str, field: str, options: ImageOptions) -> bool:
+    """Whether an image that needs no fix is stored byte for byte although images are re-encoded."""
+    if field != kind:
+        return False
+    small = _resized(image.size, options.resize_shorter) == image.size
+    return small and (options.resize_shorter is None or _orientation(image) not in _TURNS)
 
-    Raises UndecodableImage.
-    """
+
+def miniature(data: bytes, longest: int) -> Miniature:
+    """An image with no side above `longest`; raises UndecodableImage."""
     kind = _kind(data)
     with _opened(data, kind, ImageOptions()) as image:
-        full = image.size
-        share = min(1.0, longest / max(full))
-        return _pixels(image, (max(1, round(full[0] * share)), max(1, round(full[1] * share))), kind), full
+        width, height = image.size
+        share = min(1.0, longest / max(width, height))
+        pixels = _pixels(image, (max(1, round(width * share)), max(1, round(height * share))), kind)
+        return Miniature(pixels, width, height, _is_transparent(image))
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    try:
+        return is_transparent(image)
+    except _BROKEN as error:
+        raise UndecodableImage("damaged") from error
 
 
 def _kind(data: bytes) -> str:
@@ -261,7 +327,18 @@ def _fix(kind: str, wanted: str, mode: str, options: ImageOptions) -> str:
     return "" if named_right or options.image_format != "keep" else f"renamed-{kind}"
 
 
-def _opened(data: bytes, kind: str, options: ImageOptions) -> Image.Image:
+@contextmanager
+def _opened(data: bytes, kind: str, options: ImageOptions) -> Iterator[Image.Image]:
+    """The image within the limits, not decoded yet; in the block it has the memory for that."""
+    image = _header(data, kind, options)
+    scans = limits.num_scans(data) if kind == "jpg" else 1
+    if why := limits.refusal(kind, *image.size, options.decoded_bytes, scans):
+        raise UndecodableImage("takes too much to decode", why)
+    with limits.room(limits.num_bytes(kind, *image.size, scans), options.decoded_bytes), image:
+        yield image
+
+
+def _header(data: bytes, kind: str, options: ImageOptions) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=(_READERS[kind],))
     except Image.DecompressionBombError as error:
@@ -271,6 +348,7 @@ def _opened(data: bytes, kind: str, options: ImageOptions) -> Image.Image:
     width, height = image.size
     if width * height > options.max_pixels:
         raise UndecodableImage("too many pixels", f"{width} x {height}, at most {options.max_pixels}")
+    mend_transparency(image)
     return image
 
 
@@ -303,17 +381,7 @@ def _is_cut(data: bytes, kind: str) -> bool:
         return _PNG_END not in data
     if kind == "webp":
         return len(data) < 8 + int.from_bytes(data[4:8], "little")
-    # Nearly all JPEGs end with their end mark; walking the segments of the others costs half a decode.
-    return kind == "jpg" and not data.endswith(b"\xff\xd9") and not _reaches_jpeg_end(data)
-
-
-def _reaches_jpeg_end(data: bytes) -> bool:
-    position = 2
-    while found := _NEXT_JPEG_SEGMENT.search(data, position):
-        if found[1] == b"\xd9":
-            return True
-        position = found.end() + int.from_bytes(data[found.end() : found.end() + 2], "big")
-    return False
+    return kind == "jpg" and limits.is_cut_jpeg(data)
 
 
 def _check_eight_bit(mode: str, kind: str) -> None:
@@ -339,7 +407,7 @@ def _round_half_up(numerator: int, denominator: int) -> int:
     return (2 * numerator + denominator) // (2 * denominator)
 
 
-def _pixels(image: Image.Image, size: tuple[int, int], kind: str) -> Image.Image:
+def _pixels(image: Image.Image, size: tuple[int, int], kind: str, background: Background = WHITE) -> Image.Image:
     """The upright image as 8-bit L or RGB with its sides resized to `size` (as stored, before it is turned)."""
     _check_eight_bit(image.mode, kind)
     box: Any = None
@@ -348,9 +416,10 @@ def _pixels(image: Image.Image, size: tuple[int, int], kind: str) -> Image.Image
         if size != image.size and (draft := image.draft(None, _times(size, _REDUCING_GAP))):
             box = draft[1]
         image.load()
+        opaque = flattened(image, background)
     except _BROKEN as error:
         raise UndecodableImage("damaged") from error
-    pixels = _eight_bit(image)
+    pixels = _eight_bit(opaque)
     if size != pixels.size:
         pixels = pixels.resize(size, Image.Resampling.LANCZOS, box=box, reducing_gap=_REDUCING_GAP)
     return pixels.transpose(turn) if turn is not None else pixels
@@ -376,11 +445,12 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
         # Pillow takes every CMYK JPEG for inverted, as Adobe writes it; without Adobe's mark it is not.
         image = ImageChops.invert(image)
-    return image.convert("L" if image.mode in _TO_GREY else "RGB")
+    wanted = "L" if image.mode in _TO_GREY else "RGB"
+    return image if image.mode == wanted else image.convert(wanted)
 
 
 def _written(pixels: Image.Image, field: str, quality: int) -> bytes:
-    bare = pixels.convert("RGB") if field == "ppm" else pixels.copy()
+    bare = pixels.convert("RGB") if field == "ppm" and pixels.mode != "RGB" else pixels
     bare.info = {}
     buffer = io.BytesIO()
     bare.save(buffer, _READERS[field], **_settings(field, quality))

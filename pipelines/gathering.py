@@ -47,12 +47,17 @@ _GREY_FROM = 36
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What is kept of a decoded image: width and height in pixels as stored, mode, and a small grey version."""
+    """What is kept of a decoded image: width and height in pixels as stored, mode, and a small grey version.
+
+    `flat`: on white its small version is nearly one colour.
+    """
 
     width: int
     height: int
     mode: str
     grey: bytes
+    transparent: bool
+    flat: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +138,10 @@ def gather(manifest: Manifest, storage: Storage, *, max_images: int, raw: Storag
 
 
 def _look(contents: dict[str, bytes]) -> Look:
-    small, (width, height) = miniature(image_of(contents), _GREY_FROM)
-    grey = small.convert("L").resize((likeness.GREY_WIDTH, likeness.GREY_HEIGHT))
-    return Look(width, height, small.mode, grey.tobytes())
+    small = miniature(image_of(contents), _GREY_FROM)
+    grey = small.pixels.convert("L").resize((likeness.GREY_WIDTH, likeness.GREY_HEIGHT))
+    flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < likeness.MIN_CONTRAST)
+    return Look(small.width, small.height, small.pixels.mode, grey.tobytes(), small.transparent, flat)
 
 
 def _thumbnail(contents: dict[str, bytes]) -> tuple[bytes, int, int]:
@@ -144,7 +150,7 @@ def _thumbnail(contents: dict[str, bytes]) -> tuple[bytes, int, int]:
 
 def thumbnail(data: bytes) -> tuple[bytes, int, int]:
     """(WebP, width, height) of an image, no side above THUMBNAIL; raises UndecodableImage."""
-    small, _ = miniature(data, THUMBNAIL)
+    small = miniature(data, THUMBNAIL).pixels
     buffer = io.BytesIO()
     lossless = small.width * small.height <= LOSSLESS_PIXELS
     small.save(buffer, "WEBP", lossless=lossless, quality=70, method=4)

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,7 +12,7 @@ import google_crc32c
 import msgspec
 
 from pipelines import tables
-from pipelines.encoding import ImageOptions, UndecodableImage, examine, stored_field
+from pipelines.encoding import ImageOptions, UndecodableImage, examine, marks_of, stored_field
 from pipelines.job import Job, UnitLine, read_unit, record_of
 from pipelines.planning import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.reading import SPOOLED, fetch
@@ -30,7 +31,7 @@ MAX_INLINE_BYTES = 1024
 memory at once."""
 
 _AS_IT_IS = ImageOptions()
-"""What becomes of a sample's images beside the first."""
+"""What becomes of a sample's images beside the first, but for the memory that they may take."""
 
 
 class UnitSpool:
@@ -78,7 +79,7 @@ def summarize(unit: int, rows: Sequence[Row], rejected: Sequence[dict[str, Any]]
             split: list(dict.fromkeys(field for row in mine for field, _ in row.content.fields))
             for split, mine in found.items()
         },
-        fixes=dict(sorted(Counter(row.fix for row in rows if row.fix).items())),
+        fixes=dict(sorted(Counter(mark for row in rows for mark in marks_of(row.fix)).items())),
         reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
         max_label=max((row.label for row in rows), default=-1),
         digest=tables.digest_of(rows),
@@ -190,7 +191,8 @@ def _row(job: Job, unit: int, sample: RawSample, contents: dict[str, bytes], spo
         if data is None:
             continue
         try:
-            seen[field] = examine(data, field=field, verify=job.config.verify, options=options if mine else _AS_IT_IS)
+            wanted = options if mine else replace(_AS_IT_IS, decoded_bytes=options.decoded_bytes)
+            seen[field] = examine(data, field=field, verify=job.config.verify, options=wanted)
         except UndecodableImage as error:
             return _refused(sample, field, data, str(error) if mine else f"its {field}: {error}")
     raw = contents.get(sample.image)
@@ -203,7 +205,7 @@ def _row(job: Job, unit: int, sample: RawSample, contents: dict[str, bytes], spo
         name=sample.name,
         key=sample.key,
         label=int(sample.label),
-        fix=image.fix,
+        fix=image.marks,
         content=Content(
             image=image.field,
             fields=[

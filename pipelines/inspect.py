@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines import quarantine
+from pipelines.encoding import fixes_of
 from pipelines.terminal import on_standard_output, plain
 from shardset import manifest as manifests
 from shardset.errors import ConfigError
@@ -239,7 +240,8 @@ def read_fixes(
     found: list[tuple[str, int, int, str, str]] = []
     for split, number, keys in shards if manifest.fixes else []:
         origins = read_origins(storage, split, number, keys) or []
-        found += [(split, number, row, origin.fix, origin.name) for row, origin in enumerate(origins) if origin.fix]
+        fixes = ((row, ", ".join(fixes_of(origin.fix)), origin.name) for row, origin in enumerate(origins))
+        found += [(split, number, row, fix, name) for row, fix, name in fixes if fix]
         if len(found) >= most:
             break
     return found[:most]

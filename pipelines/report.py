@@ -194,6 +194,7 @@ def _findings(report: Report) -> Iterable[Finding]:
     else:
         yield Finding(level="good", text="No raw sample was rejected.")
     yield from _class_findings(report.manifest)
+    yield from _image_findings(report)
     if left_out := report.catalog.num_left_out:
         text = (
             f"The set is so large that only some shards were looked into; {count(left_out, 'sample')} are not in them."
@@ -221,6 +222,21 @@ def _duplicate_findings(report: Report) -> Iterable[Finding]:
     if report.pairs:
         text = f"{count(len(report.pairs), 'image looks', 'images look')} much like an image of another split."
         yield Finding(level="note", text=text, anchor="duplicates")
+
+
+def _image_findings(report: Report) -> Iterable[Finding]:
+    flat = [sample for sample, look in report.looks.items() if look.flat]
+    if flat:
+        keys = ", ".join(page.clip(report.catalog.key(sample), 40) for sample in flat[:3])
+        text = f"{count(len(flat), 'decoded image is', 'decoded images are')} nearly of one colour: {keys}"
+        yield Finding(level="note", text=text + (", ..." if len(flat) > 3 else "."), anchor="images")
+    transparent = sum(look.transparent for look in report.looks.values())
+    if transparent:
+        text = (
+            f"{count(transparent, 'decoded image has', 'decoded images have')} transparency; the stream puts them on "
+            "white, or on what image.background says; other readers may drop it and show what lies beneath."
+        )
+        yield Finding(level="note", text=text, anchor="images")
 
 
 def _class_findings(manifest: Manifest) -> Iterable[Finding]:
@@ -338,6 +354,8 @@ def _image_words(report: Report) -> str:
     colour = Counter(look.mode for look in report.looks.values())
     words = f"Stored bytes are those of all samples. {count(len(report.looks), 'image')} of {able:,} were decoded"
     kinds = [f"{colour[mode]:,} {name}" for mode, name in (("RGB", "in colour"), ("L", "grey")) if colour[mode]]
+    transparent = sum(look.transparent for look in report.looks.values())
+    kinds += [f"{transparent:,} with transparency, shown on white"] if transparent else []
     words += f": {', '.join(kinds)}." if kinds else "."
     if report.num_looked < able:
         words += " They are a fixed random choice; `python -m pipelines report --images N` looks at N."

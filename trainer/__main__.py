@@ -15,6 +15,7 @@ from typing import Any
 
 from shardset.addresses import Parser
 from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
+from shardset.program import quiet_warnings
 from shardset.storage import open_storage
 from shardset.version import __version__
 from trainer import checkpoint_names
@@ -103,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print the findings as JSON")
     merge = verbs.add_parser("merge-logs", help="print the logs of all hosts by time", allow_abbrev=False)
     merge.add_argument("--run-dir", required=True, help="the run folder, local or gs://")
-    merge.add_argument("--debug", action="store_true", help="show tracebacks")
+    merge.add_argument("--debug", action="store_true", help="show tracebacks and warnings of libraries")
     merge.set_defaults(command=merge_logs)
     _add_explain(verbs)
     tpu.register(verbs, tpu.TrainingFlags(add=_add_flags, config=config_of, words=words_of))
@@ -111,7 +112,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("run_dir", metavar="RUN", help="the run folder, local or gs://")
     report.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
     report.add_argument("--force", action="store_true", help="replace whatever file stands at --output")
-    report.add_argument("--debug", action="store_true", help="show tracebacks")
+    report.add_argument("--debug", action="store_true", help="show tracebacks and warnings of libraries")
     report.set_defaults(command=make_report)
     return top
 
@@ -128,7 +129,7 @@ def _verb(
         allow_abbrev=False,
     )
     _add_flags(verb)
-    verb.add_argument("--debug", action="store_true", help="show tracebacks")
+    verb.add_argument("--debug", action="store_true", help="show tracebacks and warnings of libraries")
     verb.set_defaults(command=command)
     return verb
 
@@ -159,7 +160,7 @@ def _add_explain(verbs: Any) -> None:
     verb.add_argument("--epochs", metavar="A:B", help="with --key or --id: epochs A to B - 1 (default: all)")
     verb.add_argument("--thumbnails", metavar="FILE", help="with --step: a contact sheet, .html or .png")
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    verb.add_argument("--debug", action="store_true", help="show tracebacks")
+    verb.add_argument("--debug", action="store_true", help="show tracebacks and warnings of libraries")
     verb.set_defaults(command=explain)
 
 
@@ -317,6 +318,7 @@ def make_report(options: argparse.Namespace) -> None:
 
 def program() -> None:
     """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
+    quiet_warnings(show="--debug" in sys.argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
     try:

@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from shardset import background as backgrounds
 from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError
+from shardset.limits import DECODED_BYTES
 
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16"]
@@ -46,7 +48,9 @@ class ImageConfig:
 
     `train_crop`: "random" is the random resized crop of ImageNet training, "pad" a random window of the image with
     `pad` black pixels around it (for images that have `size` already), "center" what evaluation does: the shorter side
-    resized to `eval_resize`, then the centre. `flip` mirrors half of the training images.
+    resized to `eval_resize`, then the centre. `flip` mirrors half of the training images. Transparent images are put on
+    `background`: white, black, grey or #rrggbb. `decoded_bytes` is the memory of the images that a process decodes at
+    once; one that needs more is a bad sample.
     """
 
     size: int = 224
@@ -54,6 +58,8 @@ class ImageConfig:
     eval_resize: int = 256
     pad: int = 4
     flip: bool = True
+    background: str = "white"
+    decoded_bytes: int = DECODED_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,7 @@ class TrainConfig:
             raise ConfigError(
                 f"target_accuracy is {self.target_accuracy}, expected a share between 0 and 1, such as 0.76"
             )
+        backgrounds.parse(self.image.background)
         if self.image.train_crop == "pad" and self.image.pad >= self.image.size:
             raise ConfigError(
                 f"image.pad is {self.image.pad}, expected less than image.size, {self.image.size}: a window may show "
@@ -164,6 +171,7 @@ _AT_LEAST: dict[int, tuple[str, ...]] = {
     1: (
         "epochs", "global_batch_size", "accumulate", "max_steps", "log_every_steps", "checkpoint_every_steps",
         "keep_checkpoints", "stall_timeout_s", "budget_bytes", "model.num_classes", "image.size", "image.eval_resize",
+        "image.decoded_bytes",
     ),
     0: (
         "image.pad", "optimizer.learning_rate", "optimizer.weight_decay", "schedule.warmup_epochs", "regularize.mixup",

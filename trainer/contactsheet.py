@@ -8,14 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import google_crc32c
-from PIL import Image, ImageDraw, UnidentifiedImageError
+from PIL import Image, ImageDraw
 
+from shardset.background import WHITE, Background
 from shardset.checked import read_twice
 from shardset.errors import ConfigError
 from shardset.indexes import read_rows
 from shardset.manifest import Split
 from shardset.storage import Storage
 from shardset.tarindex import index_fields
+from trainer.decode import UndecodableImage, decode
 from trainer.stream import IMAGE_FIELDS
 from trainer.timetable import Seen
 
@@ -64,13 +66,16 @@ def check_name(path: str) -> None:
         raise ConfigError(f"--thumbnails {path}: the name must end with {' or '.join(FORMATS)}")
 
 
-def render(storage: Storage, split: Split, seen: Sequence[Seen], *, title: str, path: str) -> bytes:
+def render(
+    storage: Storage, split: Split, seen: Sequence[Seen], *, title: str, path: str, background: Background = WHITE
+) -> bytes:
     """The sheet in the format that `path` ends with; reads the images, several at a time."""
     check_name(path)
     numbers = {shard.path: number for number, shard in enumerate(split.shards)}
 
     def thumbnail(one: Seen) -> Thumbnail:
-        return Thumbnail(one, _small(_image_of(storage, split, numbers[one.sample.shard], one.sample.position)))
+        image = _image_of(storage, split, numbers[one.sample.shard], one.sample.position)
+        return Thumbnail(one, _small(image, background))
 
     with ThreadPoolExecutor(THREADS) as threads:
         found = list(threads.map(thumbnail, seen))
@@ -107,14 +112,12 @@ def _crc32c(contents: dict[str, bytes]) -> int:
     return crc
 
 
-def _small(data: bytes | None) -> Image.Image | None:
+def _small(data: bytes | None, background: Background) -> Image.Image | None:
     if data is None:
         return None
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            image.draft("RGB", (SIZE, SIZE))
-            small = image.convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        small = Image.fromarray(decode(data, (SIZE, SIZE), background=background))
+    except UndecodableImage:
         return None
     small.thumbnail((SIZE, SIZE))
     return small

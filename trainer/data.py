@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from shardset import background as backgrounds
 from shardset import manifest as manifests
 from shardset.errors import ConfigError
 from shardset.manifest import Manifest
@@ -138,12 +139,17 @@ def train_spec(image: ImageConfig) -> ImageSpec:
         "pad": PadCrop(image.pad),
         "center": CenterCrop(image.eval_resize),
     }
-    return ImageSpec(size=image.size, crop=crops[image.train_crop], flip=image.flip)
+    return _spec(image, crops[image.train_crop], flip=image.flip)
 
 
 def eval_spec(image: ImageConfig) -> ImageSpec:
     """What each evaluation image becomes."""
-    return ImageSpec(size=image.size, crop=CenterCrop(image.eval_resize))
+    return _spec(image, CenterCrop(image.eval_resize), flip=False)
+
+
+def _spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
+    background = backgrounds.parse(image.background)
+    return ImageSpec(size=image.size, crop=crop, flip=flip, background=background, decoded_bytes=image.decoded_bytes)
 
 
 def check_splits(config: TrainConfig, manifest: Manifest) -> None:

@@ -2,8 +2,9 @@
 
 simplejpeg (libjpeg-turbo) decodes JPEG, at reduced size where the crop is much larger than the result, and only around
 the crop where restart markers allow it; trainer/png.py decodes 8-bit PNG; OpenCV resizes; Pillow decodes everything
-else. Crops come from keyed draws, so the same slot gets the same crop whatever decodes it. `docs/decoding.md` states
-how far the result may be from Pillow's and torchvision's.
+else. What is transparent is put on a background, whatever decodes it (shardset/background.py). Crops come from keyed
+draws, so the same slot gets the same crop whatever decodes it. `docs/decoding.md` states how far the result may be
+from Pillow's and torchvision's.
 """
 
 import io
@@ -12,6 +13,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import cv2
@@ -19,7 +21,11 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from shardset import background as backgrounds
+from shardset import limits
+from shardset.background import WHITE, Background, mend_transparency, rgb_pixels
 from shardset.errors import ConfigError, ShardsetError
+from shardset.limits import DECODED_BYTES
 from shardset.order import slot_key, whole
 from trainer import png
 from trainer.restarts import Grid, cut, grid_of, head
@@ -35,6 +41,8 @@ _FRAMES_BYTES = 2**18
 _LEAST_COLUMNS = 5
 """Pixels in a row from which on libjpeg-turbo interpolates colours: it needs three of halved ones (jdsample.c)."""
 
+_SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 20
+_NOTHING: AbstractContextManager[None] = nullcontext()
 _JPEG = b"\xff\xd8"
 _PILLOW_ERRORS = (
     OSError,
@@ -105,11 +113,15 @@ class ImageSpec:
     """What each image becomes: uint8 [size, size, 3], RGB.
 
     With `flip`, batches say in `flip` (bool) which images the device must mirror; the pixels come unmirrored.
+    Transparent images are put on `background`. `decoded_bytes` is the memory of the images that a process decodes at
+    once; an image that needs more is undecodable.
     """
 
     size: int
     crop: Crop = field(default_factory=RandomResizedCrop)
     flip: bool = False
+    background: Background = WHITE
+    decoded_bytes: int = DECODED_BYTES
 
     def __post_init__(self) -> None:
         if whole("image size", self.size) < 1:
@@ -118,6 +130,8 @@ class ImageSpec:
             raise ConfigError(f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or PadCrop(...)")
         if isinstance(self.crop, CenterCrop) and self.crop.resize < self.size:
             raise ConfigError(f"the centre {self.size} of a side of {self.crop.resize} does not exist; raise resize")
+        backgrounds.check(self.background)
+        limits.check(self.decoded_bytes)
 
     @property
     def is_random(self) -> bool:
@@ -159,11 +173,12 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
     """Decodes one image into `row`, uint8 [size, size, 3]; raises UndecodableImage."""
     match spec.crop:
         case RandomResizedCrop() as crop:
-            _resized(row, data, crop, drawn)
+            _resized(row, data, crop, spec, drawn)
         case CenterCrop(resize):
-            _centre(row, data, resize)
+            _centre(row, data, resize, spec)
         case PadCrop(padding):
-            pad_crop(row, decode(data), padding, drawn)
+            image = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes)
+            pad_crop(row, image, padding, drawn)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -177,35 +192,70 @@ def image_size(data: bytes) -> tuple[int, int]:
     return _checked(size)
 
 
-def decode(data: bytes, least: tuple[int, int] | None = None) -> np.ndarray:
+def decode(
+    data: bytes,
+    least: tuple[int, int] | None = None,
+    *,
+    background: Background = WHITE,
+    decoded_bytes: int = DECODED_BYTES,
+) -> np.ndarray:
     """The image: uint8 [height, width, 3], RGB; raises UndecodableImage.
 
-    With `least`, a JPEG may come smaller, with at least that height and width. Alpha is dropped, 16 bits become the
-    upper 8.
+    With `least`, a JPEG may come smaller, with at least that height and width. What is transparent is put on the
+    background, 16 bits become the upper 8. `decoded_bytes` is that of ImageSpec.
     """
-    image_size(data)
+    with _room(data, image_size(data), decoded_bytes):
+        return _decoded(data, least or (0, 0), background)
+
+
+def _decoded(data: bytes, least: tuple[int, int], background: Background) -> np.ndarray:
     if data[:2] == _JPEG:
-        image = _decode_jpeg(data, least or (0, 0))
+        image = _decode_jpeg(data, least)
     elif png.is_png(data):
-        image = png.decode(data)
+        image = png.decode(data, background)
     else:
         image = None
-    return _decode_pillow(data) if image is None else image
+    return _decode_pillow(data, background) if image is None else image
 
 
-def _resized(row: np.ndarray, data: bytes, crop: RandomResizedCrop, drawn: np.ndarray) -> None:
+def _room(
+    data: bytes, size: tuple[int, int], budget: int, grid: Grid | None = None, *, result: int = 0
+) -> AbstractContextManager[None]:
+    """Memory to decode an image in, and `result` bytes to resize it into; raises UndecodableImage beyond the limits."""
+    is_jpeg = data[:2] == _JPEG
+    if not is_jpeg and size[0] * size[1] <= _SMALL_PIXELS and result <= _SMALL_PIXELS <= budget // _MOST_PER_PIXEL:
+        return _NOTHING
+    num_scans = 1 if not is_jpeg or grid or grid_of(data) else limits.num_scans(data)
+    kind = _kind(data)
+    if why := limits.refusal(kind, size[1], size[0], budget, num_scans):
+        raise UndecodableImage(f"it has {why}; store it re-encoded, or raise decoded_bytes if more memory is there")
+    return limits.room(limits.num_bytes(kind, size[1], size[0], num_scans) + result, budget)
+
+
+def _kind(data: bytes) -> str:
+    if data[8:12] == b"WEBP":
+        return "webp"
+    return "tif" if data[:2] in (b"II", b"MM") else "jpg" if data[:2] == _JPEG else "image"
+
+
+def _resized(row: np.ndarray, data: bytes, crop: RandomResizedCrop, spec: ImageSpec, drawn: np.ndarray) -> None:
     grid = grid_of(data) if data[:2] == _JPEG else None
     size = _checked(grid.size) if grid else image_size(data)
     box = random_box(crop, *size, drawn)
     ratio = max(row.shape[0] / box.height, row.shape[1] / box.width)
     least = math.ceil(size[0] * ratio), math.ceil(size[1] * ratio)
-    window = _part_window(data, grid, box, least) if grid else None
-    _resize(_window(data, size, box, least) if window is None else window, row, cv2.INTER_LINEAR)
+    with _room(data, size, spec.decoded_bytes, grid):
+        window = _part_window(data, grid, box, least) if grid else None
+        if window is None:
+            window = _window(data, size, box, least, spec.background)
+        _resize(window, row, cv2.INTER_LINEAR)
 
 
-def _window(data: bytes, size: tuple[int, int], box: Box, least: tuple[int, int]) -> np.ndarray:
+def _window(
+    data: bytes, size: tuple[int, int], box: Box, least: tuple[int, int], background: Background = WHITE
+) -> np.ndarray:
     """The pixels of a box, from the whole image decoded at no less than `least`."""
-    image = decode(data, least)
+    image = _decoded(data, least, background)
     inside = _scaled(box, size, (image.shape[0], image.shape[1]))
     return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
 
@@ -249,7 +299,7 @@ def _reduced(size: tuple[int, int], eighths: int) -> tuple[int, int]:
     return -(-size[0] * eighths // 8), -(-size[1] * eighths // 8)
 
 
-def _centre(row: np.ndarray, data: bytes, resize: int) -> None:
+def _centre(row: np.ndarray, data: bytes, resize: int, spec: ImageSpec) -> None:
     size = image_size(data)
     height, width = _short_side(*size, resize)
     if height * width > MAX_PIXELS:
@@ -257,11 +307,12 @@ def _centre(row: np.ndarray, data: bytes, resize: int) -> None:
             f"its {size[0]} x {size[1]} pixels would become {height} x {width} with a shorter side of {resize}, more "
             f"than {MAX_PIXELS}; crop it before it is stored"
         )
-    image = decode(data, (height, width))
-    if (height, width) != image.shape[:2]:
-        image = _resize(image, np.empty((height, width, 3), np.uint8), cv2.INTER_AREA)
-    top, left = round((height - row.shape[0]) / 2), round((width - row.shape[1]) / 2)
-    row[:] = image[top : top + row.shape[0], left : left + row.shape[1]]
+    with _room(data, size, spec.decoded_bytes, result=3 * height * width):
+        image = _decoded(data, (height, width), spec.background)
+        if (height, width) != image.shape[:2]:
+            image = _resize(image, np.empty((height, width, 3), np.uint8), cv2.INTER_AREA)
+        top, left = round((height - row.shape[0]) / 2), round((width - row.shape[1]) / 2)
+        row[:] = image[top : top + row.shape[0], left : left + row.shape[1]]
 
 
 def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
@@ -369,6 +420,8 @@ def _turbo_header(data: bytes) -> tuple[int, int, str] | None:
 
 def _decode_jpeg(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
     """None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow then decides."""
+    if limits.is_cut_jpeg(data):
+        raise UndecodableImage("it is truncated: the end mark of a JPEG is missing; restore it")
     header = _turbo_header(data)
     return None if header is None or header[2] in ("CMYK", "YCCK") else _turbo(data, least)
 
@@ -388,14 +441,15 @@ def _pillow_size(data: bytes) -> tuple[int, int]:
         raise UndecodableImage(f"no image format of {', '.join(FORMATS)} begins like it ({error})") from error
 
 
-def _decode_pillow(data: bytes) -> np.ndarray:
+def _decode_pillow(data: bytes, background: Background) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            mend_transparency(image)
+            if image.format == "PNG" and png.is_cut(data):
+                raise UndecodableImage("it is truncated: the end mark of a PNG is missing; restore it")
             if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
                 kind = "floating-point numbers" if image.mode == "F" else "numbers of 32 bits"
                 raise UndecodableImage(f"its pixels are {kind}, not levels; convert it to 8 or 16 bits")
-            if image.mode.startswith("I"):  # I;16 of a PNG, I of a PGM, whose values Pillow brings to 16 bits
-                return np.repeat((np.asarray(image) >> 8).astype(np.uint8)[:, :, None], 3, axis=2)
-            return np.array(image.convert("RGB"))
+            return rgb_pixels(image, background)  # of I;16 of a PNG, and of I of a PGM, which Pillow brings to 16 bits
     except _PILLOW_ERRORS as error:
         raise UndecodableImage(f"Pillow can't decode it ({error})") from error

@@ -24,7 +24,7 @@ import cv2
 import numpy as np
 
 from trainer.decode import ImageSpec, PadCrop, UndecodableImage, decode_into, pad_crops
-from trainer.decoding import HEAD, HELLO, decode_whole, receive_into
+from trainer.decoding import HEAD, HELLO, Whole, decode_whole, receive_into
 from trainer.errors import DecoderLost
 from trainer.shared import SharedImages
 from trainer.threads import ProcessLock
@@ -51,7 +51,7 @@ class Task:
         """See trainer.decoding.Decode."""
         cv2.setNumThreads(1)
         if isinstance(self.spec.crop, PadCrop):
-            done = decode_whole(images_NHWC, numbers, contents, drawn)
+            done = decode_whole(images_NHWC, numbers, contents, drawn, self.spec.background)
             pad_crops(images_NHWC, numbers, images_NHWC, numbers, self.spec.crop.padding, drawn)
             return done
         rows = (images_NHWC[number] for number in numbers)
@@ -111,21 +111,21 @@ class Decoders:
 
     def _started(self) -> "Decoder":
         if self.kept is not None:
-            return Decoder(self.kept, None)
+            return Decoder(self.kept, Whole(self.spec.background))
         return Decoder(SharedImages(self.num_images, self.spec.size), Task(self.spec))
 
 
 class Decoder:
     """One process, the socket to it and the images that it fills."""
 
-    def __init__(self, images: SharedImages, task: Task | None) -> None:
+    def __init__(self, images: SharedImages, task: Task | Whole) -> None:
         self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
         self._socket, theirs = socket.socketpair()
-        words = [str(theirs.fileno()), str(images.fd), str(self.images_NHWC.shape[1])]
+        words = [str(theirs.fileno()), str(images.fd), str(self.images_NHWC.shape[1]), pickle.dumps(task).hex()]
         paths = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
         # In a session of its own, so that a Ctrl-C or a signal to the group is for the process that it works for.
         self.process = subprocess.Popen(
-            [*_COMMAND, *words, *([] if task is None else [pickle.dumps(task).hex()])],
+            [*_COMMAND, *words],
             pass_fds=[theirs.fileno(), images.fd],
             env=os.environ | _NO_ALGEBRA | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
             start_new_session=True,
@@ -151,7 +151,7 @@ class Decoder:
 
     def decode(self, contents: Sequence[bytes], drawn: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         """Decodes into `images_NHWC[numbers]` what it can, and says which of them, bool [n]; raises DecoderLost."""
-        drawn = drawn if self._task else drawn[:, :0]
+        drawn = drawn if isinstance(self._task, Task) else drawn[:, :0]
         done = np.empty(len(contents), np.bool_)
         sizes = np.array([len(content) for content in contents], np.int64)
         try:

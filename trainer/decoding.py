@@ -12,9 +12,11 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 
+from shardset.background import Background
 from trainer import png
 from trainer.shared import opened
 
@@ -28,22 +30,38 @@ Decode = Callable[[np.ndarray, np.ndarray, Sequence[bytes], np.ndarray], np.ndar
 
 
 def main(words: Sequence[str]) -> None:
-    """`SOCKET IMAGES SIZE [TASK]`: until that socket is closed; without a task whole images of that size."""
+    """`SOCKET IMAGES SIZE TASK`: does the task until that socket is closed, with images of that size."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run that is told to stop takes its last batches first
-    images_NHWC, decode = opened(int(words[1]), int(words[2])), decode_whole
-    if len(words) > 3:
-        decode = pickle.loads(bytes.fromhex(words[3])).decode
+    images_NHWC, decode = opened(int(words[1]), int(words[2])), pickle.loads(bytes.fromhex(words[3])).decode
     with socket.socket(fileno=int(words[0])) as connection, suppress(ConnectionError):
         connection.sendall(HELLO)
         while True:
             connection.sendall(decode(images_NHWC, *_asked(connection)).tobytes())
 
 
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What a process does whose images are kept: whole ones of the wanted size, on a background."""
+
+    background: Background
+
+    def decode(
+        self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
+    ) -> np.ndarray:
+        """See Decode."""
+        return decode_whole(images_NHWC, numbers, contents, drawn, self.background)
+
+
 def decode_whole(
-    images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
+    images_NHWC: np.ndarray,
+    numbers: np.ndarray,
+    contents: Sequence[bytes],
+    drawn: np.ndarray,
+    background: Background,
 ) -> np.ndarray:
     """See Decode: as they are, those of the wanted size."""
-    return np.array([_whole_into(images_NHWC[n], data) for n, data in zip(numbers, contents, strict=True)], np.bool_)
+    pairs = zip(numbers, contents, strict=True)
+    return np.array([_whole_into(images_NHWC[n], data, background) for n, data in pairs], np.bool_)
 
 
 def receive_into(connection: socket.socket, buffer: memoryview) -> None:
@@ -55,24 +73,24 @@ def receive_into(connection: socket.socket, buffer: memoryview) -> None:
         buffer = buffer[count:]
 
 
-def _whole_into(image: np.ndarray, data: bytes) -> bool:
+def _whole_into(image: np.ndarray, data: bytes, background: Background) -> bool:
     is_png = png.is_png(data)
     if is_png and png.size(data) != image.shape[:2]:
         return False
-    found = png.decode(data) if is_png else None
+    found = png.decode(data, background) if is_png else None
     if found is None:
-        found = _decoded(data)
+        found = _decoded(data, background)
     if found is None or found.shape != image.shape:
         return False
     image[:] = found
     return True
 
 
-def _decoded(data: bytes) -> np.ndarray | None:
+def _decoded(data: bytes, background: Background) -> np.ndarray | None:
     from trainer.decode import UndecodableImage, decode
 
     try:
-        return decode(data)
+        return decode(data, background=background)
     except UndecodableImage:
         return None
 

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shardset import background as backgrounds
 from shardset import manifest as manifests
+from shardset.background import WHITE, Background
 from shardset.budget import fit_order
 from shardset.errors import ConfigError, NotFound
 from shardset.manifest import Manifest, Split
@@ -60,6 +62,7 @@ class Plan:
     timetable: Timetable
     steps_done: int | None
     notes: list[str]
+    background: Background = WHITE
 
 
 # --- from a run folder, or from a configuration -----------------------------------------------------------------------
@@ -81,12 +84,14 @@ def plan_of_run(url: str) -> Plan:
     state = _recorded_order(folder)
     timetable = timetable_of(config, state)
     notes = [] if state is not None else [NOT_RECORDED]
-    return Plan(timetable=timetable, steps_done=steps_done(folder), notes=notes)
+    background = backgrounds.parse(config.image.background)
+    return Plan(timetable=timetable, steps_done=steps_done(folder), notes=notes, background=background)
 
 
 def plan_of_config(config: TrainConfig) -> Plan:
     """The plan that a run with this configuration would follow."""
-    return Plan(timetable=timetable_of(config, None), steps_done=None, notes=[])
+    background = backgrounds.parse(config.image.background)
+    return Plan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
 
 
 def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
@@ -274,7 +279,9 @@ def _write_sheet(plan: Plan, found: Step, path: str) -> None:
     from trainer import contactsheet
 
     title = f"epoch {found.epoch} step {found.step} (step {found.global_step} of the run)"
-    sheet = contactsheet.render(plan.timetable.storage, plan.timetable.split, found.samples, title=title, path=path)
+    sheet = contactsheet.render(
+        plan.timetable.storage, plan.timetable.split, found.samples, title=title, path=path, background=plan.background
+    )
     storage, name = open_file(path)
     with storage.writer(name) as writer:
         writer.write(sheet)

@@ -568,7 +568,7 @@ class _Pipeline:
         if cache is None:
             decode_into(row, data, spec, drawn)
             return
-        image = decode(data)
+        image = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes)
         first = self.stream.order.first_ids.item(addresses.shards.item(number))
         cache.put(first + addresses.positions.item(number), image, addresses.label(number))
         pad_crop(row, image, cache.padding, drawn)

@@ -1,6 +1,7 @@
 """JPEGs rewritten with restart markers: other bytes, the same picture."""
 
 import io
+import random
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from PIL import Image
 
 from pipelines import restarts
 from pipelines.config import BuildConfig
-from pipelines.encoding import ImageOptions, encode, libraries
+from pipelines.encoding import ImageOptions, UndecodableImage, encode, examine, libraries
 from pipelines.restarts import with_restarts
 from shardset.errors import ConfigError
 from tests.makers import odd_images
@@ -164,3 +165,87 @@ def test_the_command_builds_the_same_bytes_twice_and_says_what_it_did(tmp_path):
     assert one == two
     assert all(b"\xff\xd0" in data for name, data in one.items() if name.endswith(".tar"))
     assert b'"jpeg_restart": true' in one["manifest.json"].replace(b'":true', b'": true')
+
+
+def mutants(number):
+    """JPEGs of all kinds with a few bytes, segments or scans changed, always the same."""
+    draw = random.Random(7)
+    bases = [jpeg(kind, (48, 40)) for kind in KINDS]
+    for _ in range(number):
+        data = bytearray(draw.choice(bases))
+        begins = _segments(data)
+        for _ in range(draw.choice((1, 1, 2))):
+            start, stop = draw.choice(begins)
+            match draw.randrange(4):
+                case 0:
+                    data[draw.randrange(2, begins[-1][1])] = draw.randrange(256)
+                case 1:
+                    data[start:start] = data[start:stop]
+                case 2:
+                    data[start:start] = draw.choice((ADOBE + bytes([draw.randrange(3)]), TABLE, HEIGHT))
+                case _:
+                    scans = [found.start() for found in re.finditer(rb"\xff\xda", data)]
+                    if len(scans) > 1:
+                        del data[scans[-1] : -2]
+        yield bytes(data)
+
+
+ADOBE = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0"
+TABLE = b"\xff\xdb\0\x43\0" + bytes(range(1, 65))
+HEIGHT = b"\xff\xdc\0\x04\0\x10"
+
+
+def _segments(data):
+    found, at = [], 2
+    while data[at + 1] != 0xDA:
+        stop = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        found.append((at, stop))
+        at = stop
+    return [*found, (at, at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"))]
+
+
+def test_a_damaged_jpeg_that_the_build_accepts_keeps_its_pixels():
+    rewritten = 0
+    for data in mutants(300):
+        try:
+            examine(data, field="jpg", verify="decode", options=ImageOptions(max_pixels=1_000_000))
+        except UndecodableImage:
+            continue
+        found = with_restarts(data)
+        rewritten += found != data
+        assert found == data or np.array_equal(pixels(found), pixels(data))
+    assert rewritten > 50
+
+
+def test_a_progressive_jpeg_without_its_last_scans_stays_because_decoders_smooth_it():
+    data = jpeg("progressive")
+    scans = [found.start() for found in re.finditer(rb"\xff\xda", data)]
+    cut = data[: scans[3]] + b"\xff\xd9"
+    assert with_restarts(cut) == cut
+    assert with_restarts(data) != data
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "progressive"])
+def test_a_jpeg_of_an_encoder_is_plain(kind):
+    assert restarts.is_plain(jpeg(kind))
+    assert restarts.is_plain(jpeg(kind, comment=b"c", icc_profile=b"p" * 99))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data + b"\0",
+        lambda data: data[:-2] + b"\xff\xc4\0\x02\xff\xd9",
+        lambda data: data[:2] + ADOBE + b"\0" + data[2:],
+        lambda data: data.replace(b"\xff\xc0", b"\xff\xc1", 1),
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:20],
+        lambda data: b"",
+    ],
+)
+def test_a_jpeg_with_anything_else_in_it_is_not(change):
+    assert not restarts.is_plain(change(jpeg("4:2:0")))
+
+
+def test_a_progressive_jpeg_is_not_plain():
+    assert not restarts.is_plain(jpeg("progressive"))

@@ -1,0 +1,61 @@
+"""The build and the reader agree on which damaged images are images."""
+
+import random
+
+import pytest
+
+from pipelines import encoding
+from pipelines.encoding import ImageOptions, examine
+from tests.makers import odd_images
+from trainer import decode as decoding
+from trainer.decode import decode
+
+MADE = {
+    "jpeg": ("RGB", "JPEG", {}),
+    "progressive jpeg": ("RGB", "JPEG", {"progressive": True}),
+    "png": ("RGB", "PNG", {}),
+    "grey png": ("L", "PNG", {}),
+    "png with alpha": ("RGBA", "PNG", {}),
+    "palette png": ("P", "PNG", {}),
+    "webp": ("RGB", "WEBP", {}),
+    "gif": ("RGB", "GIF", {}),
+    "tiff": ("RGB", "TIFF", {"compression": "tiff_lzw"}),
+    "bmp": ("RGB", "BMP", {}),
+    "ppm": ("RGB", "PPM", {}),
+}
+
+
+def damaged(kind: str) -> list[bytes]:
+    """The image cut, with a byte or a bit changed, or with a tail of zeros."""
+    mode, file_format, options = MADE[kind]
+    whole, draw = odd_images.encoded(odd_images.picture(1).convert(mode), file_format, **options), random.Random(5)
+    found = []
+    for _ in range(25):
+        at = draw.randrange(1, len(whole))
+        changed, flipped = bytearray(whole), bytearray(whole)
+        changed[at] = draw.randrange(256)
+        flipped[at] ^= 1 << draw.randrange(8)
+        found += [whole[:at], bytes(changed), bytes(flipped), whole[:at] + bytes(len(whole) - at)]
+    return found
+
+
+def refused_by_the_build(data: bytes) -> str:
+    try:
+        examine(data, field="", verify="decode", options=ImageOptions())
+    except encoding.UndecodableImage as error:
+        return error.reason
+    return ""
+
+
+def refused_by_the_reader(data: bytes) -> bool:
+    try:
+        decode(data)
+    except decoding.UndecodableImage:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_the_build_refuses_as_damaged_the_reader_refuses_too(kind):
+    for data in damaged(kind):
+        assert bool(refused_by_the_build(data)) == refused_by_the_reader(data), refused_by_the_build(data)

@@ -1,0 +1,344 @@
+"""Transparent images: the same pixels whatever decodes them, those of a plain composite on the background."""
+
+import io
+import struct
+import subprocess
+import sys
+import tarfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.encoding import ImageOptions, encode, examine, miniature
+from shardset import manifest as manifests
+from shardset.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
+from shardset.errors import ConfigError
+from tests.makers import odd_images
+from tests.makers.training import tiny_config
+from trainer import config as configs
+from trainer import contactsheet
+from trainer.data import eval_spec, train_spec
+from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
+from trainer.decoding import decode_whole
+from trainer.stream import Stream
+
+SIZE = (24, 16)
+BACKGROUNDS = [(255, 255, 255), (0, 0, 0), (200, 17, 90)]
+
+
+def rgba() -> Image.Image:
+    """A picture of every alpha, with runs that are opaque and runs that are not there at all."""
+    image = odd_images.picture(5, SIZE).convert("RGBA")
+    alpha = np.clip(np.arange(SIZE[0] * SIZE[1]).reshape(SIZE[::-1]) * 2 - 150, 0, 255).astype(np.uint8)
+    image.putalpha(Image.fromarray(alpha))
+    return image
+
+
+def saved(image: Image.Image, file_format: str, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, file_format, **options)
+    return buffer.getvalue()
+
+
+def png(bits: int, colour: int, rows: np.ndarray, *chunks: tuple[bytes, bytes]) -> bytes:
+    """A PNG of packed rows, uint8 [height, bytes], of `SIZE`."""
+    header = struct.pack(">IIBBBBB", *SIZE, bits, colour, 0, 0, 0)
+    body = zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows))
+    parts = [(b"IHDR", header), *chunks, (b"IDAT", body), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(odd_images.png_chunk(kind, content) for kind, content in parts)
+
+
+def levels(bits: int, channels: int = 1) -> np.ndarray:
+    """Samples of that many bits, uint16 [height, width, channels]."""
+    draw = np.random.default_rng(bits + channels)
+    return draw.integers(0, 2**bits, (SIZE[1], SIZE[0], channels), dtype=np.uint16)
+
+
+def packed(values: np.ndarray, bits: int) -> np.ndarray:
+    """Rows of a PNG from samples."""
+    if bits == 16:
+        return values.astype(">u2").reshape(SIZE[1], -1).view(np.uint8)
+    places = np.arange(bits)[::-1]
+    each = (values.reshape(SIZE[1], -1)[:, :, None] >> places & 1).reshape(SIZE[1], -1)
+    return np.packbits(each.astype(np.uint8), axis=1)
+
+
+def eight(values: np.ndarray, bits: int) -> np.ndarray:
+    return (values >> 8 if bits == 16 else values.astype(int) * 255 // (2**bits - 1)).astype(np.uint8)
+
+
+def grey_with_a_level(bits: int, unused: int = 0) -> tuple[bytes, np.ndarray]:
+    values = levels(bits)
+    level = int(values[3, 4, 0])
+    data = png(bits, 0, packed(values, bits), (b"tRNS", struct.pack(">H", level | unused)))
+    grey = eight(values, bits)
+    return data, np.concatenate([grey, grey, grey, np.where(values == level, 0, 255).astype(np.uint8)], axis=2)
+
+
+def rgb_with_a_colour(bits: int) -> tuple[bytes, np.ndarray]:
+    values = levels(bits, 3)
+    values[:, ::2] = values[3, 4]
+    colour = values[3, 4]
+    data = png(bits, 2, packed(values, bits), (b"tRNS", struct.pack(">HHH", *colour.tolist())))
+    alpha = np.where((values == colour).all(axis=2, keepdims=True), 0, 255).astype(np.uint8)
+    return data, np.concatenate([eight(values, bits), alpha], axis=2)
+
+
+def with_palette(bits: int) -> tuple[bytes, np.ndarray]:
+    values = levels(bits)
+    palette = np.random.default_rng(bits).integers(0, 256, (2**bits, 3), dtype=np.uint8)
+    alphas = np.random.default_rng(9).integers(0, 256, max(1, 2**bits - 1), dtype=np.uint8)
+    data = png(bits, 3, packed(values, bits), (b"PLTE", palette.tobytes()), (b"tRNS", alphas.tobytes()))
+    full = np.append(alphas, [255] * (2**bits - len(alphas))).astype(np.uint8)
+    return data, np.concatenate([palette[values[:, :, 0]], full[values]], axis=2)
+
+
+def with_channel(bits: int, channels: int) -> tuple[bytes, np.ndarray]:
+    values = levels(bits, channels)
+    pixels = eight(values, bits)
+    data = png(bits, 4 if channels == 2 else 6, packed(values, bits))
+    return data, pixels if channels == 4 else pixels[:, :, [0, 0, 0, 1]]
+
+
+def of_pillow(file_format: str, mode: str = "RGBA", **options: object) -> tuple[bytes, np.ndarray]:
+    image = rgba().convert(mode)
+    data = saved(image, file_format, **options)
+    return data, np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+
+
+def gif() -> tuple[bytes, np.ndarray]:
+    image = odd_images.picture(5, SIZE).quantize(8)
+    data = saved(image, "GIF", transparency=image.getpixel((0, 0)))
+    return data, np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
+
+
+def animated_png() -> tuple[bytes, np.ndarray]:
+    frames = [rgba(), rgba().transpose(Image.Transpose.ROTATE_180)]
+    return saved(frames[0], "PNG", save_all=True, append_images=frames[1:]), np.asarray(frames[0])
+
+
+KINDS = {
+    **{f"grey {bits}": lambda bits=bits: grey_with_a_level(bits) for bits in (1, 2, 4, 8, 16)},
+    "grey 8, a bit that is not used": lambda: grey_with_a_level(8, 0x100),
+    "grey 2, a bit that is not used": lambda: grey_with_a_level(2, 0x10),
+    **{f"rgb {bits}": lambda bits=bits: rgb_with_a_colour(bits) for bits in (8, 16)},
+    **{f"palette {bits}": lambda bits=bits: with_palette(bits) for bits in (1, 2, 4, 8)},
+    **{f"grey and alpha {bits}": lambda bits=bits: with_channel(bits, 2) for bits in (8, 16)},
+    **{f"rgb and alpha {bits}": lambda bits=bits: with_channel(bits, 4) for bits in (8, 16)},
+    "animated png": animated_png,
+    "webp": lambda: of_pillow("WEBP", lossless=True, exact=True),
+    "tiff": lambda: of_pillow("TIFF"),
+    "grey tiff": lambda: of_pillow("TIFF", "LA"),
+    "gif": gif,
+}
+
+
+def composite(pixels: np.ndarray, background: tuple[int, int, int]) -> np.ndarray:
+    """The plain reference: Pillow's alpha_composite on the background."""
+    image = Image.fromarray(pixels, "RGBA")
+    return np.asarray(Image.alpha_composite(Image.new("RGBA", image.size, (*background, 255)), image))[:, :, :3]
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS, ids=str)
+def test_every_colour_and_alpha_becomes_what_pillows_composite_makes_of_it(background):
+    colour, alpha = np.meshgrid(np.arange(256), np.arange(256))
+    pixels = np.stack([colour, 255 - colour, colour // 2, alpha], axis=2).astype(np.uint8)
+    assert np.array_equal(over(pixels, background), composite(pixels, background))
+
+
+@pytest.mark.parametrize("background", BACKGROUNDS, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_decoder_puts_a_transparent_image_on_the_background(kind, background):
+    data, pixels = KINDS[kind]()
+    expected = composite(pixels, background)
+    assert np.array_equal(decode(data, background=background), expected)
+    with Image.open(io.BytesIO(data)) as image:
+        mend_transparency(image)
+        assert is_transparent(image)
+        assert np.array_equal(rgb_pixels(image, background), expected)
+        assert np.array_equal(np.asarray(flattened(image, background).convert("RGB")), expected)
+    field = examine(data, field="", verify="decode", options=ImageOptions()).field
+    stored = encode(data, field, "", ImageOptions(image_format="ppm", background=background))[1]
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(stored))), expected)
+
+
+@pytest.mark.parametrize(
+    "crop", [CenterCrop(16), RandomResizedCrop(), PadCrop(2)], ids=lambda crop: type(crop).__name__
+)
+@pytest.mark.parametrize("kind", ["png", "palette", "webp"])
+def test_a_crop_shows_the_background(crop, kind):
+    image = Image.new("RGBA", (16, 16), (9, 9, 9, 0))
+    data = saved(image if kind != "palette" else image.quantize(4), "WEBP" if kind == "webp" else "PNG")
+    row = np.zeros((16, 16, 3), np.uint8)
+    decode_into(row, data, ImageSpec(size=16, crop=crop, background=(10, 20, 30)), np.full(23, 0.5))
+    assert (row == (10, 20, 30)).all()
+
+
+def test_a_process_that_decodes_whole_images_puts_them_on_the_background():
+    images = np.zeros((2, 16, 16, 3), np.uint8)
+    contents = [saved(Image.new(mode, (16, 16), 0), "PNG") for mode in ("RGBA", "LA")]
+    assert decode_whole(images, np.arange(2), contents, np.zeros((2, 0)), (10, 20, 30)).all()
+    assert (images == (10, 20, 30)).all()
+
+
+def test_a_large_image_is_put_together_strip_by_strip(monkeypatch):
+    monkeypatch.setattr("shardset.background._STRIP_PIXELS", 50)
+    for kind in KINDS:
+        data, pixels = KINDS[kind]()
+        with Image.open(io.BytesIO(data)) as image:
+            mend_transparency(image)
+            assert np.array_equal(rgb_pixels(image), composite(pixels, (255, 255, 255)))
+            assert np.array_equal(np.asarray(flattened(image).convert("RGB")), composite(pixels, (255, 255, 255)))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "CMYK", "I;16"])
+def test_an_opaque_image_is_the_image(mode):
+    image = odd_images.sixteen_bit() if mode == "I;16" else odd_images.picture().convert(mode)
+    assert not is_transparent(image)
+    if mode != "I;16":
+        assert np.array_equal(rgb_pixels(image), np.asarray(image.convert("RGB")))
+
+
+def test_a_grey_image_stays_grey_on_a_grey_background_only():
+    image = rgba().convert("LA")
+    assert flattened(image).mode == "L"
+    assert flattened(image, (200, 17, 90)).mode == "RGB"
+
+
+@pytest.mark.parametrize("name", ["premultiplied", "grey premultiplied", "palette and alpha"])
+def test_a_mode_that_only_a_program_makes_is_treated_too(name):
+    made = {
+        "premultiplied": lambda: rgba().convert("RGBa"),
+        "grey premultiplied": lambda: rgba().convert("LA").convert("La"),
+        "palette and alpha": lambda: rgba().quantize(9).convert("PA"),
+    }
+    image = made[name]()
+    assert rgb_pixels(image).shape == (16, 24, 3)
+    assert flattened(image).mode in ("L", "RGB")
+
+
+def test_a_resized_image_fades_into_the_background_and_counts_as_mended():
+    data = saved(rgba(), "PNG")
+    options = ImageOptions(resize_shorter=8, image_format="jpg")
+    found = examine(data, field="png", verify="decode", options=options)
+    assert (found.fix, found.transparent) == ("alpha-to-background", False)
+    stored = Image.open(io.BytesIO(encode(data, found.field, found.fix, options)[1]))
+    assert np.asarray(stored)[0].min() > 235
+    plain = examine(data, field="png", verify="decode", options=ImageOptions())
+    assert (plain.fix, plain.transparent, plain.marks) == ("", True, "transparent")
+    small = ImageOptions(resize_shorter=100)
+    found = examine(data, field="png", verify="decode", options=small)
+    assert (found.fix, found.transparent) == ("", True)
+    assert encode(data, "png", "", small) == ("png", data)
+
+
+def test_an_image_may_be_named_wrong_and_transparent():
+    found = examine(saved(rgba(), "PNG"), field="jpg", verify="decode", options=ImageOptions(resize_shorter=8))
+    assert found.fix == "renamed-png+alpha-to-background"
+
+
+def test_an_alpha_channel_that_hides_nothing_is_no_transparency():
+    data = saved(odd_images.picture().convert("RGBA"), "PNG")
+    found = examine(data, field="png", verify="decode", options=ImageOptions(resize_shorter=8))
+    assert (found.fix, found.transparent) == ("", False)
+
+
+def test_a_thumbnail_is_on_white():
+    found = miniature(saved(Image.new("RGBA", (40, 40), (0, 0, 0, 0)), "PNG"), 20)
+    assert found.transparent
+    assert found.pixels.getextrema() == ((255, 255),) * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "colour"), [("white", (255, 255, 255)), ("black", (0, 0, 0)), ("#0a141E", (10, 20, 30))]
+)
+def test_a_colour_is_named_or_written_in_hexadecimal(text, colour):
+    assert parse(text) == colour
+
+
+@pytest.mark.parametrize("text", ["", "red-ish", "#12345", "#12345g", "1,2,3"])
+def test_what_names_no_colour_is_refused(text):
+    with pytest.raises(ConfigError, match="expected white, black, grey or #rrggbb"):
+        parse(text)
+
+
+@pytest.mark.parametrize("wrong", [(1, 2), (1, 2, 256), "white", (1.0, 2, 3), None])
+def test_what_is_no_colour_is_refused(wrong):
+    with pytest.raises(ConfigError, match="expected three levels"):
+        check(wrong)
+
+
+def test_a_background_without_a_use_is_refused():
+    with pytest.raises(ConfigError, match="--background is for images that are re-encoded"):
+        ImageOptions(background=(0, 0, 0))
+
+
+def build(tmp_path: Path, *words: str) -> tuple[Path, str]:
+    """A set of stamps: shapes that stand in the alpha alone, one photograph, and what the command says."""
+    folder = tmp_path / "raw" / "train" / "stamp"
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(3):
+        shape = Image.new("LA", SIZE, (0, 0))
+        shape.putalpha(odd_images.picture(number, SIZE).convert("L"))
+        (folder / f"{number}.png").write_bytes(saved(shape, "PNG"))
+    (folder / "flat.png").write_bytes(saved(Image.new("LA", SIZE, (255, 90)), "PNG"))
+    (folder / "photo.png").write_bytes(odd_images.png())
+    output = tmp_path / "out"
+    where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(output), "--num-shards", "1"]
+    command = [sys.executable, "-m", "pipelines", "build", *where, "--direct_num_workers=1", *words]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    return output, done.stdout
+
+
+def test_stamps_are_stored_as_they_came_and_told_of(tmp_path):
+    output, said = build(tmp_path)
+    assert "note: 4 images with transparency are stored as they came" in said
+    assert "fixed:" not in said
+    manifest, _ = manifests.load(str(output))
+    assert manifest.fixes == {}
+    assert "background" not in manifest.provenance.options["image"]
+    with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:
+        stored = {name: tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".png")}
+    raw = {path.read_bytes() for path in (tmp_path / "raw").rglob("*.png")}
+    assert set(stored.values()) == raw
+    page = (output / "report.html").read_text()
+    assert "4 with transparency, shown on white" in page
+    assert "1 decoded image is nearly of one colour" in page
+    assert "alpha-to-background" not in page
+
+
+def test_stamps_that_are_resized_keep_their_shapes_and_count_as_mended(tmp_path):
+    output, said = build(tmp_path, "--resize", "shorter=8", "--image-format", "jpg", "--background", "#00ff00")
+    assert "fixed: 4 x alpha-to-background" in said
+    manifest, _ = manifests.load(str(output))
+    assert manifest.fixes == {"alpha-to-background": 4}
+    assert manifest.provenance.options["image"]["background"] == [0, 255, 0]
+    with tarfile.open(output / manifest.splits["train"].shards[0].path) as tar:
+        stored = [tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".jpg")]
+    spread = sorted(int(np.ptp(np.asarray(Image.open(io.BytesIO(data)))[:, :, 1])) for data in stored)
+    assert spread[0] < 8  # the one that is half transparent everywhere
+    assert spread[1] > 40
+    assert "alpha-to-background" in (output / "report.html").read_text()
+
+
+def test_the_stream_and_its_contact_sheet_show_the_background_of_the_run(tmp_path):
+    output, _ = build(tmp_path, "--no-report")
+    config = tiny_config(str(output), tmp_path, train_split="train", eval_split="train")
+    config = configs.changed(config, ["image.background=#0a141e", "image.train_crop=center", "image.flip=false"])
+    spec = train_spec(config.image)
+    assert (spec.background, eval_spec(config.image).background) == ((10, 20, 30), (10, 20, 30))
+    stream = Stream(
+        str(output), "train", global_batch_size=5, rank=0, world_size=1, seed=None, image=eval_spec(config.image),
+        with_key=True,
+    )  # fmt: skip
+    (batch,) = stream.epoch(0)
+    flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
+    assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()
+    assert contactsheet._small(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
+        10,
+        20,
+        30,
+    )
