@@ -1,4 +1,4 @@
-"""One distribution: `shardset` (the contract), `pipelines` (writes), `trainer` (reads)."""
+"""One distribution: the library `shardset` and two programs, `pipelines` (writes) and `trainer` (reads)."""
 
 from pathlib import Path
 
@@ -21,6 +21,13 @@ BASE = [
     "rich>=13,<16",
     "urllib3>=2,<3",
 ]
+# The decoders of the reader, `shardset.Stream`.
+READ = [
+    "kornia-rs>=0.2,<0.3",
+    "opencv-python-headless>=4.10,<6",
+    "pyspng>=0.1.4,<1",
+    "simplejpeg>=1.8,<2",
+]
 PIPELINES = [
     "apache-beam[gcp]>=2.77,<2.78",
     "jinja2>=3.1.4,<4",
@@ -30,6 +37,7 @@ PIPELINES = [
     "shtab>=1.7,<2",
 ]
 TRAINER = [
+    *READ,
     "jinja2>=3.1.4,<4",
     "torch>=2.9,<2.10",
     "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
@@ -37,10 +45,6 @@ TRAINER = [
     "timm>=1.0.20,<1.1",
     "webdataset>=1.0.2,<1.1",
     "tensorboard>=2.18,<3",
-    "simplejpeg>=1.8,<2",
-    "opencv-python-headless>=4.10,<6",
-    "pyspng>=0.1.4,<1",
-    "kornia-rs>=0.2,<0.3",
     "shtab>=1.7,<2",
 ]
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
@@ -67,12 +71,12 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]),
     package_data={
-        "shardset": ["py.typed", "*.html", "*.css"],
-        "pipelines": ["py.typed", "*.html"],
-        "trainer": ["py.typed", "*.html"],
+        "shardset": ["py.typed", "html/templates/*"],
+        "pipelines": ["py.typed", "report/*.html"],
+        "trainer": ["py.typed", "tools/*.html"],
     },
     install_requires=BASE,
-    extras_require={"pipelines": PIPELINES, "trainer": TRAINER, "tpu": TPU, "dev": DEV, "docs": DOCS},
+    extras_require={"read": READ, "pipelines": PIPELINES, "trainer": TRAINER, "tpu": TPU, "dev": DEV, "docs": DOCS},
     entry_points={
         "console_scripts": [
             "shardset-pipelines = pipelines.__main__:program",

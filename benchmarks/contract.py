@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import webdataset
 
-from shardset.manifest import (
+from shardset.format.manifest import (
     KIND,
     VERSION,
     ClassInfo,
@@ -25,7 +25,7 @@ from shardset.manifest import (
     seal,
     to_json,
 )
-from shardset.tarindex import StoredSample, TarBuilder, header
+from shardset.format.tar import StoredSample, TarBuilder, header
 
 NUM_SAMPLES = 500
 IMAGE = bytes(3000)

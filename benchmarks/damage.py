@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import webdataset
+from tests.trainer.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
 
-from shardset.storage import open_storage
-from shardset.tarindex import Member, members
+from shardset.format.tar import TarMember, members
+from shardset.storage.base import open_storage
 from tests.conftest import BUCKET, emulator
 from tests.faulty_proxy import Fault, FaultyProxy, is_media
 from tests.makers.shardset import put
-from tests.trainer.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
 
 FIRST = "train/train-000000.tar"
 IN_SAMPLE, IN_TAR = 60, 572
@@ -133,7 +133,7 @@ def _truth(whole: Path) -> dict[str, tuple[bytes, bytes]]:
     }
 
 
-def _member(copy: Path) -> Member:
+def _member(copy: Path) -> TarMember:
     return [found for found in members((copy / SHARD).read_bytes(), "here") if found.field == "png"][5]
 
 
@@ -173,8 +173,8 @@ The same damage to the same {NUM_SAMPLES} samples in two shards, and what comes 
 (`bad_samples="raise"`) and with `webdataset.WebDataset(urls)` of version {webdataset.__version__} as it comes. Bold is
 what nobody would notice.
 
-Written by `python -m benchmarks.damage --write docs/damage.md`; `tests/trainer/test_damage.py` holds the left column,
-there with a flip at any byte, a cut at every border and a fault at every single request.
+Written by `python -m benchmarks.damage --write docs/damage.md`; `tests/shardset/stream/test_damage.py` holds the
+left column, there with a flip at any byte, a cut at every border and a fault at every single request.
 
 ## On disk
 

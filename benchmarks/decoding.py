@@ -21,9 +21,9 @@ from PIL import Image
 
 from benchmarks.reading import Data
 from benchmarks.stream import samples_of
-from pipelines import restarts
-from shardset import png
-from trainer.decode import ImageSpec, PadCrop, decode, decode_into, draws
+from pipelines.images import jpeg_restart
+from shardset.decode.image import ImageSpec, PadCrop, decode, decode_into, draws
+from shardset.format import stored_png
 
 NUM_IMAGES = 64
 WIDTHS = {"a row of blocks": (1 << 16, 1 << 16), "64 pixels": (33, 64), "32 pixels": (17, 32), "16 pixels": (1, 16)}
@@ -39,12 +39,12 @@ def crops_ms(files: Sequence[bytes], repeats: int) -> float:
 
 def rewritten(files: Sequence[bytes], least: int, most: int) -> list[bytes]:
     """The files with segments of that many pixels."""
-    kept = restarts.LEAST_PIXELS, restarts.MOST_PIXELS
-    restarts.LEAST_PIXELS, restarts.MOST_PIXELS = least, most
+    kept = jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS
+    jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS = least, most
     try:
-        return [restarts.with_restarts(data) for data in files]
+        return [jpeg_restart.with_restarts(data) for data in files]
     finally:
-        restarts.LEAST_PIXELS, restarts.MOST_PIXELS = kept
+        jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS = kept
 
 
 def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
@@ -61,7 +61,7 @@ def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
         size = sum(map(len, found))
         lines.append(f"| {name} | {size / total:.3f} | {size / own:.3f} | {crops_ms(found, repeats):.2f} |")
     started = time.process_time()
-    rewritten(files, restarts.LEAST_PIXELS, restarts.MOST_PIXELS)
+    rewritten(files, jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS)
     cost = 1e3 * (time.process_time() - started) / len(files)
     return (
         "\n".join(lines)
@@ -75,7 +75,12 @@ def png_table(files: Sequence[bytes], repeats: int) -> str:
     lines = [
         "| PNG of 32 x 32 | bytes | in the tar with its label | µs to make | µs to decode |",
         "|---|---|---|---|---|",
-        _png_line("not compressed, by the build", lambda: png.stored(pixels), lambda x: png.pixels(x, 32, 32), repeats),
+        _png_line(
+            "not compressed, by the build",
+            lambda: stored_png.stored(pixels),
+            lambda x: stored_png.pixels(x, 32, 32),
+            repeats,
+        ),
     ]
     for level in (0, 1, 4, 6, 9):
         make = partial(lambda level: [_png(image, level) for image in pixels], level)

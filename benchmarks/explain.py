@@ -27,15 +27,15 @@ from benchmarks.environment import commit, machine
 from examples.demo import write_digits
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from shardset.order import Order
+from shardset.order.epoch import Order
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.explain import explain_sample, explain_step, plan_of_config
+from trainer.tools.explain import explain_sample, explain_step, plan_of_config
 
 SIZES = (1_280_000, 128_000_000, 1_000_000_000)
 SHARD_SIZE = 2000
 RUNS, RUNS_OF_LARGE, LARGE = 9, 3, 500_000_000
-IMPORTS = "import trainer.__main__, trainer.explain"
+IMPORTS = "import trainer.__main__, trainer.tools.explain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

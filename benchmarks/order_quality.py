@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.forecast import classes_in
-from shardset.order import Order
+from pipelines.estimate.model import classes_in
+from shardset.order.epoch import Order
 
 NUM_SAMPLES, NUM_SHARDS, NUM_CLASSES, BATCH = 1_281_167, 640, 1000, 1024
 STEPS = range(100, 1200, 100)

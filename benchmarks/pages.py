@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import environment, inputs, measuring
-from pipelines.report import IMAGES, IMAGES_AFTER_BUILD
+from pipelines.report.page import IMAGES, IMAGES_AFTER_BUILD
 
 SOURCES = {
     "cifar": ["--source", "cifar10", "--num-shards", "train=50,test=10"],

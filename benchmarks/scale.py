@@ -29,23 +29,31 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines import planning, tables
-from pipelines.assigning import KEY, Starts, assign_batch, find_twins, plan_group, read_summaries, spread_keys
-from pipelines.committing import read_records, write_manifest
 from pipelines.config import BuildConfig
-from pipelines.indexing import summarize
-from pipelines.job import Job, PlanFile, write_units
-from pipelines.parts import Part, write_parts
-from pipelines.planning import Sizing, SplitPlan, UnitStart, UnitSummary, plan_split
+from pipelines.plan import layout, tables
+from pipelines.plan.assign import (
+    KEY,
+    UnitOffsets,
+    assign_batch,
+    find_duplicate_keys,
+    plan_group,
+    read_summaries,
+    spread_keys,
+)
+from pipelines.plan.index import summarize
+from pipelines.plan.job import Job, PlanFile, write_units
+from pipelines.plan.layout import Sizing, SplitPlan, UnitOffset, UnitSummary, plan_split
+from pipelines.plan.partitions import ByteRange, write_partitions
+from pipelines.plan.tables import Content, UnitRow
 from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
-from pipelines.tables import Content, Row
-from pipelines.writing import ShardRecord
-from shardset import naming
-from shardset.frame import frame
-from shardset.manifest import ClassInfo, IndexFile, Shard
-from shardset.permutation import derive_key, hash64, unpermute
-from shardset.storage import LocalStorage, MemoryStorage, Stat, Writer
+from pipelines.write.commit import read_records, write_manifest
+from pipelines.write.shard import ShardRecord
+from shardset.format import naming
+from shardset.format.frame import frame
+from shardset.format.manifest import ClassInfo, IndexFile, Shard
+from shardset.order.permutation import derive_key, hash64, unpermute
+from shardset.storage.base import LocalStorage, MemoryStorage, Stat, Writer
 
 UNIT_SAMPLES = 10_000
 SAMPLE_BYTES = 100_000
@@ -93,17 +101,17 @@ def num_units(n: int) -> int:
     return -(-n // UNIT_SAMPLES)
 
 
-def unit_rows(unit: int) -> list[Row]:
+def unit_rows(unit: int) -> list[UnitRow]:
     """What an inner tar of 10,000 images is indexed as."""
     return [_row(unit, row) for row in range(UNIT_SAMPLES)]
 
 
-def _row(unit: int, row: int) -> Row:
+def _row(unit: int, row: int) -> UnitRow:
     name = f"n{unit:08d}/n{unit:08d}_{row}"
     image = Extent(
         "train.tar", "1700000000000000", (unit * UNIT_SAMPLES + row) * (SAMPLE_BYTES + 512), SAMPLE_BYTES, row
     )
-    return Row(
+    return UnitRow(
         split="train", name=f"{name}.JPEG", key=name, label=unit % NUM_CLASSES, fix="",
         content=Content("jpg", [("jpg", image), ("cls", b"%03d" % (unit % NUM_CLASSES))]),
     )  # fmt: skip
@@ -123,10 +131,10 @@ def plan_all(n: int) -> tuple[int, int, int]:
     """The summaries of all units to the plan and to where each batch starts: the one step that sees all units."""
     split, job = plan_of(n), made_job(n, _summary)
     started()
-    whole = planning.merge(read_summaries(job, num_units(n)))
+    whole = layout.merge(read_summaries(job, num_units(n)))
     assert whole.splits["train"].num_samples == UNIT_SAMPLES * num_units(n)
-    at_once = planning.units_at_once(num_units(n), [split])
-    starts = planning.batch_starts(read_summaries(job, num_units(n)), ["train"], at_once=at_once, stratified=True)
+    at_once = layout.units_at_once(num_units(n), [split])
+    starts = layout.batch_offsets(read_summaries(job, num_units(n)), ["train"], at_once=at_once, stratified=True)
     num_bytes = [len(pickle.dumps(start)) for start in starts]
     return n, len(num_bytes), sum(num_bytes)
 
@@ -144,29 +152,29 @@ def spread_batch(n: int) -> tuple[int, int, int]:
 def find_twins_in_bucket(n: int) -> tuple[int, int, int]:
     """One bucket of key hashes, all different."""
     job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
-    buckets = planning.num_buckets(plan.splits.values())
+    buckets = layout.num_buckets(plan.splits.values())
     keys = np.zeros(n // buckets, KEY)
     keys["hash"] = hash64(7, np.arange(len(keys)))
     per_part = max(1, len(keys) // -(-num_units(n) // plan.units_at_once))
     parts = [
         part for first in range(0, len(keys), per_part)
-        for _, part in write_parts(job.output, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
+        for _, part in write_partitions(job.output, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
     ]  # fmt: skip
     started()
-    assert not find_twins(job, plan, 0, parts)
+    assert not find_duplicate_keys(job, plan, 0, parts)
     return len(keys), buckets, 16 * n
 
 
 def place_all(n: int) -> tuple[int, int, int]:
     """Every sample to its shard and rank: arithmetic alone."""
     plan = plan_of(n)
-    at_once = planning.ROWS_AT_ONCE
+    at_once = layout.ROWS_AT_ONCE
     some = range(0, n, at_once)[:SOME_UNITS]
     labels = np.zeros(at_once, np.int64)
     started()
     for first in some:
-        start = UnitStart(serial=first, strata={0: first})
-        for _ in planning.places(labels[: n - first], start, plan, seed=0, stratified=False):
+        start = UnitOffset(serial=first, strata={0: first})
+        for _ in layout.placements(labels[: n - first], start, plan, seed=0, stratified=False):
             pass
     return min(n, at_once * len(some)), 0, 0
 
@@ -336,7 +344,7 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
         digest="", source_digest="", num_classes=NUM_CLASSES, classes=classes, splits={split.name: split}, fixes={},
-        num_rejected=0, rejected=Part(naming.REJECTED, 0, 0, 0), num_units=units, notes=[],
+        num_rejected=0, rejected=ByteRange(naming.REJECTED, 0, 0, 0), num_units=units, notes=[],
     )  # fmt: skip
 
 
@@ -358,7 +366,7 @@ def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
         yield tables.from_columns(first.schema, columns | {"row": named, "key_hash": keys})
 
 
-def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[Part], int]:
+def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRange], int]:
     """All references of group 0, by the inverse of what places them, a part from each batch; and how many they are."""
     shards = np.arange(plan.num_shards)
     shards = shards[plan.group_of(shards) == 0]
@@ -371,23 +379,23 @@ def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[Part], 
         "row": raw["row"], "twin": none, "source": source, "copy": none, "shard": line % plan.num_shards,
         "rank": hash64(derive_key(0, "rank", plan.name), line),
     }  # fmt: skip
-    placed = tables.from_columns(tables.PLACED, columns)
+    placed = tables.from_columns(tables.PLACEMENT, columns)
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
     for number, piece in enumerate(tables.slices(placed, bounds)):
-        name = naming.part_path("references", number)
-        parts += write_parts(job.output, name, [(0, tables.part_to_bytes(piece))])
+        name = naming.partition_path("references", number)
+        parts += write_partitions(job.output, name, [(0, tables.placements_to_bytes(piece))])
     return [part for _, part in parts], len(line)
 
 
-def _start(unit: int) -> Starts:
+def _start(unit: int) -> UnitOffsets:
     serial = unit * UNIT_SAMPLES
-    return {"train": UnitStart(serial=serial, strata={0: serial})}
+    return {"train": UnitOffset(serial=serial, strata={0: serial})}
 
 
 def _summary(unit: int) -> UnitSummary:
     """What a worker writes of a unit in which all classes are mixed, the largest there is."""
-    count = planning.SplitCount(
+    count = layout.SplitCount(
         num_samples=UNIT_SAMPLES, num_rejected=0, num_bytes=UNIT_SAMPLES * SAMPLE_BYTES,
         strata=dict.fromkeys(range(NUM_CLASSES), UNIT_SAMPLES // NUM_CLASSES),
     )  # fmt: skip

@@ -30,20 +30,20 @@ from xml.sax.saxutils import escape
 import cv2
 import msgspec
 import numpy as np
+import shardset.storage.base.gcs  # noqa: F401 - no import is measured
 from sklearn.datasets import load_sample_images
 
-import shardset.gcs  # noqa: F401 - no import is measured
 from benchmarks import environment, reading
 from benchmarks.far import relay
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
-from pipelines.restarts import with_restarts
-from shardset import png
-from shardset.storage import open_storage
-from shardset.tarindex import StoredSample
+from pipelines.images.jpeg_restart import with_restarts
+from shardset.decode.image import ImageSpec, PadCrop, decode, decode_into, draws
+from shardset.format import stored_png
+from shardset.format.tar import StoredSample
+from shardset.storage.base import open_storage
+from shardset.stream.stream import Stream
 from tests.conftest import BUCKET, REPOSITORY, emulator
 from tests.makers.shardset import encode, image_sample, write_shard_set
-from trainer.decode import ImageSpec, PadCrop, decode, decode_into, draws
-from trainer.stream import Stream
 
 NUM_CLASSES, NUM_SHARDS = 10, 8
 NUM_SAMPLES = {"jpeg": 2048, "png": 51200, "abc": 8192}
@@ -89,7 +89,7 @@ def samples_of(data: Data) -> Iterator[StoredSample]:
 
 def _rewritten(sample: StoredSample, kind: str) -> StoredSample:
     (name, content), *others = sample.fields
-    content = with_restarts(content) if kind == "jpeg" else png.stored(decode(content)[None])[0]
+    content = with_restarts(content) if kind == "jpeg" else stored_png.stored(decode(content)[None])[0]
     return msgspec.structs.replace(sample, fields=((name, content), *others))
 
 

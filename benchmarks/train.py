@@ -27,17 +27,17 @@ from typing import Any
 import torch
 
 from examples.demo import commands, write_digits
-from shardset.storage import open_storage
+from shardset.storage.base import open_storage
+from shardset.stream.stream import Batch
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig, digits_smoke
-from trainer.data import open_data
-from trainer.feed import ON_DEVICE, Feed
-from trainer.learner import Learner
-from trainer.metrics import log_name
-from trainer.model import DEFAULT_CLASSES
-from trainer.runtime import Runtime, running
-from trainer.stream import Batch
+from trainer.data.device_feed import ON_DEVICE, DeviceFeed
+from trainer.data.splits import open_data
+from trainer.model.build import DEFAULT_CLASSES
+from trainer.model.learner import Learner
+from trainer.record.metrics import log_name
+from trainer.runtime.runtime import Runtime, running
 
 WORLDS = (1, 2, 4)
 ACCURACIES = (0.9, 0.95, 0.97)
@@ -114,7 +114,7 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
         learner = Learner(runtime, config, DEFAULT_CLASSES, None)
         for number in range(rounds + 1):
             for kind in kinds_of(number):
-                with Feed(streams[kind].run(iter([(number, range(steps))])), runtime.put) as feed:
+                with DeviceFeed(streams[kind].run(iter([(number, range(steps))])), runtime.put) as feed:
                     turns[kind].append(turn_of(learner, feed))
             real, fake = turns["real"][-1], turns["fake"][-1]
             text = f"round {number}: {real.rate:.3f} of {fake.rate:.3f} samples/s"
@@ -127,7 +127,7 @@ def kinds_of(number: int) -> tuple[str, str]:
     return ("real", "fake") if number % 2 else ("fake", "real")
 
 
-def turn_of(learner: Learner, feed: Feed) -> Turn:
+def turn_of(learner: Learner, feed: DeviceFeed) -> Turn:
     """All steps of a feed, as a run takes them; on a CPU each is done when it returns."""
     before = time.perf_counter(), time.process_time()
     num_samples = 0

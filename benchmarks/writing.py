@@ -22,10 +22,10 @@ import google_crc32c
 from benchmarks import environment, inputs
 from pipelines.build import build, prepare
 from pipelines.config import BuildConfig
-from pipelines.job import Job, PlanFile, read_record
-from pipelines.writing import write_shard
-from shardset import naming
-from shardset.storage import open_storage
+from pipelines.plan.job import Job, PlanFile, read_record
+from pipelines.write.shard import write_shard
+from shardset.format import naming
+from shardset.storage.base import open_storage
 
 NUM_SHARDS = 8
 SPLIT = "train"

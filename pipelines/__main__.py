@@ -16,14 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from pipelines import forkserver
-from pipelines.forkserver import ForkServer
-from pipelines.prices import Prices
+from pipelines.estimate.prices import Prices
+from pipelines.runners import forkserver
+from pipelines.runners.forkserver import ForkServer
 from pipelines.terminal import plain
 from shardset.addresses import Parser
-from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError, ShardsetError, missing_library
-from shardset.limits import DECODED_BYTES
+from shardset.format.limits import DECODED_BYTES
+from shardset.order.budget import BUDGET_BYTES
 from shardset.program import quiet_warnings
 from shardset.version import __version__
 
@@ -258,7 +258,9 @@ def _add_plan(verbs: argparse._SubParsersAction, common: argparse.ArgumentParser
     raw.add_argument("--classes", type=_positive, metavar="N", help="classes of --samples (default: no labels to mix)")
     _add_sizes(plan)
     _add_reading(plan)
-    price = plan.add_argument_group("prices in US dollars (default: one region of North America, pipelines/prices.py)")
+    price = plan.add_argument_group(
+        "prices in US dollars (default: one region of North America, pipelines/estimate/prices.py)"
+    )
     price.add_argument("--price-storage", type=float, default=Prices.storage, metavar="D", help="a GiB a month")
     price.add_argument("--price-class-a", type=float, default=Prices.class_a, metavar="D", help="1,000 writes or lists")
     price.add_argument("--price-class-b", type=float, default=Prices.class_b, metavar="D", help="1,000 reads or looks")
@@ -312,10 +314,11 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     early = not beam_flags and forkserver.num_cores() > 1
     with quiet_workers(show=args.debug) as console, ForkServer() if early else nullcontext() as server:
         from pipelines import build as builds
-        from pipelines import progress, summary
         from pipelines.config import BuildConfig
-        from pipelines.encoding import ImageOptions
-        from shardset import background as backgrounds
+        from pipelines.images.encode import ImageOptions
+        from pipelines.runners import progress
+        from pipelines.write import summary
+        from shardset.format import background as backgrounds
 
         direct = {field.name for field in fields(BuildConfig)} - {"image"}
         config = BuildConfig(
@@ -330,7 +333,9 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
             ),
         )
         if not args.no_report:
-            from pipelines import report  # now, so that a missing library shows before the build, not after it
+            from pipelines.report import (
+                page as report,  # now, so that a missing library shows before the build, not after it
+            )
         run = builds.dry_run if args.dry_run else builds.build
         result = run(config, beam_flags, progress.for_console(console), server)
     wanted = result.published is not None and not args.no_report
@@ -345,7 +350,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 
 def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import progress, verify
+    from pipelines.check import verify
+    from pipelines.runners import progress
 
     with progress.verifying(Console(stderr=True)) as show:
         report = verify.verify(args.manifest, deep=args.deep, progress=show)
@@ -354,13 +360,13 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import inspect
+    from pipelines.check import inspect
 
     return inspect.run(args)
 
 
 def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import export
+    from pipelines.export import export
 
     done = export.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
     print(export.to_json(done) if args.json else export.render(done))
@@ -368,13 +374,13 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import plan_report
+    from pipelines.estimate import table
 
-    return plan_report.run(args)
+    return table.run(args)
 
 
 def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines import report
+    from pipelines.report import page as report
 
     return report.run(args)
 

@@ -22,38 +22,41 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import PipelineState, create_runner
 
-from pipelines import dataflow, errors_from_beam, forkserver, planfiles, replacing, sources, workers
+from pipelines import sources
 from pipelines.config import BuildConfig
-from pipelines.forkserver import ForkServer
-from pipelines.job import (
-    BuildFile,
-    Job,
-    PlanFile,
-    UnitLine,
-    describe_build,
-    differences,
-    read_record,
-    record_of,
-    write_units,
-)
-from pipelines.parts import PIECE
-from pipelines.progress import Progress, Watch
-from pipelines.sources.base import Survey
-from pipelines.transforms import (
+from pipelines.pipeline import (
     NAMESPACE,
     AssignBatch,
-    Commit,
-    FindTwins,
+    CommitManifest,
+    FindDuplicateKeys,
     IndexUnit,
     MakePlan,
     PlanGroup,
     SpreadKeys,
     WriteShard,
 )
-from shardset import manifest as manifests
-from shardset import naming
+from pipelines.plan import files
+from pipelines.plan.job import (
+    BuildFile,
+    Job,
+    PlanFile,
+    UnitRef,
+    describe_build,
+    differences,
+    read_record,
+    record_of,
+    write_units,
+)
+from pipelines.plan.partitions import PIECE
+from pipelines.runners import dataflow, errors, forkserver, local
+from pipelines.runners.forkserver import ForkServer
+from pipelines.runners.progress import BuildProgress, ProgressWatcher
+from pipelines.sources.base import Survey
+from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
-from shardset.storage import ABSENT, Storage, explained, open_storage
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.storage.base import ABSENT, Storage, open_storage, os_errors_as_storage_errors
 
 T = TypeVar("T")
 
@@ -71,7 +74,7 @@ class _Fixes(msgspec.Struct):
 class Result:
     """What a build did; `published` is the head of its manifest, None after a dry run or of a part of the shards.
 
-    The manifest itself, which lists every shard, is read by `shardset.manifest.load`.
+    The manifest itself, which lists every shard, is read by `shardset.format.manifest.load`.
     """
 
     plan: PlanFile
@@ -84,7 +87,7 @@ class Result:
 def build(
     config: BuildConfig,
     beam_flags: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: BuildProgress | None = None,
     server: ForkServer | None = None,
 ) -> Result:
     """Builds the shard set that `config` describes and returns what was done.
@@ -99,7 +102,7 @@ def build(
 def dry_run(
     config: BuildConfig,
     beam_flags: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: BuildProgress | None = None,
     server: ForkServer | None = None,
 ) -> Result:
     """The plan of a build, made in a temporary folder; nothing is written to the output."""
@@ -111,7 +114,7 @@ def _run(
     config: BuildConfig,
     output: Storage,
     beam_flags: Sequence[str],
-    progress: Progress | None,
+    progress: BuildProgress | None,
     server: ForkServer | None,
     *,
     dry_run: bool,
@@ -123,7 +126,7 @@ def _run(
     _check_job_server(options)
     _check_flags_of_beam(options)
     job, file, lines = prepare(config, output)
-    with Watch(output, len(lines), progress):
+    with ProgressWatcher(output, len(lines), progress):
         counters = run_pipeline(
             options,
             lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run),
@@ -140,7 +143,7 @@ def _run(
     )
 
 
-def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequence[UnitLine], *, dry_run: bool) -> None:
+def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequence[UnitRef], *, dry_run: bool) -> None:
     """The pipeline, with the element type between the steps."""
     indexed = (
         pipeline
@@ -164,7 +167,7 @@ def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequenc
         | "Spread batches" >> beam.Reshuffle()
         | "Spread keys" >> beam.ParDo(SpreadKeys(job), plan)  # (bucket, Part)
         | "Gather keys" >> beam.GroupByKey()
-        | "Find twins" >> beam.ParDo(FindTwins(job), plan)  # (batch, Part)
+        | "Find twins" >> beam.ParDo(FindDuplicateKeys(job), plan)  # (batch, Part)
     )
     shards = (
         {"starts": planned.starts, "twins": twins}
@@ -183,22 +186,25 @@ def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequenc
     (
         pipeline
         | "Once all is written" >> beam.Create([None])
-        | "Commit" >> beam.ParDo(Commit(job), beam.pvalue.AsSingleton(finished), plan)  # str
+        | "CommitManifest" >> beam.ParDo(CommitManifest(job), beam.pvalue.AsSingleton(finished), plan)  # str
     )
 
 
 def remove_parts(job: Job) -> None:
     """Removes what the steps left for each other: a run that is over needs none."""
-    replacing.remove_all(job.output, naming.PARTS, job.check_place)
+    replacing.remove_all(job.output, naming.PARTITIONS, job.check_place)
 
 
-def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitLine]]:
+def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitRef]]:
     """Surveys the input and lays down (or finds again) what the workers start from."""
     source = sources.open_source(config)
     if folder := sources.folder_of(config):
         replacing.refuse_among_raw(open_storage(config.output), folder)
     survey = source.survey()
-    with explained(f"the temporary folder {tempfile.gettempdir()}"), tempfile.TemporaryFile() as units:
+    with (
+        os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"),
+        tempfile.TemporaryFile() as units,
+    ):
         digest, lines = write_units(survey, units)
         file = describe_build(config, survey, digest, suffix="")
         build, file = _begin(config, output, file, units, (source.input, survey))
@@ -213,11 +219,11 @@ def _begin(
     What an earlier build left unfinished goes; a set that is to be replaced stays. ConfigError, with nothing removed,
     if any of it is `read` by this build, whose input and survey that are, or what it writes would be by the next.
     """
-    generation = planfiles.generation_of(output, naming.BUILD)
-    found = planfiles.find(output, naming.BUILD)
+    generation = files.generation_of(output, naming.BUILD)
+    found = files.find(output, naming.BUILD)
     old: BuildFile | None = record_of(output, naming.BUILD, found.content, BuildFile) if found else None
     changed = _changes(config, output, old, file) if old else []
-    before = planfiles.generation_of(output, naming.MANIFEST)
+    before = files.generation_of(output, naming.MANIFEST)
     output.sweep()
     if found and found.build and old and not changed and old.ready:
         file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
@@ -238,20 +244,20 @@ def _begin(
     # From here on the output is this build's: others see that when they look next, and a manifest that one of them
     # wrote since it looked is seen below.
     _put_build(output, build, file, generation)
-    generation = planfiles.generation_of(output, naming.BUILD)
+    generation = files.generation_of(output, naming.BUILD)
 
     def check_place() -> None:
-        found = planfiles.find(output, naming.BUILD)
+        found = files.find(output, naming.BUILD)
         if found is None or found.build != build:
-            raise planfiles.another_build(output, naming.BUILD)
+            raise files.another_build(output, naming.BUILD)
 
-    if planfiles.generation_of(output, naming.MANIFEST) != before:
-        raise planfiles.another_build(output, naming.MANIFEST)
+    if files.generation_of(output, naming.MANIFEST) != before:
+        raise files.another_build(output, naming.MANIFEST)
     replacing.remove(output, left, check_place)
     doomed = {one.name for one in output.list(naming.PLAN_FOLDER) if naming.is_plan(one.name)} - {naming.BUILD}
     replacing.remove(output, doomed, check_place)
     if replaced:
-        planfiles.put(output, naming.REPLACED, build, manifests.to_json(replaced))
+        files.put(output, naming.REPLACED, build, manifests.to_json(replaced))
     with output.writer(naming.SURVEY) as out:
         units.seek(0)
         shutil.copyfileobj(units, out, PIECE)
@@ -285,9 +291,9 @@ def _put_build(output: Storage, build: str, file: BuildFile, generation: str) ->
     """Writes `plan/build.json` in place of that generation; ManifestError if another build was faster."""
     data = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
     try:
-        planfiles.put(output, naming.BUILD, build, data, if_generation=generation)
+        files.put(output, naming.BUILD, build, data, if_generation=generation)
     except PreconditionFailed as error:
-        raise planfiles.another_build(output, naming.BUILD) from error
+        raise files.another_build(output, naming.BUILD) from error
 
 
 def _fixes(output: Storage) -> dict[str, int]:
@@ -374,7 +380,7 @@ def run_pipeline(
     """
     pipeline = beam.Pipeline(options=options)
     fill(pipeline)
-    with workers.watched(server), errors_from_beam.translated(dataflow.failures(options)):
+    with local.watched(server), errors.translated(dataflow.failures(options)):
         result = pipeline.run()
         if say and dataflow.is_wanted(options):
             say(f"the job runs on at {dataflow.page_of(options, result)}")

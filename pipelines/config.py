@@ -4,10 +4,10 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pipelines.encoding import CMYK_TO_RGB, ImageOptions
-from pipelines.planning import Sizing
+from pipelines.images.encode import CMYK_TO_RGB, ImageOptions
+from pipelines.plan.layout import Sizing
 from shardset.errors import ConfigError
-from shardset.manifest import Remainder
+from shardset.format.manifest import Remainder
 
 Verify = Literal["decode", "header", "none"]
 Balance = Literal["none", "stratified"]

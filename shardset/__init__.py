@@ -1,8 +1,71 @@
-"""The contract between the two programs: manifest, tar index, order, storage. Imports neither Beam nor torch."""
+"""A shard set: its format, its order, its storage, and the reader that any loop can import.
 
-from shardset.errors import ShardsetError
-from shardset.manifest import Manifest, Shard, Split, load
-from shardset.storage import Storage, open_storage
+The names of the reader (`Stream` and what it takes) come in when they are first used: they need the decoders of
+`pip install 'shardset[read]'`. Nothing here imports Beam or torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from shardset.errors import ShardsetError, missing_library
+from shardset.format.manifest import Manifest, Shard, Split, load
+from shardset.storage.base import Storage, open_storage
 from shardset.version import __version__
 
-__all__ = ["Manifest", "Shard", "ShardsetError", "Split", "Storage", "__version__", "load", "open_storage"]
+if TYPE_CHECKING:
+    from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop
+    from shardset.order.epoch import OrderState
+    from shardset.read.disk_cache import DiskCache
+    from shardset.stream.mixture import MixedStream
+    from shardset.stream.stream import Stream
+    from shardset.stream.timetable import Timetable
+
+__all__ = [
+    "CenterCrop",
+    "DiskCache",
+    "ImageSpec",
+    "Manifest",
+    "MixedStream",
+    "OrderState",
+    "PadCrop",
+    "RandomResizedCrop",
+    "Shard",
+    "ShardsetError",
+    "Split",
+    "Storage",
+    "Stream",
+    "Timetable",
+    "__version__",
+    "load",
+    "open_storage",
+]
+
+_READER = {
+    "CenterCrop": "shardset.decode.image",
+    "DiskCache": "shardset.read.disk_cache",
+    "ImageSpec": "shardset.decode.image",
+    "MixedStream": "shardset.stream.mixture",
+    "OrderState": "shardset.order.epoch",
+    "PadCrop": "shardset.decode.image",
+    "RandomResizedCrop": "shardset.decode.image",
+    "Stream": "shardset.stream.stream",
+    "Timetable": "shardset.stream.timetable",
+}
+"""Where the names that need more than the base requirements stand."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _READER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        value = getattr(importlib.import_module(_READER[name]), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == __name__:
+            raise
+        raise ModuleNotFoundError(missing_library(error, "read"), name=error.name) from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

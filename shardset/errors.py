@@ -8,6 +8,7 @@
     ├── TooManyBad           more raw samples were rejected than allowed
     ├── ManifestError        a manifest is missing, broken or of a newer version
     ├── DamagedShard         stored bytes differ from what the manifest or index says
+    ├── DecoderLost          a process that decoded images for this one ended
     └── StorageError         storage said no
         ├── NotFound
         ├── PreconditionFailed   something already stands there, or another generation does
@@ -58,6 +59,10 @@ class ManifestError(ShardsetError):
 
 class DamagedShard(ShardsetError):
     """Stored bytes differ from what the manifest or the index says."""
+
+
+class DecoderLost(ShardsetError):
+    """A process that decoded images for this one ended."""
 
 
 class StorageError(ShardsetError):

@@ -17,15 +17,15 @@ from PIL import Image
 from pipelines import __main__ as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.encoding import IMAGE_FIELDS, PIXEL_LIMIT
-from shardset import manifest as manifests
-from shardset import naming
-from shardset.manifest import Manifest
-from shardset.tarindex import index_fields
+from pipelines.images.encode import IMAGE_FIELDS, PIXEL_LIMIT
+from shardset.decode.image import MAX_PIXELS, CenterCrop, ImageSpec
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.format.manifest import Manifest
+from shardset.format.tar import index_fields
+from shardset.stream.stream import Stream
 from tests.makers.folders import write_images
 from trainer import __main__ as trainer
-from trainer.decode import MAX_PIXELS, CenterCrop, ImageSpec
-from trainer.stream import Stream
 
 CLASSES = ["cat", "dog", "owl"]
 FIELDS = ["png", "jpg", "ppm", "cls"]

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from pipelines import encoding
-from pipelines.encoding import ImageOptions, examine
+from pipelines.images import encode
+from pipelines.images.encode import ImageOptions, examine
+from shardset.decode import image as decoding
+from shardset.decode.image import decode
 from tests.makers import odd_images
-from trainer import decode as decoding
-from trainer.decode import decode
 
 MADE = {
     "jpeg": ("RGB", "JPEG", {}),
@@ -42,7 +42,7 @@ def damaged(kind: str) -> list[bytes]:
 def refused_by_the_build(data: bytes) -> str:
     try:
         examine(data, field="", verify="decode", options=ImageOptions())
-    except encoding.UndecodableImage as error:
+    except encode.UndecodableImage as error:
         return error.reason
     return ""
 

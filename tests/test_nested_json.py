@@ -5,18 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import job, quarantine
-from pipelines.job import BuildFile
+from pipelines.check import quarantine
+from pipelines.plan import job
+from pipelines.plan.job import BuildFile
 from pipelines.sources.webdataset import WebDataset
-from shardset import manifest as manifests
-from shardset import naming
 from shardset.errors import ConfigError, ManifestError
-from shardset.order import state_from_json
-from shardset.storage import Storage, open_storage
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.order.epoch import state_from_json
+from shardset.storage.base import Storage, open_storage
 from tests.makers.shardset import put
 from trainer import __main__ as program
 from trainer import config as configs
-from trainer import explain, hold, metrics, probes, report
+from trainer.record import metrics
+from trainer.supervise import run_lock
+from trainer.tools import explain, probes, report
 
 DEEP = 100_000 * b"["
 INSIDE = b'{"x": ' + DEEP + 100_000 * b"]" + b"}"
@@ -89,4 +92,4 @@ def test_a_line_of_a_runs_metrics(data: bytes):
 
 @EITHER
 def test_the_mark_of_who_holds_a_run_folder(data: bytes):
-    assert hold._read(data) is None
+    assert run_lock._read(data) is None

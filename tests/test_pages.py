@@ -2,13 +2,14 @@
 
 import pytest
 
-from pipelines import report as set_report
 from pipelines.build import build
 from pipelines.config import BuildConfig
+from pipelines.report import page as set_report
 from tests.makers import folders
 from tests.makers.training import tiny_config
-from trainer import loop, runtime
-from trainer import report as run_report
+from trainer import loop
+from trainer.runtime import runtime
+from trainer.tools import report as run_report
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 CLASSES = ("crane", "Crane\N{NO-BREAK SPACE}fly", "鶴\N{IDEOGRAPHIC SPACE}折り紙")

@@ -9,22 +9,22 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from pipelines.archives import SAMPLED_ARCHIVES, SAMPLED_BYTES
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.estimate import from_listing, from_manifest
-from pipelines.forecast import Forecast, Reading, Reads, forecast
-from pipelines.prices import Prices
-from shardset import manifest as manifests
-from shardset.budget import Memory
-from shardset.storage import open_storage
+from pipelines.estimate.archives import SAMPLED_ARCHIVES, SAMPLED_BYTES
+from pipelines.estimate.inputs import from_listing, from_manifest
+from pipelines.estimate.model import Forecast, ReadEstimate, Reading, forecast
+from pipelines.estimate.prices import Prices
+from shardset.decode.image import CenterCrop, ImageSpec
+from shardset.format import manifest as manifests
+from shardset.order.budget import Memory
+from shardset.storage.base import open_storage
+from shardset.stream.stream import Stream
 from tests.conftest import BUCKET
 from tests.faulty_proxy import FaultyProxy, Seen, is_media, is_upload
 from tests.makers.images import image_bytes
 from tests.makers.shardset import put
 from tests.makers.tars import tar_bytes
-from trainer.decode import CenterCrop, ImageSpec
-from trainer.stream import Stream
 
 pytestmark = pytest.mark.gcs
 
@@ -205,7 +205,7 @@ def epoch_of(built: Built, proxy: FaultyProxy, rank: int, num_readers: int, opti
     )
 
 
-def assert_requests(reads: Reads, requests: list[Seen]) -> None:
+def assert_requests(reads: ReadEstimate, requests: list[Seen]) -> None:
     found = kinds(requests)
     assert reads.amplification == 1
     assert found["manifest"] == reads.manifest_gets

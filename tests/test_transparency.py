@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.encoding import ImageOptions, encode, examine, miniature
-from shardset import manifest as manifests
-from shardset.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
+from pipelines.images.encode import ImageOptions, encode, examine, thumbnail_of
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
+from shardset.decode.worker_main import decode_whole
 from shardset.errors import ConfigError
+from shardset.format import manifest as manifests
+from shardset.format.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
+from shardset.stream.stream import Stream
 from tests.makers import odd_images
 from tests.makers.training import tiny_config
 from trainer import config as configs
-from trainer import contactsheet
-from trainer.data import eval_spec, train_spec
-from trainer.decode import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
-from trainer.decoding import decode_whole
-from trainer.stream import Stream
+from trainer.data.splits import eval_spec, train_spec
+from trainer.tools import contact_sheet
 
 SIZE = (24, 16)
 BACKGROUNDS = [(255, 255, 255), (0, 0, 0), (200, 17, 90)]
@@ -185,7 +185,7 @@ def test_a_process_that_decodes_whole_images_puts_them_on_the_background():
 
 
 def test_a_large_image_is_put_together_strip_by_strip(monkeypatch):
-    monkeypatch.setattr("shardset.background._STRIP_PIXELS", 50)
+    monkeypatch.setattr("shardset.format.background._STRIP_PIXELS", 50)
     for kind in KINDS:
         data, pixels = KINDS[kind]()
         with Image.open(io.BytesIO(data)) as image:
@@ -247,7 +247,7 @@ def test_an_alpha_channel_that_hides_nothing_is_no_transparency():
 
 
 def test_a_thumbnail_is_on_white():
-    found = miniature(saved(Image.new("RGBA", (40, 40), (0, 0, 0, 0)), "PNG"), 20)
+    found = thumbnail_of(saved(Image.new("RGBA", (40, 40), (0, 0, 0, 0)), "PNG"), 20)
     assert found.transparent
     assert found.pixels.getextrema() == ((255, 255),) * 3
 
@@ -337,7 +337,7 @@ def test_the_stream_and_its_contact_sheet_show_the_background_of_the_run(tmp_pat
     (batch,) = stream.epoch(0)
     flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
     assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()
-    assert contactsheet._small(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
+    assert contact_sheet._small(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
         10,
         20,
         30,

@@ -16,12 +16,12 @@ from typing import Any
 from shardset.addresses import Parser
 from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
 from shardset.program import quiet_warnings
-from shardset.storage import open_storage
+from shardset.storage.base import open_storage
 from shardset.version import __version__
-from trainer import checkpoint_names
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import Preempted
+from trainer.record import checkpoint_names
 from trainer.tpu import cli as tpu
 
 COMMAND = "shardset-trainer"
@@ -212,7 +212,8 @@ def train(options: argparse.Namespace) -> None:
     """`train`."""
     config = config_of(options)
     try:
-        from trainer import loop, runtime
+        from trainer import loop
+        from trainer.runtime import runtime
 
         runtime.launch(config, loop.train)
     except KeyboardInterrupt:
@@ -245,7 +246,8 @@ def evaluate(options: argparse.Namespace) -> None:
             f"{options.run_dir}: no {configs.RECORD} there, so not the folder of a run; name one that `python -m "
             "trainer train --run-dir` made"
         )
-    from trainer import loop, runtime
+    from trainer import loop
+    from trainer.runtime import runtime
 
     runtime.launch(config, loop.evaluate_checkpoint)
 
@@ -254,7 +256,7 @@ def bench_input(options: argparse.Namespace) -> None:
     """`bench-input`: the training stream of one host that feeds all replicas."""
     config = config_of(options)
     if options.sweep:
-        from trainer import sweep
+        from trainer.tools import sweep
 
         sweep.run(
             config, options.sweep, seconds=3.0 if options.seconds is None else options.seconds,
@@ -262,7 +264,7 @@ def bench_input(options: argparse.Namespace) -> None:
         )  # fmt: skip
         return
     _refuse_flags_of_sweep(options)
-    from trainer.data import open_data
+    from trainer.data.splits import open_data
 
     stream = open_data(config, 0, 1).train
     limit = min(len(stream), config.max_steps or len(stream))
@@ -281,7 +283,7 @@ def _refuse_flags_of_sweep(options: argparse.Namespace) -> None:
 
 def doctor(options: argparse.Namespace) -> None:
     """`doctor`: without a recipe and a manifest, for the run as its folder says it was."""
-    from trainer import doctor
+    from trainer.tools import doctor
 
     rate = options.want_images_per_second
     if rate is not None and not 0 < rate < float("inf"):
@@ -294,14 +296,14 @@ def doctor(options: argparse.Namespace) -> None:
 
 def explain(options: argparse.Namespace) -> None:
     """`explain`."""
-    from trainer import explain as explaining
+    from trainer.tools import explain as explaining
 
     explaining.run(options)
 
 
 def merge_logs(options: argparse.Namespace) -> None:
     """`merge-logs`."""
-    from trainer.metrics import merged_logs
+    from trainer.record.metrics import merged_logs
 
     if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
         raise ConfigError(f"{options.run_dir}: no such run folder")
@@ -311,7 +313,7 @@ def merge_logs(options: argparse.Namespace) -> None:
 
 def make_report(options: argparse.Namespace) -> None:
     """`report`."""
-    from trainer import report
+    from trainer.tools import report
 
     report.report(options)
 

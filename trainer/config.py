@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from shardset import background as backgrounds
-from shardset.budget import BUDGET_BYTES
 from shardset.errors import ConfigError
-from shardset.limits import DECODED_BYTES
+from shardset.format import background as backgrounds
+from shardset.format.limits import DECODED_BYTES
+from shardset.order.budget import BUDGET_BYTES
 
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16"]
@@ -74,7 +74,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
-    """Linear warm-up over `warmup_epochs`, then `decay` (see trainer/schedule.py)."""
+    """Linear warm-up over `warmup_epochs`, then `decay` (see trainer/model/schedule.py)."""
 
     decay: Literal["cosine", "step", "constant"] = "cosine"
     warmup_epochs: float = 5.0

@@ -5,7 +5,6 @@ ShardsetError
     ├── CheckpointError   missing, cut, or of another run
     ├── NotFinite         the loss became NaN or infinite
     ├── PlanMismatch      what was trained on is not what the plan says
-    ├── DecoderLost       a process that decoded images for this one ended
     ├── PeerLost          another process of the run ended or does not answer
     ├── RunTaken          another run writes to the run folder
     ├── CloudError        gcloud refused or failed
@@ -29,10 +28,6 @@ class NotFinite(TrainingError):
 
 class PlanMismatch(TrainingError):
     """The samples of an epoch are not those that the plan says."""
-
-
-class DecoderLost(TrainingError):
-    """A process that decoded images for this one ended."""
 
 
 class PeerLost(TrainingError):

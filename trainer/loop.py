@@ -5,15 +5,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shardset.storage import open_storage
-from trainer import checkpoint
+from shardset.storage.base import open_storage
 from trainer.config import TrainConfig
-from trainer.data import Batches, open_data, steps_of
-from trainer.feed import Feed
-from trainer.learner import Learner
-from trainer.metrics import Totals
+from trainer.data.device_feed import DeviceFeed
+from trainer.data.splits import Batches, open_data, steps_of
+from trainer.model.learner import Learner
+from trainer.record import checkpoint
+from trainer.record.metrics import Totals
 from trainer.run import Run, check_batch, check_evaluation, model_of
-from trainer.runtime import Runtime
+from trainer.runtime.runtime import Runtime
 
 EVAL_ROWS = 16
 """Evaluation steps between two looks at the device, and at whether to stop."""
@@ -58,7 +58,7 @@ def evaluate(
     `gives_up` is asked while there is no batch.
     """
     totals, rows = Totals(), []
-    with Feed(steps_of(stream, 0, len(stream)), runtime.put, stream.stop, gives_up) as feed:
+    with DeviceFeed(steps_of(stream, 0, len(stream)), runtime.put, stream.stop, gives_up) as feed:
         for fed in feed:
             rows.append(learner.eval_step(fed.tensors))
             if len(rows) == EVAL_ROWS:
@@ -96,7 +96,7 @@ def _end_epoch(run: Run) -> None:
     run.close_epoch(evaluate(run.runtime, run.learner, evaluation, run.was_asked_meanwhile, run.was_asked_alone))
 
 
-def _chosen(config: TrainConfig) -> tuple[checkpoint.Commit, dict[str, Any]]:
+def _chosen(config: TrainConfig) -> tuple[checkpoint.CommitMark, dict[str, Any]]:
     if config.resume not in ("auto", "never"):
         return checkpoint.at(open_storage(config.resume), print)
     storage = open_storage(config.run_dir)

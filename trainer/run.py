@@ -16,18 +16,19 @@ import numpy as np
 import torch
 
 from shardset.errors import ConfigError, NotFound
-from shardset.order import state_from_json
-from shardset.storage import Storage, explained, open_storage
+from shardset.order.epoch import state_from_json
+from shardset.storage.base import Storage, open_storage, os_errors_as_storage_errors
+from shardset.stream.stream import Stream
 from shardset.version import __version__
-from trainer import augment, checkpoint, schedule
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.data import Batches, Counted, Data, check_epoch, open_data, steps_of
+from trainer.data.device_feed import DeviceBatch, DeviceFeed
+from trainer.data.splits import Batches, Data, SampleDigest, check_epoch, open_data, steps_of
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted
-from trainer.feed import Fed, Feed
-from trainer.hold import Hold, hold
-from trainer.learner import Learner, step_key
-from trainer.metrics import (
+from trainer.model import augment, schedule
+from trainer.model.learner import Learner, step_key
+from trainer.record import checkpoint
+from trainer.record.metrics import (
     METRICS,
     EpochRecord,
     EvalRecord,
@@ -39,10 +40,10 @@ from trainer.metrics import (
     advice,
     log_name,
 )
-from trainer.preemption import METADATA, Notice
-from trainer.runfolder import RunFolder
-from trainer.runtime import Runtime
-from trainer.stream import Stream
+from trainer.record.run_folder import RunFolder
+from trainer.runtime.runtime import Runtime
+from trainer.supervise.preemption import METADATA, Notice
+from trainer.supervise.run_lock import RunLock, acquire_run_lock
 
 PROFILE = "profile"
 
@@ -66,15 +67,15 @@ class Run:
         check_batch(config, runtime)
         self.runtime, self.config = runtime, config
         self.data = open_data(config, runtime.host, runtime.num_hosts)
-        self.seen = Counted()
+        self.seen = SampleDigest()
         self.epoch_totals = Totals()
         self.rates = Rates()
         self.run_rates = Rates()
         self.replica_samples = 0
-        self._pending: list[tuple[Fed, torch.Tensor]] = []
+        self._pending: list[tuple[DeviceBatch, torch.Tensor]] = []
         self._reported = False
         self._tracing = False
-        self._feed: Feed | None = None
+        self._feed: DeviceFeed | None = None
         self._exits = ExitStack()
         try:
             self._open()
@@ -124,11 +125,11 @@ class Run:
 
     # --- where the run stands ----------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[Fed]:
+    def batches(self) -> Iterator[DeviceBatch]:
         """The batches from here to the end, across epochs; none if the run is done, or asked to stop while it waits."""
         if self.is_done():
             return iter(())
-        feed = Feed(self._positions(), self.runtime.put, self.data.train.stop, self.was_asked_alone)
+        feed = DeviceFeed(self._positions(), self.runtime.put, self.data.train.stop, self.was_asked_alone)
         self._exits.enter_context(feed)
         self._feed = feed
         return iter(feed)
@@ -174,7 +175,7 @@ class Run:
 
     # --- what happens ------------------------------------------------------------------------------------------------
 
-    def learn(self, fed: Fed) -> None:
+    def learn(self, fed: DeviceBatch) -> None:
         """One update."""
         if (fed.epoch, fed.step) != divmod(self.done, self.steps_per_epoch):
             raise PlanMismatch(f"got epoch {fed.epoch} step {fed.step} where step {self.done} of the run was due")
@@ -286,7 +287,7 @@ class Run:
         self.log.note(f"resumed at step {step} (epoch {found[0].epoch})")
         return found[1]
 
-    def _found(self) -> tuple[tuple[checkpoint.Commit, dict[str, Any]] | None, str]:
+    def _found(self) -> tuple[tuple[checkpoint.CommitMark, dict[str, Any]] | None, str]:
         """The checkpoint to go on from, if any, and the place that it was looked for in."""
         resume, own = self.config.resume, self.folder.storage
         if resume == "never":
@@ -318,12 +319,12 @@ class Run:
         self._start_counting()
         # What all hosts saw of this epoch before is counted once, by the first.
         if saved and self.runtime.is_master:
-            self.seen = Counted(*saved["seen"])
+            self.seen = SampleDigest(*saved["seen"])
         # Of all hosts already. An older checkpoint has none: its epoch's record is of what comes after it.
         self.epoch_totals = Totals(*position.get("epoch_totals", ()))
 
     def _start_counting(self) -> None:
-        self.seen = Counted()
+        self.seen = SampleDigest()
         self.epoch_totals = Totals()
         self.rates = Rates()
         self.replica_samples = 0
@@ -331,11 +332,11 @@ class Run:
         self._waited_before = self._feed.wait_s if self._feed else 0.0
         self._busy_before = self.runtime.busy_s
 
-    def _seen_by_all(self) -> Counted:
+    def _seen_by_all(self) -> SampleDigest:
         samples, digest = self.runtime.sum_hosts([self.seen.samples, self.seen.digest])
-        return Counted().joined(Counted(samples, digest))
+        return SampleDigest().joined(SampleDigest(samples, digest))
 
-    def _state(self, seen: Counted) -> dict[str, Any]:
+    def _state(self, seen: SampleDigest) -> dict[str, Any]:
         epoch, step = divmod(self.done, self.steps_per_epoch)
         return {
             "format": checkpoint.FORMAT,
@@ -428,7 +429,7 @@ class Run:
             f"loss {record.loss:.4f} {record.rate:.0f} samples/s"
         )
 
-    def _log_epoch(self, seen: Counted) -> None:
+    def _log_epoch(self, seen: SampleDigest) -> None:
         seconds = max(1e-9, time.perf_counter() - self._epoch_started)
         waited = 100 * ((self._feed.wait_s if self._feed else 0.0) - self._waited_before) / seconds
         self.log.record(
@@ -474,12 +475,12 @@ class Run:
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._started
 
-    def _take_folder(self) -> Hold | None:
+    def _take_folder(self) -> RunLock | None:
         """The run folder for the first host; every host must call. Raises ConfigError on all hosts or on none."""
         taken, refused = None, ""
         if self.runtime.is_master:
             try:
-                taken = hold(self.config.run_dir, lambda text: print(text, file=sys.stderr, flush=True))
+                taken = acquire_run_lock(self.config.run_dir, lambda text: print(text, file=sys.stderr, flush=True))
                 self._exits.callback(taken.close)
             except ConfigError as error:
                 refused = str(error)
@@ -490,11 +491,11 @@ class Run:
         check_agreement(found)
         return taken
 
-    def _open_writer(self) -> checkpoint.Writer | None:
+    def _open_writer(self) -> checkpoint.CheckpointWriter | None:
         if not self.runtime.is_master:
             return None
         # What a run has logged must stand where its checkpoint does: a kill would leave a hole in the records.
-        writer = checkpoint.Writer(
+        writer = checkpoint.CheckpointWriter(
             self.folder.storage, self.config.keep_checkpoints, before_commit=self.folder.flush, tell=self.log.note
         )
         self._exits.callback(writer.close)
@@ -527,7 +528,7 @@ class Run:
 
     def _write(self, name: str, text: str) -> None:
         path = self.folder.local / name
-        with explained(str(path)):
+        with os_errors_as_storage_errors(str(path)):
             path.write_text(text)
 
 

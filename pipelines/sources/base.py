@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from shardset.manifest import ClassInfo
-from shardset.storage import Storage
+from shardset.format.manifest import ClassInfo
+from shardset.storage.base import Storage
 
 Unit = dict[str, Any]
 """One piece of raw input that a worker indexes alone: JSON-able, understood by its source only.

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from pipelines.sources import pickles, targz
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
-from pipelines.sources.rangefile import RangeFile
-from shardset import png
+from pipelines.sources.formats import safe_pickle, tar_gz
+from pipelines.sources.formats.range_file import RangeFile
 from shardset.errors import NotFound, SourceError
-from shardset.manifest import ClassInfo
-from shardset.storage import Stat, Storage, open_file, open_storage
+from shardset.format import stored_png
+from shardset.format.manifest import ClassInfo
+from shardset.storage.base import Stat, Storage, open_file, open_storage
 
 ImageFormat = Literal["png", "ppm"]
 
@@ -118,7 +118,7 @@ class _File:
     num_bytes: int
     holder: Stat
     content: bytes
-    member: targz.Member | None = None
+    member: tar_gz.ArchiveMember | None = None
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class _Cifar:
         if holder is None:
             raise SourceError(f"{self.input.url}/{archive}: not there; found {_first_names(self.input)}")
         file = RangeFile(self.input, holder.name, holder.generation, holder.num_bytes)
-        members, contents = targz.read_members(
+        members, contents = tar_gz.read_members(
             file, f"{self.input.url}/{archive}", names=batches | meta, contents_of=meta
         )
         return {
@@ -225,14 +225,14 @@ class _Cifar:
         holder = unit["object"], unit["generation"], unit["num_bytes"]
         if not self.archive:
             return self._read(*holder)
-        return targz.read_member(
-            RangeFile(self.input, *holder), self._where(unit["batch"]), targz.Member(**unit["member"])
+        return tar_gz.read_member(
+            RangeFile(self.input, *holder), self._where(unit["batch"]), tar_gz.ArchiveMember(**unit["member"])
         )
 
     def _read(self, name: str, generation: str, num_bytes: int) -> bytes:
-        if num_bytes > targz.MAX_MEMBER_BYTES:
+        if num_bytes > tar_gz.MAX_MEMBER_BYTES:
             raise SourceError(
-                f"{self._where(name)}: {num_bytes} bytes, expected at most {targz.MAX_MEMBER_BYTES}; this is "
+                f"{self._where(name)}: {num_bytes} bytes, expected at most {tar_gz.MAX_MEMBER_BYTES}; this is "
                 f"no file of {self.name}"
             )
         return RangeFile(self.input, name, generation, num_bytes).read()
@@ -269,7 +269,7 @@ def _encoded(data: np.ndarray, image_format: ImageFormat) -> Iterator[bytes]:
         planes_NCHW = data[start : start + _ENCODED_AT_ONCE].reshape(-1, 3, 32, 32)
         images_NHWC = np.ascontiguousarray(planes_NCHW.transpose(0, 2, 3, 1))
         if image_format == "png":
-            yield from png.stored(images_NHWC)
+            yield from stored_png.stored(images_NHWC)
         else:
             yield from (b"P6\n32 32\n255\n" + image.tobytes() for image in images_NHWC)
 
@@ -354,7 +354,7 @@ def _check_labels(batch: Batch, names: list[list[str]], where: str) -> None:
 
 
 def _fields(content: bytes, where: str) -> dict[str, Any]:
-    value = pickles.loads(content, where)
+    value = safe_pickle.loads(content, where)
     if not isinstance(value, dict):
         raise SourceError(f"{where}: a pickled {type(value).__name__}, expected a dict; download it again")
     return {_text(key, where): item for key, item in value.items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from shardset.manifest import ClassInfo
+from shardset.format.manifest import ClassInfo
 
 _NUM_EXAMPLES = 5
 

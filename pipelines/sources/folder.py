@@ -8,12 +8,12 @@ from typing import ClassVar
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import REST, check_holdout, empty_notes, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, extension, is_hidden, is_text, printable, without_extension
-from pipelines.sources.pile import Entry, Pile, Units
 from shardset.errors import ConfigError, SourceError
-from shardset.naming import is_split
-from shardset.storage import Storage
+from shardset.format.naming import is_split
+from shardset.storage.base import Storage
 
 ENTRIES_PER_UNIT = 1_000
 
@@ -61,7 +61,7 @@ class Folder:
             return {"entries": entries, "rejected": [] if number else rejected}
 
         return Survey(
-            units=Units(listed.images, ENTRIES_PER_UNIT, unit_of),
+            units=SpilledUnits(listed.images, ENTRIES_PER_UNIT, unit_of),
             classes=class_infos(names),
             notes=[*_note_others(listed.others), *empty_notes(self.holdout, splits), *missing_notes(seen, names)],
         )
@@ -127,7 +127,7 @@ class Folder:
 class _Listed:
     """What stands in a folder: name, bytes and generation of the images, other files by extension, an image a depth."""
 
-    images: Pile = field(default_factory=Pile)
+    images: SpilledList = field(default_factory=SpilledList)
     classes: set[str] = field(default_factory=set)
     unreadable: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)

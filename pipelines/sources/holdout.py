@@ -4,9 +4,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from shardset.errors import ConfigError
-from shardset.naming import is_split
-from shardset.permutation import derive_key, hash_text
-from shardset.storage import Storage, join, open_file
+from shardset.format.naming import is_split
+from shardset.order.permutation import derive_key, hash_text
+from shardset.storage.base import Storage, join, open_file
 
 REST = "train"
 """The split of what is not held out."""

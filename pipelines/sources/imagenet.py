@@ -10,6 +10,8 @@ from itertools import islice
 
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.tar import SCATTERED_BYTES, header_window, refusal, walk
 from pipelines.sources.paths import (
     IMAGE_FIELDS,
     UNKNOWN_FIELD,
@@ -19,8 +21,6 @@ from pipelines.sources.paths import (
     printable,
     without_extension,
 )
-from pipelines.sources.rangefile import RangeFile
-from pipelines.sources.rawtar import SCATTERED_BYTES, header_window, refusal, walk
 from pipelines.sources.synsets import (
     VALIDATION_NAME,
     WNID,
@@ -30,8 +30,8 @@ from pipelines.sources.synsets import (
     read_solution,
 )
 from shardset.errors import ChangedInput, NotFound, SourceError
-from shardset.manifest import ClassInfo
-from shardset.storage import Stat, Storage
+from shardset.format.manifest import ClassInfo
+from shardset.storage.base import Stat, Storage
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"

@@ -12,13 +12,13 @@ from typing import IO, Any, ClassVar, NoReturn
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import NamesBelow, check_holdout, empty_notes, split_of
 from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
-from pipelines.sources.pile import Entry, Pile, Units
-from pipelines.sources.rangefile import RangeFile
 from shardset.errors import ConfigError, NotFound, SourceError
-from shardset.naming import is_split
-from shardset.storage import Stat, Storage, open_file
+from shardset.format.naming import is_split
+from shardset.storage.base import Stat, Storage, open_file
 
 ENTRIES_PER_UNIT = 10_000
 MAX_LABEL = 1_000_000
@@ -48,7 +48,7 @@ class _Row:
 class _Listed:
     """All rows but for their lines: path, label, split, key, extra; and the first row with each type of label."""
 
-    rows: Pile = field(default_factory=Pile)
+    rows: SpilledList = field(default_factory=SpilledList)
     first: dict[type, _Row] = field(default_factory=dict)
     labels: set[int | str] = field(default_factory=set)
     has_extra: bool = False
@@ -98,12 +98,12 @@ class Listing:
         for row in self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes)):
             listed.add(row)
         names = self._class_names(listed)
-        entries, seen = Pile(), set()
+        entries, seen = SpilledList(), set()
         for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
             entries.add(entry)
             seen.add((entry[4], entry[3]))
         return Survey(
-            units=Units(entries, ENTRIES_PER_UNIT, lambda _, some: {"entries": some}),
+            units=SpilledUnits(entries, ENTRIES_PER_UNIT, lambda _, some: {"entries": some}),
             classes=class_infos(names),
             notes=[*empty_notes(self.holdout, {split for split, _ in seen}), *missing_notes(seen, names)],
             objects={self.file: listing.num_bytes},

@@ -8,14 +8,14 @@ from tarfile import TarInfo
 from typing import Any, BinaryIO
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.tar import header_window, refusal, walk
 from pipelines.sources.paths import IMAGE_FIELDS, is_hidden, is_text, printable
-from pipelines.sources.rangefile import RangeFile
-from pipelines.sources.rawtar import header_window, refusal, walk
-from shardset import manifest as manifests
 from shardset.errors import ConfigError, SourceError
-from shardset.manifest import Manifest
-from shardset.naming import MANIFEST, is_field, is_split, split_member
-from shardset.storage import Stat, Storage, open_storage
+from shardset.format import manifest as manifests
+from shardset.format.manifest import Manifest
+from shardset.format.naming import MANIFEST, is_field, is_split, split_member
+from shardset.storage.base import Stat, Storage, open_storage
 
 IMAGES = frozenset(IMAGE_FIELDS)
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))

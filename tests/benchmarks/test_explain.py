@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import explain
 from benchmarks.explain import Row
-from shardset.order import Order
+from shardset.order.epoch import Order
 
 PAGE = Path(__file__).parents[2] / "docs" / "explain.md"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from shardset.storage import Stat, Storage, Writer
+from shardset.storage.base import Stat, Storage, Writer
 
 Told = Callable[[str, str], None]
 """Told of (verb, name): `read`, `stat`, `delete`; of a writer `write` at its start, `close` and `closed` at its end."""

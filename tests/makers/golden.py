@@ -1,6 +1,6 @@
 """The golden shard set of `tests/data/shardset/` and the published JSON Schema, made anew.
 
-They hold the format still. When a change of the format is meant, raise `shardset.manifest.VERSION` (or
+They hold the format still. When a change of the format is meant, raise `shardset.format.manifest.VERSION` (or
 ORDER_VERSION), say so in docs/manifest.md, and write them again:
 
     python -m tests.makers.golden
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from shardset import manifest as manifests
-from shardset import naming
-from shardset.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
-from shardset.storage import Storage, open_storage
-from shardset.tarindex import StoredSample
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
+from shardset.format.tar import StoredSample
+from shardset.storage.base import Storage, open_storage
 from tests.makers.shardset import put, write_shard_set
 
 REPOSITORY = Path(__file__).parent.parent.parent

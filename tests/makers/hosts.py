@@ -11,10 +11,12 @@ import os
 import sys
 
 from trainer import config as configs
-from trainer import loop, runtime, watch
+from trainer import loop
 from trainer.__main__ import FAILED
 from trainer.config import TrainConfig
 from trainer.errors import PeerLost
+from trainer.runtime import runtime
+from trainer.supervise import heartbeat
 
 NUM_HOSTS = 2
 JOIN_S = 600.0
@@ -30,7 +32,7 @@ def main(port: int, worker: int, config: TrainConfig) -> None:
         TPU_WORKER_HOSTNAMES="127.0.0.1,127.0.0.1",
         TPU_WORKER_ID=str(worker),
     )
-    runtime.PORT, watch.JOIN_S = port, JOIN_S
+    runtime.PORT, heartbeat.JOIN_S = port, JOIN_S
     train = functools.partial(trained_beside, worker)
     if config.strategy == "spmd":
         runtime.launch(config, train)
@@ -49,7 +51,7 @@ def _replica(index: int, train: runtime.Worker, config: TrainConfig) -> None:
 def trained_beside(worker: int, alone: runtime.Runtime, config: TrainConfig) -> None:
     """A run by itself that says of itself that it is one of two."""
     alone.host, alone.num_hosts = worker, NUM_HOSTS
-    watch.JOIN_S = JOIN_S
+    heartbeat.JOIN_S = JOIN_S
     with runtime.watched(alone):
         alone.host, alone.num_hosts = 0, 1
         loop.train(alone, config)

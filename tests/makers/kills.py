@@ -19,10 +19,11 @@ import torch
 from torch import nn
 
 from trainer import config as configs
-from trainer import loop, runtime
+from trainer import loop
 from trainer.config import TrainConfig
-from trainer.metrics import METRICS
-from trainer.model import tiny_resnet
+from trainer.model.build import tiny_resnet
+from trainer.record.metrics import METRICS
+from trainer.runtime import runtime
 
 MODEL = "tests.makers.kills:telling_model"
 TOLD = "TESTS_TOLD"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from shardset.storage import open_storage
+from shardset.storage.base import open_storage
 
 Victim = Literal["launcher", "worker", "everything"]
 
@@ -42,7 +42,7 @@ class Life:
 
     def workers(self) -> list[int]:
         """The process ids of all living workers and of the server that forked them."""
-        return sorted(pid for pid, command in self.members().items() if "pipelines.workers" in command)
+        return sorted(pid for pid, command in self.members().items() if "pipelines.runners.local" in command)
 
     def kill(self, victim: Victim, draw: random.Random) -> bool:
         """SIGKILL to one process or to all, and whether it came in time; waits for a worker, where it has to be one."""

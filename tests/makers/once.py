@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardset.storage import Stat, Storage, Writer
+from shardset.storage.base import Stat, Storage, Writer
 
 
 @dataclass

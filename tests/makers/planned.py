@@ -4,22 +4,22 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pipelines import planfiles
-from shardset.storage import Storage, open_storage
+from pipelines.plan import files
+from shardset.storage.base import Storage, open_storage
 
 
 def record_of(output: Storage | Path, name: str) -> dict[str, Any]:
     """A JSON record of a plan."""
-    found = planfiles.find(_storage(output), name)
+    found = files.find(_storage(output), name)
     assert found, name
     return json.loads(bytes(found.content))
 
 
 def rewrite(output: Storage | Path, name: str, record: dict[str, Any]) -> None:
     """Another record in its place, of the same build."""
-    found = planfiles.find(_storage(output), name)
+    found = files.find(_storage(output), name)
     assert found, name
-    planfiles.put(_storage(output), name, found.build or "", json.dumps(record).encode())
+    files.put(_storage(output), name, found.build or "", json.dumps(record).encode())
 
 
 def _storage(output: Storage | Path) -> Storage:

@@ -22,7 +22,7 @@ def main(replicas: int, config_json: str) -> None:
     )
     import torch_xla
 
-    from trainer import runtime
+    from trainer.runtime import runtime
 
     with runtime._guarded(["127.0.0.1"], 0):
         torch_xla.launch(_replica, args=(replicas, config_json))
@@ -33,7 +33,8 @@ def _replica(index: int, replicas: int, config_json: str) -> None:
     import torch_xla
 
     from trainer import config as configs
-    from trainer import loop, runtime
+    from trainer import loop
+    from trainer.runtime import runtime
 
     with _patching:
         if not hasattr(torch_xla.sync, "serialised"):

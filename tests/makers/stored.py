@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from shardset import naming
-from shardset.manifest import Manifest
-from shardset.storage import open_storage
-from shardset.tarindex import members, sample_members
+from shardset.format import naming
+from shardset.format.manifest import Manifest
+from shardset.format.tar import members, sample_members
+from shardset.storage.base import open_storage
 
 
 def files_of(folder: Path | str) -> dict[str, bytes]:

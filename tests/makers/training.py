@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardset.storage import open_storage
+from shardset.storage.base import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer import config as configs
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from trainer.metrics import METRICS, records
+from trainer.record.metrics import METRICS, records
 
 NUM_TRAIN = 52
 NUM_EVAL = 21

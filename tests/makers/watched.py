@@ -11,8 +11,8 @@ import sys
 import time
 from contextlib import ExitStack
 
-from trainer import watch
 from trainer.errors import NotFinite, PeerLost, Preempted
+from trainer.supervise import heartbeat
 
 BEAT_S, GRACE_S, LATER_S = 0.2, 2.0, 4.0
 JOIN_S, ALONE_S = 600.0, 3.0
@@ -22,11 +22,11 @@ CAUGHT = 7
 
 def main(port: int, host: int, num_hosts: int, what: str) -> None:
     """Says `ready` when it stands where it will act; the one with the hub when all have come and said their step."""
-    watch.BEAT_S, watch.GRACE_S = BEAT_S, GRACE_S if what.startswith("wait") else JOIN_S
-    watch.JOIN_S = ALONE_S if what == "wait alone" else JOIN_S
-    own = watch.Watch()
+    heartbeat.BEAT_S, heartbeat.GRACE_S = BEAT_S, GRACE_S if what.startswith("wait") else JOIN_S
+    heartbeat.JOIN_S = ALONE_S if what == "wait alone" else JOIN_S
+    own = heartbeat.HeartbeatClient()
     with ExitStack() as exits:
-        hub = exits.enter_context(watch.Hub(("127.0.0.1", port))) if host == 0 else None
+        hub = exits.enter_context(heartbeat.HeartbeatServer(("127.0.0.1", port))) if host == 0 else None
         own.on_loss(lambda text: print(f"noted: {text}", flush=True))
         own.reached(10 + host)
         own.start(("127.0.0.1", port), host, num_hosts)
@@ -39,11 +39,11 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
         act(what, own)
 
 
-def _num_heard(hub: watch.Hub) -> int:
+def _num_heard(hub: heartbeat.HeartbeatServer) -> int:
     return sum(member.hello is not None and member.step is not None for member in hub._members)
 
 
-def act(what: str, own: watch.Watch) -> None:
+def act(what: str, own: heartbeat.HeartbeatClient) -> None:
     """What a main thread may be at when another process is lost."""
     match what:
         case "wait" | "wait alone":

@@ -25,7 +25,7 @@ def small(num_classes: int) -> nn.Module:
 def main() -> None:
     """Prints the facts."""
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4")
-    from trainer import runtime
+    from trainer.runtime import runtime
 
     with runtime.running("spmd", "fp32") as spmd:
         facts = {**_placing(spmd), **_agreeing(spmd), "graphs": _graphs(spmd), "steps": _steps(spmd)}
@@ -55,7 +55,7 @@ def _agreeing(spmd: Any) -> dict[str, object]:
 
 def _graphs(spmd: Any) -> list[int]:
     from trainer import config
-    from trainer.learner import Learner
+    from trainer.model.learner import Learner
 
     learner = Learner(spmd, config.digits_smoke(), 10, None)
     for step, rate in enumerate(RATES):
@@ -66,7 +66,7 @@ def _graphs(spmd: Any) -> list[int]:
 def _steps(spmd: Any) -> dict[str, list[float]]:
     """For each way to learn: the graphs it compiled, and how far its weights end from those of plain torch."""
     from trainer.config import OptimizerConfig, RegularizeConfig, digits_smoke
-    from trainer.runtime import STATIC_OPTIMIZERS
+    from trainer.runtime.runtime import STATIC_OPTIMIZERS
 
     base = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16)
     ways = {name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01)) for name in STATIC_OPTIMIZERS}
@@ -77,9 +77,9 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
 
 
 def _step(spmd: Any, config: TrainConfig) -> list[float]:
-    from trainer.augment import mix_of
-    from trainer.learner import Learner
-    from trainer.runtime import Single
+    from trainer.model.augment import mix_of
+    from trainer.model.learner import Learner
+    from trainer.runtime.runtime import Single
 
     spmd.graphs.clear()
     states = []
@@ -109,7 +109,7 @@ def _part_of_a_pod() -> list[int]:
     """What a runtime reads as host 3 of 4, where rank and world size of torch_xla stay 0 and 1."""
     import torch_xla.runtime as xr
 
-    from trainer.runtime import Spmd
+    from trainer.runtime.runtime import Spmd
 
     before = xr.process_index, xr.process_count
     xr.process_index, xr.process_count = lambda: 3, lambda: 4

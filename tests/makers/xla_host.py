@@ -29,9 +29,10 @@ def main(host: int, devices: int) -> None:
     import torch_xla.runtime as xr
 
     xr.process_index, xr.process_count = lambda: host, lambda: NUM_HOSTS
-    from trainer import config, runtime
+    from trainer import config
     from trainer.config import ModelConfig
-    from trainer.learner import Learner, step_key
+    from trainer.model.learner import Learner, step_key
+    from trainer.runtime import runtime
 
     with runtime.running("spmd", "fp32") as spmd:
         spmd.seed(step_key(0, 0, 0))

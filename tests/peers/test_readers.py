@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.export import export
-from pipelines.exports import FORMATS
-from pipelines.verify import verify
+from pipelines.check.verify import verify
+from pipelines.export import FORMATS
+from pipelines.export.export import export
 from scripts import venvs
-from shardset import manifest as manifests
-from shardset.manifest import Manifest
-from shardset.storage import open_storage
-from shardset.tarindex import StoredSample
+from shardset.format import manifest as manifests
+from shardset.format.manifest import Manifest
+from shardset.format.tar import StoredSample
+from shardset.storage.base import open_storage
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
 from tests.makers.stored import samples_of
 

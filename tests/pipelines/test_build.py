@@ -23,18 +23,18 @@ from apache_beam.metrics.metricbase import MetricName
 from pipelines import __main__ as command
 from pipelines import build as builds
 from pipelines.build import build
-from pipelines.committing import commit
+from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.encoding import ImageOptions
-from pipelines.job import PlanFile, read_record
-from pipelines.transforms import MakePlan
-from pipelines.verify import verify
-from shardset import manifest as manifests
-from shardset import naming
+from pipelines.images.encode import ImageOptions
+from pipelines.pipeline import MakePlan
+from pipelines.plan.job import PlanFile, read_record
+from pipelines.write.commit import commit
 from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError, StorageError, TooManyBad
-from shardset.manifest import Manifest
-from shardset.storage import open_storage
-from shardset.tarindex import index_from_bytes
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.format.manifest import Manifest
+from shardset.format.tar import index_from_bytes
+from shardset.storage.base import open_storage
 from tests.makers import odd_images, planned
 from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_csv, write_images, write_jsonl

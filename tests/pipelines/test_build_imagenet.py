@@ -3,9 +3,9 @@
 import pytest
 
 from pipelines.build import build
+from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.verify import verify
-from shardset.manifest import load
+from shardset.format.manifest import load
 from tests.makers import imagenet
 from tests.makers.stored import samples_of
 

@@ -13,13 +13,13 @@ import pytest
 from pipelines import build as builds
 from pipelines.__main__ import main
 from pipelines.build import build
+from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.verify import verify
-from shardset import manifest as manifests
-from shardset import naming
 from shardset.errors import ChangedInput, ManifestError, StorageError
-from shardset.gcs_session import RetryPolicy
-from shardset.storage import open_storage
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.storage.base import open_storage
+from shardset.storage.gcs_http import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 from tests.makers import imagenet
 from tests.makers.folders import write_class_folders
@@ -353,7 +353,7 @@ def without_waiting(monkeypatch):
     clock = Clock()
     for name, value in {"clock": clock, "sleep": clock.sleep}.items():
         monkeypatch.setitem(RetryPolicy.__init__.__kwdefaults__, name, value)
-    monkeypatch.setattr("shardset.gcs._LISTED_AT_ONCE", 7)
+    monkeypatch.setattr("shardset.storage.gcs._LISTED_AT_ONCE", 7)
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,17 @@ import apache_beam as beam
 import pytest
 from apache_beam.pipeline import PipelineVisitor
 
-from pipelines import transforms
+from pipelines import pipeline as transforms
 from pipelines.build import construct
 from pipelines.config import BuildConfig
-from pipelines.job import BuildFile, Job, UnitLine
+from pipelines.plan.job import BuildFile, Job, UnitRef
 from pipelines.sources.folder import Folder
-from shardset.storage import MemoryStorage
+from shardset.storage.base import MemoryStorage
 
 OURS = {
     name
     for name, value in vars(transforms).items()
-    if isinstance(value, type) and issubclass(value, beam.DoFn) and value is not transforms.Step
+    if isinstance(value, type) and issubclass(value, beam.DoFn) and value is not transforms.BuildStep
 }
 JOB_LIMIT_BYTES = 20 * 2**20
 """Dataflow refuses a larger job."""
@@ -36,7 +36,7 @@ def pipeline_of(num_units):
     job = Job(config=BuildConfig(source="folder", input="raw", output=output.url), source=Folder(output), output=output)
     file = BuildFile(tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[])
     pipeline = beam.Pipeline(runner="FnApiRunner")
-    lines = [UnitLine(unit, unit * 293, unit * 293 + 293, 0) for unit in range(num_units)]
+    lines = [UnitRef(unit, unit * 293, unit * 293 + 293, 0) for unit in range(num_units)]
     construct(pipeline, job, file, lines, dry_run=False)
     return pipeline
 

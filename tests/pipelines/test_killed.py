@@ -14,12 +14,12 @@ import pytest
 
 from pipelines import build as builds
 from pipelines.build import build
+from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.verify import verify
-from shardset import manifest as manifests
-from shardset import naming
 from shardset.errors import ManifestError, StorageError
-from shardset.storage import LocalStorage, Writer, open_storage
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.storage.base import LocalStorage, Writer, open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.lives import Life, finish, wait_for_objects
 from tests.makers.stored import files_of

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.verify import verify
-from shardset import naming
+from pipelines.check.verify import verify
+from shardset.format import naming
 from tests.makers.folders import write_class_folders
 from tests.makers.stored import files_of
 

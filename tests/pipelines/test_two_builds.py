@@ -7,12 +7,12 @@ import pytest
 
 from pipelines import build as builds
 from pipelines.build import build
+from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.verify import verify
-from shardset import manifest as manifests
-from shardset import naming
 from shardset.errors import ConfigError, PreconditionFailed, ShardsetError, StorageError
-from shardset.storage import open_storage
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.storage.base import open_storage
 from tests.makers.doors import told
 from tests.makers.folders import write_class_folders
 from tests.makers.stored import files_of
@@ -29,8 +29,8 @@ MOMENTS = {
     "a summary": ("close", naming.summary_path(0), 1),
     "the list of rejects": ("close", naming.REJECTED, 1),
     "the plan": ("close", naming.PLAN, 1),
-    "keys": ("close", naming.part_path("keys", 0), 1),
-    "references for groups": ("close", naming.part_path("references", 0), 1),
+    "keys": ("close", naming.partition_path("keys", 0), 1),
+    "references for groups": ("close", naming.partition_path("references", 0), 1),
     "references of a shard": ("close", naming.references_path("train", 1), 1),
     "a shard": ("write", TAR, 1),
     "a shard is closed": ("close", TAR, 1),

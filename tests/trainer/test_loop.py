@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from shardset.errors import ConfigError, StorageError
-from shardset.order import state_from_json
-from shardset.storage import open_storage
+from shardset.order.epoch import state_from_json
+from shardset.storage.base import open_storage
+from shardset.stream.stream import Stream
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from tests.makers.training import (
     BATCH,
@@ -30,17 +31,21 @@ from tests.makers.training import (
     tiny_config,
 )
 from trainer import __main__ as command
-from trainer import checkpoint, data, hold, loop, preemption, runtime, schedule
 from trainer import config as configs
+from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
-from trainer.data import Counted, open_data, steps_of
+from trainer.data import splits
+from trainer.data.device_feed import ON_DEVICE
+from trainer.data.splits import SampleDigest, open_data, steps_of
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
-from trainer.feed import ON_DEVICE
-from trainer.learner import Learner, step_key
-from trainer.metrics import log_name
-from trainer.model import tiny_resnet
+from trainer.model import schedule
+from trainer.model.build import tiny_resnet
+from trainer.model.learner import Learner, step_key
+from trainer.record import checkpoint
+from trainer.record.metrics import log_name
 from trainer.run import Run, from_anywhere
-from trainer.stream import Stream
+from trainer.runtime import runtime
+from trainer.supervise import preemption, run_lock
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -601,7 +606,7 @@ def test_samples_that_were_not_those_of_the_plan_stop_the_run(manifest: str, tmp
 def test_what_was_seen_before_a_resume_counts_in_the_plan(manifest: str, tmp_path: Path) -> None:
     config = tiny_config(manifest, tmp_path, epochs=1)
     run(replace(config, max_steps=3))
-    assert Counted(*newest_state(tmp_path)["seen"]).samples == 3 * BATCH
+    assert SampleDigest(*newest_state(tmp_path)["seen"]).samples == 3 * BATCH
     run(config)
     assert read_records(tmp_path, "epoch")[0]["samples"] == NUM_TRAIN
 
@@ -652,9 +657,11 @@ def robbed_model(num_classes: int) -> nn.Module:
 
     def rob(*_: Any) -> None:
         if next(calls) == 3:
-            with open_storage("memory://robbed/run").writer(hold.HOLDER) as writer:
-                writer.write(msgspec.json.encode(msgspec.structs.replace(hold.this_process(), pid=7, token="other")))
-            time.sleep(1.5 * hold.BEAT_S)
+            with open_storage("memory://robbed/run").writer(run_lock.HOLDER) as writer:
+                writer.write(
+                    msgspec.json.encode(msgspec.structs.replace(run_lock.this_process(), pid=7, token="other"))
+                )
+            time.sleep(1.5 * run_lock.BEAT_S)
 
     model.register_forward_pre_hook(rob)
     return model
@@ -681,7 +688,7 @@ def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(manifest: str, und
     names = {stat.name for stat in open_storage(config.run_dir).list()}
     assert {"config.json", "metrics.jsonl", "logs/host-000.log", checkpoint.folder_of(2 * STEPS) + "state.pt"} <= names
     assert any(name.startswith("tensorboard/events") for name in names)
-    assert hold.HOLDER not in names
+    assert run_lock.HOLDER not in names
 
 
 # --- refusals --------------------------------------------------------------------------------------------------------
@@ -700,8 +707,8 @@ def test_a_batch_that_does_not_divide_over_the_world_is_refused_with_sizes_that_
 
 
 def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "NUM_SAMPLES", 20)
-    monkeypatch.setattr(data, "NUM_EVAL_SAMPLES", 9)
+    monkeypatch.setattr(splits, "NUM_SAMPLES", 20)
+    monkeypatch.setattr(splits, "NUM_EVAL_SAMPLES", 9)
     run(
         tiny_config(
             None, tmp_path, fake_data=True, epochs=1, model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3)

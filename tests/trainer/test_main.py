@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from shardset.storage import open_storage
+from shardset.storage.base import open_storage
 from shardset.version import __version__
 from tests.makers.training import losses, shard_set
 from trainer import __main__ as command
-from trainer import checkpoint
 from trainer.config import RECIPES
+from trainer.record import checkpoint
 
 
 @pytest.fixture(scope="module")

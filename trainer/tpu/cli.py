@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from shardset.errors import ConfigError
-from trainer import loglines
+from shardset.storage.local_folder import local_folder
 from trainer.config import TrainConfig
 from trainer.errors import CloudError, Preempted
-from trainer.places import local_folder
+from trainer.record import merge_logs
 from trainer.tpu import commands
 from trainer.tpu.commands import Node, Request, Words
-from trainer.tpu.run import Done, DryRun, Failed, Runner, Shell, checked, explained
-from trainer.tpu.states import (
+from trainer.tpu.gcloud import Done, DryRun, Failed, Runner, Shell, checked, explained
+from trainer.tpu.status import (
     SAVED,
     STOPPED,
     UNREACHABLE,
-    Seen,
+    CloudState,
     Standing,
     Verdict,
     seen,
@@ -197,7 +197,7 @@ def train(options: argparse.Namespace) -> None:
 
 def _show_restart(work: "Work", request: Request, wheel: Path | None, max_restarts: int) -> None:
     work.runner.head(f"if {work.node.name} is absent, or preempted and deleted (at most {max_restarts} times):")
-    work.remove(Seen(node="PREEMPTED", request="SUSPENDED" if request.queued else None))
+    work.remove(CloudState(node="PREEMPTED", request="SUSPENDED" if request.queued else None))
     work.ask(request)
     work.set_up(wheel)
     work.runner.head("in any case:")
@@ -279,7 +279,7 @@ def delete(options: argparse.Namespace) -> None:
 class Lost(CloudError):
     """What was waited for can't become ready any more."""
 
-    def __init__(self, text: str, found: Seen) -> None:
+    def __init__(self, text: str, found: CloudState) -> None:
         super().__init__(text)
         self.found = found
 
@@ -292,14 +292,14 @@ class Work:
     runner: Runner
     pause: Callable[[], None]
 
-    def look(self) -> Seen:
+    def look(self) -> CloudState:
         """What is there now."""
         # In this order: of an active request, the TPU VM is there.
         request = self.runner.capture(commands.describe_request(self.node))
         vm = self.runner.capture(commands.describe(self.node))
         return seen(_described(vm), _described(request))
 
-    def need_ready(self) -> Seen:
+    def need_ready(self) -> CloudState:
         """What is there; raises CloudError unless it is ready."""
         found = self.look()
         if standing(found) != "ready":
@@ -322,7 +322,7 @@ class Work:
                 self.runner.say(f"waiting for {self.node.name}: {told}; Ctrl-C leaves the request in the queue")
             self.pause()
 
-    def wait_until_left(self) -> Seen:
+    def wait_until_left(self) -> CloudState:
         """What is there when nothing is on its way out any more."""
         while standing(found := self.look()) == "leaving":
             self.pause()
@@ -340,7 +340,7 @@ class Work:
         checked(self.runner.follow(commands.copy_wheel(self.node, wheel)))
         checked(self.runner.follow(commands.install(self.node, wheel.name)))
 
-    def remove(self, found: Seen) -> None:
+    def remove(self, found: CloudState) -> None:
         """Deletes the queued request with its TPU VM, or the TPU VM alone if it was created directly."""
         words = commands.delete(self.node) if found.request is None else commands.delete_request(self.node)
         done = self.runner.follow(words)
@@ -385,7 +385,7 @@ class Work:
             return error.done
         return None
 
-    def _settled(self, code: int) -> Seen:
+    def _settled(self, code: int) -> CloudState:
         """What is there after a command that ended with `code`: a preemption shows a little later."""
         found = self.look()
         for _ in range(NUM_LOOKS if code not in (0, SAVED, STOPPED) else 0):
@@ -401,16 +401,16 @@ class Ended:
     """How a training ended: the command, what was there afterwards, and what follows."""
 
     done: Done
-    found: Seen
+    found: CloudState
     verdict: Verdict
 
 
 def merged_lines(files: Iterable[Path]) -> Iterator[str]:
     """The lines of all workers' logs by time, each as `TIME worker-0 TEXT`."""
-    return loglines.merged((f"worker-{file.stem}", file.read_text(errors="replace")) for file in files)
+    return merge_logs.merged((f"worker-{file.stem}", file.read_text(errors="replace")) for file in files)
 
 
-def check_type(found: Seen, request: Request) -> None:
+def check_type(found: CloudState, request: Request) -> None:
     """Raises ConfigError if another type than the wanted one is there."""
     if found.accelerator_type not in (None, request.accelerator_type):
         raise ConfigError(

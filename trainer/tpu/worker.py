@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from trainer.tpu.commands import FOLDER, LOG
-from trainer.tpu.states import SAVED, STOPPED
+from trainer.tpu.status import SAVED, STOPPED
 
 POLL_S = 0.2
 START_S = 30.0

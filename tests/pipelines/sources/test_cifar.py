@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.sources import targz
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
-from shardset import naming
+from pipelines.sources.formats import tar_gz
 from shardset.errors import ChangedInput, SourceError
-from shardset.storage import open_storage
+from shardset.format import naming
+from shardset.storage.base import open_storage
 from tests.makers.cifar import (
     CIFAR10_CLASSES,
     COARSE_CLASSES,
@@ -272,7 +272,7 @@ def test_a_web_page_in_place_of_an_archive_is_an_error(tmp_path):
 
 
 def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(targz, "MAX_ARCHIVE_BYTES", 1_000_000)
+    monkeypatch.setattr(tar_gz, "MAX_ARCHIVE_BYTES", 1_000_000)
     files = {**python_files(cifar10(1)), "zeros": bytes(3_000_000)}
     path = write_archive(tmp_path / "a.tar.gz", files, PYTHON10)
     with pytest.raises(SourceError, match="unpacks to more than 1000000 bytes"):
@@ -280,7 +280,7 @@ def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path, monkeypatc
 
 
 def test_a_file_that_is_far_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(targz, "MAX_MEMBER_BYTES", 1000)
+    monkeypatch.setattr(tar_gz, "MAX_MEMBER_BYTES", 1000)
     files = {**python_files(cifar10(1)), "batches.meta": bytes(2000)}
     for path in (write_archive(tmp_path / "a.tar.gz", files, PYTHON10), write_folder(tmp_path / "b", files)):
         with pytest.raises(SourceError, match="2000 bytes, expected at most 1000"):

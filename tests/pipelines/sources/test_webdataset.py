@@ -5,12 +5,12 @@ import tarfile
 
 import pytest
 
-from pipelines.indexing import fields_of
+from pipelines.plan.index import fields_of
 from pipelines.sources.base import Extent, RawSample, Rejected, Survey
 from pipelines.sources.webdataset import WebDataset, find
 from shardset.errors import ConfigError, ManifestError, SourceError
-from shardset.manifest import load
-from shardset.storage import open_storage
+from shardset.format.manifest import load
+from shardset.storage.base import open_storage
 from tests.makers.imagenet import put
 from tests.makers.odd_images import jpeg
 from tests.makers.shardset import png_samples, write_shard_set

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage import open_storage
+from shardset.storage.base import open_storage
 from tests.makers.cloud import Cloud
 from tests.makers.training import shard_set
 from trainer import __main__ as command
-from trainer.metrics import METRICS, records
+from trainer.record.metrics import METRICS, records
 from trainer.tpu import commands
 
 REPOSITORY = Path(__file__).parents[3]
@@ -48,7 +48,9 @@ def test_the_wheel_of_this_source_has_what_a_worker_runs(tmp_path):
         shutil.copy(REPOSITORY / name, source)
     subprocess.run(commands.build_wheel(source, tmp_path / "out"), check=True)
     with zipfile.ZipFile(tmp_path / "out" / commands.WHEEL) as archive:
-        assert {"trainer/tpu/worker.py", "trainer/doctor.py", "shardset/gcs.py"} <= set(archive.namelist())
+        assert {"trainer/tpu/worker.py", "trainer/tools/doctor.py", "shardset/storage/gcs.py"} <= set(
+            archive.namelist()
+        )
         (metadata,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
         extras = archive.read(metadata).decode()
     assert "Provides-Extra: trainer" in extras

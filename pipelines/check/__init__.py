@@ -1,0 +1,1 @@
+"""Verifies and inspects shard sets."""

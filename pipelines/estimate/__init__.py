@@ -1,0 +1,1 @@
+"""What a set takes to build, keep and read: the verb `plan`."""

@@ -1,0 +1,134 @@
+"""What every format starts from: a shard set, and how its tars are called from where the side files go."""
+
+import hashlib
+import json
+import os.path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import google_crc32c
+import numpy as np
+
+from pipelines.images.encode import IMAGE_FIELDS
+from shardset.errors import ConfigError, DamagedShard
+from shardset.format.manifest import Manifest, Shard, Split
+from shardset.format.naming import is_member
+from shardset.format.tar import crc32c_text, index_fields
+from shardset.read.indexes import read_index
+from shardset.storage.base import Storage
+from shardset.storage.checked import read_twice
+
+PIECE = 8 * 2**20
+
+Place = Literal["beside", "relative", "anywhere"]
+"""Where a format's files can stand: in the set's own folder; in any from which a relative path leads to the tars; or
+anywhere, because it takes URLs."""
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """One file for another reader; `path` is relative to the output folder."""
+
+    path: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardSet:
+    """A shard set; `prefix` before a path of the manifest names that file from the output folder."""
+
+    manifest: Manifest
+    storage: Storage
+    prefix: str
+
+    def address(self, shard: Shard) -> str:
+        """What a side file calls a tar."""
+        return self.prefix + shard.path
+
+    def index(self, shard: Shard) -> np.ndarray:
+        """The index of a shard, compared with the manifest; raises NotFound, StorageError or DamagedShard."""
+        return read_index(self.storage, shard)
+
+    def shards(self) -> list[Shard]:
+        """The shards of all splits."""
+        return [shard for split in self.manifest.splits.values() for shard in split.shards]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One reader's side files: where they can stand, and what makes them. `check` raises ConfigError."""
+
+    place: Place
+    files: Callable[[ShardSet], Iterator[SideFile]]
+    check: Callable[[Manifest], None] = lambda manifest: None
+
+
+def prefix_of(url: str, output: str, place: Place, name: str) -> str:
+    """What leads from the folder `output` to the set at `url`; raises ConfigError if that format can't say it."""
+    if output == url:
+        return ""
+    if place == "beside":
+        raise ConfigError(f"{name} looks for its files beside the tars only; leave --output out, or copy the set first")
+    local = "://" not in url and "://" not in output
+    if local:
+        return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"  # a link's .. is its target's
+    if "://" not in url:
+        raise ConfigError(
+            f"no path leads from {output} to the tars in {url}; leave --output out, or copy the set first"
+        )
+    if place == "relative":
+        raise ConfigError(f"{name} takes relative paths only, none leads from {output} to {url}; leave --output out")
+    return f"{url}/"
+
+
+def md5_of(storage: Storage, shard: Shard) -> str:
+    """The MD5 of a tar, from a pass over its bytes; raises DamagedShard unless they are those of the manifest."""
+    md5, crc32c = read_twice(lambda: _sums(storage, shard), lambda sums: sums[1] == shard.crc32c)
+    if crc32c != shard.crc32c:
+        raise DamagedShard(
+            f"{storage.url}/{shard.path}: its CRC32C is {crc32c}, the manifest says {shard.crc32c}; "
+            "rebuild the shard with --only-shards"
+        )
+    return md5
+
+
+def _sums(storage: Storage, shard: Shard) -> tuple[str, str]:
+    """MD5 and CRC32C of a tar."""
+    md5, crc = hashlib.md5(usedforsecurity=False), 0
+    for start in range(0, shard.num_bytes, PIECE):
+        data = storage.read(shard.path, start, min(start + PIECE, shard.num_bytes))
+        md5.update(data)
+        crc = google_crc32c.extend(crc, data)
+    return md5.hexdigest(), crc32c_text(crc)
+
+
+def components(index: np.ndarray, where: str) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
+    """For each sample its key and its members as they stand: (field, offset of the content, size in bytes).
+
+    Raises DamagedShard at a key that no tar of ours can have: the formats rely on what stands in none.
+    """
+    fields = index_fields(index)
+    columns = [index[f".{field}"].tolist() for field in fields]
+    keys = (key.decode("ascii", "replace") for key in index["key"].tolist())
+    for key, *places in zip(keys, *columns, strict=True):
+        if "." in key or not is_member(f"{key}.cls"):
+            raise DamagedShard(f"{where}: {key!r} can't be a key; verify the set, then rebuild the shard")
+        there = [(field, *place) for field, place in zip(fields, places, strict=True) if place[0]]
+        yield key, sorted(there, key=lambda member: member[1])
+
+
+def image_fields(manifest: Manifest) -> list[str]:
+    """The fields that hold images, over all splits."""
+    fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
+    return [field for field in fields if field in IMAGE_FIELDS]
+
+
+def all_labelled(split: Split) -> bool:
+    """Whether every sample of a split has a label."""
+    return sum(sum(shard.class_counts) for shard in split.shards) == split.num_samples
+
+
+def json_bytes(value: Any) -> bytes:
+    """Readable JSON with a final newline."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,90 @@
+"""Megatron Energon: the folder `.nv-meta` and one `.tar.idx` beside each tar, as `energon prepare` makes them."""
+
+import sqlite3
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+
+import numpy as np
+import yaml
+
+from pipelines.export.base import Format, ShardSet, SideFile, all_labelled, components, image_fields, json_bytes
+from shardset.errors import DamagedShard
+from shardset.format.manifest import Manifest, Shard
+from shardset.format.tar import END
+
+META = ".nv-meta"
+
+_TABLES = """
+CREATE TABLE samples (
+    tar_file_id INTEGER NOT NULL, sample_key TEXT NOT NULL UNIQUE, sample_index INTEGER NOT NULL,
+    byte_offset INTEGER, byte_size INTEGER);
+CREATE TABLE sample_parts (
+    tar_file_id INTEGER, sample_index INTEGER, part_name TEXT,
+    content_byte_offset INTEGER, content_byte_size INTEGER);
+"""
+_INDEXES = """
+CREATE INDEX idx_samples_by_tar_and_idx ON samples(tar_file_id, sample_index);
+CREATE INDEX idx_sample_parts_seq ON sample_parts(tar_file_id, sample_index, content_byte_offset);
+CREATE INDEX idx_sample_parts_full
+    ON sample_parts(tar_file_id, sample_index, part_name, content_byte_offset, content_byte_size);
+"""
+
+
+def files(found: ShardSet) -> Iterator[SideFile]:
+    """The folder's six files and the `.tar.idx` of each shard; reads the indexes, and holds the database in memory."""
+    manifest = found.manifest
+    counts = {shard.path: shard.num_samples for shard in found.shards()}
+    parts = {name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()}
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(_TABLES)
+        for number, shard in enumerate(found.shards()):
+            index = found.index(shard)
+            _add(database, number, shard, index)
+            yield SideFile(f"{shard.path}.idx", _ends(index["offset"], shard).astype("<u8").tobytes())
+        database.executescript(_INDEXES)
+        yield SideFile(f"{META}/index.sqlite", database.serialize())
+    yield SideFile(f"{META}/index.uuid", str(uuid.UUID(manifest.digest[:32])).encode())
+    yield SideFile(f"{META}/.info.json", json_bytes({"shard_counts": counts}))
+    yield SideFile(f"{META}/split.yaml", _yaml({"split_parts": parts, "exclude": []}))
+    yield SideFile(f"{META}/dataset.yaml", _yaml(dataset(manifest)))
+
+
+def dataset(manifest: Manifest) -> dict:
+    """What samples become: images with labels where all have one, and otherwise dicts of their raw fields."""
+    images = image_fields(manifest)
+    if not images or not all(map(all_labelled, manifest.splits.values())):
+        return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+    return {
+        "sample_type": {"__module__": "megatron.energon", "__class__": "ImageClassificationSample"},
+        "field_map": {"image": ",".join(images), "label": "cls"},
+    }
+
+
+def _ends(offsets: np.ndarray, shard: Shard) -> np.ndarray:
+    """Where each sample begins, and where the last one ends."""
+    return np.append(offsets, shard.num_bytes - len(END))
+
+
+def _add(database: sqlite3.Connection, number: int, shard: Shard, index: np.ndarray) -> None:
+    ends = _ends(index["offset"], shard).astype(np.int64)
+    places = zip(ends[:-1].tolist(), np.diff(ends).tolist(), components(index, shard.index.path), strict=True)
+    samples, parts = [], []
+    for position, (offset, size, (key, members)) in enumerate(places):
+        samples.append((number, key, position, offset, size))
+        parts += [(number, position, *member) for member in members]
+    try:
+        database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
+    except sqlite3.IntegrityError as error:
+        raise DamagedShard(
+            f"{shard.index.path}: a key is there twice, or in a shard before it; `verify --deep` names it"
+        ) from error
+    database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
+    database.commit()
+
+
+def _yaml(value: dict) -> bytes:
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode()
+
+
+ENERGON = Format(place="beside", files=files)

@@ -1,0 +1,70 @@
+"""Hugging Face datasets: `README.md`, whose header says which tars are which split and what a sample holds."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from pipelines.export.base import Format, ShardSet, SideFile, image_fields
+from shardset.errors import ConfigError
+from shardset.format.manifest import Manifest, Split
+
+_NUMBER = re.compile(r"[0-9]+\.tar$")
+_SPLIT = re.compile(r"\w+", re.ASCII)
+_DECODED = {"txt": "string", "cls": "int64"}
+
+
+def files(found: ShardSet) -> Iterator[SideFile]:
+    """`README.md`, from the manifest alone: the header, and a few lines for people."""
+    header: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": _data_files(found)}]}
+    features = features_of(found.manifest)
+    if features is not None:
+        header["dataset_info"] = {"features": features}
+    text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
+    yield SideFile("README.md", f"---\n{text}---\n\n{_words(found.manifest)}".encode())
+
+
+def check(manifest: Manifest) -> None:
+    """Hugging Face's split names are words."""
+    for name in manifest.splits:
+        if not _SPLIT.fullmatch(name):
+            raise ConfigError(f"Hugging Face split names are letters, digits and _, not {name!r}; rename the split")
+
+
+def features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
+    """What each column is, so that the reader need not guess it from the first samples; None if we can't know either.
+
+    A field such as `json` has a type of its own in every data set.
+    """
+    fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
+    images = image_fields(manifest)
+    kinds = {field: "image" if field in images else _DECODED.get(field) for field in fields}
+    if None in kinds.values():
+        return None
+    columns: list[dict[str, Any]] = [{"name": field, "dtype": kind} for field, kind in kinds.items()]
+    names = [info.name for info in manifest.classes]
+    if len(set(names)) == len(names) > 0:
+        labels = {"class_label": {"names": {str(info.label): info.name for info in manifest.classes}}}
+        columns = [{"name": "cls", "dtype": labels} if column["name"] == "cls" else column for column in columns]
+    return [*columns, {"name": "__key__", "dtype": "string"}, {"name": "__url__", "dtype": "string"}]
+
+
+def _data_files(found: ShardSet) -> list[dict[str, Any]]:
+    return [
+        {"split": name, "path": sorted({found.prefix + pattern for pattern in _patterns(split)})}
+        for name, split in found.manifest.splits.items()
+    ]
+
+
+def _patterns(split: Split) -> set[str]:
+    return {_NUMBER.sub("*.tar", shard.path) for shard in split.shards}
+
+
+def _words(manifest: Manifest) -> str:
+    rows = [f"| {name} | {split.num_samples} | {split.num_shards} |" for name, split in manifest.splits.items()]
+    table = "\n".join(["| split | samples | shards |", "|---|---|---|", *rows])
+    return f"WebDataset shards made from {manifest.provenance.source}, manifest {manifest.digest}.\n\n{table}\n"
+
+
+HF = Format(place="relative", files=files, check=check)

@@ -1,0 +1,55 @@
+"""`dataset_info.json` in the fields of TensorFlow Datasets, for tools that take names and counts from there.
+
+TensorFlow Datasets itself opens TFRecord, Riegeli, ArrayRecord and Parquet files, no tars.
+"""
+
+from collections.abc import Iterator
+
+from pipelines.export.base import Format, ShardSet, SideFile, json_bytes
+from shardset.errors import ConfigError
+from shardset.format.manifest import Manifest, Split
+
+_MOST_SHARDS = 99_999
+"""From 100,000 shards on `{SHARD_INDEX}` has six digits; below it has five, ours always have six."""
+
+
+def files(found: ShardSet) -> Iterator[SideFile]:
+    """`dataset_info.json`, from the manifest alone."""
+    manifest = found.manifest
+    info = {
+        "name": manifest.provenance.source,
+        "version": "1.0.0",
+        "description": f"WebDataset shards, manifest {manifest.digest}",
+        "splits": [_split(found, name, split) for name, split in manifest.splits.items()],
+    }
+    yield SideFile("dataset_info.json", json_bytes(info))
+
+
+def check(manifest: Manifest) -> None:
+    """Its file name template counts shards from 0."""
+    for name, split in manifest.splits.items():
+        if [shard.path for shard in split.shards] != [_path(split, number) for number in range(split.num_shards)]:
+            raise ConfigError(f"the shards of split {name!r} are not numbered 0 to {split.num_shards - 1} in order")
+        if split.num_shards > _MOST_SHARDS:
+            raise ConfigError(f"{split.num_shards} shards are too many for tfds, which has numbers to {_MOST_SHARDS}")
+
+
+def _path(split: Split, number: int) -> str:
+    return f"{_stem(split)}{number:06d}.tar"
+
+
+def _stem(split: Split) -> str:
+    return split.shards[0].path.removesuffix("000000.tar")
+
+
+def _split(found: ShardSet, name: str, split: Split) -> dict:
+    return {
+        "name": name,
+        # 64-bit numbers are strings in the JSON form of a protocol buffer.
+        "numBytes": str(split.num_content_bytes),
+        "shardLengths": [str(shard.num_samples) for shard in split.shards],
+        "filepathTemplate": f"{found.prefix}{_stem(split)}0{{SHARD_INDEX}}.tar",
+    }
+
+
+TFDS = Format(place="relative", files=files, check=check)

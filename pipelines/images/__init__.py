@@ -1,0 +1,1 @@
+"""Checks and re-encodes images."""

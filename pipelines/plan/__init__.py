@@ -1,0 +1,1 @@
+"""From the raw input to the durable plan of every shard."""

@@ -1,0 +1,1 @@
+"""Beam's runners: options, local workers, Dataflow, errors, progress."""

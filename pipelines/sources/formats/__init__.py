@@ -1,0 +1,1 @@
+"""Readers of raw files that several sources share."""

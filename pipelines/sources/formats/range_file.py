@@ -1,0 +1,73 @@
+"""One generation of a stored object as a read-only, seekable file, for libraries that want a file."""
+
+import io
+from typing import TYPE_CHECKING
+
+from shardset.errors import ChangedInput, NotFound, PreconditionFailed
+from shardset.storage.base import Storage
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+WINDOW_BYTES = 4 << 20
+
+
+class RangeFile(io.BufferedReader):
+    """A file over ranged reads of `num_bytes` bytes of one generation; at most one window is held in memory.
+
+    A read that the buffered window can't answer fetches one whole window, so jumps cost up to `window` bytes each:
+    choose a small one for scattered reads. Raises ChangedInput from any read once the object is another one.
+    """
+
+    def __init__(
+        self, storage: Storage, name: str, generation: str, num_bytes: int, window: int = WINDOW_BYTES
+    ) -> None:
+        super().__init__(_Ranges(storage, name, generation, num_bytes), window)
+
+
+class _Ranges(io.RawIOBase):
+    """Each `readinto` is one ranged read."""
+
+    def __init__(self, storage: Storage, name: str, generation: str, num_bytes: int) -> None:
+        self._storage, self._name, self._generation = storage, name, generation
+        self._num_bytes, self._position = num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        position = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[whence] + offset
+        if position < 0:
+            raise ValueError(f"position {position} is before the start of {self._name}")
+        self._position = position
+        return position
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer).cast("B")
+        start, stop = self._position, min(self._num_bytes, self._position + len(view))
+        if start >= stop:
+            return 0
+        view[: stop - start] = self._fetch(start, stop)
+        self._position = stop
+        return stop - start
+
+    def readall(self) -> bytes:
+        """The rest in one ranged read; without this the base class would ask for 8 KiB at a time."""
+        start, self._position = self._position, max(self._position, self._num_bytes)
+        return self._fetch(start, self._num_bytes) if start < self._num_bytes else b""
+
+    def _fetch(self, start: int, stop: int) -> bytes:
+        where = f"{self._storage.url}/{self._name}"
+        try:
+            data = self._storage.read(self._name, start, stop, generation=self._generation)
+        except (NotFound, PreconditionFailed) as error:
+            raise ChangedInput(f"{where}: replaced or removed while it was read ({error}); start again") from error
+        if len(data) != stop - start:
+            raise ChangedInput(
+                f"{where}: {len(data)} bytes at [{start}, {stop}), expected {stop - start}; it became shorter while "
+                "it was read, start again"
+            )
+        return data

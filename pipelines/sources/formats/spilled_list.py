@@ -1,0 +1,71 @@
+"""A listing in a temporary file, because one of many millions of files does not fit the memory."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice, pairwise
+from typing import Any
+
+import msgspec
+
+from pipelines.sources.base import Unit
+from shardset.storage.base import os_errors_as_storage_errors
+
+_AT_ONCE = 1_000
+
+Entry = list[Any]
+"""Numbers, texts and None."""
+
+
+class SpilledList:
+    """Entries in the order in which they were added, as often as they are asked for.
+
+    Raises StorageError where the temporary folder does not take them.
+    """
+
+    def __init__(self) -> None:
+        self._where = f"the temporary folder {tempfile.gettempdir()}"
+        with os_errors_as_storage_errors(self._where):
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # removed with the pile
+        self._stops = [0]
+        self._last: list[Entry] = []
+        self._num_entries = 0
+
+    def add(self, entry: Entry) -> None:
+        """Puts an entry behind the others."""
+        self._last.append(entry)
+        self._num_entries += 1
+        if len(self._last) == _AT_ONCE:
+            self._put(msgspec.msgpack.encode(self._last))
+            self._last.clear()
+
+    def __len__(self) -> int:
+        return self._num_entries
+
+    def __iter__(self) -> Iterator[Entry]:
+        for start, stop in pairwise(self._stops):
+            with os_errors_as_storage_errors(self._where):
+                data = os.pread(self._file.fileno(), stop - start, start)
+            yield from msgspec.msgpack.decode(data)
+        yield from self._last
+
+    def _put(self, data: bytes) -> None:
+        with os_errors_as_storage_errors(self._where):
+            self._stops.append(self._stops[-1] + len(data))
+            while data:
+                data = data[self._file.write(data) :]
+
+
+class SpilledUnits:
+    """Units of `size` entries of a pile, made anew each time they are asked for; at least one."""
+
+    def __init__(self, pile: SpilledList, size: int, unit_of: Callable[[int, list[Entry]], Unit]) -> None:
+        self._pile, self._size, self._unit_of = pile, size, unit_of
+
+    def __len__(self) -> int:
+        return max(1, -(-len(self._pile) // self._size))
+
+    def __iter__(self) -> Iterator[Unit]:
+        entries = iter(self._pile)
+        for number in range(len(self)):
+            yield self._unit_of(number, list(islice(entries, self._size)))

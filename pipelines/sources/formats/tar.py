@@ -1,0 +1,185 @@
+"""A strict walk over a tar that others made: USTAR, GNU or PAX, whole or inside another tar.
+
+Python's `tarfile` ends quietly at a cut or damaged header that is not the first, so half an archive looks like a
+short one. Here the walk ends at the two zero blocks that end a tar, or raises.
+"""
+
+import re
+import tarfile
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+from shardset.errors import SourceError
+from shardset.storage.base import Storage
+
+BLOCK = tarfile.BLOCKSIZE
+END = bytes(2 * BLOCK)
+SCATTERED_BYTES = 4096
+"""A window for headers with more between them than is worth fetching."""
+
+MAX_HEADER_BYTES = 1 << 20
+"""So long are the headers of one member, long names and the like, at most."""
+
+_REMOTE_BYTES = 8 << 20
+_CHUNK_BYTES = 1 << 20
+_NAME = re.compile(rb"[ -~]+")
+_SIZE = re.compile(rb"[0-7]{11}[\0 ]")
+_SUM = re.compile(rb"[0-7]{6}\0 ")
+_MAGIC = (b"ustar\x0000", b"ustar  \0")
+_BROKEN = (tarfile.TarError, ValueError, OverflowError, RecursionError)
+
+
+def header_window(storage: Storage) -> int:
+    """The window in bytes with which to walk members of some 100 KB.
+
+    A request to a bucket takes as long as some megabytes of its answer, so there whole stretches are read; on a local
+    disk, jumping from header to header is three times as fast as reading 32 KiB at each.
+    """
+    return _REMOTE_BYTES if storage.url.startswith("gs://") else SCATTERED_BYTES
+
+
+def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> Iterator[tarfile.TarInfo]:
+    """The members of the tar at [start, stop) of `file`, front to back, without directories.
+
+    `offset_data` counts from the start of `file`, so that it holds for a tar inside another one too; contents are
+    not read, and the caller may seek and read in `file` between members. Ask `refusal` before using a member.
+    Names that are not UTF-8 have their odd bytes spelled `\\xNN`. Raises SourceError, with `where` and the byte
+    offset, at a damaged header, a member that is cut, or a missing end mark.
+    """
+    view = _View(file, start, file.seek(0, 2) if stop is None else stop)
+    archive = _open(view, where)
+    while (member := _next(archive, view, where)) is not None:
+        if not member.isdir():
+            yield member
+        # tarfile keeps every member it has seen; a million of them are a gigabyte.
+        archive.members = []  # type: ignore[attr-defined]
+    _check_end(view, archive.offset, where)
+
+
+def refusal(member: tarfile.TarInfo) -> str | None:
+    """Why a member can't be read as a plain file, or None if it can. Nothing is ever followed or extracted."""
+    if member.issym() or member.islnk():
+        return f"is a link to {member.linkname!r}; links are not followed"
+    if member.issparse():
+        return "is a sparse file; store it whole"
+    if not member.isreg():
+        return f"is no regular file (tar type {member.type!r})"
+    if member.name.startswith(("/", "\\")):
+        return "has an absolute name"
+    if ".." in member.name.replace("\\", "/").split("/"):
+        return "has a name that climbs out of its folder"
+    return None
+
+
+class _View:
+    """The bytes [start, stop) of a file under the file's own offsets, with a limit on what one header may read.
+
+    tarfile believes the size that an extension header states, and reads that much into memory.
+    """
+
+    mode = "rb"
+
+    def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
+        self.file, self.start, self.stop = file, start, stop
+        self.allowance = MAX_HEADER_BYTES
+        self.tell, self.seek = file.tell, file.seek
+        file.seek(start)
+
+    def read(self, num_bytes: int) -> bytes:
+        wanted = max(0, min(num_bytes, self.stop - self.file.tell()))
+        self.allowance -= wanted
+        if self.allowance < 0:
+            raise ValueError(f"its extension headers are longer than {MAX_HEADER_BYTES} bytes")
+        return self.file.read(wanted)
+
+
+def _open(view: _View, where: str) -> tarfile.TarFile:
+    try:
+        return tarfile.TarFile(fileobj=cast(BinaryIO, view), mode="r", encoding="utf-8", errors="backslashreplace")
+    except _BROKEN as error:
+        raise _damage(view, view.start, where, error) from error
+
+
+def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo | None:
+    at = archive.offset
+    view.allowance = MAX_HEADER_BYTES
+    try:
+        member = _plain(archive, view) or archive.next()
+    except _BROKEN as error:
+        raise _damage(view, at, where, error) from error
+    if member is not None:
+        _check_member(member, view.stop, where)
+    return member
+
+
+def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
+    """The next member if one block says all of it, as for nearly every image without tarfile's work.
+
+    None leaves it to tarfile: at extension headers and all that is no plain file, and where anything looks odd.
+    """
+    is_first = archive.firstmember is not None  # type: ignore[attr-defined]
+    if is_first or archive.pax_headers:  # it is not handed out yet; they hold for all that follow
+        return None
+    at = archive.offset
+    view.seek(at)
+    block = view.file.read(max(0, min(BLOCK, view.stop - at)))
+    name, size, total = block[:100].rstrip(b"\0"), block[124:136], block[148:156]
+    is_plain = (
+        block[156:157] == tarfile.REGTYPE
+        and block[257:265] in _MAGIC
+        and block[345:] == bytes(BLOCK - 345)  # neither a prefix of the name nor what GNU tar may put there
+        and _NAME.fullmatch(name)
+        and _SIZE.fullmatch(size)
+        and _SUM.fullmatch(total)
+        and int(total[:6], 8) == sum(block[:345]) - sum(total) + 8 * ord(" ")
+    )
+    if not is_plain:
+        return None
+    member = tarfile.TarInfo(name.decode("ascii"))
+    member.size, member.offset, member.offset_data = int(size[:11], 8), at, at + BLOCK
+    archive.offset = member.offset_data + -(-member.size // BLOCK) * BLOCK
+    return member
+
+
+def _check_member(member: tarfile.TarInfo, stop: int, where: str) -> None:
+    if member.size < 0 or member.offset_data <= member.offset:
+        raise SourceError(
+            f"{where}: member {member.name!r} at byte {member.offset} has the size {member.size}; "
+            "the archive is damaged, fetch it again"
+        )
+    if member.isreg() and not member.issparse() and member.offset_data + member.size > stop:
+        raise SourceError(
+            f"{where}: cut at byte {stop} inside {member.name!r}, which starts at byte {member.offset_data} and has "
+            f"{member.size} bytes; fetch it again"
+        )
+
+
+def _check_end(view: _View, at: int, where: str) -> None:
+    view.seek(at)
+    mark = view.file.read(max(0, min(len(END), view.stop - at)))
+    if mark != END:
+        raise _damage(view, at, where, "no end mark")
+    at += len(END)
+    while chunk := view.file.read(max(0, min(_CHUNK_BYTES, view.stop - at))):
+        if chunk.strip(b"\0"):
+            raise SourceError(
+                f"{where}: an end mark before byte {at}, then data; either the archive has a hole (fetch it again) or "
+                "several were joined (give them one by one)"
+            )
+        at += len(chunk)
+
+
+def _damage(view: _View, at: int, where: str, cause: object) -> SourceError:
+    """What stands at `at` instead of a header or an end mark."""
+    if at >= view.stop:
+        return SourceError(f"{where}: cut at byte {view.stop}: no end mark after the last member; fetch it again")
+    view.seek(at)
+    block = view.file.read(min(BLOCK, view.stop - at))
+    if block.startswith(b"\x1f\x8b"):
+        return SourceError(f"{where}: gzip data at byte {at}, expected a plain tar; unpack it with gunzip first")
+    if view.stop - at < len(END):
+        return SourceError(f"{where}: cut at byte {view.stop}: {cause} at byte {at}; fetch it again")
+    return SourceError(
+        f"{where}: bad tar header at byte {at} ({cause}; it starts {block[:16]!r}); the archive is damaged, "
+        "fetch it again"
+    )

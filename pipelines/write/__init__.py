@@ -1,0 +1,1 @@
+"""From the plan to tars, indexes and the manifest."""

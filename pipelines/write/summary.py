@@ -1,0 +1,108 @@
+"""The closing words of a build: what was found, what was made of it, and how fast."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from pipelines.config import BuildConfig
+from pipelines.plan.job import BuildFile, read_record
+from pipelines.plan.layout import SplitPlan
+from pipelines.terminal import plain
+from shardset.format import naming
+from shardset.storage.base import open_storage
+
+if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
+    from pipelines.build import Result
+
+
+def show(config: BuildConfig, result: "Result", console: Console) -> None:
+    """A table of the splits and a few sentences."""
+    plans = [split for _, split in sorted(result.plan.splits.items())]
+    title, stored = f"{config.source}: {config.input} → {config.output}", stored_bytes(config, result)
+    plans = [replace(plan, num_bytes=stored.get(plan.name, plan.num_bytes)) for plan in plans]
+    console.print(split_table(title, plans, "MB each" if stored else "input MB each"))
+    for line in sentences(config, result):
+        console.print(plain(line), highlight=False)
+
+
+def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
+    """The bytes of all tars of each split of a published set, by a listing: a manifest may be too large to be held."""
+    if result.published is None:
+        return {}
+    output = open_storage(config.output)
+    build: BuildFile | None = read_record(output, naming.BUILD, BuildFile)
+    folders = {name: f"{name}{build.suffix if build else ''}/" for name in result.plan.splits}
+    return {
+        name: sum(found.num_bytes for found in output.list(folder) if found.name.endswith(".tar"))
+        for name, folder in folders.items()
+    }
+
+
+def split_table(title: str, plans: Iterable[SplitPlan], size: str = "MB each") -> Table:
+    """A row for each split: what it holds and how that is cut into shards. Columns of nothing but 0 are left out."""
+    plans = list(plans)
+    table = Table(title=plain(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("split", no_wrap=True, overflow="fold")
+    columns = ["raw", "stored", "shards", "samples each", size]
+    left_out = {name: any(getattr(plan, f"num_{name}") for plan in plans) for name in ("dropped", "repeats")}
+    for column in [*columns, *(name for name, some in left_out.items() if some)]:
+        table.add_column(column, justify="right", no_wrap=True)
+    for plan in plans:
+        small, left = divmod(plan.num_stored, plan.num_shards)
+        each = f"{small:,}" if not left else f"{small:,} or {small + 1:,}"
+        table.add_row(
+            plan.name, f"{plan.num_source:,}", f"{plan.num_stored:,}", f"{plan.num_shards:,}", each,
+            f"{plan.num_bytes / plan.num_shards / 1e6:,.1f}",
+            *(f"{getattr(plan, f'num_{name}'):,}" for name, some in left_out.items() if some),
+        )  # fmt: skip
+    return table
+
+
+def sentences(config: BuildConfig, result: "Result") -> list[str]:
+    """What a table can't say."""
+    plan, counters = result.plan, result.counters
+    lines = [f"note: {note}" for note in plan.notes]
+    lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
+    if plan.num_rejected:
+        where = f": see {config.output.rstrip('/')}/{result.published.quarantine.path}" if result.published else ""
+        lines.append(f"quarantined: {plan.num_rejected:,} raw samples{where}")
+    if counters.get("shards_written"):
+        written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
+        lines.append(
+            f"wrote {counters['shards_written']:,} shards, {written:,} samples, {size / 1e6:,.1f} MB in "
+            f"{result.seconds:.1f} s ({written / result.seconds:,.0f} images/s)"
+        )
+    if counters.get("shards_skipped"):
+        lines.append(f"{counters['shards_skipped']:,} shards were finished before and stand as they should")
+    lines.append(f"plan: {plan.num_units:,} units of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
+    if result.published:
+        lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.published.digest[:16]}…")
+    return lines
+
+
+def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
+    """The same for programs."""
+    return {
+        "output": config.output,
+        "plan_digest": result.plan.digest,
+        "digest": result.published.digest if result.published else None,
+        "splits": {
+            name: {
+                "num_source_samples": split.num_source,
+                "num_samples": split.num_stored,
+                "num_shards": split.num_shards,
+                "num_dropped": split.num_dropped,
+                "num_repeats": split.num_repeats,
+            }
+            for name, split in sorted(result.plan.splits.items())
+        },
+        "quarantined": result.plan.num_rejected,
+        "fixes": result.plan.fixes,
+        "notes": result.plan.notes,
+        "counters": result.counters,
+        "seconds": round(result.seconds, 3),
+    }

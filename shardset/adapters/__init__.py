@@ -1,0 +1,1 @@
+"""Doors to other loaders, each with one optional library."""

@@ -1,0 +1,74 @@
+"""8-bit PNGs to RGB pixels; imports no more than that needs, because processes are started for it.
+
+kornia_rs (Rust's png) decodes RGB in little more than half the time of pyspng (libspng), which converts all others.
+Neither knows a colour that a PNG calls transparent: such a PNG is left to Pillow.
+"""
+
+import struct
+import zlib
+
+import numpy as np
+import pyspng
+from kornia_rs import io as kornia
+
+from shardset.format.background import WHITE, Background, over
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_HEADER = slice(8, 16)
+_HEADER_BEGINS = b"\0\0\0\x0dIHDR"
+_SIZE, _CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
+_RGB, _WITH_ALPHA = 2, (4, 6)
+_LEFT_TO_PILLOW = (b"acTL", b"tRNS")
+_END = b"\0\0\0\0IEND\xaeB`\x82"
+
+
+def is_png(data: bytes) -> bool:
+    """Whether they begin as a PNG does, so that `size` can tell."""
+    return data[:8] == _SIGNATURE and len(data) >= 26
+
+
+def size(data: bytes) -> tuple[int, int]:
+    """(height, width) as a PNG's header claims them."""
+    width, height = _SIZE.unpack_from(data, 16)
+    return height, width
+
+
+def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
+    """The image of a PNG on a background, uint8 [height, width, 3]; None if it is cut, damaged or not 8-bit.
+
+    None also of animated ones, and where a colour is transparent. What a header may claim is for the caller to check.
+    """
+    is_rgb = data[25] == _RGB
+    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=not is_rgb):
+        return None
+    try:
+        if is_rgb:
+            return kornia.decode_image_png_u8(data, size(data), "rgb")
+        if data[25] in _WITH_ALPHA:
+            return over(pyspng.load(data, "RGBA"), background)
+        return pyspng.load(data, "RGB")
+    except Exception:  # noqa: BLE001 - kornia_rs knows no narrower one
+        return None
+
+
+def is_cut(data: bytes) -> bool:
+    """Whether the end mark of a PNG is missing, as the build asks: Pillow does without it."""
+    return _END not in data
+
+
+def _is_one_image(data: bytes, *, sums: bool) -> bool:
+    """Whether it is neither animated nor has a transparent colour, and its chunks end where it ends.
+
+    libspng may allocate what a chunk claims, kornia_rs overlook it. With `sums` each chunk must have its CRC-32, which
+    libspng does not compare.
+    """
+    at, view = 8, memoryview(data)
+    while at + 12 <= len(data):
+        num_bytes, kind = _CHUNK.unpack_from(data, at)
+        if kind in _LEFT_TO_PILLOW:
+            return False
+        end = at + 8 + num_bytes
+        if sums and data[end : end + 4] != zlib.crc32(view[at + 4 : end]).to_bytes(4, "big"):
+            return False
+        at = end + 4
+    return at == len(data) and data.endswith(_END)

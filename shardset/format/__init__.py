@@ -1,0 +1,1 @@
+"""The format on disk: manifest, names, tar, index."""

@@ -1,0 +1,154 @@
+"""The one place where a key, or the path of a shard, an index, a plan object or a manifest is spelled.
+
+All paths are relative to the folder that holds the manifest and use `/`.
+"""
+
+import re
+
+from shardset.errors import ManifestError
+from shardset.order.permutation import hash_text
+
+MANIFEST = "manifest.json"
+REPORT = "report.html"
+PLAN_FOLDER = "plan/"
+BUILD = "plan/build.json"
+SURVEY = "plan/survey.jsonl"
+PLAN = "plan/plan.json"
+REJECTED = "plan/rejected.jsonl"
+UNITS = "plan/units/"
+RECORDS = "plan/done/"
+REPLACED = "plan/replaced.json"
+"""The manifest of the set that a build replaces; its files go when the new manifest stands, and then it goes too."""
+PARTITIONS = "plan/parts/"
+"""What steps of one run leave for the next; removed at its end."""
+
+MAX_KEY_BYTES = 72
+MAX_FIELD_BYTES = 16
+"""A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 11 bytes: the 100 bytes of a USTAR header's name."""
+
+_KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
+_SKIPPED = re.compile(r"__[^/]*__/")
+"""What webdataset takes for metadata, and reads none of."""
+_FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
+_MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
+_SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
+_SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
+_PLAN = re.compile(
+    r"plan/((build|plan|replaced)\.json|(survey|rejected)\.jsonl|(units|summaries|parts|dropped|spool|shards|done)/"
+    r"[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
+    re.ASCII,
+)
+_BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
+
+
+def is_key(key: str) -> bool:
+    """Whether a raw sample's `key` can stand in a tar: ASCII letters, digits and `_+=-/`, at most 72 bytes.
+
+    No dot (a key ends at the first), no space, no climbing; `@` is kept for the copies of a sample. Its first folder
+    is not called `__...__`.
+    """
+    return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None and not _SKIPPED.match(key)
+
+
+def is_field(field: str) -> bool:
+    """Whether `field` can be a member's extension: lower-case ASCII, at most 16 bytes, inner dots allowed."""
+    return len(field) <= MAX_FIELD_BYTES and _FIELD.fullmatch(field) is not None
+
+
+def is_member(name: str) -> bool:
+    """Whether a tar member of ours can be called `name`: `KEY.FIELD` or `KEY@COPY.FIELD`."""
+    return _MEMBER.fullmatch(name) is not None
+
+
+def is_split(split: str) -> bool:
+    """Whether `split` can name a split and its folder; `plan/` is the build's own."""
+    return _SPLIT.fullmatch(split) is not None and f"{split}/" != PLAN_FOLDER
+
+
+def short_key(original: str, occurrence: int = 0) -> str:
+    """The stable 14-character key of a sample whose own name can't be one; `occurrence` counts equal names."""
+    number = hash_text(f"{occurrence}/{original}", key=0)
+    return "k" + "".join(_BASE32[(number >> shift) & 31] for shift in range(0, 65, 5))
+
+
+def copy_key(key: str, copy: int) -> str:
+    """The key of repeat number `copy` of a sample; copy 0 is the sample itself."""
+    return f"{key}@{copy}" if copy else key
+
+
+def split_member(name: str) -> tuple[str, str]:
+    """A tar member's (key, field): the key ends at the first dot of the base name; no dot, no field."""
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    return (name, "") if dot < 0 else (name[:dot], name[dot + 1 :])
+
+
+def is_shard_file(path: str) -> bool:
+    """Whether `path` is spelled like a shard or an index of ours."""
+    return _SHARD_FILE.fullmatch(path) is not None
+
+
+def quarantine_path(suffix: str = "") -> str:
+    """The list of rejected raw samples; `suffix` keeps it apart from that of a set which is being replaced."""
+    return f"quarantine{suffix}.jsonl"
+
+
+def is_plan(path: str) -> bool:
+    """Whether `path` is spelled like a file of a build's plan."""
+    return _PLAN.fullmatch(path) is not None
+
+
+def shard_path(folder: str, split: str, number: int) -> str:
+    """`train/train-000012.tar`: zero-padded, so that brace ranges such as {000000..000639} list a split."""
+    return f"{folder}/{split}-{number:06d}.tar"
+
+
+def index_path(shard: str) -> str:
+    """The index beside a shard: `train/train-000012.idx.npy`."""
+    return shard.removesuffix(".tar") + ".idx.npy"
+
+
+def unit_path(unit: int) -> str:
+    """The durable index of one unit of raw input."""
+    return f"{UNITS}{unit:07d}.arrow"
+
+
+def summary_path(unit: int) -> str:
+    """What the plan needs to know of one unit, written after its index."""
+    return f"plan/summaries/{unit:07d}.json"
+
+
+def partition_path(kind: str, number: int) -> str:
+    """What one call of a step leaves for the next step, in pieces."""
+    return f"{PARTITIONS}{kind}-{number:07d}.bin"
+
+
+def dropped_path(unit: int) -> str:
+    """The list of a unit's samples that are stored nowhere, as JSON lines; there is none if all are stored."""
+    return f"plan/dropped/{unit:07d}.jsonl"
+
+
+def spool_path(unit: int) -> str:
+    """Where a unit that can't be range-read is laid out byte by byte."""
+    return f"plan/spool/{unit:07d}.bin"
+
+
+def references_path(split: str, number: int) -> str:
+    """The plan of one shard: which raw bytes stand at which position."""
+    return f"plan/shards/{split}-{number:06d}.arrow"
+
+
+def record_path(split: str, number: int) -> str:
+    """The record of a finished shard, as it will stand in the manifest."""
+    return f"{RECORDS}{split}-{number:06d}.json"
+
+
+def check_relative(path: str, where: str) -> str:
+    """`path` itself if it stays inside its folder; raises ManifestError if it is absolute or climbs."""
+    if path.startswith("/") or "://" in path:
+        raise ManifestError(f"{where}: path {path!r} is absolute, expected one beside the manifest; rebuild the set")
+    if "\\" in path or "\0" in path:
+        raise ManifestError(f"{where}: path {path!r} has a backslash or a NUL, expected / only; rebuild the set")
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        raise ManifestError(f"{where}: path {path!r} leaves the manifest's folder; do not use this shard set")
+    return path

@@ -1,0 +1,1 @@
+"""The look of the pages about sets and runs."""

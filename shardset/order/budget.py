@@ -1,0 +1,147 @@
+"""What one reader of a split may hold: L, q and w of its order and its memory, from a budget of bytes.
+
+Pure numbers: `shardset/stream/stream.py` reads by them, `python -m pipelines plan` shows them in advance.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from shardset.errors import BudgetTooSmall, ConfigError
+from shardset.order.epoch import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes, require_int
+
+MIB = 1 << 20
+BUDGET_BYTES = 2 << 30
+INDEX_BUDGET_BYTES = 256 << 20
+INDEX_BYTES = 28
+"""What the index of a sample of two fields holds in memory; without its key, which few readers ask for."""
+MAX_STEPS_AT_ONCE = 64
+READ_AHEAD = 8
+PREFETCH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a stream holds at most, in bytes; `str()` is the line that it logs when it starts."""
+
+    raw: int
+    decoded: int
+    indexes: int
+    cache: int
+    budget: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.raw + self.decoded + self.indexes + self.cache
+
+    def __str__(self) -> str:
+        parts = (f"{getattr(self, name) / 2**20:,.0f} MiB {name}" for name in ("raw", "decoded", "indexes", "cache"))
+        return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
+
+
+def steps_at_once(order: Order) -> int:
+    """How many steps a reader plans together, once it runs: each index that they need is looked into once."""
+    return max(1, min(order.window // order.items, MAX_STEPS_AT_ONCE))
+
+
+def fit_order(
+    shard_sizes: Sequence[int],
+    *,
+    stored_bytes: int,
+    seed: int | None,
+    global_batch_size: int,
+    num_lanes: int | None = None,
+    block_size: int | None = None,
+    window: int | None = None,
+    quarantined: Sequence[int] = (),
+    last_batch: LastBatch = "pad",
+    budget_bytes: int = BUDGET_BYTES,
+) -> Order:
+    """The order of a split whose tars hold `stored_bytes`; L, q and w that are not given are made to fit the budget.
+
+    Half of the budget is for raw bytes; a split that fits there whole needs no narrower order. Raises ConfigError where
+    the numbers can't make an order.
+    """
+    num_lanes, block_size, window = (
+        None if given is None else require_int(name, given)
+        for name, given in (("num_lanes", num_lanes), ("block_size", block_size), ("window", window))
+    )
+    for name, given in (("num_lanes", num_lanes), ("block_size", block_size)):
+        if given is not None and given < 1:
+            raise ConfigError(f"{name} is {given}, expected at least 1; leave it out for the default")
+    half = budget_bytes // 2 if stored_bytes > budget_bytes // 2 else sys.maxsize
+    mean_bytes = stored_bytes / max(1, sum(shard_sizes))
+    block = block_size or default_block_size(mean_bytes)
+    lanes = num_lanes or fit_lanes(mean_bytes, global_batch_size=global_batch_size, block_size=block, budget_bytes=half)
+    if window is None:
+        window = fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=half) if seed is not None else 0
+    return Order(
+        shard_sizes=shard_sizes,
+        seed=seed,
+        global_batch_size=global_batch_size,
+        num_lanes=lanes,
+        block_size=block,
+        window=window,
+        quarantined=quarantined,
+        last_batch=last_batch,
+    )
+
+
+def fit_memory(
+    order: Order,
+    part: range,
+    *,
+    order_within: Callable[[int], Order],
+    stored_bytes: int,
+    image_bytes: int,
+    cache_bytes: int | None = None,
+    prefetch: int = PREFETCH,
+    budget_bytes: int = BUDGET_BYTES,
+) -> Memory:
+    """What the reader of a part of each global batch holds; raises BudgetTooSmall, with one that is enough.
+
+    `order_within` is `fit_order` by its budget: a larger one makes the order wider. `image_bytes` are those of one
+    decoded image, `cache_bytes` those of all decoded images together (None where they can't be kept), which are kept
+    where the rest of the budget has room for them.
+    """
+    batch_size = len(part)
+    mean_bytes = stored_bytes / int(order.first_ids[-1])
+
+    def needed(order: Order, budget: int) -> Memory:
+        lanes = len(order.part_lanes(part))
+        held = held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window)
+        return Memory(
+            raw=min(held, stored_bytes) + int(batch_size * mean_bytes),
+            decoded=(prefetch + 2) * batch_size * image_bytes,
+            indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * int(order.first_ids[-1])),
+            cache=0,
+            budget=budget,
+        )
+
+    memory = needed(order, budget_bytes)
+    if memory.total > budget_bytes:
+        enough = _enough(budget_bytes, lambda budget: needed(order_within(budget), budget).total <= budget)
+        raise BudgetTooSmall(
+            f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set budget_bytes={enough} of a "
+            f"run, --budget-bytes {enough} of `plan`), or lower window, num_lanes, prefetch or the batch size",
+            enough,
+        )
+    ahead = int(READ_AHEAD * batch_size * mean_bytes)
+    memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
+    left = budget_bytes - memory.total
+    return replace(memory, cache=cache_bytes if cache_bytes is not None and cache_bytes <= left else 0)
+
+
+def _enough(too_small: int, fits: Callable[[int], bool]) -> int:
+    """A budget in whole MiB that fits while one MiB less does not.
+
+    The raw bytes of an order take half of a budget at most, unless L, q and w were given, so that doubling ends.
+    """
+    low, high = too_small // MIB, 2 * max(1, too_small // MIB)
+    while not fits(high * MIB):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle * MIB) else (middle, high)
+    return high * MIB

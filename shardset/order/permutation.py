@@ -1,0 +1,146 @@
+"""An order as arithmetic: a keyed 64-bit hash and a keyed permutation of `range(n)`.
+
+Both are fixed for ever by the vectors in `tests/shardset/order/test_permutation.py`; no library generator is
+involved, because their streams are no stability contract. Scalars and NumPy arrays go through the same code.
+
+The hash chains the SplitMix64 finalizer (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number
+generators"). The permutation is a balanced 4-round Feistel network over the smallest even number of bits, at
+least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with arbitrary finite domains").
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+ORDER_VERSION = 1
+"""Raised whenever any of the numbers below, or the epoch order built on them, changes."""
+
+Round = Callable[[Any], Any]
+Step = Callable[[Any, Any, Round], tuple[Any, Any]]
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_MUL1 = 0xBF58476D1CE4E5B9
+_MUL2 = 0x94D049BB133111EB
+_ROUNDS = 4
+_MIN_HALF_BITS = 4  # on fewer bits four rounds prefer some places visibly
+
+
+def hash64(*words: Any) -> Any:
+    """A 64-bit hash of a sequence of integers; any word may be an array, then the result is one (uint64).
+
+    Words are taken modulo 2**64. Returns an int if all words are ints, else a uint64 array of the broadcast shape.
+    """
+    state: Any = 0
+    for word in words:
+        state = _mix(state, word)
+    return state
+
+
+def hash64_on(state: Any, word: Any) -> Any:
+    """`hash64(*words, word)` from `hash64(*words)`: what many hashes begin with need not be hashed for each."""
+    return _mix(state, word)
+
+
+def derive_key(seed: int, *names: int | str) -> int:
+    """A 64-bit key for one purpose, by name: `derive_key(seed, "holdout", "test")`."""
+    return hash64(seed, *(_word_of(name) for name in names))
+
+
+def hash_text(text: str, *, key: int) -> int:
+    """A keyed 64-bit hash of a text (BLAKE2b over its UTF-8 bytes)."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=key.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def permute(position: Any, *, n: int, key: int) -> Any:
+    """Where a keyed permutation of `range(n)` sends `position` (an int, or an integer array of them)."""
+    return _walk(position, n=n, key=key, rounds=range(_ROUNDS), step=_forward)
+
+
+def unpermute(position: Any, *, n: int, key: int) -> Any:
+    """The inverse of `permute`: `unpermute(permute(i, n=n, key=key), n=n, key=key) == i`."""
+    return _walk(position, n=n, key=key, rounds=reversed(range(_ROUNDS)), step=_backward)
+
+
+def _word_of(name: int | str) -> int:
+    return name if isinstance(name, int) else hash_text(name, key=0)
+
+
+def _mix(state: Any, word: Any) -> Any:
+    if isinstance(state, int) and isinstance(word, int):
+        x = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
+        x = ((x ^ (x >> 30)) * _MUL1) & _MASK
+        x = ((x ^ (x >> 27)) * _MUL2) & _MASK
+        return x ^ (x >> 31)
+    x = _uint64(state) ^ _uint64(word)
+    x += np.uint64(_GOLDEN)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_MUL1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_MUL2)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def _uint64(word: Any) -> np.ndarray:
+    # At least one dimension: NumPy scalars warn where arrays wrap around, and wrapping is what a hash does.
+    if isinstance(word, int):
+        return np.array([word & _MASK], dtype=np.uint64)
+    return np.asarray(word).astype(np.uint64, copy=False)
+
+
+def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step) -> Any:
+    half = max(_MIN_HALF_BITS, ((n - 1).bit_length() + 1) // 2)
+    keys = [hash64(key, number) for number in rounds]
+    if isinstance(position, int):
+        if not 0 <= position < n:
+            raise ValueError(f"position {position} is outside [0, {n})")
+        functions: list[Round] = [partial(_round, key, (1 << half) - 1) for key in keys]
+        value = _network(position, functions, half, step)
+        while value >= n:
+            value = _network(value, functions, half, step)
+        return value
+    values = np.asarray(position)
+    for found in (int(values.min()), int(values.max())) if values.size else ():
+        if not 0 <= found < n:
+            raise ValueError(f"position {found} is outside [0, {n})")
+    values = values.astype(np.int64)
+    functions = list(_rounds(keys, half, values.size))
+    values = _network(values, functions, half, step)
+    outside = np.flatnonzero(values >= n)
+    while outside.size:
+        again = _network(values[outside], functions, half, step)
+        values[outside] = again
+        outside = outside[again >= n]
+    return values
+
+
+def _rounds(keys: Iterable[int], half: int, num_values: int) -> Iterator[Round]:
+    """The functions of the rounds: looked up where there are at least as many values as a round has results."""
+    for key in keys:
+        function = partial(_round, key, (1 << half) - 1)
+        yield function(np.arange(1 << half)).__getitem__ if num_values >= 1 << half else function
+
+
+def _round(key: int, mask: int, value: Any) -> Any:
+    mixed = _mix(key, value)
+    return mixed & mask if isinstance(mixed, int) else (mixed & np.uint64(mask)).astype(np.int64)
+
+
+def _network(value: Any, functions: Iterable[Round], half: int, step: Step) -> Any:
+    left, right = value >> half, value & ((1 << half) - 1)
+    for function in functions:
+        left, right = step(left, right, function)
+    return (left << half) | right
+
+
+def _forward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
+    return right, left ^ function(right)
+
+
+def _backward(left: Any, right: Any, function: Round) -> tuple[Any, Any]:
+    return right ^ function(left), left

@@ -1,0 +1,1 @@
+"""Reads samples by ranges and verifies their bytes."""

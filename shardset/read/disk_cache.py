@@ -1,0 +1,253 @@
+"""What was read from a bucket, kept on a local disk: within a budget, shared by the processes of a host.
+
+    Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200 << 30))
+
+A shard has one sparse file of its own size, with a byte for each sample at its end that says whether the sample is
+there. Nothing is trusted: a sample from here is compared with its CRC32C like one from the bucket, so a file that was
+cut, or damaged, or half written when the power failed, is a miss and not an error.
+
+The files of a set count in full as soon as they are begun, so the budget holds at any moment. Where it is used up, sets
+that no process reads are removed, those used longest ago first; then further shards stay uncached. Shards of the own
+set never make room for each other: a pass over all of them would remove each one just before it is wanted again.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from shardset.errors import ConfigError
+from shardset.format.manifest import Split
+from shardset.read.threads import ProcessLock
+from shardset.storage.local_folder import local_folder
+
+MAX_OPEN_FILES = 256
+_LOCK = "lock"
+_SET = re.compile("[0-9a-f]{32}")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCache:
+    """A folder on a local disk that may hold `num_bytes`; several streams and processes may share it."""
+
+    folder: str
+    num_bytes: int
+
+    def __post_init__(self) -> None:
+        local_folder(self.folder, "the folder of a cache is")
+
+
+class BlockCache:
+    """The cached samples of one split. Raises ConfigError where the budget does not fit the disk or the shards."""
+
+    def __init__(self, spec: DiskCache, split: Split) -> None:
+        self.spec, self.split = spec, split
+        self._root = Path(spec.folder)
+        names = "\n".join(shard.sha256 for shard in split.shards)
+        self._folder = self._root / hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
+        self._files: OrderedDict[int, _File] = OrderedDict()
+        self._unfit: set[int] = set()
+        self._lock = ProcessLock()
+        self._check_budget()
+        self._held = self._hold()
+
+    def __reduce__(self) -> tuple:
+        return BlockCache, (self.spec, self.split)
+
+    def missing(self, shard: int, first: int, last: int) -> tuple[int, int] | None:
+        """The span of samples to read so that all of [first, last) are there; None if they are."""
+        file = self._file(shard)
+        if file is None:
+            return first, last
+        try:
+            absent = np.flatnonzero(~file.present(first, last))
+        except OSError as error:
+            self._give_up(shard, error)
+            return first, last
+        return (first + int(absent[0]), first + int(absent[-1]) + 1) if len(absent) else None
+
+    def read(self, shard: int, start: int, stop: int) -> bytes:
+        """The bytes [start, stop) of a shard as they are kept; fewer where the file was cut or can't be read."""
+        file = self._file(shard)
+        try:
+            return b"" if file is None else os.pread(file.fd, stop - start, start)
+        except OSError as error:
+            self._give_up(shard, error)
+            return b""
+
+    def put(self, shard: int, first: int, last: int, start: int, data: bytes) -> None:
+        """Keeps the samples [first, last), whose bytes begin at `start`; without room nothing happens."""
+        file = self._file(shard)
+        if file is None:
+            return
+        try:
+            file.put(first, last, start, data)
+        except OSError as error:
+            self._give_up(shard, error)
+
+    def _file(self, shard: int) -> "_File | None":
+        with self._lock:
+            if shard in self._files:
+                self._files.move_to_end(shard)
+                return self._files[shard]
+            if shard in self._unfit:
+                return None
+            found = self._open(shard)
+            if found is None:
+                self._unfit.add(shard)
+                return None
+            self._files[shard] = found
+            if len(self._files) > MAX_OPEN_FILES:
+                self._files.popitem(last=False)
+            return found
+
+    def _open(self, number: int) -> "_File | None":
+        shard = self.split.shards[number]
+        path, size = self._folder / f"{number:06d}", shard.num_bytes + shard.num_samples
+        try:
+            with _locked(self._root / _LOCK):
+                begun = path.stat().st_size if path.exists() else 0
+                if begun < size and not self._make_room(size - begun):
+                    return None
+                return _File(path, shard.num_bytes, size)
+        except OSError as error:
+            _log.warning("%s: %s; shard %d is read from its storage from now on", path, error, number)
+            return None
+
+    def _give_up(self, shard: int, error: OSError) -> None:
+        _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
+        with self._lock:
+            self._files.pop(shard, None)
+            self._unfit.add(shard)
+
+    def _make_room(self, size: int) -> bool:
+        used = sum(found.st_size for folder in _sets(self._root) for found in _stats(folder))
+        for folder in _oldest_first(self._root):
+            if used + size <= self.spec.num_bytes:
+                break
+            used -= _removed(folder)
+        return used + size <= self.spec.num_bytes
+
+    def _check_budget(self) -> None:
+        largest = max(shard.num_bytes + shard.num_samples for shard in self.split.shards)
+        if self.spec.num_bytes < largest:
+            raise ConfigError(
+                f"a cache of {self.spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, "
+                "or leave the cache out"
+            )
+
+    def _hold(self) -> "_Held":
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            with _locked(self._root / _LOCK):  # else another process may remove what is looked at here
+                self._check_disk()
+                return _Held(self._folder)
+        except OSError as error:
+            raise ConfigError(
+                f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
+            ) from error
+
+    def _check_disk(self) -> None:
+        held = sum(512 * found.st_blocks for folder in _sets(self._root) for found in _stats(folder))
+        free = shutil.disk_usage(self._root).free + held
+        if free < self.spec.num_bytes:
+            raise ConfigError(
+                f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked for; lower its "
+                "num_bytes, or free some"
+            )
+
+
+class _File:
+    """The sparse file of a shard: its bytes, then a byte for each sample; closed when the last user lets go of it."""
+
+    def __init__(self, path: Path, num_bytes: int, size: int) -> None:
+        self.num_bytes = num_bytes
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        os.ftruncate(self.fd, size)
+
+    def present(self, first: int, last: int) -> np.ndarray:
+        found = os.pread(self.fd, last - first, self.num_bytes + first)
+        return np.frombuffer(found.ljust(last - first, b"\0"), dtype=bool)
+
+    def put(self, first: int, last: int, start: int, data: bytes) -> None:
+        _pwrite(self.fd, data, start)
+        _pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)  # last: who sees it may read the rest
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+def _pwrite(fd: int, data: bytes, at: int) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(fd, left, at)
+        left, at = left[written:], at + written
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock ends with the process, however that ends."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile keeps what is only closed here
+        os.close(fd)
+
+
+class _Held:
+    """A set's folder that nobody removes as long as this object lives."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(self.fd, fcntl.LOCK_SH)
+        os.utime(folder / _LOCK)
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
+
+
+def _sets(root: Path) -> list[Path]:
+    """The folders of sets; whatever else lies in `root` is not ours."""
+    return [path for path in root.iterdir() if _SET.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+
+
+def _stats(folder: Path) -> list[os.stat_result]:
+    return [path.stat() for path in folder.iterdir() if path.name != _LOCK]
+
+
+def _oldest_first(root: Path) -> list[Path]:
+    def used(folder: Path) -> float:
+        return (folder / _LOCK).stat().st_mtime if (folder / _LOCK).exists() else 0.0
+
+    return sorted(_sets(root), key=used)
+
+
+def _removed(folder: Path) -> int:
+    """Removes a set unless a process reads it; returns the bytes that no longer count."""
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        freed = sum(found.st_size for found in _stats(folder))
+        shutil.rmtree(folder)
+    except BlockingIOError:
+        return 0
+    finally:
+        os.close(fd)
+    _log.info("%s: removed %d bytes that no process reads", folder, freed)
+    return freed

@@ -1,0 +1,1 @@
+"""Local folders, memory and Google Cloud Storage behind one protocol."""

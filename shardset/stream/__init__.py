@@ -1,0 +1,1 @@
+"""A shard set as batches in the exact order."""

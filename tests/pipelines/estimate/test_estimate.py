@@ -1,0 +1,422 @@
+"""`plan`: its arithmetic against figures made by hand and against the order itself, its ways in, its words."""
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines import __main__ as command
+from pipelines.build import build
+from pipelines.config import BuildConfig
+from pipelines.estimate.inputs import from_listing, from_manifest, from_numbers
+from pipelines.estimate.model import (
+    Forecast,
+    Reading,
+    StoredSplit,
+    classes_expected,
+    classes_in,
+    forecast,
+    nearest_divisors,
+    nearest_multiples,
+    reads_of,
+    refusals_of,
+    steps_of,
+)
+from pipelines.estimate.prices import Prices
+from pipelines.plan.layout import SplitPlan
+from shardset.errors import ConfigError, SourceError
+from shardset.order.epoch import Order
+from tests.makers.folders import write_class_folders, write_csv
+
+DOCS = Path(__file__).parents[3] / "docs"
+HERE = ["--direct_running_mode=in_memory"]
+IMAGENET = 1_281_167
+"""A prime number."""
+
+
+def numbers(samples: int = IMAGENET, *, mean_bytes: float = 110_000, classes: int = 1000, **sizing) -> Forecast:
+    """What is foreseen of bare numbers; `reading` changes how they are read."""
+    reading = sizing.pop("reading", Reading(global_batch_size=4096, num_replicas=32, num_hosts=4))
+    config = BuildConfig(source="", input="", output="", **sizing)
+    stored = from_numbers(config, {"": samples}, mean_bytes=mean_bytes, num_classes=classes)
+    return forecast(stored, "train", reading, Prices())
+
+
+def advice(found: Forecast) -> str:
+    return "\n".join(found.advice)
+
+
+def test_imagenet_in_1024_shards_by_hand():
+    found = numbers(num_shards={"": 1024})
+    split = found.stored.splits["train"]
+    # 1,281,167 = 1,024 x 1,251 + 143
+    assert (split.shard_sizes.count(1252), split.shard_sizes.count(1251)) == (143, 881)
+    # 1,281,167 = 312 x 4,096 + 3,215, and 4,096 - 3,215 = 881
+    assert (found.steps.num_steps, found.steps.num_last, found.steps.num_pads) == (313, 3215, 881)
+    # 512 header + 110,000 + about 256 padding + 1,024 for the label; 4 MiB / 111,793 = 37.5
+    assert split.mean_bytes == pytest.approx(111_792, abs=2)
+    assert (found.order.num_lanes, found.order.block_size) == (256, 37)
+    # 1,281,167 x 111,792 bytes are 133.4 GiB at 2 cents
+    assert found.prices.month(split.num_bytes) == pytest.approx(2.67, abs=0.005)
+    assert found.prices.requests(class_b=IMAGENET) == pytest.approx(0.51, abs=0.005)
+    assert "1,281,167 is prime" in advice(found)
+    assert "drop leaves out 143 (1,281,024 = 1,024 x 1,251)" in advice(found)
+    assert "pad repeats 881 (1,282,048 = 1,024 x 1,252)" in advice(found)
+
+
+def test_the_order_of_imagenet_reads_about_a_block_for_37_samples_and_every_index_once():
+    reads = numbers(num_shards={"": 1024}).reads
+    # 1,251 / 37 = 33.8: with a cut at a random phase 35 or so of each shard, and at most 255 more at lane borders
+    assert 1024 * 34 <= reads.block_gets <= 1024 * 35.5 + 255
+    assert (reads.index_gets, reads.looks, reads.manifest_gets) == (4096, 4096, 4)
+    assert (reads.first_batch_gets, reads.pad_gets) == (4096, 881)
+    assert reads.later_gets == reads.block_gets + 881
+    assert reads.amplification == 1
+
+
+def test_640_shards_over_32_replicas_and_8_workers_come_with_what_would_divide():
+    found = numbers(num_shards={"": 640}, reading=Reading(num_replicas=32, num_workers=8))
+    # 640 / 256 = 2.5; 512 = 2 x 256, 768 = 3 x 256; 640 / 32 = 20 = 4 x 5 = 2 x 10
+    (line,) = [each for each in found.advice if "workers" in each]
+    assert "640 shards over 32 replicas x 8 workers = 256 plain tar readers" in line
+    assert "2 or 3 each" in line
+    assert "512 or 768 shards, or 5 or 10 workers would divide" in line
+    even = numbers(num_shards={"": 640}, reading=Reading(num_replicas=32, num_workers=5))
+    assert "640 shards over 32 replicas x 5 workers: 4 for each plain tar reader." in even.advice
+
+
+@pytest.mark.parametrize("window", [256, 0])
+def test_mixing_is_the_figure_of_the_documentation(window):
+    reading = Reading(global_batch_size=1024, seed=1, num_lanes=256, block_size=38, window=window)
+    found = numbers(num_shards={"": 640}, reading=reading)
+    row = re.search(
+        rf"^\| q = 38, w = {window}, 256 lanes.*?\| (\d+) \|", (DOCS / "order.md").read_text(), re.MULTILINE
+    )
+    # There the larger shards stand between the smaller ones, here before them, as the build numbers them.
+    assert found.mixing.worst == pytest.approx(int(row[1]), abs=2)
+    assert found.mixing.uniform == pytest.approx(642, abs=1)
+
+
+def test_classes_expected_by_hand():
+    # Two of four samples of two classes: 2 of the 6 pairs are of one class, so a class is missed 1 time in 6.
+    assert classes_expected(4, 2, 2) == pytest.approx(2 * (1 - 1 / 6))
+    assert classes_expected(10, 10, 5) == 5
+
+
+def test_classes_expected_is_what_drawing_gives():
+    draw = np.random.default_rng(0)
+    batches = (draw.choice(1000, 64, replace=False) for _ in range(400))
+    assert classes_in(batches, 1000, 50) == pytest.approx(classes_expected(1000, 64, 50), rel=0.01)
+
+
+@settings(deadline=None)
+@given(number=st.integers(1, 5000), wish=st.integers(1, 6000))
+def test_the_nearest_divisors_and_multiples_are_next_to_the_wish(number, wish):
+    divisors = [n for n in range(1, number + 1) if number % n == 0]
+    low, high = [n for n in divisors if n <= wish], [n for n in divisors if n > wish]
+    assert nearest_divisors(number, wish) == [*low[-1:], *high[:1]]
+    multiples = nearest_multiples(number, wish)
+    assert all(n % number == 0 and n > 0 and abs(n - wish) <= number for n in multiples)
+    assert any(n > wish for n in multiples)
+
+
+@st.composite
+def orders(draw):
+    lanes, items = draw(st.integers(1, 12)), draw(st.integers(1, 6))
+    return Order(
+        shard_sizes=draw(st.lists(st.integers(1, 60), min_size=1, max_size=8)),
+        seed=draw(st.integers(0, 9)),
+        global_batch_size=lanes * items,
+        num_lanes=lanes,
+        block_size=draw(st.integers(1, 20)),
+        window=draw(st.integers(0, 30)),
+        last_batch=draw(st.sampled_from(["pad", "drop"])),
+    )
+
+
+def split_of(order: Order, mean_bytes: int = 2000) -> StoredSplit:
+    sizes = list(order.shard_sizes)
+    plan = SplitPlan(
+        name="train", num_source=sum(sizes), num_stored=sum(sizes), num_shards=len(sizes), num_dropped=0, num_repeats=0,
+        num_bytes=0, fields=["jpg"], strata={},
+    )  # fmt: skip
+    return StoredSplit(
+        plan=plan, shard_sizes=sizes, tar_bytes=[size * mean_bytes for size in sizes], index_bytes=[10] * len(sizes)
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(orders())
+def test_steps_count_every_sample_of_an_epoch(order):
+    steps = steps_of(order)
+    weights = [order.batch(0, step).weights for step in range(order.num_batches)]
+    assert steps.num_steps == len(weights)
+    assert sum(int(each.sum()) for each in weights) + steps.num_left_out == order.num_samples
+    assert steps.num_pads == sum(int((each == 0).sum()) for each in weights)
+    assert not weights or steps.num_last == int(weights[-1].sum())
+
+
+@settings(max_examples=60, deadline=None)
+@given(orders(), st.data())
+def test_reads_are_those_of_all_readers_together(order, data):
+    worlds = [n for n in range(1, order.global_batch_size + 1) if order.global_batch_size % n == 0]
+    world = data.draw(st.sampled_from(worlds))
+    reads = reads_of(split_of(order), order, world, steps_of(order))
+    pieces = [piece for rank in range(world) for piece in pieces_of(order, rank, world)]
+    # Lanes differ by one sample, so which of them are shared matters that much.
+    assert sum(size for _, _, size in pieces) <= reads.amplification * order.num_samples + order.num_lanes
+    assert world > order.num_lanes or reads.amplification <= 1 + (world - 1) / order.num_lanes + 1e-9
+    if order.num_lanes % world == 0:
+        assert reads.amplification == 1
+        assert len(pieces) <= reads.block_gets
+        assert order.last_batch == "drop" or len(pieces) == reads.block_gets
+
+
+def pieces_of(order: Order, rank: int, world: int) -> set[tuple[int, int, int]]:
+    """The ranged reads of one reader, as the trainer names them: lane, first position, samples."""
+    found = set()
+    for step in range(order.num_batches):
+        slots = order.rank_slots(0, step, rank, world)
+        pieces = order.reads(0, slots.lanes, slots.positions)
+        columns = (slots.lanes, pieces.first, pieces.num_samples)
+        found |= set(zip(*(column[slots.weights > 0].tolist() for column in columns), strict=True))
+    return found
+
+
+def test_lanes_that_readers_share_are_said_to_cost_with_what_would_not():
+    found = numbers(reading=Reading(global_batch_size=1536, num_replicas=24, num_hosts=24))
+    # 256 lanes over 24 readers: 10 2/3 each, so of the 23 borders all but those at multiples of a third cut a lane
+    assert found.reads.amplification == pytest.approx(1 + 16 / 256)
+    assert "16 or 32 readers share none" in advice(found)
+    assert "--num-lanes 192" in advice(found)
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [
+        (Reading(global_batch_size=100, num_replicas=32), r"does not divide over 32 replicas; use .*20, 25"),
+        (Reading(num_replicas=32, num_hosts=5), r"do not divide over 5 hosts; use 4 or 8 hosts, or 30 or 35 replicas"),
+        (Reading(global_batch_size=65536), r"MiB decoded.*raise budget_bytes"),
+    ],
+)
+def test_what_a_run_would_refuse_is_refused_and_the_rest_still_shown(reading, message):
+    found = numbers(reading=reading)
+    (refusal,) = found.refusals
+    assert re.search(message, refusal)
+    assert found.steps.num_steps
+    assert (found.reads, found.cold, found.memory) == (None, None, None)
+
+
+@pytest.mark.parametrize(("strategy", "readers"), [("spmd", 4), ("replica", 32), ("ddp", 32), ("single", 1)])
+def test_who_reads_depends_on_the_strategy(strategy, readers):
+    reading = Reading(global_batch_size=4096, num_replicas=32, num_hosts=4, strategy=strategy)
+    assert reading.num_readers == readers
+    assert not refusals_of(reading)
+
+
+def test_the_budget_that_would_not_narrow_the_order_is_named_and_suffices():
+    found = numbers(num_shards={"": 1024})
+    assert found.order.window == 0
+    (needed,) = re.findall(r"--budget-bytes (\d+)", advice(found))
+    wide = numbers(num_shards={"": 1024}, reading=replace(found.reading, budget_bytes=int(needed)))
+    assert (wide.order.num_lanes, wide.order.window) == (256, 256)
+    assert "--budget-bytes" not in advice(wide)
+    assert wide.mixing.worst > 1.5 * found.mixing.worst
+
+
+def test_indexes_that_do_not_fit_are_read_again_and_it_is_said():
+    found = numbers(20_000_000, mean_bytes=20_000, num_shards={"": 2000})
+    assert not found.reads.indexes_fit
+    assert found.reads.index_gets > 100 * 2000
+    assert found.reads.later_gets > found.reads.index_gets
+    assert found.reads.index_bytes > 100 * sum(found.stored.splits["train"].index_bytes)
+    assert "read indexes again and again" in advice(found)
+
+
+def test_small_images_stay_decoded_where_there_is_room():
+    reading = Reading(global_batch_size=512, image_size=32, crop_padding=4)
+    found = numbers(50_000, mean_bytes=2500, classes=10, reading=reading)
+    assert found.memory.cache == 3 * 50_000 * 40 * 40
+
+
+@pytest.mark.parametrize("hosts", [1, 8])
+@pytest.mark.parametrize("batch", [256, 1024])
+def test_the_first_batch_of_photographs_takes_less_than_four_times_its_bytes(batch, hosts):
+    reading = Reading(global_batch_size=batch, num_replicas=hosts, num_hosts=hosts)
+    cold = numbers(samples_per_shard={"": 1200}, reading=reading).cold
+    assert cold.sample_bytes < cold.num_bytes < 4 * cold.sample_bytes
+
+
+@pytest.mark.parametrize("hosts", [1, 8])
+@pytest.mark.parametrize(("samples", "size"), [(50_000, 5000), (1_280_000, 20_000)])
+def test_the_first_batch_of_tiny_images_takes_indexes_of_two_percent_of_the_set_at_most(samples, size, hosts):
+    reading = Reading(global_batch_size=1024, num_replicas=hosts, num_hosts=hosts, image_size=32)
+    found = numbers(samples, mean_bytes=2265, classes=10, samples_per_shard={"": size}, reading=reading)
+    indexes = sum(found.stored.splits["train"].index_bytes)
+    assert found.cold.sample_bytes < found.cold.index_bytes <= hosts * indexes
+    assert indexes < 0.021 * found.stored.splits["train"].num_bytes
+
+
+def test_prices_can_be_changed():
+    dear = Prices(storage=1, class_a=10, class_b=1)
+    assert (dear.month(2**30), dear.requests(class_a=100, class_b=1000)) == (1, 2)
+    with pytest.raises(ConfigError, match="--price-class-b is -1, expected dollars from 0"):
+        Prices(class_b=-1)
+
+
+# Ways in.
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_shards": {"": 3}},
+        {"num_shards": {"": 4}, "remainder": "drop", "balance": "stratified"},
+        {"samples_per_shard": {"": 20}, "remainder": "pad"},
+        {"repeat": {"": 3}, "num_shards": {"": 3}},
+        {"holdout": {"test": 0.25}},
+    ],
+)
+def test_a_listing_foresees_what_a_build_makes(tmp_path, options):
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 25)
+    config = BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out"), **options)
+    foreseen = from_listing(config)
+    build(config, HERE)
+    made = from_manifest(str(tmp_path / "out"))
+    assert foreseen.splits.keys() == made.splits.keys()
+    assert foreseen.num_classes == made.num_classes
+    for name, split in made.splits.items():
+        seen = foreseen.splits[name]
+        assert seen.shard_sizes == split.shard_sizes
+        assert (seen.plan.num_dropped, seen.plan.num_repeats) == (split.plan.num_dropped, split.plan.num_repeats)
+        assert seen.num_bytes == pytest.approx(split.num_bytes, rel=0.01)
+        assert sum(seen.index_bytes) == pytest.approx(sum(split.index_bytes), rel=0.05)
+
+
+def test_a_listing_is_enough_nothing_is_read(tmp_path):
+    (tmp_path / "cat").mkdir()
+    for number in range(5):
+        with (tmp_path / "cat" / f"{number}.jpg").open("wb") as file:
+            os.truncate(file.fileno(), 10**8)  # nothing, and no image
+    split = from_listing(BuildConfig(source="folder", input=str(tmp_path), output="")).splits["train"]
+    assert split.num_bytes > 5 * 10**8
+    assert split.plan.num_shards == 4
+
+
+def test_a_csv_listing_and_class_folders_of_imagenet_are_listed_too(tmp_path):
+    write_class_folders(tmp_path, ["n01440764", "n01443537"], 4, splits=["train"], extension="jpeg")
+    tree = from_listing(BuildConfig(source="imagenet", input=str(tmp_path), output=""))
+    assert tree.splits["train"].plan.num_stored == 8
+    rows = [[f"train/n01440764/{number:03d}.jpeg", "7"] for number in range(4)]
+    write_csv(tmp_path / "list.csv", ["path", "label"], rows)
+    listed = from_listing(BuildConfig(source="listing", input=str(tmp_path / "list.csv"), output=""))
+    assert (listed.splits["train"].plan.num_stored, listed.num_classes) == (4, 8)
+
+
+def test_an_empty_folder_is_an_error_of_the_source(tmp_path):
+    with pytest.raises(SourceError, match="no files"):
+        from_listing(BuildConfig(source="folder", input=str(tmp_path), output=""))
+
+
+# The verb.
+
+
+FOUR = ["--global-batch-size", "4096", "--world", "4", "--hosts", "4"]
+BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes", "110000", "--classes", "1000"]
+
+
+def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
+    code = command.main(["plan", *words])
+    printed = capsys.readouterr()
+    return code, printed.out, printed.err
+
+
+def test_the_page_fits_80_columns_and_says_what_matters(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    sizes = ["--num-shards", "train=640,validation=50", "--remainder", "pad"]
+    world = ["--global-batch-size", "4096", "--world", "32", "--hosts", "4", "--workers", "8"]
+    code, page, _ = run(capsys, [*BARE, *sizes, *world])
+    assert code == 0
+    assert max(map(len, page.splitlines())) <= 80
+    assert "…" not in page
+    for words in ("1,281,280", "313 an epoch", "4 readers", "640 shards over 32 replicas x 8 workers", "a month"):
+        assert words in page
+
+
+def test_the_numbers_come_as_json_too(capsys):
+    code, text, _ = run(capsys, [*BARE, "--num-shards", "train=1024,validation=50", "--json", *FOUR])
+    found = json.loads(text)
+    assert code == 0
+    assert found["splits"]["train"]["num_shards"] == 1024
+    assert found["steps"] == {"num_steps": 313, "num_last": 3215, "num_pads": 881, "num_left_out": 0}
+    assert found["dollars"]["storage_month"] > 2.7
+    assert found["exact"] is False
+
+
+def test_a_refused_plan_is_printed_and_ends_with_2(capsys):
+    code, page, errors = run(capsys, [*BARE, "--world", "3", "--hosts", "2"])
+    assert (code, errors) == (2, "")
+    assert "refused: 3 replicas do not divide over 2 hosts" in page.replace("\n", " ")
+
+
+def test_a_manifest_is_planned_without_anything_else_of_the_set(tmp_path, capsys):
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10)
+    build(BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out")), HERE)
+    for path in (tmp_path / "out").rglob("*"):
+        if path.is_file() and path.name != "manifest.json":
+            path.unlink()
+    code, text, _ = run(capsys, [str(tmp_path / "out"), "--global-batch-size", "4", "--json"])
+    assert code == 0
+    assert json.loads(text)["steps"]["num_steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "plan takes nothing, expected one of MANIFEST"),
+        (["somewhere", *BARE], "plan takes MANIFEST and --samples"),
+        (["--source", "folder"], "--source needs --input too"),
+        (["--samples", "100"], "--samples needs --mean-bytes too"),
+        (["--samples", "100", "--mean-bytes", "0.5"], "--mean-bytes is 0.5"),
+        (["--samples", "100", "--mean-bytes", "nan"], "--mean-bytes is nan"),
+        (["--samples", "5,train=7", "--mean-bytes", "9"], "names the split train twice"),
+        (["--samples", "a/b=7", "--mean-bytes", "9"], "'a/b' can't name a split"),
+        (["somewhere", "--classes", "7"], "--classes goes with --samples, not with MANIFEST"),
+        (["somewhere", "--num-shards", "7"], "--num-shards: the shards of a set that stands have their sizes"),
+        ([*BARE, "--holdout", "test=0.1"], "--holdout goes with --source"),
+        ([*BARE, "--split", "test"], "no split 'test'; there are train, validation"),
+        (["--samples", "a=5,b=6", "--mean-bytes", "9"], "which split is read? there are a, b"),
+        (["--samples", "5", "--mean-bytes", "9", "--num-shards", "6"], "can't fill 6 shard(s)"),
+        ([*BARE, "--num-lanes", "7"], "is not a multiple of 7 lanes"),
+        ([*BARE, "--window", "-1"], "w is -1"),
+        ([*BARE, "--image-size", "-1"], "--image-size is -1"),
+        ([*BARE, "--crop-padding", "-1"], "--crop-padding is -1"),
+        ([*BARE, "--price-storage", "-1"], "--price-storage is -1"),
+        (["--source", "folders", "--input", "x"], "no source 'folders'"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence_and_code_2(words, message, capsys):
+    code, page, errors = run(capsys, words)
+    assert (code, page) == (2, "")
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_manifest_that_is_not_there_is_code_1(tmp_path, capsys):
+    code, _, errors = run(capsys, [str(tmp_path)])
+    assert code == 1
+    assert "no manifest there" in errors
+
+
+@pytest.mark.parametrize("words", [["--world", "0"], ["--world", "x"], ["--nothing"], ["--samples", "-5"]])
+def test_what_is_no_number_or_no_flag_is_refused_by_the_parser(words):
+    with pytest.raises(SystemExit) as stop:
+        command.main(["plan", *words])
+    assert stop.value.code == 2

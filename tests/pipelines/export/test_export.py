@@ -1,0 +1,392 @@
+"""Side files of other readers: each against the bytes of the tars, without those readers (tests/peers has them)."""
+
+import hashlib
+import itertools
+import json
+import re
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+
+import google_crc32c
+import msgspec
+import numpy as np
+import pytest
+import yaml
+
+from pipelines import __main__ as command
+from pipelines.check.verify import verify
+from pipelines.export import FORMATS
+from pipelines.export.export import Exported, export
+from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.format.manifest import Manifest, Shard
+from shardset.format.tar import StoredSample, crc32c_text, index_to_bytes, members, sample_members
+from shardset.read.indexes import read_index
+from shardset.storage.base import Storage, open_storage
+from tests.makers.shardset import jpeg_samples, png_samples, put, write_shard_set
+
+_counter = itertools.count()
+
+
+def made(**changes: object) -> tuple[Storage, Manifest]:
+    """Splits train (11 PNGs, 3 shards of 3 and 4) and test (5 JPEGs) in memory."""
+    storage = open_storage(f"memory://export-{next(_counter)}/set")
+    samples = {"train": png_samples("train", 11, size=8), "test": jpeg_samples("test", 5, height=16, width=16)}
+    write_shard_set(storage, samples | changes, num_shards=3)
+    return storage, manifests.load(storage.url)[0]
+
+
+def with_fields(split: str, num_samples: int, *fields: tuple[str, bytes], label: int = -1) -> list[StoredSample]:
+    return [
+        StoredSample(key=f"{split}-{n}", fields=[*fields, ("txt", b"%d" % n)], label=label, source=n)
+        for n in range(num_samples)
+    ]
+
+
+def shards_of(manifest: Manifest) -> list[Shard]:
+    return [shard for split in manifest.splits.values() for shard in split.shards]
+
+
+def content_of(storage: Storage) -> dict[str, bytes]:
+    return {stat.name: storage.read(stat.name) for stat in storage.list()}
+
+
+# --- DALI: the grammar `v1.2 N` and N lines of `FIELD OFFSET BYTES NAME` ----------------------------------------------
+
+LINE = re.compile(r"[^ ]+ [0-9]+ [0-9]+ [^ ]+( [^ ]+ [0-9]+ [0-9]+ [^ ]+)*")
+
+
+@dataclass(frozen=True)
+class Component:
+    field: str
+    offset: int
+    num_bytes: int
+    name: str
+
+
+def parse_dali(text: str) -> list[list[Component]]:
+    """The samples of an index; asserts the grammar to the letter."""
+    assert text.endswith("\n")
+    first, *lines = text[:-1].split("\n")
+    version, count = re.fullmatch(r"(v1\.2) ([0-9]+)", first).groups()
+    assert version == "v1.2"
+    assert len(lines) == int(count)
+    assert all(LINE.fullmatch(line) for line in lines)
+    words = [line.split(" ") for line in lines]
+    return [[Component(f, int(o), int(n), m) for f, o, n, m in zip(*[iter(line)] * 4, strict=True)] for line in words]
+
+
+def test_dali_s_offsets_are_those_of_the_tars():
+    storage, manifest = made()
+    export(storage.url, ["dali"])
+    for shard in shards_of(manifest):
+        tar = storage.read(shard.path)
+        found = parse_dali(storage.read(shard.path.removesuffix(".tar") + ".idx").decode("ascii"))
+        stored = [
+            [Component(m.field, m.offset, m.num_bytes, f"{m.key}.{m.field}") for m in group]
+            for group in sample_members(members(tar, shard.path))
+        ]
+        assert found == stored
+        for component in itertools.chain.from_iterable(found):
+            assert tar[component.offset - 512 :].startswith(component.name.encode())
+
+
+# --- Energon ---------------------------------------------------------------------------------------------------------
+
+
+def test_energon_s_offsets_lead_to_headers_and_the_last_to_the_end():
+    storage, manifest = made()
+    export(storage.url, ["energon"])
+    for shard in shards_of(manifest):
+        tar = storage.read(shard.path)
+        *starts, end = np.frombuffer(storage.read(f"{shard.path}.idx"), "<u8").tolist()
+        groups = list(sample_members(members(tar, shard.path)))
+        assert starts == [group[0].header_offset for group in groups]
+        assert tar[end:] == bytes(1024)
+
+
+def test_energon_s_database_lists_every_part_once(tmp_path):
+    storage, manifest = made()
+    export(storage.url, ["energon"])
+    (tmp_path / "db").write_bytes(storage.read(".nv-meta/index.sqlite"))
+    with closing(sqlite3.connect(tmp_path / "db")) as database:
+        samples = database.execute("SELECT * FROM samples").fetchall()
+        parts = database.execute("SELECT * FROM sample_parts").fetchall()
+    shards = shards_of(manifest)
+    assert len(samples) == 16
+    assert len(parts) == 32
+    for number, key, position, offset, size in samples:
+        tar = storage.read(shards[number].path)
+        found = list(sample_members(members(tar, "tar")))[position]
+        assert (found[0].key, found[0].header_offset) == (key, offset)
+        assert tar[offset + size : offset + size + 4] in (b"\0\0\0\0", b"trai", b"test")
+        mine = [part[2:] for part in parts if part[:2] == (number, position)]
+        assert mine == [(m.field, m.offset, m.num_bytes) for m in found]
+
+
+def test_energon_s_settings_name_every_shard_of_every_split():
+    storage, manifest = made()
+    export(storage.url, ["energon"])
+    info = json.loads(storage.read(".nv-meta/.info.json"))
+    assert info["shard_counts"] == {shard.path: shard.num_samples for shard in shards_of(manifest)}
+    parts = yaml.safe_load(storage.read(".nv-meta/split.yaml"))["split_parts"]
+    assert parts == {name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()}
+    kind = yaml.safe_load(storage.read(".nv-meta/dataset.yaml"))
+    assert kind["sample_type"]["__class__"] == "ImageClassificationSample"
+    assert kind["field_map"] == {"image": "jpg,png", "label": "cls"}
+
+
+@pytest.mark.parametrize("fields", [[("png", b"x")], [("cls", b"1")]])
+def test_energon_gets_raw_fields_where_images_or_labels_are_missing(fields):
+    label = 1 if fields[0][0] == "cls" else -1
+    changes = {name: with_fields(name, 4, *fields, label=label) for name in ("train", "test")}
+    storage, _ = made(**changes)
+    export(storage.url, ["energon"])
+    kind = yaml.safe_load(storage.read(".nv-meta/dataset.yaml"))
+    assert kind == {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
+
+
+# --- the others ---------------------------------------------------------------------------------------------------
+
+
+def test_wids_and_timm_list_shards_with_their_sizes():
+    storage, manifest = made()
+    export(storage.url, ["wids", "timm"])
+    info = json.loads(storage.read("_info.json"))["splits"]
+    assert list(info) == ["test", "train"]
+    for name, split in manifest.splits.items():
+        listed = json.loads(storage.read(f"wids-{name}.json"))
+        assert [listed["__kind__"], listed["wids_version"]] == ["wids-shard-index-v1", 1]
+        for entry, shard in zip(listed["shardlist"], split.shards, strict=True):
+            tar = storage.read(shard.path)
+            assert entry["url"] == shard.path
+            assert (entry["nsamples"], entry["filesize"]) == (shard.num_samples, len(tar))
+            assert entry["md5sum"] == hashlib.md5(tar).hexdigest()
+        assert info[name]["filenames"] == [shard.path for shard in split.shards]
+        assert info[name]["shard_lengths"] == [shard.num_samples for shard in split.shards]
+        assert info[name]["num_samples"] == sum(info[name]["shard_lengths"])
+
+
+def test_the_card_types_its_columns_and_names_the_classes():
+    storage, manifest = made()
+    export(storage.url, ["hf"])
+    _, header, text = storage.read("README.md").decode().split("---\n", 2)
+    card = yaml.safe_load(header)
+    files = {each["split"]: each["path"] for each in card["configs"][0]["data_files"]}
+    assert files == {"test": ["test/test-*.tar"], "train": ["train/train-*.tar"]}
+    columns = {column["name"]: column["dtype"] for column in card["dataset_info"]["features"]}
+    assert list(columns) == ["jpg", "cls", "png", "__key__", "__url__"]
+    assert columns["cls"]["class_label"]["names"]["3"] == "class 3"
+    assert manifest.digest in text
+
+
+def test_the_card_leaves_columns_out_whose_type_it_can_t_know():
+    storage, _ = made(train=with_fields("train", 4, ("png", b"x"), ("json", b"{}")))
+    export(storage.url, ["hf"])
+    assert "dataset_info" not in yaml.safe_load(storage.read("README.md").decode().split("---\n", 2)[1])
+
+
+def test_tfds_template_with_its_five_digits_gives_our_names():
+    storage, manifest = made()
+    export(storage.url, ["tfds"])
+    info = json.loads(storage.read("dataset_info.json"))
+    for found, split in zip(info["splits"], manifest.splits.values(), strict=True):
+        names = [found["filepathTemplate"].format(SHARD_INDEX=f"{n:05d}") for n in range(len(found["shardLengths"]))]
+        assert names == [shard.path for shard in split.shards]
+        assert found["shardLengths"] == [str(shard.num_samples) for shard in split.shards]
+
+
+# --- what is written, and what is not -------------------------------------------------------------------------------
+
+
+def test_every_storage_gets_the_same_files_once_and_keeps_its_set(storage):
+    write_shard_set(storage, {"train": png_samples("train", 6, size=8)}, num_shards=2)
+    before = content_of(storage)
+    first = export(storage.url, list(FORMATS))
+    after = content_of(storage)
+    assert {one.path for one in first} == after.keys() - before.keys()
+    assert all(after[name] == content for name, content in before.items())
+    assert {one.outcome for one in first} == {"written"}
+    again = export(storage.url, list(FORMATS))
+    assert [one.path for one in again] == [one.path for one in first]
+    assert {one.outcome for one in again} == {"unchanged"}
+    assert content_of(storage) == after
+    assert verify(storage.url, deep=True).ok
+
+
+def test_formats_do_not_share_files():
+    storage, _ = made()
+    paths = [one.path for one in export(storage.url, list(FORMATS))]
+    assert len(set(paths)) == len(paths) == 2 + 1 + (6 + 5) + 6 + 1 + 1
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_file_in_the_way_stays_unless_it_may_be_replaced(name):
+    storage, _ = made()
+    *_, last = export(storage.url, [name])
+    wanted = storage.read(last.path)
+    put(storage, last.path, b"# somebody's own")
+    written = content_of(storage)
+    with pytest.raises(ConfigError, match=re.escape(last.path) + ".*--overwrite"):
+        export(storage.url, [name])
+    assert content_of(storage) == written
+    done = export(storage.url, [name], overwrite=True)
+    assert [one.path for one in done if one.outcome == "replaced"] == [last.path]
+    assert storage.read(last.path) == wanted
+
+
+def test_nothing_of_a_format_is_written_if_one_of_its_files_is_in_the_way():
+    storage, _ = made()
+    put(storage, ".nv-meta/split.yaml", b"mine: 1\n")
+    before = content_of(storage)
+    with pytest.raises(ConfigError, match=r"split\.yaml"):
+        export(storage.url, ["energon"])
+    assert content_of(storage) == before
+
+
+def test_relative_paths_lead_back_from_another_folder(tmp_path):
+    manifest = write_shard_set(open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4, size=8)})
+    export(str(tmp_path / "set"), ["wids", "timm", "hf", "tfds", "dali"], output=str(tmp_path / "for" / "them"))
+    listed = json.loads((tmp_path / "for/them/wids-train.json").read_text())["shardlist"]
+    for entry, shard in zip(listed, manifest.split("train").shards, strict=True):
+        assert (tmp_path / "for/them" / entry["url"]).read_bytes() == (tmp_path / "set" / shard.path).read_bytes()
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["manifest.json", "quarantine.jsonl", "train"]
+    assert (tmp_path / "for/them/train/train-000000.idx").exists()
+
+
+def test_relative_paths_lead_back_from_behind_a_link(tmp_path):
+    write_shard_set(open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4, size=8)})
+    (tmp_path / "scratch" / "me").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "scratch" / "me")
+    export(str(tmp_path / "set"), ["timm"], output=str(tmp_path / "link" / "for"))
+    listed = json.loads((tmp_path / "link/for/_info.json").read_text())["splits"]["train"]["filenames"]
+    assert all((tmp_path / "link/for" / name).exists() for name in listed)
+
+
+def test_wids_gets_the_urls_of_a_remote_set(tmp_path):
+    storage, manifest = made()
+    export(storage.url, ["wids"], output=str(tmp_path))
+    listed = json.loads((tmp_path / "wids-train.json").read_text())["shardlist"]
+    assert [entry["url"] for entry in listed] == [f"{storage.url}/{s.path}" for s in manifest.split("train").shards]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("energon", "beside the tars"), ("timm", "relative paths only"), ("hf", "relative"), ("tfds", "relative")],
+)
+def test_a_format_that_can_t_name_remote_tars_says_so(tmp_path, name, message):
+    storage, _ = made()
+    with pytest.raises(ConfigError, match=message):
+        export(storage.url, [name], output=str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_path_leads_from_a_bucket_to_a_local_disk(tmp_path):
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 4, size=8)})
+    with pytest.raises(ConfigError, match="no path leads"):
+        export(str(tmp_path), ["wids"], output="memory://elsewhere/x")
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "message"), [("timm", "target", "takes the split name"), ("hf", "a-b", "letters, digits")]
+)
+def test_a_split_s_name_that_a_reader_misreads_is_refused(name, split, message):
+    storage = open_storage(f"memory://export-{next(_counter)}/set")
+    write_shard_set(storage, {split: png_samples("train", 4, size=8)})
+    with pytest.raises(ConfigError, match=message):
+        export(storage.url, [name])
+
+
+def test_tfds_refuses_shards_that_are_not_counted_from_0():
+    storage, manifest = made()
+    split = manifest.split("train")
+    shards = [msgspec.structs.replace(s, path=s.path.replace("000000", "000009")) for s in split.shards]
+    splits = manifest.splits | {"train": msgspec.structs.replace(split, shards=shards)}
+    put(
+        storage,
+        naming.MANIFEST,
+        manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, splits=splits))),
+    )
+    with pytest.raises(ConfigError, match="not numbered 0 to 2"):
+        export(storage.url, ["tfds"])
+
+
+@pytest.mark.parametrize("name", ["energon", "dali"])
+def test_a_changed_index_is_not_exported(name):
+    storage, manifest = made()
+    path = manifest.split("train").shards[1].index.path
+    data = bytearray(storage.read(path))
+    data[-1] ^= 1
+    put(storage, path, bytes(data))
+    with pytest.raises(DamagedShard, match=re.escape(path)):
+        export(storage.url, [name])
+    storage.delete(path)
+    with pytest.raises(NotFound):
+        export(storage.url, [name])
+
+
+@pytest.mark.parametrize("name", ["energon", "dali"])
+@pytest.mark.parametrize("key", ["a b", "a\nb", "../a", "a.b", "ä"])
+def test_a_key_that_would_break_a_format_is_damage(name, key):
+    storage = open_storage(f"memory://export-{next(_counter)}/set")
+    write_shard_set(storage, {"train": png_samples("train", 4, size=4)}, num_shards=1)
+    _rename_first_key(storage, key.encode())
+    with pytest.raises(DamagedShard, match="can't be a key"):
+        export(storage.url, [name])
+
+
+def test_a_key_that_is_there_twice_is_damage():
+    storage, _ = made(test=png_samples("train", 4, size=4))
+    with pytest.raises(DamagedShard, match="there twice"):
+        export(storage.url, ["energon"])
+
+
+def _rename_first_key(storage: Storage, key: bytes) -> None:
+    """Another key in the index of the only shard, and a manifest that vouches for it."""
+    manifest, _ = manifests.load(storage.url)
+    split = manifest.split("train")
+    (shard,) = split.shards
+    rows = read_index(storage, shard)
+    rows["key"][0] = key
+    data = index_to_bytes(rows)
+    put(storage, shard.index.path, data)
+    index = msgspec.structs.replace(shard.index, crc32c=crc32c_text(google_crc32c.value(data)), num_bytes=len(data))
+    shard = msgspec.structs.replace(shard, index=index)
+    splits = {"train": msgspec.structs.replace(split, shards=[shard])}
+    changed = manifests.seal(msgspec.structs.replace(manifest, splits=splits))
+    put(storage, naming.MANIFEST, manifests.to_json(changed))
+
+
+def test_an_md5_is_given_of_whole_tars_only():
+    storage, manifest = made()
+    path = manifest.split("train").shards[1].path
+    data = bytearray(storage.read(path))
+    data[700] ^= 1
+    put(storage, path, bytes(data))
+    with pytest.raises(DamagedShard, match=re.escape(path)):
+        export(storage.url, ["wids"])
+
+
+def test_without_a_manifest_there_is_nothing_to_export():
+    with pytest.raises(ManifestError, match="no manifest there"):
+        export("memory://export-none/set", ["timm"])
+
+
+def test_the_command_says_what_it_wrote(capsys):
+    storage, _ = made()
+    assert command.main(["export", storage.url, "--to", "timm,dali"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["timm", "dali"]
+    assert "6 written" in lines[1]
+    assert command.main(["export", storage.url, "--to", "timm", "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert Exported(**found).outcome == "unchanged"
+
+
+@pytest.mark.parametrize("names", ["wids,parquet", "", "TIMM"])
+def test_an_unknown_format_is_a_wrong_command_line(names, capsys):
+    storage, _ = made()
+    assert command.main(["export", storage.url, "--to", names]) == 2
+    assert "there are wids, timm, energon, dali, tfds, hf" in capsys.readouterr().err

@@ -1,0 +1,355 @@
+"""What the build makes of images: good ones untouched, odd ones put right, bad ones named."""
+
+import contextlib
+import io
+import pickle
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageFile
+
+from pipelines.images import encode as encoding
+from pipelines.images.encode import ImageOptions, UndecodableImage, encode, examine
+from shardset.errors import ConfigError, SourceError
+from tests.makers import odd_images
+
+PLAIN = ImageOptions()
+
+
+def opened(data: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(data))
+    image.load()
+    return image
+
+
+def stored(name: str, options: ImageOptions = PLAIN) -> tuple[str, bytes]:
+    """What the build stores of an odd image."""
+    extension, data = odd_images.make(name)
+    found = examine(data, field=extension, verify="decode", options=options)
+    return encode(data, found.field, found.fix, options)
+
+
+def difference(first: Image.Image, second: Image.Image) -> float:
+    """Mean absolute difference of two images of one mode and size, in grey levels."""
+    return float(np.abs(np.asarray(first, dtype=np.int64) - np.asarray(second, dtype=np.int64)).mean())
+
+
+@pytest.mark.parametrize("verify", ["decode", "header", "none"])
+@pytest.mark.parametrize("name", odd_images.GOOD)
+def test_a_good_image_is_stored_byte_for_byte_and_counts_as_no_fix(name, verify):
+    extension, data = odd_images.make(name)
+    found = examine(data, field=extension, verify=verify, options=PLAIN)
+    assert (found.field, found.fix) == (extension, "")
+    assert encode(data, found.field, found.fix, PLAIN) == (extension, data)
+
+
+@pytest.mark.parametrize("name", odd_images.GOOD)
+def test_size_and_mode_are_those_that_pillow_reports(name):
+    extension, data = odd_images.make(name)
+    image = Image.open(io.BytesIO(data))
+    found = examine(data, field=extension, verify="header", options=PLAIN)
+    assert (found.width, found.height, found.mode) == (*image.size, image.mode)
+
+
+@pytest.mark.parametrize("name", odd_images.FIXED)
+def test_an_odd_image_is_put_right_and_counted(name):
+    extension, data = odd_images.make(name)
+    assert examine(data, field=extension, verify="decode", options=PLAIN).fix == odd_images.FIXED[name][2]
+
+
+@pytest.mark.parametrize("name", odd_images.BAD)
+def test_a_bad_image_is_refused_with_its_reason(name):
+    extension, data = odd_images.make(name)
+    with pytest.raises(UndecodableImage) as caught:
+        examine(data, field=extension, verify="decode", options=PLAIN)
+    assert caught.value.reason == odd_images.BAD[name][2]
+    assert isinstance(caught.value, SourceError)
+
+
+def test_a_reason_survives_the_way_between_processes():
+    error = UndecodableImage("too many pixels", "9 x 9, at most 80")
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.reason, str(again)) == ("too many pixels", "too many pixels: 9 x 9, at most 80")
+
+
+def test_a_refusal_says_the_same_every_time():
+    extension, data = odd_images.make("truncated jpeg")
+    texts = set()
+    for _ in range(3):
+        with pytest.raises(UndecodableImage) as caught:
+            examine(bytes(data), field=extension, verify="decode", options=PLAIN)
+        texts.add(str(caught.value))
+    assert texts == {"truncated"}
+
+
+@pytest.mark.parametrize("extension", ["jpg", "jpeg", "JPEG", "JPG", "jpe"])
+def test_every_spelling_of_an_extension_is_stored_under_one_field(extension):
+    found = examine(odd_images.jpeg(), field=extension, verify="header", options=PLAIN)
+    assert (found.field, found.fix) == ("jpg", "")
+
+
+def test_a_png_named_jpeg_keeps_its_bytes_under_its_own_extension():
+    assert stored("png named jpeg") == ("png", odd_images.png())
+
+
+def test_a_png_named_jpeg_becomes_a_jpeg_when_jpegs_are_asked_for_and_is_no_fix_then():
+    options = ImageOptions(image_format="jpg")
+    assert examine(odd_images.png(), field="JPEG", verify="decode", options=options).fix == ""
+    field, data = stored("png named jpeg", options)
+    assert (field, opened(data).format) == ("jpg", "JPEG")
+
+
+@pytest.mark.parametrize("name", ["cmyk jpeg", "cmyk jpeg without a mark"])
+def test_a_cmyk_jpeg_becomes_an_rgb_jpeg_of_the_same_picture(name):
+    field, data = stored(name)
+    image = opened(data)
+    assert (field, image.mode, image.format) == ("jpg", "RGB", "JPEG")
+    assert difference(image, odd_images.picture()) < 4
+
+
+def test_a_ycck_jpeg_becomes_an_rgb_jpeg_of_the_same_picture():
+    # Adobe's transform 2 says that the first three channels are YCbCr of the inverted inks: libjpeg undoes it.
+    luma = odd_images.picture().convert("YCbCr")
+    data = bytearray(odd_images.encoded(Image.merge("CMYK", [*luma.split(), Image.new("L", luma.size, 255)]), "JPEG"))
+    marker = data.index(b"Adobe")
+    data[marker + 11] = 2
+    found = examine(bytes(data), field="jpg", verify="decode", options=PLAIN)
+    assert found.fix == "cmyk-to-rgb"
+    assert opened(encode(bytes(data), found.field, found.fix, PLAIN)[1]).mode == "RGB"
+
+
+def test_a_bomb_is_refused_from_its_header_alone():
+    data = odd_images.bomb()[:64]
+    with pytest.raises(UndecodableImage, match="too many pixels"):
+        examine(data, field="png", verify="header", options=PLAIN)
+
+
+def test_an_image_above_the_wanted_limit_is_refused_and_one_at_the_limit_is_not():
+    width, height = odd_images.SIZE
+    examine(odd_images.png(), field="png", verify="decode", options=ImageOptions(max_pixels=width * height))
+    with pytest.raises(UndecodableImage, match="48 x 32, at most 1535"):
+        examine(odd_images.png(), field="png", verify="header", options=ImageOptions(max_pixels=width * height - 1))
+
+
+@pytest.mark.parametrize("name", ["truncated jpeg", "truncated png", "jpeg with a zeroed tail"])
+def test_truncation_is_found_by_decoding_only(name):
+    extension, data = odd_images.make(name)
+    assert examine(data, field=extension, verify="header", options=PLAIN).fix == ""
+    with pytest.raises(UndecodableImage, match=r"^truncated$"):
+        examine(data, field=extension, verify="decode", options=PLAIN)
+
+
+def test_nothing_switches_on_the_loading_of_truncated_images():
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is False
+
+
+def test_without_verification_and_data_the_name_is_believed():
+    assert examine(b"", field="JPEG", verify="none", options=PLAIN).field == "jpg"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["jpeg", "png", "webp", "animated gif", "tiff", "palette png"]), st.data())
+def test_damaged_bytes_are_either_an_image_or_refused_never_another_error(name, data):
+    extension, content = odd_images.make(name)
+    damaged = bytearray(content[: data.draw(st.integers(0, len(content)))])
+    for _ in range(data.draw(st.integers(0, 4)) if damaged else 0):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(UndecodableImage):
+        found = examine(bytes(damaged), field=extension, verify="decode", options=ImageOptions(max_pixels=1_000_000))
+        encode(bytes(damaged), found.field, found.fix, ImageOptions(resize_shorter=8, max_pixels=1_000_000))
+
+
+@given(st.integers(0, 400))
+@settings(max_examples=40, deadline=None)
+def test_a_jpeg_or_png_cut_anywhere_is_refused(missing):
+    for data, extension in ((odd_images.jpeg(), "jpg"), (odd_images.png(), "png")):
+        with pytest.raises(UndecodableImage):
+            examine(data[: len(data) - 1 - missing], field=extension, verify="decode", options=PLAIN)
+
+
+def test_the_shorter_side_becomes_the_wanted_one_and_the_longer_keeps_the_ratio():
+    data = odd_images.encoded(odd_images.picture(size=(500, 375)), "JPEG")
+    field, small = encode(data, "jpg", "", ImageOptions(resize_shorter=256))
+    assert (field, opened(small).size) == ("jpg", (341, 256))
+
+
+def test_a_resized_picture_looks_like_the_picture():
+    data = odd_images.encoded(odd_images.picture(size=(1200, 800)), "JPEG", quality=95)
+    small = opened(encode(data, "jpg", "", ImageOptions(resize_shorter=32))[1])
+    assert difference(small, odd_images.picture(size=(48, 32))) < 4
+
+
+@pytest.mark.parametrize("name", sorted({*odd_images.GOOD} - {"animated gif", "bmp", "tiff", "exif rotated jpeg"}))
+def test_an_image_that_is_small_already_is_not_touched(name):
+    extension, data = odd_images.make(name)
+    assert stored(name, ImageOptions(resize_shorter=32)) == (extension, data)
+
+
+@pytest.mark.parametrize("shorter", [8, 32, 1000])
+@pytest.mark.parametrize("image_format", ["keep", "jpg"])
+@pytest.mark.parametrize("name", odd_images.GOOD)
+def test_the_stored_field_is_known_without_the_size(name, image_format, shorter):
+    options = ImageOptions(resize_shorter=shorter, image_format=image_format)
+    assert stored(name, options)[0] == encoding.stored_field(odd_images.GOOD[name][0], options)
+
+
+@pytest.mark.parametrize("image_format", ["jpg", "png", "ppm", "webp"])
+@pytest.mark.parametrize("name", odd_images.GOOD)
+def test_every_good_image_can_be_stored_in_every_format(name, image_format):
+    field, data = stored(name, ImageOptions(image_format=image_format))
+    image = opened(data)
+    assert field == image_format
+    if image_format != odd_images.GOOD[name][0]:
+        assert image.mode in ("L", "RGB")
+        assert not {"exif", "xmp", "icc_profile", "comment", "dpi"} & set(image.info)
+
+
+@pytest.mark.parametrize(("name", "field"), [("animated gif", "png"), ("bmp", "png"), ("tiff", "png"), ("pgm", "pgm")])
+def test_a_resized_image_keeps_its_format_or_becomes_a_png(name, field):
+    assert stored(name, ImageOptions(resize_shorter=8))[0] == field
+
+
+def test_an_image_in_the_wanted_format_is_not_encoded_again():
+    assert stored("jpeg", ImageOptions(image_format="jpg", quality=10)) == ("jpg", odd_images.jpeg())
+
+
+def test_ppm_is_the_raw_colour_form_even_of_a_grey_image():
+    field, data = stored("greyscale jpeg", ImageOptions(image_format="ppm"))
+    assert (field, data[:2]) == ("ppm", b"P6")
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_reencoded_image_stands_upright_and_says_no_more_that_it_is_turned(orientation):
+    from PIL import ImageOps
+
+    data = odd_images.exif_rotated(orientation)
+    upright = ImageOps.exif_transpose(opened(data))
+    image = opened(encode(data, "jpg", "", ImageOptions(image_format="png"))[1])
+    assert odd_images.ORIENTATION not in image.getexif()
+    assert image.size == upright.size
+    assert difference(image, upright) == 0
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_where_images_are_resized_the_small_ones_stand_upright_too(orientation):
+    data = odd_images.exif_rotated(orientation)
+    small = encode(data, "jpg", "", ImageOptions(resize_shorter=1000))[1]
+    turned = encode(data, "jpg", "", ImageOptions(image_format="png"))[1]
+    assert (small == data) == (orientation == 1)
+    assert difference(opened(small), opened(turned)) < 3
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_turned_tiff_is_turned_once(orientation):
+    data = odd_images.encoded(odd_images.picture(), "TIFF", tiffinfo={odd_images.ORIENTATION: orientation})
+    image = opened(encode(data, "tif", "", ImageOptions(resize_shorter=16))[1])
+    expected = opened(data).resize(image.size, Image.Resampling.LANCZOS)
+    assert image.size == ((16, 24) if orientation == 6 else (24, 16))
+    assert difference(image, expected) < 1
+
+
+def test_sixteen_bits_keep_their_high_byte():
+    image = opened(stored("16-bit png", ImageOptions(image_format="ppm"))[1])
+    expected = np.asarray(odd_images.sixteen_bit()) >> 8
+    assert np.array_equal(np.asarray(image)[:, :, 0], expected)
+
+
+def test_a_palette_is_looked_up():
+    image = opened(stored("palette png", ImageOptions(image_format="ppm"))[1])
+    assert difference(image, odd_images.picture().quantize(16).convert("RGB")) == 0
+
+
+def test_what_is_transparent_is_put_on_white_as_the_reader_puts_it():
+    data = odd_images.with_alpha()
+    image = opened(encode(data, "png", "", ImageOptions(image_format="ppm"))[1])
+    white = Image.new("RGBA", odd_images.SIZE, "white")
+    assert difference(image, Image.alpha_composite(white, opened(data)).convert("RGB")) == 0
+
+
+def test_an_image_without_an_eight_bit_form_is_refused_only_if_it_must_be_encoded():
+    data = odd_images.encoded(odd_images.picture().convert("F"), "TIFF")
+    assert examine(data, field="tif", verify="decode", options=PLAIN).mode == "F"
+    with pytest.raises(UndecodableImage, match="no 8-bit form: mode F"):
+        examine(data, field="tif", verify="header", options=ImageOptions(image_format="png"))
+
+
+@pytest.mark.parametrize(("image_format", "longest"), [("webp", 16383), ("jpg", 65500)])
+def test_an_image_with_a_longer_side_than_its_format_has_is_refused_unless_it_is_made_smaller(image_format, longest):
+    wanted = ImageOptions(image_format=image_format)
+    assert opened(encode(wide(longest), "png", "", wanted)[1]).size == (longest, 8)
+    data = wide(longest + 1)
+    expected = rf"^too large for {image_format}: {longest + 1} x 8, at most {longest} a side$"
+    for verify in ("header", "decode"):
+        with pytest.raises(UndecodableImage, match=expected):
+            examine(data, field="png", verify=verify, options=wanted)
+    with pytest.raises(UndecodableImage, match=expected):
+        encode(data, "png", "", wanted)
+    smaller = replace(wanted, resize_shorter=4)
+    assert examine(data, field="png", verify="header", options=smaller).width == longest + 1
+    assert opened(encode(data, "png", "", smaller)[1]).size == (longest // 2 + 1, 4)
+
+
+def wide(width: int) -> bytes:
+    """A PNG of `width` x 8 pixels."""
+    return odd_images.png_of(width, 8, odd_images.png_chunk(b"IDAT", zlib.compress(bytes((width + 1) * 8))))
+
+
+@pytest.mark.parametrize("field", ["jpg", "img"])
+@pytest.mark.parametrize("options", [ImageOptions(image_format="png"), ImageOptions(resize_shorter=16)])
+def test_an_image_that_nobody_examined_is_encoded_by_its_content(field, options):
+    stored_as, data = encode(odd_images.png(), field, "", options)
+    image = opened(data)
+    assert stored_as == ("jpg" if field == "jpg" and options.resize_shorter else "png")
+    assert image.format == {"jpg": "JPEG", "png": "PNG"}[stored_as]
+    assert min(image.size) == options.resize_shorter or data == odd_images.png()
+
+
+def test_comments_and_profiles_are_not_carried_into_a_reencoded_image():
+    data = odd_images.jpeg(comment=b"taken on a Tuesday", icc_profile=b"profile" * 20)
+    small = encode(data, "jpg", "", ImageOptions(resize_shorter=16))[1]
+    assert b"Tuesday" not in small
+    assert b"ICC_PROFILE" not in small
+
+
+def test_broken_exif_is_no_orientation():
+    data = odd_images.jpeg(exif=b"Exif\0\0nonsense that is no TIFF header")
+    assert opened(encode(data, "jpg", "", ImageOptions(image_format="png"))[1]).size == odd_images.SIZE
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
+@settings(max_examples=60, deadline=None)
+def test_resizing_never_enlarges_and_never_loses_a_side(width, height, shorter):
+    size = encoding._resized((width, height), shorter)
+    assert min(size) == min(width, height, shorter)
+    assert 1 <= size[0] <= width
+    assert 1 <= size[1] <= height
+
+
+def test_the_same_image_is_encoded_to_the_same_bytes():
+    options = ImageOptions(resize_shorter=16, quality=80)
+    assert encode(odd_images.jpeg(), "jpg", "", options) == encode(odd_images.jpeg(), "jpg", "", options)
+
+
+def test_quality_changes_the_bytes():
+    sizes = [len(encode(odd_images.png(), "png", "", ImageOptions(image_format="jpg", quality=q))[1]) for q in (30, 95)]
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"resize_shorter": 0}, {"quality": 0}, {"quality": 101}, {"image_format": "bmp"}, {"max_pixels": 10**9}],
+)
+def test_impossible_options_are_refused(wrong):
+    with pytest.raises(ConfigError, match="expected"):
+        ImageOptions(**wrong)
+
+
+def test_the_libraries_that_decide_the_bytes_are_named_with_versions():
+    found = encoding.libraries(PLAIN)
+    assert {"pillow", "zlib"} <= set(found)
+    assert any(name.startswith("libjpeg") for name in found)
+    assert all(version[0].isdigit() for version in found.values())

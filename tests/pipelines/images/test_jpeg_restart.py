@@ -1,0 +1,251 @@
+"""JPEGs rewritten with restart markers: other bytes, the same picture."""
+
+import io
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.config import BuildConfig
+from pipelines.images import jpeg_restart
+from pipelines.images.encode import ImageOptions, UndecodableImage, encode, examine, libraries
+from pipelines.images.jpeg_restart import with_restarts
+from shardset.errors import ConfigError
+from tests.makers import odd_images
+
+KINDS = {
+    "4:2:0": {"subsampling": "4:2:0"},
+    "4:2:2": {"subsampling": "4:2:2"},
+    "4:4:4": {"subsampling": "4:4:4"},
+    "progressive": {"progressive": True},
+    "own tables": {"optimize": True},
+    "restarts already": {"restart_marker_blocks": 3},
+    "grey": {},
+}
+
+
+def jpeg(kind, size=(130, 75), **options):
+    image = odd_images.picture(3, size)
+    buffer = io.BytesIO()
+    image.convert("L" if kind == "grey" else "RGB").save(buffer, "JPEG", quality=90, **KINDS[kind], **options)
+    return buffer.getvalue()
+
+
+def pixels(data):
+    return np.asarray(Image.open(io.BytesIO(data)))
+
+
+def marks(data):
+    return re.findall(rb"\xff[\xd0-\xd7]", data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(128, 64), (130, 75), (97, 33), (8, 8), (1, 1)])
+def test_the_picture_stays_the_same_to_the_last_bit(kind, size):
+    data = jpeg(kind, size)
+    assert np.array_equal(pixels(with_restarts(data)), pixels(data))
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "in_a_row"),
+    [
+        ("4:2:0", (128, 64), 4),
+        ("4:2:0", (130, 75), 9),
+        ("4:4:4", (128, 64), 4),
+        ("grey", (72, 64), 3),
+        ("4:4:4", (97, 64), 1),
+    ],
+)
+def test_every_segment_is_16_to_32_pixels_wide_or_a_whole_row(kind, size, in_a_row):
+    rows = -(-size[1] // (16 if kind == "4:2:0" else 8))
+    found = marks(with_restarts(jpeg(kind, size)))
+    assert found == [b"\xff" + bytes([0xD0 + number % 8]) for number in range(rows * in_a_row - 1)]
+
+
+def test_a_progressive_jpeg_becomes_a_sequential_one():
+    data = with_restarts(jpeg("progressive"))
+    assert "progressive" not in Image.open(io.BytesIO(data)).info
+    assert marks(data)
+
+
+def test_the_same_jpeg_is_rewritten_to_the_same_bytes_and_a_rewritten_one_stays():
+    once = with_restarts(jpeg("4:2:0"))
+    assert with_restarts(jpeg("4:2:0")) == once == with_restarts(once)
+
+
+def test_exif_comment_and_colour_profile_stay():
+    data = with_restarts(
+        jpeg(
+            "4:2:0",
+            exif=Image.open(io.BytesIO(odd_images.exif_rotated())).getexif(),
+            comment=b"c",
+            icc_profile=b"p" * 99,
+        )
+    )
+    image = Image.open(io.BytesIO(data))
+    assert image.getexif()[274] == 6
+    assert (image.info["comment"], image.info["icc_profile"]) == (b"c", b"p" * 99)
+
+
+def test_what_is_no_jpeg_stays():
+    assert with_restarts(b"nothing like one") == b"nothing like one"
+
+
+def test_a_cut_jpeg_is_never_an_error():
+    data = jpeg("4:2:0")
+    assert all(with_restarts(data[:size]) for size in range(2, len(data), 97))
+
+
+def test_images_that_nobody_decoded_are_not_rewritten():
+    with pytest.raises(ConfigError, match="--verify decode"):
+        BuildConfig(source="folder", input="in", output="out", verify="header", image=ImageOptions(jpeg_restart=True))
+
+
+def test_the_build_rewrites_jpegs_only_and_only_when_asked():
+    asked, data = ImageOptions(jpeg_restart=True), jpeg("4:2:0")
+    assert encode(data, "jpg", "", asked) == ("jpg", with_restarts(data))
+    assert encode(data, "jpg", "", ImageOptions()) == ("jpg", data)
+    assert encode(odd_images.png(), "png", "", asked) == ("png", odd_images.png())
+
+
+def test_a_resized_jpeg_gets_restarts_too():
+    small = encode(jpeg("4:2:0"), "jpg", "", ImageOptions(resize_shorter=32, jpeg_restart=True))[1]
+    plain = encode(jpeg("4:2:0"), "jpg", "", ImageOptions(resize_shorter=32))[1]
+    assert marks(small)
+    assert np.array_equal(pixels(small), pixels(plain))
+
+
+def test_the_library_that_decides_the_bytes_is_named():
+    assert libraries(ImageOptions(jpeg_restart=True))["pyjpegio"]
+    assert "pyjpegio" not in libraries(ImageOptions())
+
+
+def test_a_worker_without_the_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jpegio", None)
+    with pytest.raises(ConfigError, match=r"install 'shardset\[pipelines\]'"):
+        with_restarts(jpeg("grey"))
+
+
+def test_a_rewrite_that_would_change_a_coefficient_is_not_used(monkeypatch):
+    monkeypatch.setattr(jpeg_restart, "_alike", lambda before, after: False)
+    assert with_restarts(jpeg("4:2:0")) == jpeg("4:2:0")
+
+
+def test_the_command_builds_the_same_bytes_twice_and_says_what_it_did(tmp_path):
+    raw = tmp_path / "raw" / "train" / "cat"
+    raw.mkdir(parents=True)
+    for number in range(6):
+        (raw / f"{number}.jpg").write_bytes(odd_images.jpeg(number))
+    for name in ("one", "two"):
+        words = ["build", "--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(tmp_path / name)]
+        command = [
+            sys.executable,
+            "-m",
+            "pipelines",
+            *words,
+            "--jpeg-restart",
+            "--num-shards",
+            "2",
+            "--direct_num_workers=1",
+        ]
+        subprocess.run(command, check=True, capture_output=True, cwd=Path(__file__).parents[3])
+    one, two = (
+        {
+            path.name: path.read_bytes()
+            for path in (tmp_path / name).rglob("*")
+            if path.suffix in (".tar", ".npy", ".json") and "plan" not in path.parts
+        }
+        for name in ("one", "two")
+    )
+    assert one == two
+    assert all(b"\xff\xd0" in data for name, data in one.items() if name.endswith(".tar"))
+    assert b'"jpeg_restart": true' in one["manifest.json"].replace(b'":true', b'": true')
+
+
+def mutants(number):
+    """JPEGs of all kinds with a few bytes, segments or scans changed, always the same."""
+    draw = random.Random(7)
+    bases = [jpeg(kind, (48, 40)) for kind in KINDS]
+    for _ in range(number):
+        data = bytearray(draw.choice(bases))
+        begins = _segments(data)
+        for _ in range(draw.choice((1, 1, 2))):
+            start, stop = draw.choice(begins)
+            match draw.randrange(4):
+                case 0:
+                    data[draw.randrange(2, begins[-1][1])] = draw.randrange(256)
+                case 1:
+                    data[start:start] = data[start:stop]
+                case 2:
+                    data[start:start] = draw.choice((ADOBE + bytes([draw.randrange(3)]), TABLE, HEIGHT))
+                case _:
+                    scans = [found.start() for found in re.finditer(rb"\xff\xda", data)]
+                    if len(scans) > 1:
+                        del data[scans[-1] : -2]
+        yield bytes(data)
+
+
+ADOBE = b"\xff\xee\0\x0eAdobe\0\x64\0\0\0\0"
+TABLE = b"\xff\xdb\0\x43\0" + bytes(range(1, 65))
+HEIGHT = b"\xff\xdc\0\x04\0\x10"
+
+
+def _segments(data):
+    found, at = [], 2
+    while data[at + 1] != 0xDA:
+        stop = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        found.append((at, stop))
+        at = stop
+    return [*found, (at, at + 2 + int.from_bytes(data[at + 2 : at + 4], "big"))]
+
+
+def test_a_damaged_jpeg_that_the_build_accepts_keeps_its_pixels():
+    rewritten = 0
+    for data in mutants(300):
+        try:
+            examine(data, field="jpg", verify="decode", options=ImageOptions(max_pixels=1_000_000))
+        except UndecodableImage:
+            continue
+        found = with_restarts(data)
+        rewritten += found != data
+        assert found == data or np.array_equal(pixels(found), pixels(data))
+    assert rewritten > 50
+
+
+def test_a_progressive_jpeg_without_its_last_scans_stays_because_decoders_smooth_it():
+    data = jpeg("progressive")
+    scans = [found.start() for found in re.finditer(rb"\xff\xda", data)]
+    cut = data[: scans[3]] + b"\xff\xd9"
+    assert with_restarts(cut) == cut
+    assert with_restarts(data) != data
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "progressive"])
+def test_a_jpeg_of_an_encoder_is_plain(kind):
+    assert jpeg_restart.is_plain(jpeg(kind))
+    assert jpeg_restart.is_plain(jpeg(kind, comment=b"c", icc_profile=b"p" * 99))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data + b"\0",
+        lambda data: data[:-2] + b"\xff\xc4\0\x02\xff\xd9",
+        lambda data: data[:2] + ADOBE + b"\0" + data[2:],
+        lambda data: data.replace(b"\xff\xc0", b"\xff\xc1", 1),
+        lambda data: data[: len(data) // 2],
+        lambda data: data[:20],
+        lambda data: b"",
+    ],
+)
+def test_a_jpeg_with_anything_else_in_it_is_not(change):
+    assert not jpeg_restart.is_plain(change(jpeg("4:2:0")))
+
+
+def test_a_progressive_jpeg_is_not_plain():
+    assert not jpeg_restart.is_plain(jpeg("progressive"))

@@ -1,0 +1,133 @@
+"""A bit that is flipped where a build reads back what it wrote: healed if it comes once, named if it stays."""
+
+import re
+import uuid
+
+import pytest
+
+from pipelines import build as builds
+from pipelines.check.verify import verify
+from pipelines.config import BuildConfig
+from shardset.errors import ManifestError, ShardsetError
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.storage.base import open_storage
+from tests.makers.doors import changing
+from tests.makers.folders import write_images, write_jsonl
+from tests.makers.stored import files_of
+
+HERE = ["--direct_running_mode=in_memory"]
+KINDS = {
+    "what is built": naming.BUILD,
+    "the survey": naming.SURVEY,
+    "a unit": naming.unit_path(0),
+    "a summary": naming.summary_path(0),
+    "a spool": naming.spool_path(0),
+    "the plan": naming.PLAN,
+    "the list of rejects": naming.REJECTED,
+    "keys": naming.partition_path("keys", 0),
+    "twins": naming.partition_path("twins", 0),
+    "references for groups": naming.partition_path("references", 0),
+    "references of a shard": naming.references_path("train", 1),
+    "a record": naming.record_path("train", 1),
+}
+PLACES = ["first", "middle", "last"]
+FLIPS = [(kind, PLACES[number % 3]) for number, kind in enumerate(KINDS)]
+"""Of the frame of a file, tests/shardset/format/test_frame.py flips every bit."""
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+    """A listing with long metadata (a spool), a key wanted twice, and an image that is none."""
+    folder = write_images(tmp_path_factory.mktemp("flips") / "raw", [f"{number}.png" for number in range(6)])
+    (folder / "5.png").write_bytes(b"<html>404</html>")
+    rows = [{"path": f"{number}.png", "label": 0, "note": "n" * 2000} for number in (0, 1, 2, 3, 4, 5, 1)]
+    return write_jsonl(folder / "all.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(raw):
+    return made(raw, open_storage(f"memory://{uuid.uuid4().hex}"))
+
+
+def made(raw, storage, seed=0):
+    """The files of a build there."""
+    config = BuildConfig(
+        source="listing", input=str(raw), output=storage.url, num_shards={"": 2}, max_bad_fraction=0.5, seed=seed,
+        overwrite=bool(seed),
+    )  # fmt: skip
+    job, file, lines = builds.prepare(config, storage)
+    builds.run_pipeline(
+        builds.beam_options(HERE, storage),
+        lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
+    )
+    builds.remove_parts(job)
+    return files_of(storage.url)
+
+
+class Flips:
+    """Flips a bit of what is read of one object: each range the first time, or always."""
+
+    def __init__(self, name, place, *, once):
+        self.name, self.place, self.once = name, place, once
+        self.seen = set()
+        self.count = 0
+
+    def __call__(self, call, data):
+        if call.split(" ")[0] != self.name or not data or (self.once and call in self.seen):
+            return data
+        self.seen.add(call)
+        self.count += 1
+        at = {"first": 0, "middle": len(data) // 2, "last": len(data) - 1}[self.place]
+        return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
+@pytest.mark.parametrize(("kind", "place"), FLIPS)
+def test_a_bit_that_is_flipped_once_changes_nothing(raw, undisturbed, kind, place):
+    inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(KINDS[kind], place, once=True)
+    assert made(raw, changing(inner, uuid.uuid4().hex, flips)) == undisturbed
+    assert flips.count
+    assert verify(inner.url, deep=True).problems == ()
+
+
+@pytest.mark.parametrize(("kind", "place"), FLIPS)
+def test_a_bit_that_stays_flipped_is_named_and_nothing_is_published(raw, undisturbed, kind, place):
+    inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(KINDS[kind], place, once=False)
+    with pytest.raises(ShardsetError, match=re.escape(KINDS[kind])) as caught:
+        made(raw, changing(inner, uuid.uuid4().hex, flips))
+    assert "remove plan/ at the output" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ManifestError):
+        manifests.load(inner.url)
+    assert made(raw, inner) == undisturbed  # it was flipped on its way only
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_the_manifest_of_a_replaced_set_is_compared_before_its_files_are_removed(raw, once):
+    inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(naming.REPLACED, "middle", once=once)
+    made(raw, inner)
+    door = changing(inner, uuid.uuid4().hex, flips)
+    if once:
+        made(raw, door, seed=1)
+    else:
+        with pytest.raises(ShardsetError, match=r"replaced\.json.*remove plan/ at the output"):
+            made(raw, door, seed=1)
+        assert verify(inner.url, deep=True).problems == ()
+        made(raw, inner, seed=1)
+    manifest = manifests.load(inner.url)[0]
+    listed = {path for shard in manifest.split("train").shards for path in (shard.path, shard.index.path)}
+    assert files_of(inner.url).keys() == {naming.MANIFEST, manifest.quarantine.path, *listed}
+
+
+def test_what_is_read_of_the_plan_is_of_these_kinds(raw):
+    inner, seen = open_storage(f"memory://{uuid.uuid4().hex}"), set()
+
+    def note(call, data):
+        seen.add(re.sub(r"[0-9]{6,}", "", call.split(" ")[0]))
+        return data
+
+    door = changing(inner, uuid.uuid4().hex, note)
+    made(raw, door)
+    made(raw, door, seed=1)
+    kinds = {re.sub(r"[0-9]{6,}", "", name) for name in [*KINDS.values(), naming.REPLACED]}
+    assert {name for name in seen if name.startswith(naming.PLAN_FOLDER)} <= kinds

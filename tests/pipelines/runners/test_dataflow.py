@@ -1,0 +1,314 @@
+"""What is sent to Dataflow, what is refused before, and what becomes of a job that failed."""
+
+import json
+import re
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import grpc
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import beam_runner_api_pb2
+
+from pipelines.build import build
+from pipelines.config import BuildConfig
+from pipelines.runners import dataflow, errors
+from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TooManyBad
+from shardset.storage.base import open_storage
+from tests.makers.folders import write_class_folders
+from tests.makers.stored import files_of
+from tests.pipelines.fake_dataflow import FakeDataflow, options_of, serve
+
+REPOSITORY = Path(__file__).parents[3]
+IMAGE = "europe-docker.pkg.dev/my-project/images/shardset:1"
+GOOD = {
+    "runner": "DataflowRunner",
+    "project": "my-project",
+    "region": "us-central1",
+    "temp_location": "gs://bucket/tmp",
+    "setup_file": str(REPOSITORY / "setup.py"),
+}
+
+# What is refused before anything is sent
+
+
+def options(**changes: str | None) -> PipelineOptions:
+    return PipelineOptions([f"--{name}={value}" for name, value in (GOOD | changes).items() if value is not None])
+
+
+def check(*, source: str = "gs://photos/raw", output: str = "gs://bucket/out", where: str = "US-CENTRAL1", **changes):
+    dataflow.check(options(**changes), source=source, output=output, locate=lambda bucket: where)
+
+
+def test_a_complete_command_is_accepted():
+    check()
+    check(setup_file=None, sdk_container_image=IMAGE)
+    check(region="europe-west4", where="EU")
+    check(worker_region="europe-west4", where="EUROPE-WEST4")  # the job is led from one region, its workers in another
+    check(worker_zone="europe-west4-a", where="EUROPE-WEST4")
+
+
+@pytest.mark.parametrize(
+    "runner", ["DataflowRunner", "dataflowrunner", "Dataflow", "apache_beam.runners.DataflowRunner"]
+)
+def test_dataflow_is_recognised_however_it_is_spelled(runner):
+    assert dataflow.is_wanted(options(runner=runner))
+
+
+@pytest.mark.parametrize("runner", ["FnApiRunner", "FlinkRunner", None])
+def test_other_runners_are_not_checked(runner):
+    assert not dataflow.is_wanted(options(runner=runner))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"project": None}, "--project is missing"),
+        ({"project": ""}, "--project is missing"),
+        ({"project": "123456789012"}, "expected a project's id"),
+        ({"project": "My Project"}, "expected a project's id"),
+        ({"region": None}, "--region is missing"),
+        ({"region": "europe-west4-a"}, "that is a zone, expected its region: --region=europe-west4"),
+        ({"region": "EU"}, "expected a region such as"),
+        ({"temp_location": None}, "--temp_location is missing"),
+        ({"temp_location": "/tmp"}, "--temp_location /tmp: expected gs://BUCKET/FOLDER"),
+        ({"temp_location": "gs://"}, "--temp_location gs://: expected gs://BUCKET/FOLDER"),
+        ({"temp_location": "gs://bucket"}, "--temp_location gs://bucket: expected gs://BUCKET/FOLDER"),
+        ({"staging_location": "gs://bucket"}, "--staging_location gs://bucket: expected gs://BUCKET/FOLDER"),
+        ({"staging_location": "/tmp"}, "--staging_location /tmp: expected gs://BUCKET/FOLDER"),
+        ({"setup_file": None}, "the workers need this package: give --setup_file=./setup.py"),
+        ({"setup_file": "nowhere/setup.py"}, "--setup_file nowhere/setup.py: there is no such file"),
+        ({"source": "photos"}, "--input photos: expected gs://BUCKET/FOLDER; the workers can't read this machine"),
+        ({"output": "shards"}, "--output shards: expected gs://BUCKET/FOLDER; the workers can't write"),
+        ({"where": "EUROPE-WEST4"}, "bucket bucket is in EUROPE-WEST4, the workers would be in us-central1"),
+        ({"where": "EU"}, "use a bucket in us-central1, or a region in EU"),
+        ({"worker_region": "europe-west4"}, "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
+        ({"worker_zone": "europe-west4-a"}, "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4"),
+    ],
+)
+def test_what_dataflow_could_not_do_is_refused_with_a_sentence(changes, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        check(**changes)
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            NotFound("gone"),
+            "there is no bucket bucket.*gcloud storage buckets create gs://bucket --location=us-central1",
+        ),
+        (StorageError("403: you may not"), "can't see where bucket bucket is .403: you may not"),
+    ],
+)
+def test_a_bucket_that_can_not_be_seen_is_refused(error, sentence):
+    def locate(bucket: str) -> str:
+        raise error
+
+    with pytest.raises(ConfigError, match=f"--output and --temp_location: {sentence}"):
+        dataflow.check(options(), source="gs://photos/raw", output="gs://bucket/out", locate=locate)
+
+
+# What a job's failure becomes
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "Dataflow pipeline failed. State: FAILED, Error:\nWorkflow failed. Causes: quota of CPUS exceeded",
+            "the job ended as FAILED (Workflow failed. Causes: quota of CPUS exceeded)",
+        ),
+        ("Dataflow pipeline failed. State: CANCELLED, Error:\nNone", "the job ended as CANCELLED (no reason given)"),
+        (
+            "Pipeline x-1_2 failed in state FAILED: Traceback (most recent call last):\n  File\nOSError: disk full\n",
+            "the job ended as FAILED (OSError: disk full)",
+        ),
+        (
+            "Dataflow pipeline failed. State: FAILED, Error:\nTraceback (most recent call last):\n  File\n"
+            "shardset.errors.TooManyBad: split 'train': 1 of 61 raw samples are bad [while running 'Plan']\n",
+            "split 'train': 1 of 61 raw samples are bad",
+        ),
+    ],
+)
+def test_a_failed_job_becomes_one_sentence(text, sentence):
+    with pytest.raises(ShardsetError, match=re.escape(sentence)), errors.translated():
+        raise RuntimeError(text)
+
+
+def test_our_own_error_of_a_runner_in_this_process_loses_the_step_that_beam_adds():
+    with pytest.raises(TooManyBad) as caught, errors.translated():
+        raise TooManyBad("split 'train': 1 of 61 raw samples are bad [while running 'Plan/ParDo(MakePlan)']")
+    assert str(caught.value) == "split 'train': 1 of 61 raw samples are bad"
+
+
+class HungUp(grpc.RpcError):
+    """As it was seen when a job server was killed."""
+
+    def __str__(self) -> str:
+        return (
+            "<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
+            '\tdetails = "Stream removed (Socket closed)"\n\tdebug_error_string = "UNAVAILABLE:Stream removed"\n>'
+        )
+
+
+def test_a_job_server_that_dies_is_said_in_one_sentence():
+    failures = dataflow.failures(options(runner="PortableRunner"))
+    sentence = re.escape("the job server is gone (Stream removed (Socket closed)); start it again")
+    with pytest.raises(ShardsetError, match=sentence), errors.translated(failures):
+        raise HungUp
+
+
+def test_an_error_that_is_nobody_s_stays_what_it_is():
+    with pytest.raises(RuntimeError, match="a bug"), errors.translated():
+        raise RuntimeError("a bug")
+
+
+# What is sent
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[FakeDataflow, str]]:
+    with serve() as found:
+        yield found
+
+
+@pytest.fixture
+def raw(tmp_path: Path, gcs_root: str) -> str:
+    """A folder of pictures on gs://."""
+    folder = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10)
+    storage = open_storage(f"{gcs_root}/raw")
+    for path in sorted(folder.rglob("*.png")):
+        with storage.writer(str(path.relative_to(folder))) as out:
+            out.write(path.read_bytes())
+    return f"{gcs_root}/raw"
+
+
+def submit(endpoint: str, raw: str, *flags: str, package: str = "--setup_file=./setup.py"):
+    folder = raw.removesuffix("/raw")
+    words = ["build", "--source=folder", f"--input={raw}", f"--output={folder}/out", "--holdout=test=0.3", "--json"]
+    cloud = ["--runner=DataflowRunner", "--project=my-project", "--region=us-central1", "--job_name=shards-of-cats"]
+    cloud += [f"--temp_location={folder}/tmp", f"--dataflow_endpoint={endpoint}", "--no_auth", package]
+    command = [sys.executable, "-m", "pipelines", *words, "--num-shards=3", *cloud, *flags]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_a_job_carries_its_package_and_options_and_writes_what_the_local_runner_writes(service, raw, tmp_path):
+    dataflows, endpoint = service
+    done = submit(endpoint, raw, "--max_num_workers=7", "--machine_type=n2d-standard-4")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (job,) = dataflows.jobs.values()
+    root = raw.removesuffix("/raw")
+    assert (job["project"], job["region"], job["name"]) == ("my-project", "us-central1", "shards-of-cats")
+    assert job["environment"]["tempStoragePrefix"].startswith(root.replace("gs:/", "storage.googleapis.com") + "/tmp")
+    carried = options_of(job)
+    assert carried["runner"] == "DataflowRunner"
+    assert carried["pickle_library"] == "cloudpickle"
+    (pool,) = job["environment"]["workerPools"]
+    assert pool["machineType"] == "n2d-standard-4"
+    assert pool["autoscalingSettings"]["maxNumWorkers"] == 7
+    assert "beam_python3.11_sdk" in pool["sdkHarnessContainerImages"][0]["containerImage"]
+    (package,) = [package for package in pool["packages"] if package["name"] == "workflow.tar.gz"]
+    check_package(package["location"])
+    check_steps(carried["pipelineUrl"])
+    config = BuildConfig(
+        source="folder", input=raw, output=str(tmp_path / "out"), num_shards={"": 3}, holdout={"test": 0.3}
+    )
+    build(config, ["--direct_running_mode=in_memory"])
+    assert files_of(f"{root}/out") == files_of(tmp_path / "out")
+    assert json.loads(done.stdout)["counters"] == {"shards_written": 6}
+    assert "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0?project=my-project" in done.stderr
+
+
+def staged_bytes(location: str) -> bytes:
+    folder, _, name = location.replace("storage.googleapis.com/", "gs://").rpartition("/")
+    return open_storage(folder).read(name)
+
+
+def check_package(location: str) -> None:
+    """The staged sdist has our code, and asks for no more than a worker needs."""
+    with tarfile.open(fileobj=BytesIO(staged_bytes(location))) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+        (requires,) = [name for name in tar.getnames() if name.endswith("egg-info/requires.txt")]
+        base = tar.extractfile(requires).read().decode().partition("[")[0]
+    assert {"pipelines/pipeline.py", "shardset/storage/base.py", "setup.py", "README.md"} <= names
+    assert "pillow" in base
+    assert "torch" not in base
+    assert "apache-beam" not in base
+
+
+def check_steps(url: str) -> None:
+    """The staged pipeline has the steps that the design names."""
+    pipeline = beam_runner_api_pb2.Pipeline.FromString(staged_bytes(url))
+    steps = {each.unique_name.partition("/")[0] for each in pipeline.components.transforms.values()}
+    assert {"List units", "Index", "Plan", "Assign places", "Plan shards", "Write shards", "Commit"} <= steps
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_with_an_image_of_one_s_own_nothing_is_built_or_staged_but_the_pipeline(service, raw):
+    dataflows, endpoint = service
+    done = submit(endpoint, raw, package=f"--sdk_container_image={IMAGE}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    (job,) = dataflows.jobs.values()
+    (pool,) = job["environment"]["workerPools"]
+    assert pool["sdkHarnessContainerImages"][0]["containerImage"] == IMAGE
+    assert options_of(job)["sdk_container_image"] == IMAGE
+    assert "workflow.tar.gz" not in {package["name"] for package in pool.get("packages", [])}
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_a_job_that_fails_ends_with_code_1_and_its_reason(service, raw):
+    dataflows, endpoint = service
+    dataflows.failure = "Workflow failed. Causes: Quota 'CPUS' exceeded. Limit: 24.0 in region us-central1."
+    done = submit(endpoint, raw, package=f"--sdk_container_image={IMAGE}")
+    assert done.returncode == 1
+    assert "ShardsetError: the job ended as FAILED (Workflow failed. Causes: Quota 'CPUS' exceeded." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+def test_our_own_error_in_a_worker_comes_back_as_itself(service, raw):
+    with open_storage(raw).writer("cat/bad.png") as out:
+        out.write(b"no picture")
+    done = submit(service[1], raw, package=f"--sdk_container_image={IMAGE}")
+    assert done.returncode == 1
+    assert re.search(r"TooManyBad: split '\w+': 1 of \d+ raw samples are bad", done.stderr)
+
+
+@pytest.mark.gcs
+def test_a_job_that_the_service_refuses_ends_with_code_1_and_its_reason(service, raw):
+    dataflows, endpoint = service
+    dataflows.refusal = (403, "Dataflow API has not been used in project my-project before or it is disabled.")
+    done = submit(endpoint, raw, package=f"--sdk_container_image={IMAGE}")
+    assert done.returncode == 1
+    assert "the service did not take the job (403 " in done.stderr
+    assert "Dataflow API has not been used" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.gcs
+def test_a_wrong_region_ends_with_code_2_and_sends_and_writes_nothing(service, raw):
+    dataflows, endpoint = service
+    done = submit(endpoint, raw, "--region=europe-west4")
+    assert done.returncode == 2
+    assert "bucket bucket is in US-CENTRAL1, the workers would be in europe-west4" in done.stderr
+    assert dataflows.jobs == {}
+    assert [found.name for found in open_storage(raw.removesuffix("/raw")).list() if "raw/" not in found.name] == []
+
+
+@pytest.mark.gcs
+def test_a_bucket_that_is_not_there_is_refused_and_not_created(service, raw):
+    done = submit(service[1], raw, "--temp_location=gs://no-such-bucket/tmp")
+    assert done.returncode == 2
+    assert "--temp_location: there is no bucket no-such-bucket" in done.stderr
+    with pytest.raises(NotFound):
+        list(open_storage("gs://no-such-bucket/tmp").list())

@@ -1,0 +1,97 @@
+import io
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.sources.formats.range_file import RangeFile
+from shardset.errors import ChangedInput
+from shardset.storage.base import open_storage
+
+CONTENT = bytes(range(256)) * 5
+
+
+@pytest.fixture
+def storage(tmp_path):
+    (tmp_path / "a").write_bytes(CONTENT)
+    return open_storage(str(tmp_path))
+
+
+def opened(storage, window=64):
+    stat = storage.stat("a")
+    return RangeFile(storage, "a", stat.generation, stat.num_bytes, window)
+
+
+def test_reading_to_the_end_gives_every_byte(storage):
+    assert opened(storage).read() == CONTENT
+
+
+class Counting:
+    """A storage that notes the ranges that are read."""
+
+    def __init__(self, storage):
+        self.storage, self.url, self.ranges = storage, storage.url, []
+
+    def read(self, name, start, stop, *, generation):
+        self.ranges.append((start, stop))
+        return self.storage.read(name, start, stop, generation=generation)
+
+
+def test_the_rest_of_a_file_is_one_read_and_small_reads_share_a_window(storage):
+    stat = storage.stat("a")
+    counting = Counting(storage)
+    file = RangeFile(counting, "a", stat.generation, stat.num_bytes, window=100)
+    assert [file.read(20) for _ in range(4)] == [CONTENT[start : start + 20] for start in range(0, 80, 20)]
+    assert file.read() == CONTENT[80:]
+    assert counting.ranges == [(0, 100), (100, len(CONTENT))]
+
+
+def test_seeking_works_from_the_start_from_here_and_from_the_end(storage):
+    file = opened(storage)
+    assert (file.seek(100), file.read(3)) == (100, CONTENT[100:103])
+    assert (file.seek(-3, io.SEEK_CUR), file.read(1)) == (100, CONTENT[100:101])
+    assert (file.seek(-4, io.SEEK_END), file.read(9)) == (len(CONTENT) - 4, CONTENT[-4:])
+
+
+def test_a_read_past_the_end_is_empty(storage):
+    file = opened(storage)
+    file.seek(10_000)
+    assert file.read(1) == b""
+
+
+@given(
+    window=st.integers(1, 2000),
+    steps=st.lists(st.tuples(st.integers(0, 1400), st.integers(0, 1400)), max_size=8),
+)
+def test_any_sequence_of_seeks_and_reads_gives_what_a_plain_file_gives(tmp_path_factory, window, steps):
+    folder = tmp_path_factory.mktemp("range")
+    (folder / "a").write_bytes(CONTENT)
+    file, plain = opened(open_storage(str(folder)), window), io.BytesIO(CONTENT)
+    for position, size in steps:
+        assert file.seek(position) == plain.seek(position)
+        assert file.read(size) == plain.read(size)
+
+
+def test_tarfile_reads_members_through_it(tmp_path):
+    with tarfile.open(tmp_path / "a", "w") as tar:
+        info = tarfile.TarInfo("x/y")
+        info.size = 300
+        tar.addfile(info, io.BytesIO(CONTENT[:300]))
+    with tarfile.open(fileobj=opened(open_storage(str(tmp_path)), window=100)) as tar:
+        assert tar.extractfile("x/y").read() == CONTENT[:300]
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_an_error(storage, tmp_path):
+    file = opened(storage)
+    assert file.read(3) == CONTENT[:3]
+    (tmp_path / "a").write_bytes(b"something else and shorter")
+    with pytest.raises(ChangedInput, match="start again"):
+        file.read()
+
+
+def test_an_object_that_is_removed_while_it_is_read_is_an_error(storage, tmp_path):
+    file = opened(storage)
+    (tmp_path / "a").unlink()
+    with pytest.raises(ChangedInput, match="removed"):
+        file.read()

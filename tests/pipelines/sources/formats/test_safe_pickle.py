@@ -1,0 +1,232 @@
+import contextlib
+import os
+import pickle
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.sources.formats import opcodes, safe_pickle
+from shardset.errors import SourceError
+from tests.makers.cifar import pickle_of
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**31), 2**31 - 1) | st.binary(max_size=300),
+    lambda inner: st.lists(inner, max_size=4),
+)
+
+
+def dict_of(key: bytes, value: bytes) -> bytes:
+    """A pickled dict of one entry, from the opcodes of its key and value."""
+    return b"\x80\x02}" + key + value + b"s."
+
+
+@given(st.dictionaries(st.text("abc", max_size=3), values, max_size=4))
+def test_plain_values_of_python_2_come_back_as_the_standard_unpickler_reads_them(value):
+    data = pickle_of(value)
+    assert safe_pickle.loads(data, "here") == pickle.loads(data, encoding="bytes")
+
+
+def test_an_array_of_python_2_comes_back_as_the_standard_unpickler_reads_it():
+    array = np.arange(12, dtype=np.uint8).reshape(4, 3)
+    data = pickle_of({"data": array})
+    assert np.array_equal(safe_pickle.loads(data, "here")[b"data"], array)
+    assert np.array_equal(pickle.loads(data, encoding="bytes")[b"data"], array)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_a_pickle_that_was_written_again_by_python_3_is_read_too(protocol):
+    array = np.asfortranarray(np.arange(12, dtype=np.uint8).reshape(4, 3))
+    value = safe_pickle.loads(pickle.dumps({b"data": array, "labels": [1, 2], b"x": b"\xff"}, protocol), "here")
+    assert np.array_equal(value.pop(b"data"), array)
+    assert value == {"labels": [1, 2], b"x": b"\xff"}
+
+
+class Calls:
+    """Pickles as a call of `function`."""
+
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
+    def __reduce__(self):
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("function", "arguments", "named"),
+    [
+        (os.system, "touch {}", "posix.system"),
+        (eval, "open({!r}, 'w')", "builtins.eval"),
+        (open, "{}", "open"),
+        (getattr, "{}", "builtins.getattr"),
+    ],
+)
+def test_a_name_outside_the_list_is_refused_by_name_and_not_run(tmp_path, protocol, function, arguments, named):
+    mark = tmp_path / "ran"
+    data = pickle.dumps({"data": Calls(function, arguments.format(str(mark)), "w")}, protocol)
+    with pytest.raises(SourceError, match="nothing of it was run"):
+        safe_pickle.loads(data, "here")
+    assert not mark.exists()
+
+
+def test_the_refused_name_is_in_the_message():
+    data = dict_of(b"U\x01a", b"cos\nsystem\nU\x04true\x85R")
+    with pytest.raises(SourceError, match=r"here: the pickle holds the name os\.system"):
+        safe_pickle.loads(data, "here")
+
+
+@pytest.mark.parametrize("name", ["numpy\nload", "numpy.core.multiarray\nfromfile", "numpy\nndarray.tofile"])
+def test_other_names_of_numpy_are_refused(name):
+    with pytest.raises(SourceError, match="the name numpy"):
+        safe_pickle.loads(dict_of(b"U\x01a", b"c" + name.encode() + b"\n"), "here")
+
+
+def test_a_dotted_name_does_not_reach_into_an_allowed_one():
+    data = pickle.PROTO + b"\x04\x8c\x05numpy\x8c\x14ndarray.__class__.mro\x93."
+    data = data.replace(b"\x8c\x14ndarray.__class__.mro", b"\x8c\x15ndarray.__class__.mro")
+    with pytest.raises(SourceError, match=r"the name numpy\.ndarray\.__class__\.mro"):
+        safe_pickle.loads(data, "here")
+
+
+@pytest.mark.parametrize("name", [b"numpy\nndarray", b"numpy\ndtype", b"numpy.core.multiarray\n_reconstruct"])
+@pytest.mark.parametrize("state", [b"}U\x05_callNs", b"N}X\x05\0\0\0_callNs\x86", b"N}X\x01\0\0\0xNs\x86"])
+def test_an_allowed_name_can_not_be_changed_by_a_pickle(name, state):
+    with pytest.raises(SourceError, match="not a whole pickle"):
+        safe_pickle.loads(b"\x80\x02c" + name + b"\n" + state + b"b.", "here")
+    array = np.arange(6, dtype=np.uint8)
+    assert np.array_equal(safe_pickle.loads(pickle_of(array), "here"), array)
+
+
+@pytest.mark.parametrize("opcode", [b"\x82\x01", b"Pid\n", b"(ios\nsystem\n", b"\x96" + b"\xff" * 7 + b"\x0f"])
+def test_instructions_that_plain_data_never_needs_are_refused(opcode):
+    with pytest.raises(SourceError):
+        safe_pickle.loads(b"\x80\x02" + opcode + b".", "here")
+
+
+def test_a_huge_memo_number_is_refused_before_memory_is_taken():
+    with pytest.raises(SourceError, match="memo number of 2147483647"):
+        safe_pickle.loads(b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".", "here")
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 50, 100, -1])
+def test_a_cut_pickle_is_an_error_that_says_so(size):
+    data = pickle_of({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2], "more": "x" * 300})
+    with pytest.raises(SourceError, match="here: not a whole pickle"):
+        safe_pickle.loads(data[:size], "here")
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_value_or_a_source_error(data):
+    with contextlib.suppress(SourceError):
+        safe_pickle.loads(b"\x80\x02" + data, "here")
+
+
+@given(st.integers(0, 400), st.integers(0, 255))
+def test_any_changed_byte_gives_a_value_or_a_source_error(position, byte):
+    data = bytearray(pickle_of({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2], "names": ["a", "b"]}))
+    data[position % len(data)] = byte
+    with contextlib.suppress(SourceError):
+        safe_pickle.loads(bytes(data), "here")
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros(3, np.float64), np.zeros(3, np.int8), np.array(["a"], dtype="S1"), np.zeros(2, np.uint16)]
+)
+def test_an_array_of_another_type_is_refused(array):
+    with pytest.raises(SourceError, match="unsigned bytes"):
+        safe_pickle.loads(pickle_of({"data": array}), "here")
+
+
+def test_an_array_whose_shape_does_not_fit_its_bytes_is_refused():
+    data = pickle_of(np.zeros((2, 3), np.uint8)).replace(b"K\x02K\x03\x86", b"K\x02K\x04\x86")
+    with pytest.raises(SourceError, match="6 bytes for an array of shape"):
+        safe_pickle.loads(data, "here")
+
+
+# --- pickles that would end or hold up the process: nothing of them may be hashed, called or printed
+
+
+def doubled(first: bytes, times: int, of_two: bytes) -> bytes:
+    """`x = (x, x)`, again and again, by references."""
+    steps = [first + b"q\0"]
+    steps += [b"h%c" % number + b"h%c" % number + of_two + b"q%c" % (number + 1) for number in range(times)]
+    return b"".join(steps)
+
+
+NESTED_TUPLES = b")" + 120_000 * b"\x85"
+ARRAY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\0\x85U\1b\x87R"
+DTYPE = b"cnumpy\ndtype\nU\2u1K\0K\1\x87R"
+LONG = b"\x8a\xfa" + 249 * b"\xff" + b"\x7f"
+ATTACKS = {
+    "a key of nested tuples": (dict_of(NESTED_TUPLES, b"N"), "more than 16 deep"),
+    "a key that doubles": (dict_of(doubled(b")", 60, b"\x86"), b"N"), "a tuple twice"),
+    "a tuple as a key": (dict_of(b"K\1\x85", b"N"), "a tuple as the key of a dict"),
+    "a number as a key": (dict_of(b"K\1", b"N"), "a number as the key of a dict"),
+    "a list that doubles": (b"\x80\2]q\0" + b"]q\1(h\0h\0e.", "a list twice"),
+    "a list of itself": (b"\x80\2]q\0h\0a.", "a list twice"),
+    "nested lists": (b"\x80\2" + 120_000 * b"]" + 119_999 * b"a" + b".", "more than 16 deep"),
+    "nested marks": (b"\x80\2" + 120_000 * b"(" + 119_999 * b"l" + b".", "more than 16 deep"),
+    "nested states": (b"\x80\2" + 50 * DTYPE + 49 * b"\x85b" + b".", "more than 16 deep"),
+    "a long shape": (
+        b"\x80\2" + ARRAY + b"(K\1(" + LONG + b"q\0" + 100_000 * b"h\0" + b"t" + DTYPE + b"\x89U\0tb.",
+        "a number of 1999 bits",
+    ),
+    "a shape of many numbers": (b"\x80\2" + ARRAY + b"(K\1(" + 100_000 * b"K\2" + b"t.", "a tuple of more than 16"),
+    "a second array": (b"\x80\2}(U\1a" + ARRAY + b"U\1b" + ARRAY + b"u.", "a second array"),
+    "many keys": (b"\x80\2}(" + b"".join(b"U\2%02xN" % n for n in range(101)) + b"u.", "a dict of more than 100"),
+    "a long key": (dict_of(b"T\1\4\0\0" + 1025 * b"a", b"N"), "a long text as the key of a dict"),
+    "a long text in a list": (b"\x80\2]T\1\4\0\0" + 1025 * b"a" + b"a.", "a long text in a list"),
+    "two long texts": (b"\x80\2]" + 2 * (b"T\1\4\0\0" + 1025 * b"a") + b"e.", "a second text of more than 1024"),
+    "a large number": (b"\x80\2" + LONG + b".", "a number of 1999 bits"),
+    "a long line": (b"I" + 10_000 * b"9" + b"\n.", "a line of 8192 or more bytes"),
+    "many instructions": (2_000_000 * b"\x80\2" + b"N.", "more than 2000000 instructions"),
+    "a text across a frame": (
+        b"\x80\4\x95\4" + 7 * b"\0" + b"C\x04aaaaN0.",
+        "an instruction across the end of a frame",
+    ),
+    "a line across a frame": (b"\x80\4\x95\4" + 7 * b"\0" + b"I1111\n.", "an instruction across the end of a frame"),
+    "a frame in a frame": (b"\x80\4\x95\x20" + 7 * b"\0" + b"\x95\1" + 7 * b"\0" + b"N.", "a frame in a frame"),
+    "many items": (b"\x80\2](" + 200_001 * b"N" + b"e.", "more than 200000 values"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_what_no_batch_holds_is_refused_before_it_is_built(name):
+    data, message = ATTACKS[name]
+    with pytest.raises(SourceError, match=f"here: the pickle holds .*{message}"):
+        safe_pickle.loads(data, "here")
+
+
+def test_frames_that_end_between_instructions_are_read():
+    frame = b"\x95%c" + 7 * b"\0"
+    assert safe_pickle.loads(b"\x80\4" + frame % 3 + b"](N" + frame % 4 + b"K\1e.", "here") == [None, 1]
+
+
+def test_names_and_short_texts_may_be_referred_to_again():
+    assert safe_pickle.loads(b"\x80\2](U\3catq\0h\0h\0e.", "here") == [b"cat", b"cat", b"cat"]
+
+
+PIECES = [
+    *(b"(", b")", b"]", b"}", b"0", b"N", b"K\1", b"M\0\4", b"U\1a", b"X\1\0\0\0b", b"C\1c", b"a", b"e", b"l", b"d"),
+    *(b"s", b"u", b"t", b"\x85", b"\x86", b"\x87", b"R", b"b", b"q\0", b"q\1", b"h\0", b"h\1", b"\x94", b"\x93"),
+    *(ARRAY, DTYPE, LONG, b"c_codecs\nencode\n", b"X\6\0\0\0latin1", b"cnumpy\nndarray\n", b"cos\nsystem\n"),
+    *(b"T\1\4\0\0" + 1025 * b"a", b"(K\1K\1\x85" + DTYPE + b"\x89U\1xtb", b"I01\n", b"J\xff\xff\xff\xff", b"L1L\n"),
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30))
+def test_any_order_of_instructions_gives_bounded_values_or_a_source_error(pieces):
+    with contextlib.suppress(SourceError):
+        value = safe_pickle.loads(b"\x80\2" + b"".join(pieces) + b".", "here")
+        assert depth(value) <= opcodes.MAX_DEPTH
+        assert len(repr(value)) < 100_000
+
+
+def depth(value: object) -> int:
+    if isinstance(value, dict):
+        assert all(isinstance(key, str | bytes) for key in value)
+        return 1 + max(map(depth, value.values()), default=0)
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list | tuple) else 0

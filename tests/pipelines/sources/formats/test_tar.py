@@ -1,0 +1,178 @@
+import io
+import tarfile
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelines.sources.formats.tar import BLOCK, END, refusal, walk
+from shardset.errors import SourceError
+from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
+
+FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
+FILES = {"a.jpg": b"a" * 700, "b/c.jpg": b"", "d.jpg": b"d" * 512}
+SMALL = tar_bytes(FILES)
+
+
+def contents(data: bytes, start: int = 0, stop: int | None = None) -> dict[str, bytes]:
+    members = walk(io.BytesIO(data), "x.tar", start, stop)
+    return {member.name: data[member.offset_data : member.offset_data + member.size] for member in members}
+
+
+def sparse() -> tuple[tarfile.TarInfo, bytes]:
+    info = plain("hole.jpg", b"")
+    info.pax_headers = {
+        "GNU.sparse.major": "0",
+        "GNU.sparse.map": "0,0",
+        "GNU.sparse.size": "9",
+        "GNU.sparse.name": "x",
+    }
+    return info, b""
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_is_read_with_offsets_of_the_contents(format):
+    assert contents(tar_bytes(FILES, format)) == FILES
+
+
+NAMES = st.text(st.sampled_from("ab/. äß"), min_size=1, max_size=130).filter(lambda name: name.strip("/. ") == name)
+
+
+@given(st.lists(st.tuples(NAMES, st.integers(0, 1100), st.sampled_from(FORMATS)), min_size=1, max_size=8), st.data())
+def test_members_are_those_that_pythons_tarfile_finds(found, data):
+    raw = io.BytesIO()
+    for name, size, format in found:
+        info = tarfile.TarInfo(name)
+        info.size = size
+        if format != tarfile.USTAR_FORMAT or (name.isascii() and len(name) <= 100):
+            raw.write(info.tobuf(format) + bytes(size) + bytes(-size % BLOCK))
+        if data.draw(st.booleans()):
+            raw.write(special("a folder", tarfile.DIRTYPE).tobuf(format))
+    raw.write(END)
+    with tarfile.open(fileobj=io.BytesIO(raw.getvalue())) as archive:
+        expected = [(one.name, one.offset_data, one.size, one.type) for one in archive if not one.isdir()]
+    members = walk(io.BytesIO(raw.getvalue()), "x.tar")
+    assert [(one.name, one.offset_data, one.size, one.type) for one in members] == expected
+
+
+@pytest.mark.parametrize("format", FORMATS[1:])
+def test_long_and_foreign_names_are_read(format):
+    files = {"x" * 180 + ".jpg": b"long", "Käse/écran 1.jpg": b"foreign"}
+    assert contents(tar_bytes(files, format)) == files
+
+
+def test_a_name_that_is_not_utf8_stays_printable():
+    raw = tar_bytes({"a~.jpg": b"1"})
+    header = raw[:BLOCK].replace(b"~", b"\xe4")
+    header = header[:148] + b"%06o\0 " % (sum(header[:148]) + sum(header[156:]) + 8 * 32) + header[156:]
+    assert list(contents(header + raw[BLOCK:])) == ["a\\xe4.jpg"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_tar_inside_a_tar_is_walked_with_offsets_of_the_outer_one(format):
+    inner = tar_bytes(FILES, format)
+    outer = tar_bytes({"n1.tar": tar_bytes({"other.jpg": b"1"}), "n2.tar": inner, "n3.tar": b"junk"}, format)
+    start = content_offset(outer, "n2.tar")
+    assert contents(outer, start, start + len(inner)) == FILES
+
+
+def test_folders_are_left_out_and_an_empty_tar_is_empty():
+    folder = (special("b/", tarfile.DIRTYPE), b"")
+    assert contents(tar_of([folder, (plain("b/c.jpg", b"1"), b"1")])) == {"b/c.jpg": b"1"}
+    assert contents(END) == {}
+
+
+def test_the_caller_may_read_contents_between_members():
+    file = io.BytesIO(SMALL)
+    seen = {}
+    for member in walk(file, "x.tar"):
+        file.seek(member.offset_data)
+        seen[member.name] = file.read(member.size)
+    assert seen == FILES
+
+
+@given(stop=st.integers(0, len(SMALL)))
+def test_a_cut_anywhere_gives_everything_or_an_error(stop):
+    whole = content_offset(SMALL, "d.jpg") + 512 + len(END)
+    if stop >= whole:
+        assert contents(SMALL[:stop]) == FILES
+    else:
+        with pytest.raises(SourceError, match=r"x\.tar: cut at byte \d+"):
+            contents(SMALL[:stop])
+
+
+@settings(max_examples=300)
+@given(
+    member=st.sampled_from(list(FILES)), position=st.integers(0, BLOCK - 1), bit=st.integers(0, 7), start=st.booleans()
+)
+def test_a_flipped_header_bit_never_makes_a_shorter_archive(member, position, bit, start):
+    data = bytearray(END * start + SMALL)
+    data[len(END) * start + content_offset(SMALL, member) - BLOCK + position] ^= 1 << bit
+    with suppress(SourceError):
+        assert contents(bytes(data), len(END) * start) == FILES
+
+
+def test_a_damaged_header_is_named_by_its_offset():
+    at = content_offset(SMALL, "d.jpg") - BLOCK
+    with pytest.raises(SourceError, match=rf"x\.tar: bad tar header at byte {at} "):
+        contents(SMALL[:at] + b"?" * BLOCK + SMALL[at + BLOCK :])
+
+
+def test_a_member_that_is_cut_is_named():
+    at = content_offset(SMALL, "d.jpg")
+    with pytest.raises(SourceError, match=rf"cut at byte {at + 5} inside 'd.jpg', which starts at byte {at} "):
+        contents(SMALL[: at + 5])
+
+
+@pytest.mark.parametrize("zeros", [BLOCK, 2 * BLOCK])
+def test_zeros_where_a_header_stood_are_a_hole_and_no_end(zeros):
+    at = content_offset(SMALL, "b/c.jpg") - BLOCK
+    with pytest.raises(SourceError, match=rf"byte {at}|before byte {at + zeros}, then data"):
+        contents(SMALL[:at] + bytes(zeros) + SMALL[at + zeros :])
+
+
+def test_joined_tars_are_refused_instead_of_ending_at_the_first():
+    with pytest.raises(SourceError, match="several were joined"):
+        contents(SMALL + tar_bytes({"e.jpg": b"e"}))
+
+
+def test_compressed_data_is_called_by_its_name():
+    with pytest.raises(SourceError, match="gunzip"):
+        contents(b"\x1f\x8b" + bytes(2000))
+
+
+def test_a_header_cannot_ask_for_more_memory_than_a_header_needs():
+    info = plain("a.jpg", b"1")
+    info.pax_headers = {"comment": "c" * (2 << 20)}
+    with pytest.raises(SourceError, match="extension headers are longer"):
+        contents(tar_of([(info, b"1")], tarfile.PAX_FORMAT))
+
+
+def test_a_negative_size_is_damage_and_no_endless_loop():
+    info = plain("a.jpg", b"")
+    info.pax_headers = {"size": "-1024"}
+    with pytest.raises(SourceError, match=r"size -1024|bad tar header"):
+        contents(tar_of([(plain("b.jpg", b"1"), b"1"), (info, b"")], tarfile.PAX_FORMAT))
+
+
+@pytest.mark.parametrize(
+    ("info", "content", "reason"),
+    [
+        (special("a.jpg", tarfile.SYMTYPE, "/etc/passwd"), b"", "link to '/etc/passwd'"),
+        (special("a.jpg", tarfile.LNKTYPE, "b.jpg"), b"", "link to 'b.jpg'"),
+        (special("a.jpg", tarfile.CHRTYPE), b"", "no regular file"),
+        (special("a.jpg", tarfile.FIFOTYPE), b"", "no regular file"),
+        (plain("/etc/a.jpg", b"1"), b"1", "absolute"),
+        (plain("../a.jpg", b"1"), b"1", "climbs"),
+        (plain("a/../../b.jpg", b"1"), b"1", "climbs"),
+        (plain("a\\..\\b.jpg", b"1"), b"1", "climbs"),
+        (*sparse(), "sparse"),
+        (plain("a..b/c...jpg", b"1"), b"1", None),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_with_its_reason(info, content, reason):
+    data = tar_of([(info, content), (plain("z.jpg", b"z"), b"z")], tarfile.PAX_FORMAT)
+    first, last = walk(io.BytesIO(data), "x.tar")
+    assert refusal(last) is None
+    assert (refusal(first) is None) if reason is None else (reason in refusal(first))

@@ -1,0 +1,173 @@
+import contextlib
+import gzip
+import io
+import tarfile
+import tracemalloc
+from collections.abc import Iterable
+
+import google_crc32c
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.sources.formats import tar_gz
+from pipelines.sources.formats.tar_gz import ArchiveMember
+from shardset.errors import SourceError
+from tests.makers.cifar import tar_of
+
+FILES = {"a": b"alpha" * 50, "b": bytes(range(256)) * 3, "c": b""}
+TAR = tar_of(FILES, "folder")
+OFFSETS = {"a": 1024, "b": 2048, "c": 3584}
+MEMBERS = {
+    name: ArchiveMember(OFFSETS[name], len(content), google_crc32c.value(content)) for name, content in FILES.items()
+}
+WHOLE = (MEMBERS, {"b": FILES["b"]})
+
+
+def read(data: bytes):
+    return tar_gz.read_members(io.BytesIO(data), "x.tgz", names=FILES, contents_of={"b"})
+
+
+def test_sizes_and_contents_are_those_of_the_named_members():
+    assert read(gzip.compress(TAR)) == WHOLE
+
+
+def test_members_with_other_names_are_left_out():
+    assert tar_gz.read_members(io.BytesIO(gzip.compress(TAR)), "x", names={"c", "d"}, contents_of={"c"}) == (
+        {"c": MEMBERS["c"]},
+        {"c": b""},
+    )
+
+
+@pytest.mark.parametrize("format_", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_paths_of_any_tar_format_are_read(format_):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=format_) as tar:
+        info = tarfile.TarInfo("é" * 300 + "/b")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"123"))
+    members, contents = read(gzip.compress(buffer.getvalue()))
+    assert (members["b"].num_bytes, contents) == (3, {"b": b"123"})
+    assert tar_gz.read_member(io.BytesIO(gzip.compress(buffer.getvalue())), "x.tgz", members["b"]) == b"123"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_member_is_read_without_what_stands_behind_it(name):
+    zipped = gzip.compress(tar_of(FILES | {"behind": bytes(4 << 20)}, "folder"), compresslevel=0)
+    cut = io.BytesIO(zipped[: 2 << 20])
+    assert tar_gz.read_member(cut, "x.tgz", MEMBERS[name]) == FILES[name]
+
+
+@pytest.mark.parametrize("position", [0, 767])
+def test_a_member_that_is_not_what_was_found_is_an_error(position):
+    zipped = bytearray(gzip.compress(TAR, compresslevel=0))
+    zipped[zipped.index(FILES["b"]) + position] ^= 1
+    with pytest.raises(SourceError, match=r"x\.tgz: b: its CRC32C is another one"):
+        tar_gz.read_member(io.BytesIO(bytes(zipped)), "x.tgz: b", MEMBERS["b"])
+
+
+def test_an_archive_that_ends_inside_a_member_is_an_error():
+    zipped = gzip.compress(TAR, compresslevel=0)
+    with pytest.raises(SourceError, match=r"x\.tgz: cut or damaged"):
+        tar_gz.read_member(io.BytesIO(zipped[: MEMBERS["b"].offset + 100]), "x.tgz", MEMBERS["b"])
+
+
+@given(st.integers(0, len(gzip.compress(TAR)) - 1), st.integers(1, 255))
+def test_one_changed_byte_of_an_archive_is_an_error_or_changes_nothing(position, change):
+    data = bytearray(gzip.compress(TAR, mtime=0))
+    data[position % len(data)] ^= change
+    with contextlib.suppress(SourceError):
+        assert read(bytes(data)) == WHOLE
+
+
+def test_a_member_that_claims_to_be_endless_is_an_error_at_once():
+    data = bytearray(TAR)
+    data[512 + 124] = 0x80  # the size becomes a number of 11 bytes, about 2**86
+    total = sum(data[512 : 512 + 148]) + 8 * 32 + sum(data[512 + 156 : 1024])
+    data[512 + 148 : 512 + 156] = b"%06o\0 " % total
+    with pytest.raises(SourceError, match="unexpected end of data"):
+        read(gzip.compress(bytes(data)))
+    with pytest.raises(SourceError, match="a member claims more bytes than there are"):
+        tar_gz.read_members(io.BytesIO(gzip.compress(bytes(data))), "x.tgz", names={"b"}, contents_of={"b"})
+
+
+@given(st.lists(st.tuples(st.integers(0, len(TAR) - 1), st.integers(0, 255)), min_size=1, max_size=5))
+def test_a_tar_made_to_confuse_gives_members_or_a_source_error(changes):
+    data = bytearray(TAR)
+    for position, byte in changes:
+        data[position] = byte
+        block = data[position - position % 512 : position - position % 512 + 512]
+        if block[257:262] == b"ustar":  # a valid checksum, so that the reader goes on
+            total = sum(block[:148]) + 8 * 32 + sum(block[156:])
+            data[position - position % 512 + 148 : position - position % 512 + 156] = b"%06o\0 " % total
+    with contextlib.suppress(SourceError):
+        read(gzip.compress(bytes(data), compresslevel=0))
+
+
+@given(st.integers(0, len(gzip.compress(TAR)) - 1))
+def test_every_cut_of_an_archive_is_an_error(size):
+    with pytest.raises(SourceError, match=r"x\.tgz: cut or damaged"):
+        read(gzip.compress(TAR)[:size])
+
+
+# --- headers that are made to fill the memory
+
+
+def header(kind: bytes, num_bytes: int, name: str = "x") -> bytes:
+    """A header of a tar, with a valid checksum."""
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, num_bytes
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def zipped(pieces: Iterable[bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1, mtime=0) as file:
+        for piece in pieces:
+            file.write(piece)
+    return buffer.getvalue()
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    "kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE], ids=repr
+)
+def test_a_header_that_unpacks_to_much_is_refused_before_it_is_read(kind):
+    data = zipped([header(kind, 64 * MIB), *64 * [bytes(MIB)], TAR])
+    assert most_memory_of_refusing(data) < 8 * MIB
+
+
+def test_headers_that_extend_each_other_have_one_limit_together():
+    half = header(tarfile.GNUTYPE_LONGNAME, MIB // 2) + MIB // 2 * b"a"
+    assert most_memory_of_refusing(zipped([*20 * [half], TAR])) < 8 * MIB
+
+
+def test_a_list_of_holes_without_an_end_is_refused():
+    start = bytearray(header(tarfile.GNUTYPE_SPARSE, 0))
+    start[482] = 1  # another block of holes follows
+    start[148:156] = b"%06o\0 " % (sum(start[:148]) + 8 * 32 + sum(start[156:]))
+    more = bytearray(512)
+    more[:24] = b"00000000001 00000000001 "
+    more[504] = 1
+    assert most_memory_of_refusing(zipped([bytes(start), *16 * [MIB // 512 * bytes(more)], TAR])) < 16 * MIB
+
+
+def most_memory_of_refusing(data: bytes) -> int:
+    """How many bytes were held at most."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match=r"x\.tgz: .*extension headers are longer than 1048576 bytes"):
+            read(data)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_members_are_not_kept():
+    data = zipped([*20_000 * [header(tarfile.REGTYPE, 0)], TAR])
+    tracemalloc.start()
+    assert read(data)[1] == WHOLE[1]
+    assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    tracemalloc.stop()

@@ -1,0 +1,368 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from shardset.decode import png
+from shardset.decode.image import (
+    CenterCrop,
+    ImageSpec,
+    PadCrop,
+    RandomResizedCrop,
+    UndecodableImage,
+    decode,
+    decode_into,
+    draws,
+    image_size,
+    pad_crop,
+    pad_crops,
+    random_box,
+)
+from shardset.errors import ConfigError
+from tests.makers.shardset import encode, pixels
+
+RANDOM = ImageSpec(size=24, crop=RandomResizedCrop(), flip=True)
+FROZEN_DRAWS = [
+    [0.3353072297651809, 0.2617807417765774, 0.3468532729782682],
+    [0.9370000161807378, 0.9724123039911712, 0.14155932461799225],
+]
+FROZEN_BOX = (74, 28, 299, 298)
+
+
+def one(data, spec, *, row=3, lane=2):
+    out = np.full((spec.size, spec.size, 3), 7, np.uint8)
+    decode_into(out, data, spec, draws(spec, 5, 1, np.array([row]), np.array([lane]))[0])
+    return out
+
+
+def busy(height, width):
+    """A picture with edges, where crops and filters show."""
+    down, right = np.mgrid[0:height, 0:width]
+    stripes = 60 * ((down // 13 + right // 17) % 2)
+    return np.clip(pixels(3, height, width) * 0.7 + stripes[:, :, None], 0, 255).astype(np.uint8)
+
+
+def pillow(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def off(found, expected):
+    return np.abs(found.astype(int) - np.asarray(expected).astype(int)).mean()
+
+
+def test_the_draws_of_a_slot_are_frozen():
+    # The crops of every existing run. To change these numbers, raise ORDER_VERSION.
+    found = draws(RANDOM, 5, 1, np.array([0, 3]), np.array([0, 2]))
+    assert found.shape == (2, 23)
+    assert found[:, :3].tolist() == FROZEN_DRAWS
+
+
+def test_a_crop_is_frozen():
+    drawn = draws(RANDOM, 5, 1, np.array([3]), np.array([2]))[0]
+    box = random_box(RandomResizedCrop(), 375, 500, drawn)
+    assert (box.top, box.left, box.height, box.width) == FROZEN_BOX
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000), st.integers(0, 2**32), st.integers(0, 300))
+def test_a_random_crop_lies_inside_and_keeps_its_promises(height, width, row, lane):
+    crop = RandomResizedCrop()
+    box = random_box(crop, height, width, draws(RANDOM, 9, 0, np.array([row]), np.array([lane]))[0])
+    assert 0 <= box.top <= box.top + box.height <= height
+    assert 0 <= box.left <= box.left + box.width <= width
+    assert box.height > 0
+    assert box.width > 0
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 2), (2, 1), (1, 50)])
+@pytest.mark.parametrize("ratio", [(3, 4), (0.2, 0.3)])
+def test_a_crop_of_the_smallest_image_has_a_pixel(height, width, ratio):
+    spec = ImageSpec(size=4, crop=RandomResizedCrop(ratio=ratio))
+    image = pixels(1, height, width)
+    found = one(encode(image, "png"), spec)
+    assert (found >= image.min()).all()
+    assert (found <= image.max()).all()
+
+
+def test_random_crops_cover_the_range_of_areas_evenly():
+    rows = np.arange(4000)
+    boxes = [random_box(RandomResizedCrop(), 400, 400, drawn) for drawn in draws(RANDOM, 1, 0, rows, rows * 0)]
+    areas = np.array([box.height * box.width for box in boxes]) / 400**2
+    assert areas.min() > 0.07
+    assert 0.45 < np.quantile(areas, 0.5) < 0.52  # below 0.54: large crops of a wide or tall shape do not fit a square
+    assert abs(np.mean([box.width > box.height for box in boxes]) - 0.5) < 0.05
+
+
+def interlaced(image):
+    """The PNG of an image in the seven passes of Adam7, nothing filtered."""
+    places = [(0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)]
+    passes = [image[top::down, left::along] for top, left, down, along in places]
+    rows = b"".join(b"\0" + row.tobytes() for one in passes for row in one)
+    header = struct.pack(">IIBBBBB", image.shape[1], image.shape[0], 8, 2, 0, 0, 1)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
+def grey_410():
+    """A JPEG of one unit of 4 x 2 blocks of light and one of each colour: 16 x 32 pixels, all of them 128."""
+    head = bytearray(encode(np.full((16, 32, 3), 128, np.uint8), "JPEG", subsampling="4:2:0"))
+    head[head.index(b"\xff\xc0") + 11] = 0x42
+    scan = head.index(b"\xff\xda") + 14
+    bits = 8 * "001010" + 2 * "0000"  # each block: no difference to the one before, and its end
+    return bytes(head[:scan]) + int(bits, 2).to_bytes(len(bits) // 8, "big") + b"\xff\xd9"
+
+
+def test_half_of_the_images_are_flipped():
+    rows = np.arange(4000)
+    assert abs((draws(RANDOM, 1, 0, rows, rows * 0)[:, 0] < 0.5).mean() - 0.5) < 0.04
+
+
+def test_a_jpeg_decodes_as_pillow_does():
+    data = encode(busy(90, 130), "jpeg", quality=90)
+    assert off(decode(data), pillow(data)) < 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "file_format"),
+    [
+        *((mode, "png") for mode in ("RGB", "L", "P", "RGBA", "1", "LA")),
+        *((mode, "jpeg") for mode in ("RGB", "L", "CMYK")),
+        *(("RGB", file_format) for file_format in ("ppm", "bmp", "gif")),
+        *((mode, "tiff") for mode in ("RGB", "L", "P", "RGBA", "1", "CMYK")),
+    ],
+)
+def test_every_kind_of_file_decodes_to_pillows_pixels(mode, file_format):
+    buffer = io.BytesIO()
+    Image.fromarray(busy(33, 21)).convert(mode).save(buffer, file_format)
+    assert off(decode(buffer.getvalue()), pillow(buffer.getvalue())) < 0.5
+
+
+@pytest.mark.parametrize(("kind", "said"), [(np.float32, "floating-point numbers"), (np.int32, "numbers of 32 bits")])
+def test_a_tiff_whose_pixels_are_no_levels_is_refused(kind, said):
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((5, 4), 70_000, kind)).save(buffer, "TIFF")
+    with pytest.raises(UndecodableImage, match=f"{said}, not levels"):
+        decode(buffer.getvalue())
+
+
+def test_a_tiff_of_16_bits_becomes_its_upper_8():
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((5, 4), 0x7F80, np.uint16)).save(buffer, "TIFF")
+    assert np.array_equal(decode(buffer.getvalue()), np.full((5, 4, 3), 0x7F))
+
+
+@pytest.mark.parametrize("subsampling", ["4:2:2", "4:2:0"])
+@pytest.mark.parametrize("spec", [ImageSpec(size=8), ImageSpec(size=24)], ids=["small", "large"])
+def test_a_cmyk_jpeg_of_fewer_colours_than_pixels_is_left_to_pillow(subsampling, spec):
+    buffer = io.BytesIO()
+    Image.fromarray(busy(41, 52)).convert("CMYK").save(buffer, "JPEG", subsampling=subsampling)
+    data = buffer.getvalue()
+    assert image_size(data) == (41, 52)
+    assert np.array_equal(decode(data), pillow(data))
+    assert one(data, spec).any()
+
+
+def test_a_jpeg_of_a_sampling_that_turbojpeg_has_no_name_for_is_left_to_pillow():
+    data = grey_410()
+    assert image_size(data) == (16, 32)
+    assert np.array_equal(decode(data), np.full((16, 32, 3), 128))
+    assert np.array_equal(one(data, ImageSpec(size=8)), np.full((8, 8, 3), 128))
+
+
+def test_webp_decodes():
+    data = encode(busy(33, 21), "webp", lossless=True)
+    assert np.array_equal(decode(data), busy(33, 21))
+
+
+def test_sixteen_bits_become_the_upper_eight():
+    deep = np.arange(32 * 32, dtype=np.uint16).reshape(32, 32) * 60
+    assert np.array_equal(decode(encode(deep, "png"))[:, :, 1], deep >> 8)
+
+
+@pytest.mark.parametrize(("white", "scale"), [(65535, 1), (4095, 65535 / 4095)])
+def test_sixteen_bits_of_a_pgm_become_the_upper_eight(white, scale):
+    deep = np.linspace(0, white, 32 * 32).astype(">u2").reshape(32, 32)
+    found = decode(b"P5\n32 32\n%d\n" % white + deep.tobytes())
+    assert np.array_equal(found[:, :, 1], np.round(deep * scale).astype(int) >> 8)
+
+
+def test_an_image_of_floating_point_numbers_is_refused():
+    with pytest.raises(UndecodableImage, match="floating-point"):
+        decode(b"Pf\n2 1\n-1.0\n" + np.array([0.5, 1], "<f4").tobytes())
+
+
+def test_an_interlaced_png_decodes_to_its_pixels():
+    image = busy(20, 30)
+    assert np.array_equal(decode(interlaced(image)), image)
+
+
+def test_of_an_animated_png_the_first_picture_is_read():
+    buffer = io.BytesIO()
+    frames = [Image.fromarray(pixels(serial, 20, 30)) for serial in (1, 2)]
+    frames[0].save(buffer, "png", save_all=True, append_images=frames[1:])
+    assert b"acTL" in buffer.getvalue()
+    assert np.array_equal(decode(buffer.getvalue()), pixels(1, 20, 30))
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_png_whose_chunk_claims_too_much_is_left_to_pillow(mode):
+    buffer = io.BytesIO()
+    Image.fromarray(busy(20, 30)).convert(mode).save(buffer, "png")
+    data = bytearray(buffer.getvalue())
+    data[33:37] = (2**31 - 1).to_bytes(4, "big")
+    assert png.decode(buffer.getvalue()) is not None
+    assert png.decode(bytes(data)) is None
+
+
+def test_a_colour_that_a_png_calls_transparent_is_white():
+    buffer = io.BytesIO()
+    Image.fromarray(busy(20, 30)).save(buffer, "png", transparency=tuple(busy(20, 30)[0, 0].tolist()))
+    hidden = (busy(20, 30) == busy(20, 30)[0, 0]).all(axis=2, keepdims=True)
+    assert np.array_equal(decode(buffer.getvalue()), np.where(hidden, 255, busy(20, 30)))
+
+
+@pytest.mark.parametrize("row", range(6))
+def test_a_random_crop_is_near_pillows_filtered_one(row):
+    # Linear without a low-pass: docs/decoding.md says what that means on photographs.
+    data, spec = encode(busy(600, 800), "jpeg", quality=95), ImageSpec(size=224)
+    box = random_box(spec.crop, 600, 800, draws(spec, 5, 1, np.array([row]), np.array([2]))[0])
+    crop = (box.left, box.top, box.left + box.width, box.top + box.height)
+    expected = Image.open(io.BytesIO(data)).resize((224, 224), Image.Resampling.BILINEAR, crop)
+    assert off(one(data, spec, row=row), expected) < 5
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (300, 400), (400, 301), (257, 256), (20, 90)])
+def test_a_centre_crop_is_near_torchvisions(height, width):
+    data = encode(pixels(9, height, width), "png")
+    short = min(height, width)
+    size = (int(64 * width / short), int(64 * height / short)) if height != width else (64, 64)
+    resized = Image.fromarray(pixels(9, height, width)).resize(size, Image.Resampling.BILINEAR)
+    left, top = round((size[0] - 56) / 2), round((size[1] - 56) / 2)
+    found = one(data, ImageSpec(size=56, crop=CenterCrop(64)))
+    assert off(found, resized.crop((left, top, left + 56, top + 56))) < 1.5
+
+
+def test_a_centre_crop_of_the_images_own_size_changes_nothing():
+    assert np.array_equal(one(encode(busy(32, 32), "png"), ImageSpec(size=32, crop=CenterCrop(32))), busy(32, 32))
+
+
+def test_a_reduced_jpeg_gives_almost_the_same_crop():
+    image = pixels(4, 600, 800)
+    whole = one(encode(image, "png"), RANDOM)
+    assert off(one(encode(image, "jpeg", quality=97), RANDOM), whole) < 3
+
+
+@given(st.integers(0, 2**20))
+def test_a_pad_crop_is_a_window_of_the_padded_image(row):
+    image, spec = busy(32, 32), ImageSpec(size=32, crop=PadCrop(4))
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
+    found = one(encode(image, "png"), spec, row=row)
+    windows = [(top, left) for top in range(9) for left in range(9)]
+    assert any(np.array_equal(found, padded[top : top + 32, left : left + 32]) for top, left in windows)
+
+
+@pytest.mark.parametrize(("size", "padding"), [(1, 1), (2, 4), (4, 4), (5, 4), (3, 7)])
+def test_a_window_of_a_padded_image_may_lie_in_the_black(size, padding):
+    image, places = busy(size + 8, size + 8)[8:, 8:], np.arange(2 * padding + 1)
+    padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
+    tops, lefts = (each.ravel() for each in np.meshgrid(places, places, indexing="ij"))
+    drawn = np.stack([0 * tops, (tops + 0.5) / len(places), (lefts + 0.5) / len(places)], axis=1)
+    expected = [padded[top : top + size, left : left + size] for top, left in zip(tops, lefts, strict=True)]
+    single, together = (np.full((len(tops), size, size, 3), 7, np.uint8) for _ in range(2))
+    for row, one_drawn in zip(single, drawn, strict=True):
+        pad_crop(row, image, padding, one_drawn)
+    images_NHWC = np.ascontiguousarray(image)[None]
+    pad_crops(together, np.arange(len(tops)), images_NHWC, np.zeros(len(tops), int), padding, drawn)
+    assert np.array_equal(single, expected)
+    assert np.array_equal(together, expected)
+
+
+def test_pad_crops_reach_every_window():
+    spec = ImageSpec(size=4, crop=PadCrop(1))
+    data = encode(busy(4, 4), "png")
+    assert len({one(data, spec, row=row).tobytes() for row in range(200)}) == 9
+
+
+def test_an_image_too_small_for_its_pad_crop_says_so():
+    with pytest.raises(UndecodableImage, match=r"20 x 30 pixels with 4 .* fewer than the crop's 32"):
+        one(encode(busy(20, 30), "png"), ImageSpec(size=32, crop=PadCrop(4)))
+
+
+@pytest.mark.parametrize("file_format", ["png", "jpeg", "ppm", "gif", "tiff"])
+@pytest.mark.parametrize("share", [0, 0.02, 0.5, 0.9])
+def test_a_cut_image_is_undecodable_or_whole(file_format, share):
+    data = encode(busy(64, 64), file_format)
+    with pytest.raises(UndecodableImage):
+        decode(data[: int(len(data) * share)])
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_are_refused(data):
+    with pytest.raises(UndecodableImage):
+        decode(data)
+
+
+@given(st.data())
+def test_a_damaged_image_decodes_or_is_refused(data):
+    image = bytearray(encode(busy(16, 16), data.draw(st.sampled_from(["png", "jpeg", "bmp", "webp", "gif", "tiff"]))))
+    for _ in range(3):
+        image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        found = decode(bytes(image))
+    except UndecodableImage:
+        return
+    assert found.dtype == np.uint8
+    assert found.shape[2] == 3
+
+
+@pytest.mark.parametrize("shape", [(1, 5000), (60000, 1)])
+@pytest.mark.parametrize("file_format", ["png", "jpeg"])
+def test_a_thin_image_that_would_become_huge_is_refused(shape, file_format):
+    data = encode(np.zeros((*shape, 3), np.uint8), file_format)
+    row = np.empty((224, 224, 3), np.uint8)
+    with pytest.raises(UndecodableImage, match=f"its {shape[0]} x {shape[1]} pixels would become"):
+        decode_into(row, data, ImageSpec(size=224, crop=CenterCrop(256)), np.zeros(1))
+
+
+def test_a_crop_of_an_image_of_a_hundred_million_pixels_is_read():
+    data, row = encode(np.full((10_000, 10_000, 3), 70, np.uint8), "jpeg"), np.empty((8, 8, 3), np.uint8)
+    decode_into(row, data, ImageSpec(size=8, crop=CenterCrop(8)), np.zeros(1))
+    assert off(row, np.full_like(row, 70)) < 1
+
+
+def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
+    data = bytearray(encode(busy(8, 8), "png"))
+    data[16:24] = (50_000).to_bytes(4, "big") * 2
+    with pytest.raises(UndecodableImage, match="50000 x 50000 pixels"):
+        decode(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ImageSpec(size=0),
+        lambda: ImageSpec(size=64, crop=CenterCrop(63)),
+        lambda: RandomResizedCrop(scale=(0.5, 0.1)),
+        lambda: RandomResizedCrop(ratio=(0, 1)),
+        lambda: PadCrop(-1),
+        lambda: ImageSpec(size=16, crop=CenterCrop),
+        lambda: ImageSpec(size=16, crop="center"),
+        lambda: ImageSpec(size="224"),
+        lambda: ImageSpec(size=(224, 224)),
+        lambda: ImageSpec(size=224.0),
+        lambda: ImageSpec(size=224, crop=CenterCrop(256.0)),
+        lambda: PadCrop("4"),
+        lambda: RandomResizedCrop(scale=1),
+        lambda: RandomResizedCrop(scale=(0.1, 0.5, 1)),
+        lambda: RandomResizedCrop(ratio=("1", "2")),
+    ],
+)
+def test_impossible_specs_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()

@@ -1,0 +1,282 @@
+"""Small images decoded by other processes: the same batches, the same errors, and no process that outlives its run."""
+
+import gc
+import itertools
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage, decode
+from shardset.decode.shared import SharedImages
+from shardset.decode.workers import Decoders
+from shardset.errors import DecoderLost
+from shardset.format import stored_png
+from shardset.storage.base import open_storage
+from shardset.stream.stream import MIN_DECODED, Stream, order_options
+from tests.conftest import REPOSITORY
+from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
+
+PADDED = ImageSpec(size=8, crop=PadCrop(1), flip=True)
+SPECS = {
+    "padded, decoded once": PADDED,
+    "resized": ImageSpec(size=8, crop=RandomResizedCrop()),
+    "centred": ImageSpec(size=8, crop=CenterCrop(8)),
+}
+BROKEN, LARGER = 11, 12
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory):
+    """As many small PNGs as processes are started for; one is none, one is larger than the others."""
+    return write(tmp_path_factory.mktemp("set"), [encode(pixels(serial, 8, 8), "png") for serial in range(100)])
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The same pictures, not compressed, so that nobody has to decode them."""
+    contents = stored_png.stored(np.stack([pixels(serial, 8, 8) for serial in range(100)]))
+    return write(tmp_path_factory.mktemp("stored"), contents)
+
+
+def write(folder, contents):
+    images = [contents[serial % 100] for serial in range(MIN_DECODED)]
+    images[BROKEN], images[LARGER] = b"no image", encode(pixels(0, 9, 9), "png")
+    samples = [image_sample("train", serial, image, "png", 10) for serial, image in enumerate(images)]
+    write_shard_set(open_storage(str(folder)), {"train": samples}, num_shards=4)
+    return str(folder)
+
+
+def make(url, **options):
+    choices = {"global_batch_size": 64, "rank": 0, "world_size": 1, "seed": 3, "image": PADDED, "num_threads": 2}
+    return Stream(url, "train", **{**choices, "bad_samples": "mask", **options})
+
+
+def from_second(stream, epoch=0):
+    """The batches of an epoch but the first one; other processes decode all of them but a few."""
+    batches = stream.epoch(epoch)
+    next(batches)
+    while stream.decoders is not None and not are_ready(stream.decoders):
+        time.sleep(0.01)
+    return batches
+
+
+def are_ready(decoders):
+    """Whether all of them are."""
+    with decoders.idle() as one, decoders.idle() as other:
+        return one is not None and other is not None
+
+
+def children(pid):
+    return {int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()}
+
+
+def is_running(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_processes_give_the_batches_that_one_thread_gives(shards, name):
+    alone, many = make(shards, image=SPECS[name], num_threads=1), make(shards, image=SPECS[name])
+    assert alone.decoders is None
+    assert many.decoders is not None
+    assert all(same(one, other) for one, other in zip(from_second(alone), from_second(many), strict=True))
+
+
+def test_what_they_decoded_is_kept_for_later_epochs(shards):
+    alone, many = make(shards, num_threads=1), make(shards)
+    assert many.cache is not None
+    assert all(batch["id"].size for batch in from_second(many))
+    assert many.cache.filled.sum() == MIN_DECODED - 2
+    assert all(same(one, other) for one, other in zip(alone.epoch(1), many.epoch(1), strict=True))
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_pictures_that_are_stored_as_they_are_give_the_same_batches(shards, stored, name, num_threads):
+    found = make(stored, image=SPECS[name], num_threads=num_threads)
+    decoded = make(shards, image=SPECS[name], num_threads=1, **order_options(found.state(0, 0)))
+    for one, other in zip(found.epoch(0), decoded.epoch(0), strict=True):
+        assert same(one, other)
+    assert (found.cache is None) == (decoded.cache is None)
+    assert found.cache is None or np.array_equal(found.cache.images_NHWC, decoded.cache.images_NHWC)
+
+
+def test_no_process_is_started_where_none_has_to_decode(stored):
+    stream, before = make(stored), children(os.getpid())
+    decoded = [step for step in range(len(stream)) if not {BROKEN, LARGER}.isdisjoint(stream.order.batch(0, step).ids)]
+    batches = list(itertools.islice(stream.epoch(0), decoded[0] // 2))
+    assert len(batches) >= 10
+    assert not children(os.getpid()) - before
+
+
+@pytest.mark.parametrize(("url", "start"), [("shards", from_second), ("stored", lambda stream: stream.epoch(0))])
+def test_fields_and_keys_go_along(url, start, request):
+    batch = next(start(make(request.getfixturevalue(url), fields=("cls",), with_key=True)))
+    assert batch["cls"] == [str(label).encode() for label in batch["label"]]
+    assert batch["key"] == [f"train-{id_:06d}" for id_ in batch["id"]]
+
+
+def test_an_image_that_they_can_not_decode_is_named_with_its_reason(shards):
+    with pytest.raises(UndecodableImage, match=rf"sample 'train-{BROKEN:06d}' at byte \d+: no image format"):
+        list(from_second(make(shards, bad_samples="raise")))
+
+
+def test_a_part_that_is_damaged_as_a_whole_is_masked_without_them(shards, tmp_path):
+    copy, options = shutil.copytree(shards, tmp_path / "copy"), {"global_batch_size": 2}
+    whole = make(shards, **options)
+    address = whole.addresses(whole.order.batch(0, 30).ids)[0]
+    path = copy / whole.split.shards[address.shard].path
+    content = bytearray(path.read_bytes())
+    content[address.start] ^= 1
+    path.write_bytes(content)
+    batches = itertools.islice(from_second(make(str(copy), **options)), 40)
+    assert [batch["weight"].tolist() for batch in batches][29] == [0, 1]
+
+
+def test_a_process_that_is_killed_ends_the_epoch_with_its_number_and_signal(shards):
+    before = children(os.getpid())
+    batches = from_second(make(shards))
+    victim = (children(os.getpid()) - before).pop()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(DecoderLost, match=rf"process {victim}, .* by SIGKILL .*num_threads=1"):
+        list(batches)
+
+
+def test_another_process_takes_the_place_of_a_lost_one_in_the_next_epoch(shards):
+    stream, before = make(shards, image=SPECS["resized"], quarantined=(BROKEN,)), children(os.getpid())
+    batches = from_second(stream)
+    victim = (children(os.getpid()) - before).pop()
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(DecoderLost):
+        list(batches)
+    assert sum(batch["id"].size for batch in from_second(stream, 1)) >= MIN_DECODED - 64
+    started = children(os.getpid()) - before
+    assert len(started - {victim}) == 2
+    del stream, batches
+    gc.collect()
+    assert not children(os.getpid()) & started
+
+
+def test_a_process_goes_on_when_it_is_told_to_stop_with_its_group(shards):
+    before = children(os.getpid())
+    batches = from_second(make(shards))
+    for child in children(os.getpid()) - before:
+        os.kill(child, signal.SIGTERM)
+    assert sum(batch["id"].size for batch in batches) >= MIN_DECODED - 64
+
+
+def test_processes_start_once_for_all_epochs_and_end_with_the_stream(shards):
+    stream, before = make(shards), children(os.getpid())
+    next(from_second(stream))
+    started = children(os.getpid()) - before
+    next(stream.epoch(1))
+    assert len(started) == 2
+    assert children(os.getpid()) - before == started
+    del stream
+    gc.collect()
+    assert not children(os.getpid()) & started
+
+
+@pytest.mark.parametrize("moves", [False, True], ids=["stays", "moves"])
+def test_processes_import_what_the_stream_did_whatever_the_working_folder_holds(shards, tmp_path, moves):
+    (tmp_path / "trainer.py").write_text("raise SystemExit('the trainer of another project')")
+    program = tmp_path / "programs" / "run.py"
+    program.parent.mkdir()
+    program.write_text(
+        "import os, sys\n"
+        "from tests.trainer.test_decoders import from_second, make\n"
+        f"os.chdir({str(tmp_path)!r})\n"
+        "print(sum(batch['id'].size for batch in from_second(make(sys.argv[1]))))\n"
+    )
+    how, start = (["-c", program.read_text()], REPOSITORY) if moves else ([str(program)], tmp_path)
+    environment = os.environ | {"PYTHONPATH": "" if moves else str(REPOSITORY)}
+    found = subprocess.check_output([sys.executable, *how, shards], cwd=start, env=environment)
+    assert int(found) == 64 * (-(-MIN_DECODED // 64) - 1)
+
+
+def ready(decoders):
+    """One of them, as soon as one has loaded its libraries."""
+    decoders.start()
+    while True:
+        with decoders.idle() as decoder:
+            if decoder is not None:
+                return decoder
+        time.sleep(0.01)
+
+
+def test_a_copy_starts_its_own_with_images_of_its_own(shards):
+    stream = make(shards)
+    assert all(batch["id"].size for batch in from_second(stream))
+    copy = pickle.loads(pickle.dumps(stream))
+    assert not copy.cache.images_NHWC.any()
+    assert all(
+        same(one, other)
+        for one, other in zip(itertools.islice(stream.epoch(1), 1, None), from_second(copy, 1), strict=True)
+    )
+
+
+def test_a_copy_that_is_forked_while_others_ask_for_a_process_starts_its_own(shards):
+    stream = make(shards)
+    batches = stream.epoch(0)
+    next(batches)
+    child = multiprocessing.get_context("fork").Process(target=from_second, args=[stream])
+    with stream.decoders._lock:
+        child.start()
+    child.join(600)
+    code = child.exitcode
+    child.kill()
+    assert code == 0
+
+
+def test_whole_images_of_any_kind_are_put_where_they_belong():
+    shared = SharedImages(5, 8)
+    decoders = Decoders(PADDED, 1, 4, shared)
+    decoder = ready(decoders)
+    contents = [
+        encode(pixels(1, 8, 8), "png"),
+        b"no image",
+        encode(pixels(2, 9, 8), "png"),
+        encode(pixels(3, 8, 8), "jpeg"),
+    ]
+    assert decoder.decode(contents, np.zeros((4, 3)), np.array([4, 0, 1, 2])).tolist() == [True, False, False, True]
+    assert np.array_equal(shared.images_NHWC[4], pixels(1, 8, 8))
+    assert np.array_equal(shared.images_NHWC[2], decode(contents[3]))
+    assert not shared.images_NHWC[[0, 1, 3]].any()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_process_outlives_the_one_that_it_works_for(shards, how):
+    program = (
+        "import sys\n"
+        "from tests.trainer.test_decoders import from_second, make\n"
+        "for number, batch in enumerate(from_second(make(sys.argv[1]))):\n"
+        "    print(number, flush=True)\n"
+        "    sys.stdin.readline()\n"
+    )
+    run = subprocess.Popen([sys.executable, "-c", program, shards], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert run.stdin
+    assert run.stdout
+    with run.stdin, run.stdout:
+        run.stdout.readline()
+        started = children(run.pid)
+        assert len(started) == 2
+        run.send_signal(how)
+        run.wait()
+    while any(map(is_running, started)):
+        time.sleep(0.01)

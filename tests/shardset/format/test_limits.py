@@ -1,0 +1,141 @@
+import io
+import struct
+import threading
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.images.encode import ImageOptions, UndecodableImage, examine, thumbnail_of
+from shardset.decode import image as decoding
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
+from shardset.errors import ConfigError
+from shardset.format import limits
+from tests.makers import odd_images
+from tests.makers.shardset import encode, pixels
+
+SPECS = [ImageSpec(size=8), ImageSpec(size=8, crop=CenterCrop(8)), ImageSpec(size=8, crop=PadCrop(1))]
+
+
+def huge_webp() -> bytes:
+    """A WebP of 40 bytes whose 16,383 x 10,000 pixels are of one colour."""
+    data = bytearray(encode(np.full((16, 16, 3), 7, np.uint8), "webp", lossless=True))
+    at = data.index(b"VP8L") + 9
+    rest = struct.unpack_from("<I", data, at)[0] >> 28 << 28
+    struct.pack_into("<I", data, at, rest | 16382 | 9999 << 14)
+    return bytes(data)
+
+
+def many_scans(number: int) -> bytes:
+    """A progressive JPEG whose last scan comes so many times."""
+    data = encode(pixels(1, 48, 64), "jpeg", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * number + data[-2:]
+
+
+@pytest.mark.parametrize("verify", ["header", "decode"])
+def test_the_build_refuses_an_image_that_takes_too_much_memory(verify):
+    with pytest.raises(
+        UndecodableImage, match=r"^takes too much to decode: 16383 x 10000 pixels, which take 3276600000"
+    ):
+        examine(huge_webp(), field="webp", verify=verify, options=ImageOptions())
+    with pytest.raises(UndecodableImage, match="takes too much to decode"):
+        thumbnail_of(huge_webp(), 96)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec.crop).__name__)
+def test_the_reader_names_an_image_that_takes_too_much_memory(spec):
+    with pytest.raises(decoding.UndecodableImage, match="16383 x 10000 pixels, which take 3276600000 bytes"):
+        decode_into(np.zeros((8, 8, 3), np.uint8), huge_webp(), spec, np.full(23, 0.5))
+
+
+@pytest.mark.parametrize("file_format", ["png", "jpeg", "webp", "tiff", "ppm"])
+def test_a_smaller_budget_refuses_smaller_images(file_format):
+    data = encode(pixels(1, 40, 50), file_format)
+    assert decode(data).shape == (40, 50, 3)
+    with pytest.raises(decoding.UndecodableImage, match=r"which take \d+ bytes to decode, at most 1000"):
+        decode(data, decoded_bytes=1000)
+    with pytest.raises(UndecodableImage, match="at most 1000"):
+        examine(data, field="", verify="decode", options=ImageOptions(decoded_bytes=1000))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: type(spec.crop).__name__)
+def test_a_jpeg_of_too_many_scans_is_refused_on_both_sides(spec):
+    few, many = many_scans(80), many_scans(1000)
+    with pytest.raises(UndecodableImage, match=r"takes too much to decode: 10\d\d scans, at most 100"):
+        examine(many, field="jpg", verify="decode", options=ImageOptions())
+    row = np.zeros((8, 8, 3), np.uint8)
+    with pytest.raises(decoding.UndecodableImage, match=r"10\d\d scans, at most 100"):
+        decode_into(row, many, spec, np.full(23, 0.5))
+    examine(few, field="jpg", verify="decode", options=ImageOptions())
+    assert decode(few).shape == (48, 64, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"optimize": True}], ids=str)
+def test_what_follows_the_end_of_a_jpeg_counts_as_no_scan(options):
+    # A telephone appends a film to a photograph.
+    data = encode(pixels(1, 48, 64), "jpeg", **options) + b"\xff\xda" * 1000
+    assert limits.num_scans(data) <= 10
+    assert decode(data).shape == (48, 64, 3)
+
+
+def test_a_sequential_jpeg_of_one_scan_is_told_by_its_header():
+    data = encode(pixels(1, 48, 64), "jpeg")
+    assert limits.num_scans(data[: data.index(b"\xff\xda") + 20] + b"\xff\xda" * 1000) == 1
+
+
+def test_large_images_wait_for_each_other_and_never_for_themselves():
+    free, budget = limits._FREE_BYTES, 3 * limits._FREE_BYTES
+    entered, leave, inside = threading.Semaphore(0), threading.Event(), []
+
+    def hold() -> None:
+        with limits.room(2 * free, budget):
+            inside.append(limits._rooms[next(iter(limits._rooms))].taken)
+            entered.release()
+            leave.wait(60)
+
+    threads = [threading.Thread(target=hold) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert entered.acquire(timeout=60)
+    with limits.room(free, budget):  # small: waits for nobody
+        assert inside == [2 * free]
+    leave.set()
+    for thread in threads:
+        thread.join(60)
+    assert inside == [2 * free] * 3
+    with limits.room(9 * free, budget):
+        pass
+    assert not any(room.taken for room in limits._rooms.values())
+
+
+def test_a_large_image_is_decoded_in_its_room(monkeypatch):
+    monkeypatch.setattr(limits, "_FREE_BYTES", 0)
+    monkeypatch.setattr(decoding, "_SMALL_PIXELS", 0)
+    taken = []
+    plain = decoding._decode_pillow
+
+    def noting(data: bytes, background: tuple[int, int, int]) -> np.ndarray:
+        taken.append(sum(room.taken for room in limits._rooms.values()))
+        return plain(data, background)
+
+    monkeypatch.setattr(decoding, "_decode_pillow", noting)
+    data = encode(pixels(1, 40, 50), "webp")
+    for spec in (ImageSpec(size=8, crop=RandomResizedCrop()), ImageSpec(size=8, crop=CenterCrop(8))):
+        decode_into(np.zeros((8, 8, 3), np.uint8), data, spec, np.full(23, 0.5))
+    assert taken == [20 * 40 * 50, 20 * 40 * 50 + 3 * 8 * 10]
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "1"])
+def test_what_is_no_budget_is_refused(wrong):
+    with pytest.raises(ConfigError, match="expected a number of bytes"):
+        ImageSpec(size=8, decoded_bytes=wrong)
+    with pytest.raises(ConfigError, match="expected a number of bytes"):
+        ImageOptions(decoded_bytes=wrong)
+
+
+def test_an_image_is_encoded_again_without_a_second_copy_of_its_pixels():
+    from pipelines.images import encode as encoding
+
+    with Image.open(io.BytesIO(odd_images.png())) as image:
+        assert encoding._pixels(image, image.size, "png") is image

@@ -1,0 +1,193 @@
+"""How things are called, and that nobody can be talked into another folder."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.errors import ManifestError
+from shardset.format import naming
+
+GOOD_KEYS = [
+    "a",
+    "n01440764_10026",
+    "train/n01440764/x-1",
+    "a=b+c",
+    "0",
+    "k" * naming.MAX_KEY_BYTES,
+    "__a__",
+    "a/__b__/c",
+]
+BAD_KEYS = [
+    "",
+    ".",
+    "a.b",
+    "a b",
+    "ä",
+    "/a",
+    "a/",
+    "a//b",
+    "../a",
+    "a/./b",
+    "a\n",
+    "a@1",
+    "a\0",
+    "٣",
+    "k" * (naming.MAX_KEY_BYTES + 1),
+    "____/a",
+    "__background__/a/b",
+]
+
+
+@pytest.mark.parametrize("key", GOOD_KEYS)
+def test_a_key_may_be(key):
+    assert naming.is_key(key)
+
+
+@pytest.mark.parametrize("key", BAD_KEYS)
+def test_a_key_may_not_be(key):
+    assert not naming.is_key(key)
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [("jpg", True), ("seg.png", True), ("a" * 16, True), ("", False), ("JPG", False), (".jpg", False),
+     ("a" * 17, False), ("a/b", False), ("jpg\n", False)],
+)  # fmt: skip
+def test_a_field_is_lower_case_and_short(field, expected):
+    assert naming.is_field(field) is expected
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ("train", True),
+        ("Val-2_b", True),
+        ("", False),
+        ("a/b", False),
+        ("..", False),
+        ("x" * 41, False),
+        ("a\n", False),
+        ("plan", False),
+        ("plan-b", True),
+    ],
+)
+def test_a_split_is_one_plain_word(split, expected):
+    assert naming.is_split(split) is expected
+
+
+def test_the_longest_key_copy_and_field_fit_a_tar_header():
+    key = naming.copy_key("k" * naming.MAX_KEY_BYTES, 999_999)
+    assert len(f"{key}.{'f' * naming.MAX_FIELD_BYTES}") <= 100
+
+
+def test_short_keys_are_frozen():
+    # They stand in existing shard sets: the same name must give the same key for ever.
+    assert naming.short_key("a b.JPEG") == "kw8dvmgfvkxjjd"
+    assert naming.short_key("a b.JPEG", 1) == "k0hvqcawjrsd48"
+
+
+@given(st.text(max_size=200), st.integers(0, 1000))
+def test_a_short_key_is_a_key(original, occurrence):
+    key = naming.short_key(original, occurrence)
+    assert naming.is_key(key)
+    assert len(key) == 14
+
+
+def test_short_keys_of_equal_names_differ():
+    assert len({naming.short_key("x.jpg", occurrence) for occurrence in range(1000)}) == 1000
+
+
+def test_a_copy_has_its_own_key_and_the_sample_keeps_its():
+    assert [naming.copy_key("a/b", copy) for copy in range(3)] == ["a/b", "a/b@1", "a/b@2"]
+
+
+def test_no_raw_key_can_be_taken_for_a_copy():
+    assert not naming.is_key(naming.copy_key("a/b", 2))
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [("a.jpg", ("a", "jpg")), ("a.seg.png", ("a", "seg.png")), ("d.x/a.jpg", ("d.x/a", "jpg")), ("a", ("a", "")),
+     (".jpg", ("", "jpg")), ("d.x/a", ("d.x/a", "")), ("d/.a.b", ("d/", "a.b"))],
+)  # fmt: skip
+def test_a_key_ends_at_the_first_dot_of_the_base_name(member, expected):
+    assert naming.split_member(member) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.jpg", True), ("train/n01/x_1.seg.png", True), ("a@1.cls", True), ("a@12/b.cls", False), ("a@0.cls", False),
+     ("a", False), (".jpg", False), ("../a.jpg", False), ("/a.jpg", False), ("a.JPG", False), ("a b.jpg", False),
+     ("a\0b.jpg", False), ("a.jpg\n", False), ("a.", False)],
+)  # fmt: skip
+def test_a_member_is_a_key_perhaps_a_copy_and_a_field(name, expected):
+    assert naming.is_member(name) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("train/train-000012.tar", True), ("train/train-000012.idx.npy", True), ("a/b-1234567.tar", True),
+     ("train/train-12.tar", False), ("train-000012.tar", False), ("train/train-000012.tar.gz", False),
+     ("a/b/c-000000.tar", False), ("manifest.json", False)],
+)  # fmt: skip
+def test_a_shard_file_is_known_by_its_name(path, expected):
+    assert naming.is_shard_file(path) is expected
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [(naming.BUILD, True), (naming.SURVEY, True), (naming.PLAN, True), (naming.REJECTED, True), (naming.REPLACED, True),
+     (naming.unit_path(3), True), (naming.summary_path(3), True), (naming.partition_path("keys", 3), True),
+     (naming.dropped_path(3), True), (naming.spool_path(3), True), (naming.references_path("val", 4), True),
+     (naming.record_path("val", 4), True), ("plan/cat/1.png", False), ("plan/done/1.png", False),
+     ("plan/done/cat/1.json", False), ("plan/notes.json", False), ("units/0000003.arrow", False)],
+)  # fmt: skip
+def test_a_file_of_the_plan_is_known_by_its_name(path, expected):
+    assert naming.is_plan(path) is expected
+
+
+def test_paths_are_frozen():
+    assert naming.shard_path("train", "train", 12) == "train/train-000012.tar"
+    assert naming.index_path("train/train-000012.tar") == "train/train-000012.idx.npy"
+    assert naming.unit_path(3) == "plan/units/0000003.arrow"
+    assert naming.spool_path(3) == "plan/spool/0000003.bin"
+    assert naming.references_path("val", 4) == "plan/shards/val-000004.arrow"
+    assert naming.record_path("val", 4) == "plan/done/val-000004.json"
+
+
+@given(st.integers(0, 999_998))
+def test_shard_paths_sort_as_their_numbers(number):
+    assert naming.shard_path("s", "s", number) < naming.shard_path("s", "s", number + 1)
+
+
+@pytest.mark.parametrize("path", ["train/train-000000.tar", "a", "a..b/c...d", "a b/ü"])
+def test_a_path_inside_the_folder_is_taken(path):
+    assert naming.check_relative(path, "manifest.json") == path
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "gs://b/o", "a/memory://x"])
+def test_an_absolute_path_is_refused(path):
+    with pytest.raises(ManifestError, match=r"manifest\.json: path .* is absolute"):
+        naming.check_relative(path, "manifest.json")
+
+
+@pytest.mark.parametrize("path", ["a\\b", "C:\\x", "..\\a", "a\0b"])
+def test_a_path_that_other_systems_read_otherwise_is_refused(path):
+    with pytest.raises(ManifestError, match=r"manifest\.json: path .* has a backslash or a NUL"):
+        naming.check_relative(path, "manifest.json")
+
+
+@pytest.mark.parametrize("path", ["", "..", "../a", "a/../../b", "a/..", "./a", "a//b", "a/", "."])
+def test_a_climbing_path_is_refused(path):
+    with pytest.raises(ManifestError, match=r"manifest\.json: path .* leaves"):
+        naming.check_relative(path, "manifest.json")
+
+
+@given(st.text(max_size=30))
+def test_a_path_that_is_taken_stays_inside(path):
+    try:
+        naming.check_relative(path, "here")
+    except ManifestError:
+        return
+    assert not path.startswith("/")
+    assert ".." not in path.split("/")

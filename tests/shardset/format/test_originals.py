@@ -1,0 +1,77 @@
+"""What a sample was called, from the plan of its shard; and which key it got."""
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.errors import DamagedShard
+from shardset.format import arrow, naming
+from shardset.format.originals import Origin, read_origins, stored_key
+from shardset.format.tar import StoredSample
+from shardset.storage.base import MemoryStorage
+from tests.makers.shardset import put, references
+
+_counter = itertools.count()
+KEYS = ["a", "b/c", "b/c@1", "d"]
+NAMES = ["raw/a.jpg", "raw/b/c.jpg", "raw/b/c.jpg", "d d.jpg"]
+
+
+def planned(data: bytes | None = None) -> MemoryStorage:
+    storage = MemoryStorage(f"originals-{next(_counter)}")
+    samples = [StoredSample(key=key, fields=(), label=0, source=0, copy=int(key.endswith("@1"))) for key in KEYS]
+    put(storage, naming.references_path("train", 2), references(samples, NAMES) if data is None else data)
+    return storage
+
+
+def stored(keys: list[str]) -> np.ndarray:
+    return np.array([key.encode() for key in keys])
+
+
+def names(storage: MemoryStorage, *given: object) -> list[str] | None:
+    found = read_origins(storage, "train", 2, *given)
+    return None if found is None else [origin.name for origin in found]
+
+
+def test_the_plan_names_all_samples_or_some_or_none_if_it_is_gone_or_of_other_keys():
+    storage = planned()
+    assert names(storage, stored(KEYS)) == names(storage, None) == NAMES
+    assert names(storage, stored([KEYS[3], KEYS[1]]), [3, 1]) == [NAMES[3], NAMES[1]]
+    assert names(storage, stored([]), []) == []
+    for keys, positions in (([*KEYS[:3], "e"], None), (KEYS[:2], [0, 3]), (KEYS[:1], [4])):
+        assert names(storage, stored(keys), positions) is None
+    assert read_origins(storage, "train", 1, stored(KEYS)) is None
+
+
+def test_what_is_no_plan_of_a_shard_is_named():
+    whole = planned().read(naming.references_path("train", 2))
+    other = arrow.to_bytes(pa.RecordBatch.from_pydict({"row": [b""]}))
+    for data, what in ((b"", "CRC32C"), (whole[:-1], "CRC32C"), (other, "has the columns row, expected row, twin")):
+        expected = rf"plan/shards/train-000002\.arrow: not a plan of a shard \(.*{what}.*\); remove it or build again"
+        with pytest.raises(DamagedShard, match=expected):
+            read_origins(planned(bytes(data)), "train", 2, stored(KEYS))
+
+
+@given(st.text() | st.sampled_from(KEYS), st.integers(0, 3), st.integers(0, 3))
+def test_a_key_stays_if_it_can_be_one_and_nobody_had_it_before(key, twin, copy):
+    origin = Origin("train", "a b.JPEG", key, "")
+    found = stored_key(origin, twin, copy)
+    stays = twin == 0 and naming.is_key(key)
+    assert found == naming.copy_key(key if stays else naming.short_key(f"train/a b.JPEG\0{key}", twin), copy)
+    assert naming.is_member(f"{found}.jpg")
+
+
+def test_samples_of_one_name_get_a_key_each():
+    wanted = ["crop0.0", "crop0.1", "x", "x", "y", "y"]
+    twins = [wanted[:number].count(key) for number, key in enumerate(wanted)]
+    found = [stored_key(Origin("train", "a.jpg", key, ""), twin, 0) for key, twin in zip(wanted, twins, strict=True)]
+    assert len(set(found)) == len(wanted)
+
+
+def test_keys_of_samples_whose_own_can_not_stay_are_frozen():
+    # Those of every shard set that holds one. To change them, raise PLAN_VERSION.
+    assert stored_key(Origin("train", "a b.JPEG", "a b", ""), 0, 0) == "k663rgqcex201b"
+    assert stored_key(Origin("train", "a.jpg", "a", ""), 1, 2) == "km5avcd0j8m746@2"

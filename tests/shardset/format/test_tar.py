@@ -1,0 +1,420 @@
+"""Tar bytes and indexes: frozen, read alike by every reader of tars, and no damage passes."""
+
+import bisect
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+import pytest
+import webdataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from webdataset.tariterators import tar_file_iterator
+
+from shardset.errors import DamagedShard
+from shardset.format.naming import is_key
+from shardset.format.tar import (
+    BLOCK,
+    END,
+    StoredSample,
+    TarBuilder,
+    TarMember,
+    crc32c_text,
+    fits_index,
+    header,
+    index_dtype,
+    index_fields,
+    index_from_bytes,
+    index_to_bytes,
+    members,
+    sample_members,
+)
+from tests.makers import golden
+from tests.makers.tars import plain, special, tar_bytes, tar_of
+
+FROZEN = {
+    "train/train-000000.tar": "9b6d4c88654313ed8022413439be4e6277d5c50acb63656cc3576758736404a1",
+    "train/train-000000.idx.npy": "8867588b70498a8c14a3e95fb64eddd4ad3d2da521de15baf7f794f361765ded",
+    "train/train-000001.tar": "bbddcb4a372170b3cfa3752de2b9487f406d71bc2097e3fb33bb77705ba53623",
+    "train/train-000001.idx.npy": "c1c3a06754e83afeb59e94523b3c458ff02c5aacc9fc27d495b957049e7400bf",
+    "validation/validation-000000.tar": "105d61ba7d725ab65bc7c7c407aa97c1d5f8196f6ef0ed432c56a9f4cecc9731",
+    "validation/validation-000000.idx.npy": "a3fb7493bb21fc46416c84e77c3213b4ba1e83d2b5028e913ed1d138c76e57b2",
+}
+SHARD = golden.FOLDER / "train/train-000000.tar"
+SMALL = (golden.FOLDER / "validation/validation-000000.tar").read_bytes()
+SMALL_INDEX = (golden.FOLDER / "validation/validation-000000.idx.npy").read_bytes()
+SAMPLES = golden.samples()["train"][:2]
+
+keys = st.from_regex(r"[A-Za-z0-9_+=-]{1,20}(/[A-Za-z0-9_+=-]{1,20}){0,2}", fullmatch=True)
+contents = st.dictionaries(st.sampled_from(["jpg", "cls", "seg.png", "json"]), st.binary(max_size=1100), min_size=1)
+samples = st.dictionaries(keys, contents, min_size=1, max_size=4).map(
+    lambda found: [
+        StoredSample(key=key, fields=list(fields.items()), label=-1, source=number)
+        for number, (key, fields) in enumerate(found.items())
+    ]
+)
+
+
+def shard_of(found: Sequence[StoredSample], fields: Sequence[str] = ()) -> tuple[bytes, np.ndarray]:
+    builder = TarBuilder(fields)
+    data = b"".join([*(builder.add(sample) for sample in found), builder.finish()])
+    assert builder.num_bytes == len(data)
+    assert builder.sha256 == hashlib.sha256(data).hexdigest()
+    assert builder.crc32c == crc32c_text(google_crc32c.value(data))
+    return data, builder.index()
+
+
+def files_of(found: Sequence[StoredSample]) -> dict[str, bytes]:
+    """member name -> content, in tar order."""
+    return {f"{sample.key}.{field}": bytes(content) for sample in found for field, content in sample.fields}
+
+
+def crcs(data: bytes, found: list[list[TarMember]]) -> list[int]:
+    """The CRC32C of each sample's contents in member order, from the tar alone."""
+    return [
+        google_crc32c.value(b"".join(data[member.offset : member.offset + member.num_bytes] for member in group))
+        for group in found
+    ]
+
+
+def with_checksum(block: bytes) -> bytes:
+    """A header whose checksum is right again after something in it was forged."""
+    blank = block[:148] + b" " * 8 + block[156:]
+    return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
+
+
+# -- the format is fixed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_tar_and_index_bytes_are_frozen(name):
+    made, kept = golden.shard_set_files()[name], (golden.FOLDER / name).read_bytes()
+    assert made == kept, golden.REGENERATE
+    assert hashlib.sha256(kept).hexdigest() == FROZEN[name], golden.REGENERATE
+
+
+def gnu_tar(*arguments: str, folder: Path = golden.FOLDER) -> bytes:
+    environment = {**os.environ, "TZ": "UTC", "LC_ALL": "C"}
+    return subprocess.run(["tar", *arguments], env=environment, cwd=folder, capture_output=True, check=True).stdout
+
+
+def test_the_bytes_are_those_of_gnu_tar(tmp_path):
+    for name, content in files_of(SAMPLES).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    facts = ["--owner=0", "--group=0", "--numeric-owner", "--mode=0644", "--mtime=@0"]
+    made = gnu_tar("-c", "--format=ustar", "-b", "1", *facts, *files_of(SAMPLES), folder=tmp_path)
+    assert made == SHARD.read_bytes()
+
+
+def from_python(info: tarfile.TarInfo) -> bytes:
+    """Python's USTAR header; it leaves the device numbers of a file empty where GNU tar and we write zeros."""
+    block = info.tobuf(tarfile.USTAR_FORMAT)
+    assert block[329:345] == bytes(16)
+    return with_checksum(block[:329] + 2 * b"0000000\0" + block[345:])
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "n01/" + "k" * 92 + ".cls", "a@1.seg.png"])
+@pytest.mark.parametrize("num_bytes", [0, 1, 511, 512, 513, 8**11 - 1])
+def test_a_header_is_that_of_python_s_ustar_writer_with_device_numbers(name, num_bytes):
+    info = tarfile.TarInfo(name)
+    info.size = num_bytes
+    assert header(name.encode(), num_bytes) == from_python(info)
+
+
+@settings(deadline=None)
+@given(samples)
+def test_the_bytes_are_those_of_python_s_ustar_writer_with_device_numbers(found):
+    parts = []
+    for name, content in files_of(found).items():
+        parts += [from_python(plain(name, content)), content, bytes(-len(content) % BLOCK)]
+    assert shard_of(found)[0] == b"".join([*parts, END])
+
+
+@pytest.mark.parametrize(("name", "num_bytes"), [(b"k" * 101, 1), (b"a.jpg", 8**11)])
+def test_a_header_that_would_need_another_format_is_refused(name, num_bytes):
+    with pytest.raises(ValueError, match="does not fit a USTAR header"):
+        header(name, num_bytes)
+
+
+# -- other readers ----------------------------------------------------------------------------------------------
+
+
+def test_python_s_tarfile_reads_a_shard():
+    with tarfile.open(SHARD) as tar:
+        found = {info.name: tar.extractfile(info).read() for info in tar}
+        assert {(info.mode, info.mtime, info.uid, info.uname, info.type) for info in tar} == {(0o644, 0, 0, "", b"0")}
+    assert list(found.items()) == list(files_of(SAMPLES).items())
+
+
+def test_gnu_tar_lists_and_extracts_a_shard():
+    listed = gnu_tar("tvf", str(SHARD)).decode().splitlines()
+    assert [line.split()[-1] for line in listed] == list(files_of(SAMPLES))
+    assert listed[0].split() == ["-rw-r--r--", "0/0", "23", "1970-01-01", "00:00", "cat/a_1.ppm"]
+    for name, content in files_of(SAMPLES).items():
+        assert gnu_tar("xOf", str(SHARD), name) == content
+
+
+def test_stock_webdataset_reads_a_shard():
+    found = list(webdataset.WebDataset(str(SHARD), shardshuffle=False))
+    assert [sample["__key__"] for sample in found] == [sample.key for sample in SAMPLES]
+    for sample, stored in zip(found, SAMPLES, strict=True):
+        assert {name: sample[name] for name in sample if not name.startswith("__")} == dict(stored.fields)
+
+
+@given(st.from_regex(r"[a_]{0,5}(/[a_]{1,5}){0,2}", fullmatch=True).filter(is_key))
+def test_stock_webdataset_leaves_out_no_sample_for_its_key(key):
+    data, _ = shard_of([StoredSample(key=key, fields=[("jpg", b"x")], label=0, source=0)])
+    [found] = tar_file_iterator(io.BytesIO(data))
+    assert found["fname"] == f"{key}.jpg"
+
+
+@settings(max_examples=30, deadline=None)
+@given(found=samples)
+def test_tarfile_and_members_agree_on_any_samples(found):
+    data, _ = shard_of(found)
+    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+        expected = [(info.name, info.offset, info.offset_data, info.size) for info in tar]
+    walked = [(f"{m.key}.{m.field}", m.header_offset, m.offset, m.num_bytes) for m in members(data, "here")]
+    assert walked == expected
+
+
+# -- the index --------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(samples)
+def test_every_field_stands_where_the_index_says(found):
+    data, index = shard_of(found, ["cls", "jpg"])
+    assert index_fields(index)[:2] == ["cls", "jpg"]
+    for row, sample in zip(index, found, strict=True):
+        assert row["key"].decode() == sample.key
+        assert (row["label"], row["source"], row["copy"]) == (sample.label, sample.source, sample.copy)
+        assert row["crc32c"] == google_crc32c.value(b"".join(bytes(content) for _, content in sample.fields))
+        for name in index_fields(index):
+            offset, num_bytes = row[f".{name}"].tolist()
+            expected = dict(sample.fields).get(name)
+            assert (data[offset : offset + num_bytes] if offset else None) == expected
+
+
+@settings(deadline=None)
+@given(samples)
+def test_samples_stand_front_to_back_without_gaps(found):
+    data, index = shard_of(found)
+    groups = list(sample_members(members(data, "here")))
+    assert index["offset"].tolist() == [group[0].header_offset for group in groups]
+    assert index["crc32c"].tolist() == crcs(data, groups)
+    last = groups[-1][-1]
+    assert last.offset + last.num_bytes + -last.num_bytes % BLOCK + len(END) == len(data)
+
+
+@pytest.mark.parametrize("name", ["a{}", "a-long-field-{}"])
+def test_an_index_has_room_for_fields_as_long_as_they_fit_its_header(name):
+    fields = [name.format(number) for number in range(2000)]
+    most = bisect.bisect(range(1, 2000), False, key=lambda count: not fits_index(fields[:count]))
+    assert 900 < most < 1250
+    index = np.zeros(1, index_dtype(fields[:most], 83))
+    assert index_from_bytes(index_to_bytes(index), "here").dtype == index.dtype
+    with pytest.raises(ValueError, match="too big"):
+        index_to_bytes(np.zeros(1, index_dtype(fields[: most + 2], 83)))
+
+
+@settings(deadline=None)
+@given(samples)
+def test_an_index_is_read_back_and_is_an_ordinary_npy_file(found):
+    _, index = shard_of(found, ["jpg", "cls"])
+    data = index_to_bytes(index)
+    for again in (index_from_bytes(data, "here"), np.load(io.BytesIO(data), allow_pickle=False)):
+        assert again.dtype == index.dtype
+        assert again.tobytes() == index.tobytes()
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=True)
+    return buffer.getvalue()
+
+
+GOOD = index_dtype(["jpg", "cls"], 8)
+
+
+def other(*changes: tuple[int, tuple]) -> np.ndarray:
+    columns = [(name, GOOD[name]) for name in GOOD.names]
+    for place, column in changes:
+        columns[place] = column
+    return np.zeros(2, np.dtype(columns))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"PK\x03\x04",
+        npy(np.array([{"label": 1}, None], dtype=object)),
+        npy(np.array([1, 2, 3])),
+        npy(np.zeros(2, [("key", "S8")])),
+        npy(other((2, ("label", "O")))),
+        npy(other((2, ("label", "<i4")))),
+        npy(other((2, ("label", ">i8")))),
+        npy(other((2, ("class", "<i8")))),
+        npy(other((0, ("crc32c2", "<u8")))),
+        npy(other((5, ("key", "U8")))),
+        npy(other((6, (".jpg", "<u8")))),
+        npy(other((7, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
+        npy(np.zeros((2, 2), GOOD)),
+        npy(np.asfortranarray(np.zeros((2, 2), GOOD))),
+        npy(np.array(0)),
+    ],
+)
+def test_what_is_no_index_is_refused(data):
+    with pytest.raises(DamagedShard, match=r"here: (not a shard index|its columns are not those of a shard index)"):
+        index_from_bytes(data, "here")
+
+
+def test_a_column_that_comes_twice_is_refused():
+    with pytest.raises(DamagedShard, match="its columns"):
+        index_from_bytes(npy(np.zeros(2, GOOD)).replace(b"('.cls'", b"('.jpg'"), "here")
+
+
+def test_a_header_that_would_run_code_is_refused():
+    text = b"__import__('os').abort() or ('key', '|S8') 'shape': (2,)"
+    with pytest.raises(DamagedShard, match="its columns"):
+        index_from_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text, "here")
+
+
+def test_a_claim_of_more_samples_than_there_are_bytes_is_refused_without_making_room_for_them():
+    with pytest.raises(DamagedShard, match=r"bytes do not hold 999999999999 samples"):
+        index_from_bytes(npy(np.zeros(1, GOOD)).replace(b"(1,), }           ", b"(999999999999,), }"), "here")
+
+
+def test_every_cut_of_an_index_is_refused():
+    for stop in range(len(SMALL_INDEX)):
+        with pytest.raises(DamagedShard):
+            index_from_bytes(SMALL_INDEX[:stop], "here")
+    with pytest.raises(DamagedShard):
+        index_from_bytes(SMALL_INDEX + b"\0", "here")
+
+
+def test_every_flipped_bit_in_the_header_of_an_index_is_refused_or_renames_a_field():
+    # What a field is called only the manifest's CRC32C of the index can tell; every number must stay what it was.
+    index = index_from_bytes(SMALL_INDEX, "here")
+    for place in range(len(SMALL_INDEX) - index.nbytes):
+        for bit in range(8):
+            try:
+                again = index_from_bytes(flipped(SMALL_INDEX, place, bit), "here")
+            except DamagedShard:
+                continue
+            assert again.tobytes() == index.tobytes()
+            assert again.dtype.names[:6] == index.dtype.names[:6]
+
+
+# -- damage -----------------------------------------------------------------------------------------------------
+
+
+def flipped(data: bytes, place: int, bit: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :]
+
+
+def check(data: bytes, index: np.ndarray) -> None:
+    """Raises DamagedShard unless `data` is a shard with the contents that `index` lists."""
+    groups = list(sample_members(members(data, "here")))
+    if crcs(data, groups) != index["crc32c"].tolist():
+        raise DamagedShard("contents")
+
+
+def test_every_flipped_bit_of_a_shard_is_found():
+    index = index_from_bytes(SMALL_INDEX, "here")
+    check(SMALL, index)
+    for place in range(len(SMALL)):
+        for bit in range(8):
+            with pytest.raises(DamagedShard):
+                check(flipped(SMALL, place, bit), index)
+
+
+@settings(deadline=None)
+@given(samples, st.data())
+def test_a_flipped_bit_of_any_shard_is_found(found, data):
+    tar, index = shard_of(found)
+    place = data.draw(st.integers(0, len(tar) - 1))
+    with pytest.raises(DamagedShard):
+        check(flipped(tar, place, data.draw(st.integers(0, 7))), index)
+
+
+@settings(deadline=None)
+@given(samples, st.data())
+def test_a_run_of_lost_or_foreign_bytes_is_found(found, data):
+    tar, index = shard_of(found)
+    start = data.draw(st.integers(0, len(tar) - 1))
+    stop = data.draw(st.integers(start, min(len(tar), start + 1500)))
+    patched = tar[:start] + data.draw(st.binary(max_size=40)) + tar[stop:]
+    if patched != tar:
+        with pytest.raises(DamagedShard):
+            check(patched, index)
+
+
+@pytest.mark.parametrize("shard", [name for name in FROZEN if name.endswith(".tar")])
+def test_every_cut_of_a_shard_is_refused(shard):
+    data = (golden.FOLDER / shard).read_bytes()
+    for stop in (place for border in range(0, len(data), BLOCK) for place in (border, border + 1, border + BLOCK - 1)):
+        with pytest.raises(DamagedShard, match=r"here: (cut|the end|header|padding) at byte"):
+            list(members(data[:stop], "here"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        SMALL + bytes(BLOCK),
+        SMALL + b"x",
+        SMALL[: -len(END)] + bytes(BLOCK) + SMALL,
+        SMALL + SMALL,
+        tar_bytes({"a.jpg": b"1"}, tarfile.GNU_FORMAT),
+        tar_bytes({"ä.jpg": b"1"}, tarfile.PAX_FORMAT),
+        tar_bytes({"k" * 120 + ".jpg": b"1"}, tarfile.GNU_FORMAT),
+        tar_of([(special("a.jpg", tarfile.SYMTYPE, "/etc/passwd"), b"")]),
+        tar_of([(special("a", tarfile.DIRTYPE), b"")]),
+        tar_bytes({"../a.jpg": b"1"}),
+        tar_bytes({"/a.jpg": b"1"}),
+        tar_bytes({"a": b"1"}),
+    ],
+)
+def test_tars_that_our_writer_does_not_write_are_refused(data):
+    with pytest.raises(DamagedShard, match=r"here: (header|the end|cut) at byte"):
+        list(members(data, "here"))
+
+
+@pytest.mark.parametrize("size", [b"-0000001000", b"+0000000010", b" 0000000010", b"0o000000010", b"0_000000010"])
+def test_a_forged_size_is_refused_and_can_t_lead_backwards(size):
+    block = header(b"a.jpg", 8)
+    forged = with_checksum(block[:124] + size + block[135:])
+    with pytest.raises(DamagedShard, match="header at byte 0 has no valid size"):
+        list(members(forged + bytes(BLOCK) + END, "here"))
+
+
+@pytest.mark.parametrize(("place", "forged"), [(100, b"0000755"), (136, b"00000000001"), (156, b"5"), (265, b"root")])
+def test_a_header_with_another_mode_time_kind_or_owner_is_refused_even_if_its_checksum_fits(place, forged):
+    block = header(b"a.jpg", 0)
+    other = with_checksum(block[:place] + forged + block[place + len(forged) :])
+    assert tarfile.TarInfo.frombuf(other, "utf-8", "strict").name == "a.jpg"
+    with pytest.raises(DamagedShard, match=r"is not what was written for b'a\.jpg'"):
+        list(members(other + END, "here"))
+
+
+def test_a_size_past_the_end_is_refused():
+    with pytest.raises(DamagedShard, match=r"cut at byte 1536 inside b'a\.jpg', which ends at"):
+        list(members(header(b"a.jpg", 2000) + END, "here"))
+
+
+def test_an_empty_shard_has_no_members():
+    assert list(members(END, "here")) == []
+
+
+def test_neighbours_with_one_key_are_one_sample():
+    places = [("a", "jpg"), ("a", "cls"), ("b", "cls"), ("c/a", "jpg"), ("c/a", "seg.png")]
+    found = sample_members(TarMember(key, field, 0, 0, 0) for key, field in places)
+    assert [[member.field for member in group] for group in found] == [["jpg", "cls"], ["cls"], ["jpg", "seg.png"]]

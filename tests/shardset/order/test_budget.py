@@ -1,0 +1,91 @@
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError
+from shardset.order.budget import BUDGET_BYTES, fit_memory, fit_order
+from shardset.order.epoch import rank_part
+
+IMAGENET = {"shard_sizes": [1252] * 1024, "stored_bytes": 1024 * 1252 * 111_000, "seed": 1}
+
+
+def order(**changes):
+    return fit_order(**{**IMAGENET, "global_batch_size": 4096, **changes})
+
+
+def memory_of(*, world=1, budget_bytes=BUDGET_BYTES, image_bytes=150_528, cache_bytes=None, **changes):
+    def order_within(budget):
+        return order(**changes, budget_bytes=budget)
+
+    found = order_within(budget_bytes)
+    return fit_memory(
+        found, rank_part(found.global_batch_size, 0, world), order_within=order_within, budget_bytes=budget_bytes,
+        stored_bytes=changes.get("stored_bytes", IMAGENET["stored_bytes"]), image_bytes=image_bytes,
+        cache_bytes=cache_bytes,
+    )  # fmt: skip
+
+
+def test_a_budget_lowers_the_window_before_the_lanes_and_never_the_block():
+    wide, usual, tight = (order(budget_bytes=size) for size in (1 << 34, BUDGET_BYTES, 1 << 28))
+    assert (wide.num_lanes, wide.block_size, wide.window) == (256, 37, 256)
+    assert (usual.num_lanes, usual.block_size, usual.window) == (256, 37, 0)
+    assert (tight.num_lanes, tight.block_size, tight.window) == (32, 37, 0)
+
+
+def test_a_split_that_fits_the_budget_needs_no_narrower_order():
+    small = order(shard_sizes=[100] * 4, stored_bytes=400 * 111_000, budget_bytes=1 << 27)
+    assert (small.num_lanes, small.window) == (256, 256)
+
+
+def test_numbers_that_are_given_are_not_changed():
+    found = order(num_lanes=16, block_size=9, window=3, budget_bytes=1 << 20)
+    assert (found.num_lanes, found.block_size, found.window) == (16, 9, 3)
+
+
+def test_the_stored_order_has_no_window():
+    assert order(seed=None, budget_bytes=1 << 40).window == 0
+
+
+@settings(deadline=None)
+@given(world=st.sampled_from([1, 2, 4, 8, 32, 64]), budget=st.integers(1 << 29, 1 << 34))
+def test_what_a_reader_holds_is_within_its_budget_or_refused(world, budget):
+    try:
+        memory = memory_of(world=world, budget_bytes=budget)
+    except ConfigError:
+        assert world < 32
+    else:
+        assert 0 < memory.total <= budget
+
+
+@pytest.mark.parametrize(("cache", "kept"), [(None, 0), (1 << 20, 1 << 20), (BUDGET_BYTES, 0)])
+def test_decoded_images_are_kept_where_there_is_room_for_all(cache, kept):
+    small = {"shard_sizes": [100] * 4, "stored_bytes": 400 * 3000, "global_batch_size": 64}
+    memory = memory_of(**small, image_bytes=3072, cache_bytes=cache)
+    assert memory.cache == kept
+
+
+def test_a_batch_that_does_not_fit_is_refused_with_its_parts_and_what_to_change():
+    with pytest.raises(ConfigError, match=r"MiB decoded.*raise budget_bytes to \d+ .*, or lower .*batch size"):
+        memory_of()
+
+
+@settings(deadline=None)
+@given(
+    batch=st.sampled_from([64, 1536, 4096, 16384]),
+    world=st.sampled_from([1, 2, 8]),
+    budget=st.integers(1, 1 << 33),
+    given_order=st.sampled_from([{}, {"window": 256}, {"num_lanes": 64, "block_size": 37, "window": 100}]),
+)
+def test_the_budget_that_a_refusal_names_is_enough_and_a_mib_less_is_not(batch, world, budget, given_order):
+    numbers = {"world": world, "global_batch_size": batch, **given_order}
+    try:
+        memory_of(**numbers, budget_bytes=budget)
+    except ConfigError as error:
+        (enough,) = {int(found) for found in re.findall(r"budget[-_]bytes[ =](?:to )?(\d+)", str(error))}
+        assert enough > budget
+        assert memory_of(**numbers, budget_bytes=enough).total <= enough
+        if enough - (1 << 20) > budget:
+            with pytest.raises(ConfigError):
+                memory_of(**numbers, budget_bytes=enough - (1 << 20))

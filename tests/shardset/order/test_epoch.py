@@ -1,0 +1,468 @@
+import itertools
+import pickle
+import sys
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError
+from shardset.order.epoch import (
+    Order,
+    OrderState,
+    check_world,
+    default_block_size,
+    default_lanes,
+    fit_lanes,
+    fit_window,
+    quarantine_digest,
+    slot_key,
+    state_from_json,
+)
+from shardset.order.permutation import hash64
+
+FROZEN_0 = [
+    [23, 24, 8, 17, 21, 20, 1, 0],
+    [25, 16, 18, 19, 22, 5, 2, 12],
+    [6, 7, 13, 14, 3, 4, 10, 9],
+    [7, 7, 15, 15, 4, 4, 11, 11],
+]
+FROZEN_3 = [
+    [12, 22, 15, 25, 11, 10, 18, 3],
+    [13, 23, 16, 1, 7, 8, 4, 20],
+    [14, 24, 0, 2, 6, 17, 5, 19],
+    [24, 24, 9, 9, 17, 17, 21, 21],
+]
+FROZEN_KEYS = [2668788385113505816, 15062172196196036488]
+FROZEN_MANY = [3951895, 2042337, 1121624, 2249035, 9729714, 1021240, 4296351, 7713276]
+
+
+def make(sizes, **options):
+    choices = {"seed": 7, "global_batch_size": 8, "num_lanes": 4, "block_size": 3, "window": 4} | options
+    return Order(shard_sizes=sizes, **choices)
+
+
+@st.composite
+def orders(draw):
+    sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=8))
+    lanes, items = draw(st.integers(1, 12)), draw(st.integers(1, 6))
+    seed = draw(st.one_of(st.none(), st.integers(-(2**63), 2**64)))
+    bad = draw(st.sets(st.integers(0, sum(sizes) - 1), max_size=min(5, sum(sizes) - 1)))
+    return Order(
+        shard_sizes=sizes,
+        seed=seed,
+        global_batch_size=lanes * items,
+        num_lanes=lanes,
+        block_size=draw(st.integers(1, 20)),
+        window=0 if seed is None else draw(st.integers(0, 70)),
+        quarantined=sorted(bad),
+    )
+
+
+def plain_line(order, epoch):
+    """Blocks and their order as the rules say them, one sample at a time."""
+    blocks = []
+    for shard, size in enumerate(order.shard_sizes):
+        phase = 0 if order.seed is None else hash64(order.seed, epoch, 1, shard) % order.block_size
+        cuts = sorted({0, size, *range(order.block_size - phase, size, order.block_size)})
+        for block, (start, stop) in enumerate(itertools.pairwise(cuts)):
+            rank = 0 if order.seed is None else hash64(order.seed, epoch, 2, shard, block)
+            ids = range(int(order.first_ids[shard]) + start, int(order.first_ids[shard]) + stop)
+            blocks.append((rank, shard, block, [id_ for id_ in ids if id_ not in order.quarantined]))
+    return [id_ for block in sorted(blocks) for id_ in block[3]]
+
+
+def plain_lane(order, epoch, lane):
+    line = plain_line(order, epoch)
+    mine = line[len(line) * lane // order.num_lanes : len(line) * (lane + 1) // order.num_lanes]
+    if order.seed is None:
+        return mine
+    keys = [(p << 32) + (hash64(order.seed, epoch, 3, lane, p) >> 32) * order.window for p in range(len(mine))]
+    return [mine[p] for p in sorted(range(len(mine)), key=lambda p: keys[p])]
+
+
+def epoch_of(order, epoch):
+    batches = [order.batch(epoch, step) for step in range(order.num_batches)]
+    return np.array([batch.ids for batch in batches]), np.array([batch.weights for batch in batches])
+
+
+def test_order_is_frozen():
+    # The order of every existing run. To change these numbers, raise ORDER_VERSION.
+    order = make([9, 8, 9])
+    assert [order.batch(0, step).ids.tolist() for step in range(4)] == FROZEN_0
+    assert [order.batch(3, step).ids.tolist() for step in range(4)] == FROZEN_3
+    assert slot_key(7, 1, np.array([0, 5]), np.array([2, 3]), 1).tolist() == FROZEN_KEYS
+
+
+def test_order_over_many_blocks_is_frozen():
+    order = make([2000] * 5000, seed=1, global_batch_size=1024, num_lanes=256, block_size=8, window=256)
+    assert order.batch(2, 5000).ids[:1024:128].tolist() == FROZEN_MANY
+
+
+def test_stored_order_gives_each_lane_its_part_of_the_split():
+    order = make([5, 5], seed=None, window=0, global_batch_size=4, num_lanes=2)
+    ids, weights = epoch_of(order, 0)
+    assert ids.tolist() == [[0, 1, 5, 6], [2, 3, 7, 8], [4, 4, 9, 9]]
+    assert weights.tolist() == [[1, 1, 1, 1], [1, 1, 1, 1], [1, 0, 1, 0]]
+
+
+@given(orders(), st.integers(0, 3))
+@settings(max_examples=60, deadline=None)
+def test_every_slot_is_what_the_rules_say(order, epoch):
+    lanes = [plain_lane(order, epoch, lane) for lane in range(order.num_lanes)]
+    for step in range(order.num_batches):
+        slots = order.batch(epoch, step)
+        for slot, (id_, weight) in enumerate(zip(slots.ids, slots.weights, strict=True)):
+            lane, row = slot // order.items, step * order.items + slot % order.items
+            assert (slots.lanes[slot], slots.rows[slot]) == (lane, row)
+            assert weight == (row < len(lanes[lane]))
+            assert not weight or id_ == lanes[lane][row]
+
+
+@given(orders(), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
+    ids, weights = epoch_of(order, epoch)
+    good = set(range(sum(order.shard_sizes))) - set(order.quarantined)
+    assert sorted(ids[weights == 1].tolist()) == sorted(good)
+    assert (weights[:-1] == 1).all()
+    assert set(ids.ravel().tolist()) <= good
+
+
+@given(orders(), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_pads_repeat_the_last_sample_of_their_lane(order, epoch):
+    ids, weights = epoch_of(order, epoch)
+    for lane in range(order.num_lanes):
+        part = slice(lane * order.items, (lane + 1) * order.items)
+        real, padded = ids[:, part][weights[:, part] == 1], ids[:, part][weights[:, part] == 0]
+        assert not len(real) or (padded == real[-1]).all()
+
+
+@given(orders(), st.integers(1, 512))
+@settings(max_examples=60, deadline=None)
+def test_the_parts_of_any_world_are_the_same_global_batch(order, wish):
+    size = order.global_batch_size
+    world = next(w for w in range(min(wish, size), 0, -1) if size % w == 0)
+    for step in {0, order.num_batches - 1}:
+        whole = order.batch(1, step)
+        parts = [order.rank_slots(1, step, rank, world) for rank in range(world)]
+        for name in ("ids", "weights", "lanes", "rows"):
+            assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
+        assert all(set(part.lanes.tolist()) == set(order.rank_lanes(rank, world)) for rank, part in enumerate(parts))
+
+
+@given(orders(), st.integers(0, 3))
+@settings(deadline=None)
+def test_every_sample_is_found_where_the_epoch_gives_it(order, epoch):
+    slots = [order.batch(epoch, step) for step in range(order.num_batches)]
+    there = {
+        id_: (row, lane)
+        for batch in slots
+        for id_, weight, row, lane in zip(batch.ids, batch.weights, batch.rows, batch.lanes, strict=True)
+        if weight
+    }
+    wanted = np.array(sorted(there))
+    assert set(wanted.tolist()) == set(range(int(order.first_ids[-1]))) - set(order.quarantined)
+    rows, lanes = order.find(epoch, wanted)
+    assert list(zip(rows.tolist(), lanes.tolist(), strict=True)) == [there[id_] for id_ in wanted.tolist()]
+
+
+@given(st.integers(0, 2**20), st.integers(0, 10**6), st.sampled_from([8, 38, 512]), st.sampled_from([0, 19, 256]))
+@settings(deadline=None, max_examples=20)
+def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(seed, id_, block_size, window):
+    sizes = [1001] * 1000
+    order = make(sizes, seed=seed, num_lanes=256, global_batch_size=1024, block_size=block_size, window=window)
+    rows, lanes = order.find(2, np.array([id_, 7]))
+    for wanted, row, lane in zip([id_, 7], rows.tolist(), lanes.tolist(), strict=True):
+        batch = order.batch(2, row // order.items)
+        slot = lane * order.items + row % order.items
+        assert (batch.ids[slot], batch.weights[slot]) == (wanted, 1)
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_an_epoch_gone_through_gives_what_a_step_asked_for_alone_gives(seed):
+    options = {"seed": seed, "window": 0 if seed is None else 40, "global_batch_size": 64, "num_lanes": 16}
+    options |= {"block_size": 2, "quarantined": range(0, 90_000, 101)}
+    gone_through = make([300] * 300, **options)
+    slots = [gone_through.slots(1, range(step, step + 5), 8, 40)[0] for step in range(0, gone_through.num_batches, 5)]
+    for number in (0, 1, len(slots) // 2, len(slots) - 1):
+        alone = make([300] * 300, **options).slots(1, range(5 * number, 5 * number + 1), 8, 40)[0]
+        assert np.array_equal(alone.ids, slots[number].ids)
+        reads = [
+            order.reads(1, alone.lanes, alone.positions).start.tolist()
+            for order in (gone_through, make([300] * 300, **options))
+        ]
+        assert reads[0] == reads[1]
+
+
+def test_an_epoch_of_millions_of_blocks_takes_few_bytes_a_block():
+    order = make([2000] * 10_000, global_batch_size=64, num_lanes=16, block_size=8, window=256)
+    order.first_ids  # noqa: B018 - the sizes of the shards are no part of what an epoch takes
+    tracemalloc.start()
+    try:
+        order.batch(0, 1000)
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    num_blocks = 20_000_000 / 8
+    assert held < 3 * num_blocks
+    assert peak < 8 * num_blocks
+
+
+@pytest.mark.parametrize(("ids", "message"), [([-1], "reach -1"), ([26], "expected 0 to 25"), ([3, 5], "id 5 is quar")])
+def test_a_sample_of_no_epoch_is_not_found(ids, message):
+    order = make([8, 9, 9], quarantined=[5])
+    with pytest.raises(ConfigError, match=message):
+        order.find(0, np.array(ids))
+
+
+def test_no_samples_are_found_nowhere():
+    rows, lanes = make([8, 9, 9]).find(0, np.array([], dtype=np.int64))
+    assert (rows.tolist(), lanes.tolist()) == ([], [])
+
+
+@settings(deadline=None)
+@given(orders(), st.integers(0, 3))
+def test_the_number_of_reads_is_known_without_listing_them(order, epoch):
+    starts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
+    listed = [len(order.pieces(epoch, start, stop).shard) for start, stop in itertools.pairwise(starts)]
+    assert order.num_reads(epoch) == sum(listed)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 24, 64, 256, 384, 512])
+def test_worlds_up_to_512_read_each_sample_once(world):
+    order = make([101] * 31, global_batch_size=1536, num_lanes=256, block_size=8, window=16)
+    parts = [order.rank_slots(0, step, rank, world) for step in range(order.num_batches) for rank in range(world)]
+    ids = np.concatenate([part.ids[part.weights == 1] for part in parts])
+    assert np.array_equal(np.sort(ids), np.arange(101 * 31))
+    assert {len(part.ids) for part in parts} == {1536 // world}
+
+
+@given(orders(), st.integers(0, 3), st.data())
+@settings(max_examples=40, deadline=None)
+def test_random_access_equals_sequential(order, epoch, data):
+    start = data.draw(st.integers(0, order.num_rows - 1))
+    stop = data.draw(st.integers(start + 1, order.num_rows))
+    lanes = np.arange(order.num_lanes)
+    whole, there = order.positions(epoch, lanes, 0, order.num_rows)
+    part, part_there = order.positions(epoch, lanes, start, stop)
+    assert np.array_equal(part, whole[:, start:stop])
+    assert np.array_equal(part_there, there[:, start:stop])
+
+
+@given(orders(), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_sample_moves_fewer_than_w_places(order, epoch):
+    lanes = np.arange(order.num_lanes)
+    positions, there = order.positions(epoch, lanes, 0, order.num_rows)
+    moved = positions - order.lane_starts(lanes)[:, None] - np.arange(order.num_rows)
+    assert (np.abs(moved[there]) < max(1, order.window)).all()
+
+
+@given(orders(), st.integers(0, 3), st.data())
+@settings(max_examples=60, deadline=None)
+def test_pieces_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_line(order, epoch, data):
+    start = data.draw(st.integers(0, order.num_samples - 1))
+    stop = data.draw(st.integers(start + 1, order.num_samples))
+    pieces = order.pieces(epoch, start, stop)
+    held, at = [], start
+    for shard, low, high, first, count in zip(
+        pieces.shard, pieces.start, pieces.stop, pieces.first, pieces.num_samples, strict=True
+    ):
+        ids = np.arange(low, high) + order.first_ids[shard]
+        assert 0 <= low < high <= order.shard_sizes[shard]
+        assert high - low <= order.block_size
+        good = [id_ for id_ in ids.tolist() if id_ not in order.quarantined]
+        assert (first, count) == (at, len(good))
+        held += good
+        at += count
+    assert held == order.ids(epoch, np.arange(start, stop)).tolist()
+
+
+@given(orders())
+@settings(max_examples=60, deadline=None)
+def test_lanes_read_the_stored_samples_once_and_cut_at_most_one_block_each(order):
+    cuts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
+    lanes = [order.pieces(2, start, stop) for start, stop in itertools.pairwise(cuts)]
+    assert sum(int(lane.num_samples.sum()) for lane in lanes) == order.num_samples
+    whole = len(order.pieces(2, 0, order.num_samples).shard)
+    assert sum(len(lane.shard) for lane in lanes) <= whole + order.num_lanes - 1
+
+
+@pytest.mark.parametrize("world", [1, 2, 8, 24, 256])
+def test_bytes_read_stay_within_the_bound(world):
+    order = make([100] * 40, global_batch_size=768, num_lanes=256, block_size=8, window=16)
+    starts = order.lane_starts(np.arange(order.num_lanes + 1))
+    read = sum(
+        int(starts[lanes.stop] - starts[lanes.start]) for lanes in (order.rank_lanes(r, world) for r in range(world))
+    )
+    assert read <= order.num_samples * (1 + (world - 1) / order.num_lanes) + world
+    assert read == order.num_samples or order.num_lanes % world
+
+
+def test_epochs_differ_and_a_seed_plus_one_does_not_replay_them():
+    first, second = epoch_of(make([30] * 4), 0)[0], epoch_of(make([30] * 4), 1)[0]
+    other = epoch_of(make([30] * 4, seed=8), 0)[0]
+    assert len({ids.tobytes() for ids in (first, second, other)}) == 3
+
+
+def test_samples_that_travel_together_change_from_epoch_to_epoch():
+    order = make([90] * 4, block_size=9)
+    cuts = [set((p := order.pieces(epoch, 0, 360)).shard * 1000 + p.start) for epoch in range(6)]
+    assert len({frozenset(cut) for cut in cuts}) == 6
+
+
+@pytest.mark.parametrize(("batch", "lanes"), [(1, 1), (256, 256), (1024, 256), (320, 160), (257, 1), (96, 96)])
+def test_lanes_default_to_the_largest_divisor_up_to_256(batch, lanes):
+    assert default_lanes(batch) == lanes
+
+
+@pytest.mark.parametrize(("mean", "size"), [(2_500, 512), (110_000, 38), (9_000_000, 8), (0, 512)])
+def test_a_block_is_about_4_mib(mean, size):
+    assert default_block_size(mean) == size
+
+
+def test_a_memory_budget_lowers_the_window():
+    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1 << 30) == 256
+    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1_000_000) == 92
+    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=10) == 0
+
+
+def test_a_memory_budget_lowers_the_lanes_after_the_window():
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1 << 30) == 64
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=300_000) == 32
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1) == 1
+
+
+def test_drop_leaves_out_the_last_rows_instead_of_padding():
+    ids, weights = epoch_of(make([50, 51], last_batch="drop"), 0)
+    assert (weights == 1).all()
+    assert ids.size == 96
+
+
+@given(orders(), st.integers(0, 5), st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_state_survives_json_and_says_where_to_go_on(order, epoch, data):
+    step = data.draw(st.integers(0, order.num_batches - 1))
+    state = order.state(epoch, step, "abc")
+    assert order.resume(state_from_json(state.to_json()), "abc") == (epoch, step)
+
+
+def test_the_state_after_the_last_step_goes_on_in_the_next_epoch():
+    order = make([16])
+    assert order.resume(order.state(4, order.num_batches, "abc"), "abc") == (5, 0)
+
+
+def test_a_state_goes_on_with_another_batch_size_at_a_row_border():
+    state = make([900]).state(1, 6, "abc")
+    assert make([900], global_batch_size=16).resume(state, "abc") == (1, 3)
+    with pytest.raises(ConfigError, match="row 12 is inside a batch of 5 rows"):
+        make([900], global_batch_size=20).resume(state, "abc")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"seed": 8}, "seed is 8 here and was 7 there"),
+        ({"block_size": 4}, "block_size is 4 here and was 3"),
+        ({"window": 5}, "window is 5"),
+        ({"num_lanes": 2}, "num_lanes is 2"),
+        ({"quarantined": (3,)}, "quarantine is"),
+    ],
+)
+def test_a_state_of_another_order_is_refused_with_the_difference_named(options, name):
+    with pytest.raises(ConfigError, match=name):
+        make([90], **options).resume(make([90]).state(0, 1, "abc"), "abc")
+
+
+def test_a_state_of_another_manifest_is_refused():
+    with pytest.raises(ConfigError, match="manifest is 'new' here and was 'old' there"):
+        make([90]).resume(make([90]).state(0, 1, "old"), "new")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "x" * 5000, b"\xff", '{"version": "1"}'])
+def test_what_is_no_state_is_refused(text):
+    with pytest.raises(ConfigError, match="order state"):
+        state_from_json(text)
+
+
+def test_state_spells_its_fields_as_documented():
+    state = OrderState(
+        version=1, manifest="m", quarantine="q", seed=3, epoch=2, row=8, num_lanes=4, block_size=3, window=5
+    )
+    assert state.to_json() == (
+        '{"version":1,"manifest":"m","quarantine":"q","seed":3,"epoch":2,"row":8,"L":4,"q":3,"w":5}'
+    )
+
+
+def test_a_state_may_hold_numbers_of_numpy():
+    seven, twelve = np.int64(7), np.int32(12)
+    order = make([90], seed=seven, global_batch_size=twelve, num_lanes=twelve)
+    state = state_from_json(order.state(np.int64(1), np.int64(2), "m").to_json())
+    assert state == make([90], global_batch_size=12, num_lanes=12).state(1, 2, "m")
+
+
+@pytest.mark.parametrize("seed", ["7", 7.0, True])
+def test_a_seed_that_no_state_could_hold_is_refused(seed):
+    with pytest.raises(ConfigError, match=f"seed is {seed!r}, expected a whole number, or None for the stored order"):
+        make([90], seed=seed)
+
+
+def test_the_quarantine_digest_ignores_order_and_repeats():
+    assert quarantine_digest([3, 1, 3]) == quarantine_digest([1, 3]) != quarantine_digest([1])
+
+
+def test_a_world_that_does_not_divide_is_refused_with_those_that_do():
+    with pytest.raises(ConfigError, match="12 does not divide over 5 replicas; use 2, 3, 4, 6 replicas"):
+        check_world(12, 0, 5)
+
+
+@pytest.mark.parametrize("rank", [-1, 4])
+def test_a_rank_outside_the_world_is_refused(rank):
+    with pytest.raises(ConfigError, match="expected 0 to 3"):
+        check_world(8, rank, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_lanes": 3},
+        {"num_lanes": 0},
+        {"block_size": 0},
+        {"window": -1},
+        {"seed": None},
+        {"quarantined": (99,)},
+        {"quarantined": tuple(range(20))},
+    ],
+)
+def test_numbers_that_make_no_order_are_refused(options):
+    with pytest.raises(ConfigError):
+        make([20], **options)
+
+
+def test_an_order_pickles():
+    order = make([20, 21])
+    order.batch(0, 0)
+    assert np.array_equal(pickle.loads(pickle.dumps(order)).batch(0, 1).ids, order.batch(0, 1).ids)
+
+
+def test_threads_may_ask_for_many_epochs_at_a_time():
+    order, positions = make([30] * 3), np.arange(90)
+    expected = [make([30] * 3).ids(epoch, positions) for epoch in range(6)]
+
+    def ask(first):
+        for number in range(300):
+            epoch = (first + number) % 6
+            assert np.array_equal(order.ids(epoch, positions), expected[epoch])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(ask, range(4)))
+    finally:
+        sys.setswitchinterval(interval)

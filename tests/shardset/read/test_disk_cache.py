@@ -1,0 +1,348 @@
+"""What came from a bucket is kept on disk: nothing is read twice, nothing wrong is believed, the budget holds."""
+
+import fcntl
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from concurrent.futures import CancelledError, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardset.errors import ConfigError
+from shardset.format.manifest import load
+from shardset.read import disk_cache
+from shardset.read.disk_cache import BlockCache, DiskCache
+from shardset.read.fetch import CachedReader, RemoteReader
+from shardset.storage.base import open_storage
+from shardset.stream.stream import Stream
+from tests.makers.shardset import png_samples, write_shard_set
+
+NUM_SAMPLES, NUM_SHARDS = 80, 4
+SHOWN = Path(__file__).parents[3]
+
+
+def shard_set(url=None, split="train"):
+    url = url or f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {split: png_samples(split, NUM_SAMPLES, size=8)}, num_shards=NUM_SHARDS)
+    return url
+
+
+@pytest.fixture(scope="module")
+def url():
+    return shard_set()
+
+
+def opened(url, folder, num_bytes=1 << 20, **options):
+    choices = {"global_batch_size": 10, "rank": 0, "world_size": 1, "seed": 3, "block_size": 4, "window": 3}
+    cache = DiskCache(folder=str(folder), num_bytes=num_bytes)
+    return Stream(url, "train", image=None, fields=("png",), disk_cache=cache, **choices | options)
+
+
+def read(stream, epoch=0):
+    """(bytes of each sample by id, how many bytes were read for it)."""
+    before, found = stream.num_bytes_read, {}
+    for batch in stream.epoch(epoch):
+        found |= dict(zip(batch["id"].tolist(), batch["png"], strict=True))
+    return found, stream.num_bytes_read - before
+
+
+def pictures():
+    """The bytes of each sample's image by id."""
+    return {number: sample.fields[0][1] for number, sample in enumerate(png_samples("train", NUM_SAMPLES, size=8))}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return pictures()
+
+
+def cached_shards(folder):
+    return sorted(path for path in Path(folder).glob("*/*") if path.name.isdigit())
+
+
+def shard_bytes(url, number=0):
+    return shard_bytes_of(load(url)[0].split("train"), number)
+
+
+def shard_bytes_of(split, number=0):
+    return split.shards[number].num_bytes + split.shards[number].num_samples
+
+
+def other_pictures(number):
+    """The URL of a shard set of few samples that no other number has."""
+    url = f"memory://{uuid.uuid4().hex}/set"
+    samples = png_samples("train", 20 + number, size=8)
+    write_shard_set(open_storage(url), {"train": samples}, num_shards=1)
+    return url
+
+
+def test_the_second_epoch_reads_nothing_from_the_bucket(url, tmp_path, expected):
+    stream = opened(url, tmp_path)
+    found, num_bytes = read(stream)
+    assert found == expected
+    assert 0 < num_bytes < stream.stored_bytes
+    assert read(stream, 1) == (expected, 0)
+
+
+def test_a_new_run_reads_nothing_from_the_bucket(url, tmp_path, expected):
+    read(opened(url, tmp_path))
+    assert read(opened(url, tmp_path, seed=8, global_batch_size=20), 5) == (expected, 0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_what_is_missing_is_read(url, tmp_path, expected, rank):
+    half = opened(url, tmp_path, rank=rank, world_size=2)
+    _, num_bytes = read(half)
+    found, rest = read(opened(url, tmp_path))
+    assert found == expected
+    assert 0 < rest < 1.5 * num_bytes
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "zero", "remove", "empty"])
+def test_a_damaged_cache_is_a_miss_and_is_mended(url, tmp_path, expected, damage):
+    read(opened(url, tmp_path))
+    path = cached_shards(tmp_path)[2]
+    data = bytearray(path.read_bytes())
+    if damage == "flip":
+        data[600] ^= 1
+    elif damage == "cut":
+        del data[len(data) // 2 :]
+    elif damage == "zero":
+        data[1000:5000] = bytes(4000)
+    else:
+        data = bytearray()
+    path.write_bytes(data)
+    if damage == "remove":
+        path.unlink()
+    found, num_bytes = read(opened(url, tmp_path))
+    assert found == expected
+    assert num_bytes > 0
+    assert read(opened(url, tmp_path), 1) == (expected, 0)
+
+
+def test_a_cache_that_is_damaged_while_it_is_read_is_a_miss(url, tmp_path, expected):
+    stream = opened(url, tmp_path)
+    read(stream)
+    for path in cached_shards(tmp_path):
+        with path.open("r+b") as file:
+            file.truncate(700)
+    assert read(stream, 1)[0] == expected
+
+
+def test_the_budget_is_kept_and_what_came_first_stays(url, tmp_path, expected):
+    budget = 2 * shard_bytes(url) + 100
+    stream = opened(url, tmp_path, budget)
+    found, first = read(stream)
+    assert found == expected
+    assert sum(path.stat().st_size for path in cached_shards(tmp_path)) <= budget
+    assert len(cached_shards(tmp_path)) == 2
+    found, num_bytes = read(stream, 1)
+    assert found == expected
+    assert num_bytes == pytest.approx(first / 2, rel=0.2)
+
+
+def test_a_set_that_nobody_reads_makes_room_and_one_in_use_does_not(url, tmp_path, expected):
+    budget = 4 * shard_bytes(url) + 400
+    other = opened(shard_set(), tmp_path, budget, seed=1)
+    read(other)
+    kept = cached_shards(tmp_path)
+    write_other = shard_set(split="train")
+    assert len(kept) == 4
+    stream = opened(write_other, tmp_path, budget)
+    assert stream.disk_cache._folder == other.disk_cache._folder  # equal shards are one set, wherever they lie
+    different = f"memory://{uuid.uuid4().hex}/set"
+    samples = png_samples("train", NUM_SAMPLES, size=9)
+    write_shard_set(open_storage(different), {"train": samples}, num_shards=NUM_SHARDS)
+    third = opened(different, tmp_path, budget)
+    read(third)
+    assert [path for path in kept if path.exists()] == kept
+    del other, stream
+    read(opened(different, tmp_path, budget), 1)
+    assert not any(path.exists() for path in kept)
+
+
+def test_files_that_are_not_ours_stay(url, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "000000").write_bytes(b"mine" * 10_000)
+    budget = shard_bytes(url) + 100
+    read(opened(url, tmp_path, budget))
+    assert (tmp_path / "notes" / "000000").read_bytes() == b"mine" * 10_000
+
+
+FULL = """
+import logging, resource, sys
+from tests.trainer.test_blockcache import opened, pictures, read, shard_set
+logging.basicConfig()
+stream = opened(shard_set(), sys.argv[1])
+for number, _ in enumerate(stream.split.shards):
+    assert stream.disk_cache.missing(number, 0, 20) == (0, 20)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+assert read(stream)[0] == pictures()
+"""
+
+
+def test_a_disk_that_takes_no_more_costs_the_cache_and_not_the_run(tmp_path):
+    # Each file of the cache is there, at its full length, when the system begins to refuse what is written to it.
+    words = [sys.executable, "-c", FULL, str(tmp_path)]
+    done = subprocess.run(words, cwd=SHOWN, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    for number in range(NUM_SHARDS):
+        assert f"File too large; shard {number} is read from its storage from now on" in done.stderr
+
+
+def test_a_budget_that_holds_no_shard_is_refused(url, tmp_path):
+    with pytest.raises(ConfigError, match="holds not one shard"):
+        opened(url, tmp_path, 1000)
+
+
+def test_a_budget_that_the_disk_has_not_is_refused(url, tmp_path):
+    with pytest.raises(ConfigError, match=r"bytes are free for the cache, \d+ were asked for"):
+        opened(url, tmp_path, 1 << 60)
+
+
+@dataclass
+class Held:
+    """A cache whose reads wait."""
+
+    cache: BlockCache
+    goes_on: threading.Event
+
+    def missing(self, *span):
+        return self.cache.missing(*span)
+
+    def read(self, *place):
+        self.goes_on.wait(30)
+        return self.cache.read(*place)
+
+
+def test_closing_fails_what_the_cache_has_not_read(url, tmp_path):
+    stream, goes_on = opened(url, tmp_path), threading.Event()
+    read(stream)
+    reader = CachedReader(RemoteReader(stream.table), stream.table, Held(stream.disk_cache, goes_on))
+    index = stream.table.index(0)
+    results = [reader.submit(0, index.start(number), index.stop(number)) for number in range(20)]
+    threading.Timer(0.2, goes_on.set).start()
+    reader.close()
+    assert not wait(results, timeout=300).not_done
+    assert any(isinstance(result.exception(), CancelledError) for result in results)
+    with pytest.raises(CancelledError):
+        reader.submit(0, index.start(0), index.stop(0))
+
+
+def test_a_cache_that_can_not_be_read_any_more_is_a_miss(url, tmp_path, expected, caplog):
+    stream, folder = opened(url, tmp_path), os.open(tmp_path, os.O_RDONLY)
+    read(stream)
+    for file in stream.disk_cache._files.values():
+        os.dup2(folder, file.fd)
+    os.close(folder)
+    found, num_bytes = read(stream, 1)
+    assert found == expected
+    assert num_bytes > 0
+    assert "is read from its storage from now on" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"), [("gs://bucket/cache", "expected a local folder"), ("~/cache", "~ is not your home folder")]
+)
+def test_a_cache_elsewhere_than_on_a_local_disk_is_refused(folder, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        DiskCache(folder=folder, num_bytes=1)
+
+
+def test_a_folder_that_can_not_be_one_is_refused(url, tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="can't be the folder of a cache"):
+        opened(url, tmp_path / "file" / "cache")
+
+
+def test_caches_open_while_others_make_room(tmp_path):
+    splits, failures = [load(other_pictures(number))[0].split("train") for number in range(4)], []
+    spec = DiskCache(folder=str(tmp_path), num_bytes=2 * max(shard_bytes_of(split) for split in splits))
+
+    def open_and_evict(split):
+        try:
+            for _ in range(100):
+                BlockCache(spec, split).missing(0, 0, 20)
+        except ConfigError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_and_evict, args=[split]) for split in splits]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_a_child_that_is_forked_while_room_is_made_keeps_nobody_waiting(tmp_path):
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=[600])
+    with disk_cache._locked(tmp_path / "lock"):
+        child.start()
+    with (tmp_path / "lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    child.kill()
+    child.join()
+
+
+def test_shards_on_a_local_disk_need_no_cache(tmp_path):
+    with pytest.raises(ConfigError, match="lies on a local disk already"):
+        opened(shard_set(str(tmp_path / "set")), tmp_path / "cache")
+
+
+def test_a_cache_travels_between_processes(url, tmp_path, expected):
+    stream = opened(url, tmp_path)
+    read(stream)
+    again = pickle.loads(pickle.dumps(BlockCache(stream.disk_cache.spec, stream.split)))
+    assert again.missing(0, 0, 20) is None
+    assert np.array_equal(again.missing(0, 0, 20), stream.disk_cache.missing(0, 0, 20))
+
+
+READER = """
+import sys
+from tests.trainer.test_blockcache import opened, read
+stream = opened(sys.argv[1], sys.argv[2])
+for epoch in range(int(sys.argv[3])):
+    found, num_bytes = read(stream, epoch)
+print(len(found), stream.num_bytes_read, num_bytes)
+"""
+
+
+def start(url, folder, epochs):
+    words = [sys.executable, "-c", READER, url, str(folder), str(epochs)]
+    return subprocess.Popen(words, cwd=SHOWN, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.gcs
+def test_two_processes_share_a_cache(gcs_root, tmp_path, expected):
+    url = shard_set(f"{gcs_root}/set")
+    both = [start(url, tmp_path, 3) for _ in range(2)]
+    outcomes = [tuple(map(int, process.communicate(timeout=600)[0].split())) for process in both]
+    assert [(count, last) for count, _, last in outcomes] == [(NUM_SAMPLES, 0)] * 2
+    assert len(cached_shards(tmp_path)) == NUM_SHARDS
+    assert read(opened(url, tmp_path), 7) == (expected, 0)
+
+
+@pytest.mark.gcs
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [0, 1, 2, 3])
+def test_a_process_killed_in_the_middle_leaves_a_cache_that_serves(gcs_root, tmp_path, expected, shards):
+    url = shard_set(f"{gcs_root}/set")
+    process = start(url, tmp_path, 1000)
+    deadline = time.monotonic() + 600
+    while len(cached_shards(tmp_path)) <= shards and time.monotonic() < deadline:
+        time.sleep(0.001)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    stream = opened(url, tmp_path)
+    assert read(stream)[0] == expected
+    assert read(stream, 1) == (expected, 0)

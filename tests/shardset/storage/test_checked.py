@@ -1,0 +1,97 @@
+"""Objects that are compared with what is listed, and asked for a second time."""
+
+import itertools
+
+import pytest
+
+from shardset.errors import DamagedShard, ManifestError
+from shardset.format import manifest as manifests
+from shardset.read import indexes
+from shardset.read.indexes import read_index, read_record_type, read_rows
+from shardset.storage.base import open_storage
+from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
+from tests.makers.once import DamagesOnce
+from tests.makers.shardset import png_samples, put, write_shard_set
+
+CONTENT = b"hello world"
+
+
+def test_what_fits_is_read_once():
+    numbers = itertools.count()
+    assert read_twice(lambda: next(numbers), lambda number: number == 0) == 0
+    assert next(numbers) == 1
+
+
+def test_what_does_not_fit_is_read_twice_and_no_more():
+    numbers = itertools.count()
+    assert read_twice(lambda: next(numbers), lambda number: number == 7) == 1
+    assert next(numbers) == 2
+
+
+@pytest.fixture
+def storage(request):
+    return DamagesOnce(open_storage(f"memory://checked-{request.node.name}/set"))
+
+
+def test_an_object_that_is_damaged_once_is_read_again(storage):
+    put(storage, "a", CONTENT)
+    assert read_object(storage, "a", *facts_of(CONTENT), "rebuild it") == CONTENT
+    assert storage.num_reads == 2
+
+
+def test_an_object_that_is_damaged_where_it_stands_is_an_error_that_holds_its_bytes(storage):
+    put(storage, "a", b"hallo")
+    with pytest.raises(DamagedObject, match=r"/a: 5 bytes with crc32c .*, expected 11 with .*; rebuild it") as caught:
+        read_object(storage, "a", *facts_of(CONTENT), "rebuild it")
+    assert caught.value.data == b"hallo"
+
+
+@pytest.mark.parametrize("small", [0, 1 << 20])
+def test_an_index_that_is_damaged_once_is_read_again(storage, small, monkeypatch):
+    monkeypatch.setattr(indexes, "SMALL", small)
+    manifest = write_shard_set(storage.inner, {"train": png_samples("train", 60, size=4)}, num_shards=1)
+    shard = manifest.split("train").shards[0]
+    whole = read_index(storage.inner, shard)
+    assert read_index(storage, shard).tolist() == whole.tolist()
+    for at in (0, -1):
+        again = DamagesOnce(storage.inner, at=at)
+        assert read_rows(again, shard, [20, 22]).tolist() == whole[[20, 22]].tolist()
+        assert again.damaged
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_no_range_of_a_large_index_is_believed_once(storage, turn, monkeypatch):
+    monkeypatch.setattr(indexes, "SMALL", 0)
+    monkeypatch.setattr(indexes, "HEADER", 512)
+    manifest = write_shard_set(storage.inner, {"train": png_samples("train", 60, size=4)}, num_shards=1)
+    shard = manifest.split("train").shards[0]
+    damaging = DamagesOnce(storage.inner, turn=turn)
+    assert read_rows(damaging, shard, [20, 22]).tolist() == read_index(storage.inner, shard)[[20, 22]].tolist()
+    assert damaging.damaged
+
+
+def test_an_index_that_stays_damaged_is_named(storage):
+    manifest = write_shard_set(storage.inner, {"train": png_samples("train", 6, size=4)}, num_shards=1)
+    shard = manifest.split("train").shards[0]
+    put(storage, shard.index.path, storage.inner.read(shard.index.path)[:-1] + b"~")
+    with pytest.raises(DamagedShard, match=r"idx\.npy: .*CRC32C"):
+        read_index(storage, shard)
+
+
+def test_a_manifest_that_is_damaged_once_is_read_again(storage, monkeypatch):
+    written = write_shard_set(storage.inner, {"train": png_samples("train", 6, size=4)}, num_shards=1)
+    monkeypatch.setattr(manifests, "open_storage", lambda url: storage)
+    assert manifests.load(storage.url)[0] == written
+    assert storage.damaged
+    put(storage, "manifest.json", b"{}")
+    with pytest.raises(ManifestError):
+        manifests.load(storage.url)
+
+
+@pytest.mark.parametrize("turn", range(2))
+def test_the_record_type_of_an_index_is_not_believed_once(storage, turn):
+    manifest = write_shard_set(storage.inner, {"train": png_samples("train", 6, size=4)}, num_shards=1)
+    shard = manifest.split("train").shards[0]
+    damaging = DamagesOnce(storage.inner, turn=turn, at=30)
+    assert read_record_type(damaging, shard) == read_index(storage.inner, shard).dtype
+    assert damaging.damaged

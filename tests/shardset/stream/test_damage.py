@@ -1,0 +1,280 @@
+"""Whatever is broken, the stream yields exactly the right samples or says what is broken and where."""
+
+import itertools
+import random
+import shutil
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shardset.decode.image import CenterCrop, ImageSpec
+from shardset.errors import DamagedShard, ManifestError, ShardsetError
+from shardset.format.manifest import load
+from shardset.format.tar import members
+from shardset.storage.base import open_storage
+from shardset.stream.stream import Stream
+from tests.faulty_proxy import Fault, FaultyProxy, is_media
+from tests.makers.shardset import pixels, png_samples, put, write_shard_set
+
+NUM_SAMPLES = 24
+SHARD = "train/train-000001.tar"
+INDEX = "train/train-000001.idx.npy"
+
+
+def write(url):
+    write_shard_set(open_storage(url), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=2)
+    return url
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return Path(write(str(tmp_path_factory.mktemp("whole"))))
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+@pytest.fixture
+def remote():
+    """A shard set that is read by blocks."""
+    return write(f"memory://{uuid.uuid4().hex}/set")
+
+
+def read(url):
+    """One epoch, every pixel compared: the ids that came."""
+    spec = ImageSpec(size=8, crop=CenterCrop(8))
+    options = {"global_batch_size": 4, "rank": 0, "world_size": 1, "seed": 1, "block_size": 5, "window": 3}
+    ids = []
+    for batch in Stream(str(url), "train", image=spec, **options).epoch(0):
+        for id_, label, image in zip(batch["id"], batch["label"], batch["image"], strict=True):
+            assert label == id_ % 10
+            assert np.array_equal(image, pixels(id_, 8, 8))
+        ids += batch["id"][batch["weight"] == 1].tolist()
+    return sorted(ids)
+
+
+def flip(path, byte, bit):
+    data = bytearray(path.read_bytes())
+    data[byte] ^= 1 << bit
+    path.write_bytes(data)
+
+
+def refusal(url):
+    """What the stream says instead of samples; empty if all of them came and were right."""
+    try:
+        found = read(url)
+    except ShardsetError as error:
+        return str(error)
+    assert found == list(range(NUM_SAMPLES))
+    return ""
+
+
+def outcome(url, naming):
+    """'right', or 'refused' with one of those names in the message; anything else fails."""
+    said = refusal(url)
+    assert not said or any(name in said for name in naming), said
+    return "refused" if said else "right"
+
+
+def borders(path):
+    """Where each member's header and content begin, and where the last content ends."""
+    found = list(members(path.read_bytes(), "here"))
+    return [at for member in found for at in (member.header_offset, member.offset)] + [
+        found[-1].offset + found[-1].num_bytes
+    ]
+
+
+def test_an_undamaged_shard_set_reads_right(whole, remote):
+    assert outcome(whole, []) == outcome(remote, []) == "right"
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_flipped_bit_anywhere_is_named_or_harmless(whole, tmp_path, data):
+    copy = Path(shutil.copytree(whole, tmp_path / uuid.uuid4().hex))
+    name = data.draw(st.sampled_from([SHARD, INDEX, "manifest.json"]))
+    size = (copy / name).stat().st_size
+    flip(copy / name, data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, 7)))
+    naming = {SHARD: [SHARD], INDEX: [INDEX], "manifest.json": ["manifest.json", "split"]}[name]
+    assert outcome(copy, naming) in ("right", "refused")
+
+
+def test_a_flipped_bit_in_a_payload_names_shard_key_and_offset(copy):
+    at = next(member for member in members((copy / SHARD).read_bytes(), "here") if member.key == "train-000015")
+    flip(copy / SHARD, at.offset + 20, 3)
+    with pytest.raises(
+        DamagedShard, match=rf"{SHARD}: sample 'train-000015' at byte {at.offset}: crc32c is .*, expected .*rebuild"
+    ):
+        read(copy)
+
+
+def test_a_flipped_bit_in_a_label_is_found_too(copy):
+    at = [member for member in members((copy / SHARD).read_bytes(), "here") if member.field == "cls"][2]
+    flip(copy / SHARD, at.offset, 0)
+    with pytest.raises(DamagedShard, match=at.key):
+        read(copy)
+
+
+def test_a_flipped_bit_in_a_header_changes_nothing_because_the_index_says_where(copy):
+    flip(copy / SHARD, 3, 2)
+    assert read(copy) == list(range(NUM_SAMPLES))
+
+
+def test_a_flipped_bit_in_an_index_is_refused(copy):
+    flip(copy / INDEX, (copy / INDEX).stat().st_size - 5, 1)
+    with pytest.raises(DamagedShard, match=rf"{INDEX}: .*the index of shard {SHARD} is damaged"):
+        read(copy)
+
+
+def test_a_flipped_bit_in_the_manifest_is_refused(copy):
+    data = (copy / "manifest.json").read_bytes()
+    flip(copy / "manifest.json", data.index(b'"num_samples"') + 17, 0)
+    with pytest.raises(ManifestError):
+        read(copy)
+
+
+def test_a_shard_cut_at_any_member_border_is_refused(copy):
+    data = (copy / SHARD).read_bytes()
+    for border in borders(copy / SHARD):
+        (copy / SHARD).write_bytes(data[:border])
+        with pytest.raises(DamagedShard, match=rf"{SHARD}: {border} bytes, expected {len(data)}; the shard is cut"):
+            read(copy)
+
+
+def test_a_shard_cut_while_it_is_read_is_refused(copy):
+    options = {"global_batch_size": 4, "rank": 0, "world_size": 1, "seed": 1, "num_threads": 1, "prefetch": 1}
+    batches = Stream(str(copy), "train", image=None, fields=("png",), **options).epoch(0)
+    next(batches)
+    for name in (SHARD, "train/train-000000.tar"):
+        data = (copy / name).read_bytes()
+        (copy / name).write_bytes(data[:600])
+    with pytest.raises(DamagedShard, match=r"train-00000\d.tar: sample 'train-0000\d\d' at byte"):
+        list(batches)
+
+
+@pytest.mark.parametrize("name", [SHARD, INDEX])
+def test_a_missing_file_is_named(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(DamagedShard, match=name):
+        read(copy)
+
+
+@pytest.mark.parametrize("name", [SHARD, INDEX])
+def test_a_missing_object_is_named(remote, name):
+    open_storage(remote).delete(name)
+    with pytest.raises(DamagedShard, match=name):
+        read(remote)
+
+
+@pytest.mark.parametrize("cut", [0, 512, 5000, -512, -1])
+def test_a_cut_object_is_refused(remote, cut):
+    storage = open_storage(remote)
+    put(storage, SHARD, storage.read(SHARD)[:cut])
+    with pytest.raises(DamagedShard, match=SHARD):
+        read(remote)
+
+
+def test_a_replaced_index_of_the_same_size_is_refused(remote):
+    storage = open_storage(remote)
+    data = bytearray(storage.read(INDEX))
+    data[-1] ^= 1
+    put(storage, INDEX, bytes(data))
+    with pytest.raises(DamagedShard, match=INDEX):
+        read(remote)
+
+
+def test_no_manifest_means_no_shard_set(copy):
+    (copy / "manifest.json").unlink()
+    with pytest.raises(ManifestError, match="no manifest there"):
+        read(copy)
+
+
+@pytest.fixture
+def proxied(gcs_emulator, gcs_root, monkeypatch):
+    """(url, proxy): a shard set in the emulator, reached through a proxy that can break requests."""
+    url = write(gcs_root)
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        yield url, proxy
+
+
+FAULTS = [
+    Fault("status", status=429),
+    Fault("status", status=503),
+    Fault("reset"),
+    Fault("lose"),
+    Fault("truncate", at=40),
+    Fault("reset_at", at=300),
+    Fault("stall", at=40, seconds=0.3),
+    Fault("flip", at=100),
+]
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.status}")
+def test_one_fault_on_the_wire_changes_nothing(proxied, fault):
+    url, proxy = proxied
+    proxy.script = broken(lambda number, seen: number == 6, fault)
+    assert outcome(url, ["manifest.json", "train-00000"]) == "right"
+
+
+@pytest.mark.gcs
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.kind}-{fault.status}")
+def test_a_fault_at_every_single_request_is_survived_or_named(proxied, fault):
+    url, proxy = proxied
+    read(url)
+    found = []
+    for wanted in range(len(proxy.seen)):
+        proxy.script = broken(lambda number, seen, wanted=wanted: number == wanted, fault)
+        found.append(outcome(url, ["manifest.json", "train-00000"]))
+    assert found.count("right") > len(found) // 2
+
+
+@pytest.mark.gcs
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_random_faults_are_survived_or_named(proxied, seed):
+    url, proxy = proxied
+    draw = random.Random(seed)
+    proxy.script = lambda seen: draw.choice(FAULTS) if draw.random() < 0.25 else None
+    outcome(url, ["manifest.json", "train-00000"])
+
+
+@pytest.mark.gcs
+def test_bytes_that_come_flipped_every_time_are_refused(proxied):
+    url, proxy = proxied
+    proxy.script = lambda seen: Fault("flip", at=60) if is_media(seen) and "000001.tar" in seen.path else None
+    with pytest.raises(ShardsetError, match=rf"{SHARD}: sample 'train-0000\d\d' at byte \d+"):
+        read(url)
+
+
+@pytest.mark.gcs
+def test_a_shard_replaced_while_it_is_read_is_refused(proxied):
+    url, _ = proxied
+    storage = open_storage(url)
+    data = bytearray(storage.read(SHARD))
+    data[2000] ^= 1
+    options = {"global_batch_size": 4, "rank": 0, "world_size": 1, "seed": 1, "block_size": 1, "window": 0}
+    batches = Stream(url, "train", image=None, fields=("png",), prefetch=1, **options).epochs()
+    next(batches)
+    put(storage, SHARD, bytes(data))
+    with pytest.raises(ShardsetError, match=SHARD):
+        list(itertools.islice(batches, 1000))
+
+
+def broken(when, fault):
+    """A script that counts requests from 0 and breaks those that `when(number, seen)` picks."""
+    numbers = iter(range(1 << 30))
+    return lambda seen: fault if when(next(numbers), seen) else None
+
+
+def test_the_manifest_that_damage_is_measured_against_is_the_written_one(whole):
+    manifest, storage = load(str(whole))
+    assert storage.stat(SHARD).num_bytes == manifest.split("train").shards[1].num_bytes

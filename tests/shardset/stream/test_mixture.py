@@ -1,0 +1,156 @@
+import itertools
+import re
+import uuid
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.decode.image import ImageSpec, PadCrop
+from shardset.errors import ConfigError
+from shardset.storage.base import open_storage
+from shardset.stream.mixture import MixedStream, Share, share_lanes
+from tests.makers.shardset import png_samples, write_shard_set
+
+
+@pytest.fixture(scope="module")
+def urls():
+    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(3)]
+    for url, size in zip(found, (40, 90, 25), strict=True):
+        write_shard_set(open_storage(url), {"train": png_samples("train", size, size=8)}, num_shards=2)
+    return found
+
+
+def make(urls, weights=(3, 2, 1), **options):
+    shares = [Share(url, "train", weight) for url, weight in zip(urls, weights, strict=True)]
+    choices = {"global_batch_size": 24, "rank": 0, "world_size": 1, "seed": 7, "num_lanes": 12}
+    return MixedStream(shares, image=ImageSpec(size=8, crop=PadCrop(1)), num_threads=1, **{**choices, **options})
+
+
+def take(mixed, count, start=0):
+    batches = mixed.batches(start)
+    found = [batch for _, batch in itertools.islice(batches, count)]
+    batches.close()
+    return found
+
+
+def test_every_batch_holds_the_exact_quotas(urls):
+    for batch in take(make(urls), 20):
+        assert np.bincount(batch["source"]).tolist() == [12, 8, 4]
+        assert (batch["weight"] == 1).all()
+        assert batch["image"].shape == (24, 8, 8, 3)
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8, 24])
+def test_the_replicas_of_any_world_see_the_same_batches(urls, world):
+    whole = take(make(urls), 5)
+    parts = [take(make(urls, rank=rank, world_size=world), 5) for rank in range(world)]
+    for step, expected in enumerate(whole):
+        for name in expected:
+            assert np.array_equal(np.concatenate([part[step][name] for part in parts]), expected[name])
+
+
+def test_a_shard_set_repeats_no_sample_before_its_epoch_ends(urls):
+    mixed = make(urls)
+    batches = take(mixed, len(mixed.streams[1]))
+    ids = np.concatenate([batch["id"][batch["source"] == 1] for batch in batches])
+    assert len(set(ids.tolist())) == len(ids) == 88
+
+
+def test_a_mixture_goes_on_at_any_step(urls):
+    mixed = make(urls)
+    states = mixed.state(7)
+    assert make(urls).resume(states) == 7
+    for again, expected in zip(take(mixed, 3, start=7), take(mixed, 10)[7:], strict=True):
+        assert all(np.array_equal(again[name], expected[name]) for name in expected)
+
+
+def test_states_of_different_steps_are_refused(urls):
+    mixed = make(urls)
+    with pytest.raises(ConfigError, match="expected one"):
+        mixed.resume([mixed.state(1)[0], *mixed.state(2)[1:]])
+
+
+@pytest.mark.parametrize("options", [{"weights": (1, 1, 1)}, {"num_lanes": 24}], ids=["weights", "lanes"])
+def test_states_of_other_shares_are_refused_by_what_they_follow_from(urls, options):
+    with pytest.raises(ConfigError, match=r"had \[6, 4, 2\] lanes there.*the weights") as caught:
+        make(urls, **options).resume(make(urls).state(3))
+    assert "budget_bytes" not in str(caught.value)
+
+
+def test_states_of_another_number_of_shard_sets_are_refused(urls):
+    states = make(urls[:2], (1, 1), global_batch_size=16, num_lanes=8).state(3)
+    with pytest.raises(ConfigError, match="2 states for 3 shard sets"):
+        make(urls, (1, 1, 1)).resume(states)
+
+
+@given(st.lists(st.floats(0.5, 9), min_size=1, max_size=8), st.integers(200, 256))
+def test_lanes_are_shared_within_one_of_the_exact_share(weights, num_lanes):
+    lanes = share_lanes(weights, num_lanes)
+    assert sum(lanes) == num_lanes
+    assert all(abs(own - weight / sum(weights) * num_lanes) < 1 for own, weight in zip(lanes, weights, strict=True))
+
+
+@pytest.mark.parametrize("weights", [[], [1, 0], [1, -1], [1000, 1]])
+def test_weights_that_leave_a_set_out_are_refused(weights):
+    with pytest.raises(ConfigError, match="weights"):
+        share_lanes(weights, 16)
+
+
+def test_a_mixture_without_lanes_is_refused(urls):
+    with pytest.raises(ConfigError, match="0 lanes do not divide a global batch of 24"):
+        make(urls, num_lanes=0)
+
+
+def test_a_mixture_of_a_text_of_lanes_is_refused(urls):
+    with pytest.raises(ConfigError, match="num_lanes is '4', expected a whole number"):
+        make(urls, num_lanes="4")
+
+
+def test_a_mixture_without_a_seed_is_refused(urls):
+    with pytest.raises(ConfigError, match="it needs a seed; evaluate each set by its own Stream"):
+        make(urls, seed=None)
+
+
+def test_a_shard_set_smaller_than_its_share_is_refused(urls):
+    with pytest.raises(ConfigError, match="25 samples do not fill one batch"):
+        make(urls, weights=(1, 1, 8), global_batch_size=60)
+
+
+@pytest.fixture(scope="module")
+def larger():
+    """A mixture that needs some MiB, of its second set more than of its first."""
+    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(2)]
+    for url in found:
+        write_shard_set(open_storage(url), {"train": png_samples("train", 40, size=8)}, num_shards=2)
+    return found
+
+
+def make_larger(urls, **options):
+    choices = {"global_batch_size": 32, "rank": 0, "world_size": 1, "seed": 7, "num_lanes": 16}
+    shares = [Share(urls[0], "train", 1), Share(urls[1], "train", 3)]
+    return MixedStream(shares, image=ImageSpec(size=224), num_threads=1, **{**choices, **options})
+
+
+def named_budget(urls, **options):
+    """The budget that a refusal of 1 MiB names."""
+    with pytest.raises(ConfigError, match=r"2 shard sets .* raise budget_bytes to \d+") as refused:
+        make_larger(urls, budget_bytes=1 << 20, **options)
+    return int(re.search(r"budget_bytes to (\d+)", str(refused.value))[1])
+
+
+def test_a_budget_too_small_is_refused_with_one_that_is_enough_for_all_sets(larger):
+    enough = named_budget(larger)
+    assert all(stream.memory.total <= enough // 2 for stream in make_larger(larger, budget_bytes=enough).streams)
+    with pytest.raises(ConfigError, match="raise budget_bytes"):
+        make_larger(larger, budget_bytes=enough - (2 << 20))
+
+
+def test_a_replica_counts_its_own_part_of_a_batch(larger):
+    whole = make_larger(larger)
+    parts = [make_larger(larger, rank=rank, world_size=8) for rank in range(8)]
+    for number, stream in enumerate(whole.streams):
+        assert sum(part.streams[number].memory.decoded for part in parts) == stream.memory.decoded
+        assert stream.memory.decoded == 4 * len(stream.part) * 3 * 224**2
+    assert named_budget(larger, rank=7, world_size=8) < named_budget(larger) / 2

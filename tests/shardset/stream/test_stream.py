@@ -1,0 +1,495 @@
+import _thread
+import itertools
+import logging
+import pickle
+import re
+import threading
+import time
+import uuid
+
+import msgspec
+import numpy as np
+import pytest
+from tests.trainer.test_fetch import WatchedStorage
+
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, UndecodableImage
+from shardset.decode.memory_cache import MemoryCache
+from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.format.tar import StoredSample
+from shardset.order.epoch import state_from_json
+from shardset.storage.base import open_storage
+from shardset.stream.stream import Stream, order_options
+from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+
+WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
+PADDED = ImageSpec(size=16, crop=PadCrop(2), flip=True)
+NUM_TRAIN, NUM_VAL = 101, 37
+
+
+@pytest.fixture(scope="module", params=["disk", "memory"])
+def shards(request, tmp_path_factory):
+    """The URL of a shard set: one is read by sample, the other by block."""
+    url = str(tmp_path_factory.mktemp("set")) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/set"
+    samples = {"train": png_samples("train", NUM_TRAIN, size=16), "val": jpeg_samples("val", NUM_VAL)}
+    write_shard_set(open_storage(url), samples, num_shards=4)
+    return url
+
+
+def make(url, **options):
+    choices = {"global_batch_size": 12, "rank": 0, "world_size": 1, "seed": 7, "image": PADDED, "num_threads": 2}
+    split = options.pop("split", "train")
+    return Stream(url, split, **{**choices, "block_size": 5, "window": 6, **options})
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def together(batches):
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+
+
+def test_an_epoch_holds_every_sample_once_with_its_own_label_and_pixels(shards):
+    stream = make(shards, image=WHOLE, with_key=True)
+    batches = list(stream.epoch(0))
+    assert len(batches) == len(stream) == 9
+    found = together(batches)
+    real = found["weight"] == 1
+    assert sorted(found["id"][real]) == list(range(NUM_TRAIN))
+    assert np.array_equal(found["label"], found["id"] % 10)
+    assert found["key"].tolist() == [f"train-{id_:06d}" for id_ in found["id"]]
+    assert all(
+        np.array_equal(image, pixels(id_, 16, 16)) for id_, image in zip(found["id"], found["image"], strict=True)
+    )
+
+
+def test_a_batch_has_the_documented_arrays(shards):
+    batch = next(make(shards, world_size=3, rank=1).epoch(0))
+    shapes = {name: (value.shape, value.dtype.name) for name, value in batch.items()}
+    assert shapes == {
+        "image": ((4, 16, 16, 3), "uint8"),
+        "label": ((4,), "int64"),
+        "weight": ((4,), "float32"),
+        "id": ((4,), "int64"),
+        "flip": ((4,), "bool"),
+    }
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
+def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
+    whole = list(make(shards).epoch(1))
+    parts = [list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1)) for rank in range(world)]
+    for step, expected in enumerate(whole):
+        assert same(together([part[step] for part in parts]), expected)
+
+
+def test_the_environment_does_not_say_who_reads_what(shards, monkeypatch):
+    # Where it would, all replicas of a launcher that sets none of these would read the same.
+    expected = list(make(shards, rank=0, world_size=2).epoch(0))
+    for name, value in {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    found = list(make(shards, rank=0, world_size=2).epoch(0))
+    assert all(same(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3, 4, 6, 12])
+def test_shared_lanes_are_read_right(shards, lanes):
+    parts = [list(make(shards, num_lanes=lanes, rank=rank, world_size=6).epoch(0)) for rank in range(6)]
+    ids = np.concatenate([batch["id"][batch["weight"] == 1] for part in parts for batch in part])
+    assert sorted(ids) == list(range(NUM_TRAIN))
+
+
+def test_threads_change_nothing(shards):
+    once = list(make(shards, num_threads=1, prefetch=1).epoch(2))
+    again = list(make(shards, num_threads=5, prefetch=4).epoch(2))
+    assert all(same(one, other) for one, other in zip(once, again, strict=True))
+
+
+def test_later_epochs_come_from_the_cache_with_the_same_order_crops_and_flips(shards):
+    cached, fresh = make(shards), make(shards, budget_bytes=300_000, window=6)
+    assert cached.cache is not None
+    assert fresh.cache is None
+    list(cached.epoch(0))
+    cached.addresses = None  # nothing is looked up any more
+    for epoch in (1, 2):
+        assert all(same(one, two) for one, two in zip(cached.epoch(epoch), fresh.epoch(epoch), strict=True))
+
+
+def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
+    cache = MemoryCache(4, 8, 1)
+    cache.put(0, pixels(0, 9, 8), 3)
+    cache.put(1, pixels(1, 8, 8), 5)
+    assert not cache.holds(np.array([0, 1]))
+    assert cache.holds(np.array([1, 1]))
+    assert not pickle.loads(pickle.dumps(cache)).filled.any()
+
+
+@pytest.mark.parametrize("step", [1, 4, 8])
+def test_resuming_gives_the_same_batches_crops_and_flips(shards, step):
+    stream = make(shards)
+    rest = list(itertools.islice(stream.epoch(1), step, None))
+    state = state_from_json(stream.state(1, step).to_json())
+    again = Stream(
+        shards, "train", global_batch_size=12, rank=0, world_size=1, seed=7, image=PADDED, **order_options(state)
+    )
+    epoch, start = again.resume(state)
+    assert all(same(one, other) for one, other in zip(again.epoch(epoch, start), rest, strict=True))
+
+
+def test_epochs_go_on_across_the_border_with_the_same_batches(shards):
+    stream = make(shards)
+    found = list(itertools.islice(stream.epochs(0, 7), 4))
+    assert [(epoch, step) for epoch, step, _ in found] == [(0, 7), (0, 8), (1, 0), (1, 1)]
+    expected = [*stream.epoch(0, 7), *itertools.islice(stream.epoch(1), 2)]
+    assert all(same(batch, other) for (_, _, batch), other in zip(found, expected, strict=True))
+
+
+def test_epochs_differ_in_order_and_in_crops(shards):
+    stream = make(shards)
+    first, second = (together(list(stream.epoch(epoch))) for epoch in (0, 1))
+    assert not np.array_equal(first["id"], second["id"])
+    at = {id_: number for number, id_ in enumerate(second["id"])}
+    moved = [at[id_] for id_ in first["id"]]
+    assert (first["image"] != second["image"][moved]).any(axis=(1, 2, 3)).mean() > 0.5
+
+
+def test_evaluation_is_in_stored_order_and_weighs_every_sample_once(shards):
+    stream = make(shards, split="val", seed=None, window=0, image=ImageSpec(size=16, crop=CenterCrop(20)))
+    batches = list(stream.epoch(0))
+    assert {batch["image"].shape for batch in batches} == {(12, 16, 16, 3)}
+    assert sum(batch["weight"].sum() for batch in batches) == NUM_VAL
+    assert same(together(batches), together(list(stream.epoch(5))))
+
+
+def test_quarantined_samples_are_left_out(shards):
+    found = together(list(make(shards, quarantined=(3, 50)).epoch(0)))
+    assert sorted(found["id"][found["weight"] == 1]) == [id_ for id_ in range(NUM_TRAIN) if id_ not in (3, 50)]
+
+
+def test_nothing_is_decoded_when_no_image_is_asked_for(shards):
+    batch = next(make(shards, image=None, fields=("png", "cls")).epoch(0))
+    assert [int(text) for text in batch["cls"]] == batch["label"].tolist()
+    assert batch["png"] == [encode(pixels(id_, 16, 16), "png") for id_ in batch["id"]]
+    assert "image" not in batch
+
+
+def test_samples_without_a_field_pass_none_and_without_an_image_are_named(tmp_path):
+    with_json = StoredSample(key="a", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0)
+    without = StoredSample(key="b", fields=(("json", b"[]"),), label=-1, source=1)
+    write_shard_set(open_storage(str(tmp_path)), {"all": [with_json, without]}, num_shards=1, num_classes=0)
+    options = {"global_batch_size": 2, "split": "all", "seed": None, "window": 0}
+    batch = next(make(str(tmp_path), image=None, fields=("png", "json"), **options).epoch(0))
+    assert batch["png"] == [b"x", None]
+    assert batch["label"].tolist() == [-1, -1]
+    with pytest.raises(UndecodableImage, match=r"all-000000.tar: sample 'b' at byte \d+: it has no image"):
+        list(make(str(tmp_path), image=WHOLE, bad_samples="raise", quarantined=(0,), **options).epoch(0))
+
+
+@pytest.mark.parametrize("name", ["image", "label", "weight", "id", "flip", "key", "source"])
+def test_a_field_that_is_called_like_an_array_of_the_batch_is_refused(tmp_path, name):
+    sample = StoredSample(key="a", fields=(("png", b"x"), (name, b"{}")), label=-1, source=0)
+    write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1, num_classes=0)
+    options = {"global_batch_size": 1, "seed": None, "window": 0, "image": None}
+    with pytest.raises(ConfigError, match=f"a batch has a {name!r} of its own"):
+        make(str(tmp_path), fields=("png", name), **options)
+    assert next(make(str(tmp_path), fields=("png",), **options).epoch(0))["png"] == [b"x"]
+
+
+@pytest.fixture
+def poisoned(tmp_path):
+    """Number 5 is stored as it was written, and is no image."""
+    samples = png_samples("train", 40, size=16)
+    samples[5] = image_sample("train", 5, b"\x89PNG\r\n\x1a\n nothing like one", "png", 10)
+    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=2)
+    return str(tmp_path)
+
+
+def test_a_sample_that_is_no_image_stops_the_run_with_its_name(poisoned):
+    with pytest.raises(UndecodableImage, match=r"train/train-000000.tar: sample 'train-000005' at byte \d+"):
+        list(make(poisoned).epoch(0))
+
+
+def test_a_masked_sample_keeps_its_slot_black_with_weight_zero(poisoned, caplog):
+    batches = list(make(poisoned, bad_samples="mask").epoch(0))
+    found = together(batches)
+    assert len(found["id"]) == 48
+    assert (found["weight"][found["id"] == 5] == 0).all()
+    assert (found["image"][found["id"] == 5] == 0).all()
+    assert found["weight"].sum() == 39
+    assert "train-000005" in caplog.text
+
+
+@pytest.mark.parametrize("world", [1, 4])
+def test_a_substitute_comes_from_the_same_lane_whatever_the_world(poisoned, world):
+    plan = make(poisoned).order.batch
+    parts = [list(make(poisoned, bad_samples="substitute", rank=r, world_size=world).epoch(0)) for r in range(world)]
+    for step in range(len(parts[0])):
+        found, planned = together([part[step] for part in parts]), plan(0, step)
+        bad = planned.ids == 5
+        assert np.array_equal(found["id"][~bad], planned.ids[~bad])
+        assert (found["label"] == found["id"] % 10).all()
+        assert found["weight"][bad].tolist() == planned.weights[bad].tolist()
+    every = np.concatenate([batch["id"] for part in parts for batch in part])
+    assert 5 not in every
+    assert len(every) == 48
+
+
+def test_a_pad_of_a_bad_sample_gets_a_good_one_of_its_lane(tmp_path):
+    samples = png_samples("train", 17, size=16)
+    samples[16] = image_sample("train", 16, b"nothing", "png", 10)
+    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=1)
+    options = {"global_batch_size": 16, "num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
+    found = together(list(make(str(tmp_path), bad_samples="substitute", **options).epoch(0)))
+    assert found["id"].tolist() == [*range(16), *[15] * 16]
+    assert found["weight"].sum() == 17
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3, 12])
+@pytest.mark.parametrize("order", [{"seed": None, "window": 0, "image": WHOLE}, {"block_size": 12}])
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_samples_of_a_missing_shard_are_substituted_one_by_one(tmp_path, where, order, num_lanes):
+    url = str(tmp_path) if where == "disk" else f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {"train": png_samples("train", 120, size=16)}, num_shards=4)
+    open_storage(url).delete("train/train-000001.tar")
+    options = {"bad_samples": "substitute", "num_lanes": num_lanes, **order}
+    batches = list(make(url, **options).epoch(0))
+    parts = [list(make(url, rank=rank, world_size=4, **options).epoch(0)) for rank in range(4)]
+    for step, batch in enumerate(batches):
+        planned = make(url, **options).order.batch(0, step)
+        there = (planned.ids < 30) | (planned.ids >= 60)
+        assert np.array_equal(batch["id"][there], planned.ids[there])
+        assert ((batch["id"] < 30) | (batch["id"] >= 60)).all()
+        assert np.array_equal(batch["label"], batch["id"] % 10)
+        assert np.array_equal(batch["weight"], planned.weights)
+        assert same(together([part[step] for part in parts]), batch)
+
+
+def test_a_split_of_which_nothing_is_left_ends_the_run(tmp_path):
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 40, size=16)}, num_shards=2)
+    for number in range(2):
+        open_storage(str(tmp_path)).delete(f"train/train-00000{number}.tar")
+    with pytest.raises(DamagedShard, match="can't be opened"):
+        list(make(str(tmp_path), bad_samples="substitute").epoch(0))
+
+
+def test_what_is_known_to_be_bad_is_not_read_again_as_a_substitute(tmp_path, caplog):
+    samples = png_samples("train", 40, size=16)
+    samples[:30] = [image_sample("train", number, b"nothing", "png", 10) for number in range(30)]
+    write_shard_set(open_storage(str(tmp_path)), {"train": samples}, num_shards=2)
+    options = {"num_lanes": 1, "seed": None, "window": 0, "image": WHOLE}
+    list(make(str(tmp_path), bad_samples="substitute", **options).epoch(0))
+    assert caplog.text.count("the substitute is bad too") <= 30
+
+
+def test_closing_a_stream_ends_its_threads(shards):
+    before = set(threading.enumerate())
+    batches = make(shards).epochs()
+    next(batches)
+    assert any(thread.name.startswith("shardset-") for thread in threading.enumerate())
+    batches.close()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=300)
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_failure_in_a_thread_is_raised_where_its_batch_would_have_come(poisoned):
+    stream = make(poisoned)
+    bad_step = next(step for step in range(len(stream)) if 5 in stream.order.batch(0, step).ids)
+    batches = stream.epoch(0)
+    assert len(list(itertools.islice(batches, bad_step))) == bad_step
+    with pytest.raises(UndecodableImage):
+        next(batches)
+
+
+def test_the_memory_of_a_stream_is_logged_and_kept(shards, caplog):
+    caplog.set_level(logging.INFO)
+    stream = make(shards, budget_bytes=2 << 20)
+    assert "memory: " in caplog.text
+    assert stream.memory.total <= 2 << 20
+
+
+def test_a_budget_too_small_for_one_batch_is_refused(shards):
+    with pytest.raises(ConfigError, match=r"raise budget_bytes to \d+") as refused:
+        make(shards, budget_bytes=1000)
+    make(shards, budget_bytes=int(re.search(r"budget_bytes=(\d+)", str(refused.value))[1]))
+
+
+def test_a_lower_budget_lowers_the_window(shards):
+    wide, narrow = (make(shards, window=None, budget_bytes=budget).order for budget in (1 << 30, 1 << 18))
+    assert wide.window == 256
+    assert 0 <= narrow.window < 256
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"world_size": 5}, "use 2, 3, 4, 6 replicas"),
+        ({"rank": 1}, "rank is 1, expected 0 to 0"),
+        ({"num_lanes": 5}, "not a multiple of 5 lanes"),
+        ({"num_lanes": 0}, "num_lanes is 0, expected at least 1"),
+        ({"block_size": 0}, "block_size is 0, expected at least 1"),
+        ({"fields": ("json",)}, "no field 'json'"),
+        ({"seed": None, "window": 0}, "takes no random crop"),
+        ({"global_batch_size": 0}, "the global batch size is 0"),
+        ({"global_batch_size": -4}, "the global batch size is -4"),
+        ({"num_threads": -1}, "num_threads is -1"),
+        ({"prefetch": -1}, "prefetch -1"),
+        ({"bad_samples": "skip"}, "bad_samples is 'skip', expected raise or substitute or mask"),
+        ({"last_batch": "keep"}, "last_batch is 'keep', expected pad or drop"),
+        ({"rank": "0", "world_size": "1"}, "rank is '0', expected a whole number"),
+        ({"world_size": None}, "world_size is None, expected a whole number"),
+        ({"global_batch_size": 12.0}, "global_batch_size is 12.0, expected a whole number"),
+        ({"num_lanes": "4"}, "num_lanes is '4', expected a whole number"),
+        ({"window": 2.5}, "window is 2.5, expected a whole number"),
+        ({"num_threads": 1.5}, "num_threads is 1.5, expected a whole number"),
+        ({"prefetch": "2"}, "prefetch is '2', expected a whole number"),
+        ({"budget_bytes": 2e9}, "budget_bytes is 2000000000.0, expected a whole number"),
+        ({"image": 224}, r"image is 224, expected ImageSpec\(size=\.\.\.\), or None"),
+        ({"fields": "png"}, r"fields is 'png', expected several, such as \('png',\)"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(shards, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(shards, **options)
+
+
+@pytest.mark.parametrize("stride", range(1, 12))
+def test_every_nth_step_gives_the_batches_of_these_steps(shards, stride):
+    whole = list(make(shards, image=None).epoch(0))
+    for start in range(stride):
+        steps = range(start, len(whole), stride)
+        found = list(make(shards, image=None).run(iter([(0, steps)])))
+        assert [step for _, step, _ in found] == list(steps)
+        assert all(same(batch, whole[step]) for _, step, batch in found)
+
+
+def test_steps_may_be_named_twice_and_in_any_order(shards):
+    stream = make(shards, image=None)
+    whole = list(stream.epoch(0))
+    spans = [range(3), range(3), range(5, 6), range(2, 9, 3), range(9)]
+    found = list(stream.run(iter([(0, steps) for steps in spans])))
+    assert [step for _, step, _ in found] == list(itertools.chain(*spans))
+    assert all(same(batch, whole[step]) for _, step, batch in found)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "steps"), [(0, range(-2, 3)), (0, range(8, 11)), (-1, range(2)), (0, range(3, 0, -1))]
+)
+def test_steps_that_no_epoch_has_are_refused(shards, epoch, steps):
+    with pytest.raises(ConfigError, match="expected some of 0 to 8"):
+        list(make(shards).run(iter([(epoch, steps)])))
+
+
+def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
+    url, asked, held = f"memory://{uuid.uuid4().hex}/set", threading.Event(), threading.Event()
+
+    def hold(*_):
+        asked.set()
+        held.wait(600)
+
+    def interrupt():
+        asked.wait()
+        _thread.interrupt_main()
+
+    write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=16)}, num_shards=4)
+    stream = make(url, image=None)
+    stream.table.storage = WatchedStorage(stream.table.storage, before=hold)
+    batches, begun = stream.epoch(0), time.monotonic()
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert time.monotonic() - begun < 300
+    waiting = [thread for thread in threading.enumerate() if thread.name.startswith("shardset-index")]
+    assert len(waiting) > 1
+    assert all(thread.daemon for thread in waiting)
+    held.set()
+    for thread in waiting:
+        thread.join()
+
+
+def test_numbers_of_numpy_are_as_good_as_python_s(shards):
+    numbers = {"global_batch_size": 12, "rank": 1, "world_size": 2, "num_lanes": 4, "prefetch": 1, "num_threads": 1}
+    small = make(shards, **{name: np.uint8(number) for name, number in numbers.items()})
+    pairs = zip(small.epoch(np.uint8(1), np.int8(2)), make(shards, **numbers).epoch(1, 2), strict=True)
+    assert all(same(one, other) for one, other in pairs)
+
+
+@pytest.mark.parametrize(("place", "message"), [(("1", 0), "epoch is '1'"), ((1.5, 0), "epoch is 1.5")])
+def test_an_epoch_that_is_no_number_is_refused(shards, place, message):
+    stream = make(shards)
+    for use in (stream.epoch, stream.epochs, stream.state):
+        with pytest.raises(ConfigError, match=f"{message}, expected a whole number"):
+            use(*place)
+
+
+@pytest.mark.parametrize("start", [10, 99, -1])
+def test_a_start_that_no_epoch_has_is_refused(shards, start):
+    stream = make(shards)
+    for begin in (stream.epoch, stream.epochs):
+        with pytest.raises(ConfigError, match=f"step {start} of an epoch .* 0 to 9.*counted from its start"):
+            begin(1, start)
+
+
+def test_a_start_at_the_end_of_an_epoch_goes_on_with_the_next_one(shards):
+    stream = make(shards)
+    assert list(stream.epoch(1, 9)) == []
+    assert next(stream.epochs(1, 9))[:2] == (2, 0)
+
+
+def test_a_stream_that_drops_all_it_has_is_refused_where_it_is_begun(shards):
+    stream = make(shards, global_batch_size=NUM_TRAIN + 12 - NUM_TRAIN % 12, num_lanes=12, last_batch="drop")
+    assert len(stream) == 0
+    for begin in (stream.epoch, stream.epochs):
+        with pytest.raises(ConfigError, match=f"{NUM_TRAIN} samples do not fill one batch of .*'pad'"):
+            begin(0)
+
+
+@pytest.mark.parametrize("part", [range(0, 13), range(-1, 4), range(8, 4), range(0, 8, 2)])
+def test_a_part_that_is_none_of_a_batch_is_refused(shards, part):
+    with pytest.raises(ConfigError, match="expected consecutive slots of a global batch of 12"):
+        make(shards, part=part)
+
+
+def test_an_empty_part_has_no_batches(shards):
+    assert list(make(shards, part=range(4, 4)).epoch(0)) == []
+
+
+@pytest.mark.parametrize("change", [{"row": -4}, {"epoch": -1}])
+def test_a_state_before_the_beginning_is_refused(shards, change):
+    stream = make(shards)
+    with pytest.raises(ConfigError, match="no run does, it is damaged"):
+        stream.resume(msgspec.structs.replace(stream.state(0, 0), **change))
+
+
+def test_a_manifest_may_be_named_by_a_path(tmp_path):
+    write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 12, size=16)})
+    assert len(list(make(tmp_path).epoch(0))) == 1
+
+
+def test_a_split_that_is_not_there_is_named(shards):
+    with pytest.raises(ManifestError, match="no split 'test' in this shard set; it has train, val"):
+        make(shards, split="test")
+
+
+def test_a_state_of_another_shard_set_is_refused(shards, poisoned):
+    with pytest.raises(ConfigError, match="manifest"):
+        make(shards).resume(make(poisoned).state(0, 1))
+
+
+@pytest.fixture(scope="module")
+def many():
+    """2,000 samples in a bucket: enough for the borders of blocks not to count."""
+    url = f"memory://{uuid.uuid4().hex}/set"
+    image = encode(pixels(1, 16, 16), "png")
+    samples = [image_sample("train", number, image, "png", 10) for number in range(2000)]
+    write_shard_set(open_storage(url), {"train": samples}, num_shards=4)
+    return url
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8, 16])
+def test_an_epoch_reads_hardly_more_than_is_stored_in_any_world_that_divides_the_lanes(many, world):
+    options = {"global_batch_size": 16, "num_lanes": 16, "world_size": world, "block_size": 8, "window": 8}
+    streams = [make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)]
+    ids = [id_ for stream in streams for batch in stream.epoch(0) for id_ in batch["id"][batch["weight"] == 1]]
+    assert sorted(ids) == list(range(2000))
+    assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].stored_bytes

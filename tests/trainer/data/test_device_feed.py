@@ -1,0 +1,104 @@
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardset.errors import DamagedShard
+from trainer.data.device_feed import DEPTH, DeviceFeed
+
+
+def batches(num: int, error: Exception | None = None) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    for step in range(num):
+        yield 0, step, {"image": np.zeros((2, 1, 1, 3), np.uint8), "id": np.full(2, step), "weight": np.ones(2)}
+    if error is not None:
+        raise error
+
+
+def test_every_batch_arrives_once_and_in_order() -> None:
+    with DeviceFeed(batches(20), dict) as feed:
+        assert [(fed.step, fed.ids.tolist()) for fed in feed] == [(step, [step, step]) for step in range(20)]
+
+
+def test_an_error_of_the_source_is_raised_where_the_batch_is_missing() -> None:
+    # torch_xla's loader would end here without an error: a damaged shard as a short epoch.
+    seen = []
+    with (
+        DeviceFeed(batches(3, DamagedShard("bytes differ")), dict) as feed,
+        pytest.raises(DamagedShard, match="bytes differ"),
+    ):
+        seen.extend(fed.step for fed in feed)
+    with DeviceFeed(batches(3, DamagedShard("again")), dict) as feed:
+        iterator = iter(feed)
+        assert [next(iterator).step for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(DamagedShard):
+            next(iterator)
+
+
+def test_an_error_of_the_device_is_raised_too() -> None:
+    def refuse(_: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    with DeviceFeed(batches(3), refuse) as feed, pytest.raises(RuntimeError, match="out of memory"):
+        next(iter(feed))
+
+
+def test_it_runs_ahead_by_no_more_than_its_depth() -> None:
+    pulled = []
+
+    def counted() -> Iterator[tuple[int, int, dict[str, Any]]]:
+        for item in batches(50):
+            pulled.append(item[1])
+            yield item
+
+    with DeviceFeed(counted(), dict) as feed:
+        iterator = iter(feed)
+        for _ in range(5):
+            next(iterator)
+        # The queue, one in the thread's hands, one that it may be asking for.
+        assert len(pulled) <= 5 + DEPTH + 2
+
+
+def test_closing_it_early_ends_its_thread_and_its_source() -> None:
+    before = threading.active_count()
+    ended = []
+
+    def endless() -> Iterator[tuple[int, int, dict[str, Any]]]:
+        try:
+            while True:
+                yield from batches(1)
+        finally:
+            ended.append(True)
+
+    source = endless()
+    with DeviceFeed(source, dict) as feed:
+        next(iter(feed))
+    source.close()
+    assert ended
+    assert threading.active_count() == before
+
+
+def test_closing_it_ends_a_source_that_waits() -> None:
+    told = threading.Event()
+
+    def waiting() -> Iterator[tuple[int, int, dict[str, Any]]]:
+        yield from batches(1)
+        told.wait(60)
+
+    with DeviceFeed(waiting(), dict, told.set) as feed:
+        next(iter(feed))
+    assert told.is_set()
+
+
+def test_who_gives_up_while_it_waits_gets_the_batches_that_are_there_and_no_more() -> None:
+    told, asked = threading.Event(), threading.Event()
+
+    def waiting() -> Iterator[tuple[int, int, dict[str, Any]]]:
+        yield from batches(2)
+        asked.set()
+        told.wait(60)
+
+    with DeviceFeed(waiting(), dict, told.set, asked.is_set) as feed:
+        assert [fed.step for fed in feed] == [0, 1]
+        assert feed.gave_up

@@ -1,0 +1,163 @@
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError, ManifestError
+from shardset.storage.base import open_storage
+from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
+from trainer.config import ModelConfig
+from trainer.data import splits as data
+from trainer.data.splits import SampleDigest, open_data, plan_of, steps_of
+from trainer.errors import PlanMismatch
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"))
+
+
+@given(st.permutations(range(30)), st.integers(0, 30))
+def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(order: list[int], cut: int) -> None:
+    parts = [SampleDigest().plus(np.array(part, dtype=np.int64)) for part in (order[:cut], order[cut:])]
+    assert parts[0].joined(parts[1]) == plan_of(30, np.array([], dtype=np.int64))
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4]])
+def test_a_lost_repeated_or_strange_sample_is_no_plan(ids: list[int]) -> None:
+    with pytest.raises(PlanMismatch, match="lost or repeated"):
+        data.check_epoch(3, plan_of(4, np.array([], dtype=np.int64)), SampleDigest().plus(np.array(ids)))
+
+
+def test_quarantined_samples_are_not_in_the_plan() -> None:
+    assert plan_of(6, np.array([1, 4])) == SampleDigest().plus(np.array([5, 0, 2, 3]))
+
+
+class Cut:
+    """A stream that ends early, as a loader that swallowed an error does."""
+
+    def __init__(self, steps: list[tuple[int, int]]) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return 4
+
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, Any]]]:
+        return ((epoch, step, {}) for epoch, step in self.steps)
+
+    def stop(self) -> None: ...
+
+
+def test_a_stream_that_ends_early_is_an_error() -> None:
+    with pytest.raises(PlanMismatch, match="ended before step 2"):
+        list(steps_of(Cut([(0, 0), (0, 1)]), 0, 8))
+
+
+def test_a_stream_that_jumps_is_an_error() -> None:
+    with pytest.raises(PlanMismatch, match="epoch 0 step 2 where step 1"):
+        list(steps_of(Cut([(0, 0), (0, 2)]), 0, 8))
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 5), (6, 8), (13, 14), (14, 14)])
+def test_steps_go_on_from_anywhere_and_over_epochs(manifest: str, start: int, stop: int) -> None:
+    stream = open_data(tiny_config(manifest, "run"), 0, 1).train
+    found = [(epoch, step) for epoch, step, _ in steps_of(stream, start, stop)]
+    assert found == [divmod(step, STEPS) for step in range(start, stop)]
+
+
+def test_the_sizes_come_from_the_manifest(manifest: str) -> None:
+    opened = open_data(tiny_config(manifest, "run"), 0, 1)
+    assert (opened.num_classes, opened.num_eval_samples, opened.plan.samples) == (10, NUM_EVAL, NUM_TRAIN)
+    assert len(opened.train) == STEPS
+
+
+def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:
+    wide, narrow = (open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1) for size in (1 << 30, 180_000))
+    assert narrow.train.order.window < wide.train.order.window
+    assert {stream.memory.budget for stream in (narrow.train, narrow.evaluation)} == {180_000}
+
+
+def test_an_epoch_of_all_hosts_together_is_the_plan(manifest: str) -> None:
+    config = tiny_config(manifest, "run")
+    seen = SampleDigest()
+    for host in range(4):
+        for _, _, batch in steps_of(open_data(config, host, 4).train, STEPS, 2 * STEPS):
+            seen = seen.plus(batch["id"][batch["weight"] > 0])
+    assert seen == open_data(config, 0, 1).plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"manifest": None}, "--manifest"),
+        ({"eval_split": "test"}, "eval_split is 'test', but the shard set .* has train, val"),
+        ({"train_split": "trian"}, "train_split is 'trian', but the shard set .* has train, val"),
+        ({"model": ModelConfig(num_classes=3)}, "3 but the shard set has 10"),
+        ({"manifest": "memory://nothing/here"}, "no manifest"),
+    ],
+)
+def test_data_that_is_not_there_or_does_not_fit_is_refused(
+    manifest: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ConfigError, ManifestError), match=message):
+        open_data(replace(tiny_config(manifest, "run"), **changes), 0, 1)
+
+
+@pytest.mark.parametrize("without", ["train", "val"])
+@pytest.mark.parametrize("num_classes", [None, 12])
+def test_a_split_with_samples_that_have_no_label_is_refused(without: str, num_classes: int | None) -> None:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
+    splits[without][4:7] = [
+        msgspec.structs.replace(sample, fields=sample.fields[:1], label=-1) for sample in splits[without][4:7]
+    ]
+    write_shard_set(open_storage(url), splits)
+    with pytest.raises(ConfigError, match=f"is '{without}', where 3 of 20 samples have no label"):
+        open_data(tiny_config(url, "run", model=ModelConfig(num_classes=num_classes)), 0, 1)
+
+
+def test_a_model_may_have_more_classes_than_the_data(manifest: str) -> None:
+    assert open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes == 12
+
+
+@pytest.mark.parametrize("num_hosts", [1, 4])
+def test_fake_batches_look_like_real_ones(manifest: str, num_hosts: int) -> None:
+    real = next(steps_of(open_data(tiny_config(manifest, "run"), 0, num_hosts).train, 0, 7))[2]
+    fake = next(steps_of(open_data(tiny_config(None, "run", fake_data=True), 0, num_hosts).train, 0, 7))[2]
+    assert {name: (array.shape, array.dtype) for name, array in real.items()} == {
+        name: (array.shape, array.dtype) for name, array in fake.items()
+    }
+
+
+def test_a_fake_epoch_is_its_plan_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "NUM_SAMPLES", 53)
+    opened = [open_data(tiny_config(None, "run", fake_data=True), host, 2) for host in range(2)]
+    seen = SampleDigest()
+    for part in opened:
+        for _, _, batch in steps_of(part.train, 0, len(part.train)):
+            seen = seen.plus(batch["id"][batch["weight"] > 0])
+    assert seen == opened[0].plan
+
+
+def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path) -> None:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    splits = {"train": png_samples("train", 20, size=8), "val": png_samples("val", 20, size=8)}
+    write_shard_set(open_storage(url), splits)
+    config = replace(tiny_config(url, tmp_path), cache_dir=str(tmp_path / "cache"), cache_bytes=1 << 20)
+    opened = open_data(config, 0, 1)
+    for stream in (opened.train, opened.evaluation):
+        for _ in stream.run(iter([(0, range(len(stream)))])):
+            pass
+    assert len([path for path in (tmp_path / "cache").glob("*/*") if path.name.isdigit()]) == 4
+
+
+def test_a_cache_needs_a_folder_and_a_size(tmp_path) -> None:
+    with pytest.raises(ConfigError, match="belong together"):
+        replace(tiny_config("memory://none/set", tmp_path), cache_dir=str(tmp_path))

@@ -1,0 +1,68 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.config import RegularizeConfig, TrainConfig
+from trainer.model import augment
+from trainer.model.augment import Mix, Normalize, mix_row, mixed
+
+
+def images(num: int = 4, size: int = 6) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(0).integers(0, 256, (num, size, size, 3), dtype=np.uint8))
+
+
+def test_normalized_images_have_the_means_and_deviations_of_imagenet_taken_out() -> None:
+    found = Normalize()(images())
+    expected = (images().permute(0, 3, 1, 2) / 255 - torch.tensor(augment.MEAN).view(1, 3, 1, 1)) / torch.tensor(
+        augment.STD
+    ).view(1, 3, 1, 1)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected)
+
+
+def test_only_images_that_say_so_are_mirrored() -> None:
+    plain = Normalize()(images())
+    found = Normalize()(images(), torch.tensor([True, False, False, True]))
+    assert torch.equal(found[1:3], plain[1:3])
+    assert torch.equal(found[[0, 3]], plain[[0, 3]].flip(3))
+
+
+def test_mixup_is_a_weighted_sum_with_the_partner() -> None:
+    pictures = Normalize()(images())
+    row = torch.from_numpy(mix_row(0.4, 0.0, 6, key=5))
+    found, share = mixed(pictures, row.repeat(4, 1))
+    torch.testing.assert_close(found, row[0] * pictures + (1 - row[0]) * pictures.flip(0))
+    torch.testing.assert_close(share, row[0].repeat(4))
+
+
+def test_cutmix_shows_the_partner_in_a_box_and_counts_its_pixels() -> None:
+    pictures = Normalize()(images(size=16))
+    found, share = mixed(pictures, torch.tensor([[1.0, 2, 6, 4, 12]]).repeat(4, 1))
+    expected = pictures.clone()
+    expected[:, :, 2:6, 4:12] = pictures.flip(0)[:, :, 2:6, 4:12]
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(share, torch.full((4,), 1 - 32 / 256))
+
+
+@pytest.mark.parametrize("key", range(20))
+def test_a_cutmix_box_stays_inside_the_image(key: int) -> None:
+    own, top, bottom, left, right = mix_row(0.0, 1.0, 10, key).tolist()
+    assert own == 1
+    assert 0 <= top <= bottom <= 10
+    assert 0 <= left <= right <= 10
+
+
+def test_mixing_depends_on_the_step_and_not_on_the_replica() -> None:
+    mix = Mix(mixup=0.2, cutmix=1.0, size=8, seed=3)
+    small, large = ({"label": np.zeros(size)} for size in (2, 4))
+    assert np.array_equal(mix(small, 1, 5)["mix"][0], mix(large, 1, 5)["mix"][3])
+    assert not np.array_equal(mix(small, 1, 5)["mix"], mix(small, 1, 6)["mix"])
+
+
+def test_a_run_without_mixing_leaves_batches_alone() -> None:
+    batch = {"label": np.zeros(2)}
+    assert augment.mix_of(TrainConfig())(batch, 0, 0) is batch
+    asked = replace(TrainConfig(), regularize=RegularizeConfig(cutmix=1.0))
+    assert "mix" in augment.mix_of(asked)(batch, 0, 0)

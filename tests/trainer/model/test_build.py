@@ -1,0 +1,74 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from shardset.errors import ConfigError
+from trainer.config import ModelConfig, OptimizerConfig
+from trainer.model import build
+
+
+def no_model(num_classes: int) -> str:
+    return "no model"
+
+
+def count(net: nn.Module, kind: type[nn.Module]) -> int:
+    return sum(isinstance(module, kind) for module in net.modules())
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+    config = ModelConfig(name="trainer.model:tiny_resnet")
+    weights = [build.build(config, 10, seed).state_dict()["conv1.weight"] for seed in (1, 1, 2)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_the_cifar_stem_keeps_the_resolution() -> None:
+    net = build.build(ModelConfig(name="resnet18", stem="cifar"), 10, 0)
+    assert net.maxpool(net.conv1(torch.zeros(1, 3, 32, 32))).shape == (1, 64, 32, 32)
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "efficientnet_b0", "levit_128s"])
+def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
+    before, after = (build.build(ModelConfig(name=name, norm=norm), 10, 0) for norm in ("batch", "group"))
+    assert count(after, _BatchNorm) == 0
+    assert count(after, nn.GroupNorm) == count(before, _BatchNorm) > 0
+    assert after(torch.zeros(2, 3, 224, 224)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (ModelConfig(name="resnet500"), "near it: .*resnet"),
+        (ModelConfig(name="resnt18"), "near it: .*resnet18"),
+        (ModelConfig(name="resnet18.no_such_tag"), "Invalid pretrained tag .* leave the tag out"),
+        (ModelConfig(name="no.such.module:function"), "importable"),
+        (ModelConfig(name="trainer.model:nothing"), "importable"),
+        (ModelConfig(name="trainer.model:on_accelerator"), "num_classes"),
+        (ModelConfig(name="builtins:dict"), "num_classes"),
+        (ModelConfig(name="trainer.model:DEFAULT_CLASSES"), "num_classes"),
+        (ModelConfig(name="tests.trainer.test_model:no_model"), "returned a str"),
+        (ModelConfig(name="vit_tiny_patch16_224", stem="cifar"), "conv1"),
+    ],
+)
+def test_a_model_that_does_not_exist_or_fit_is_refused(config: ModelConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build.build(config, 10, 0)
+
+
+def test_norms_and_biases_get_no_weight_decay() -> None:
+    net = build.tiny_resnet(10)
+    groups = build.optimizer(OptimizerConfig(weight_decay=0.1), net).param_groups
+    decayed = {id(parameter) for group in groups if group["weight_decay"] for parameter in group["params"]}
+    assert decayed == {id(parameter) for parameter in net.parameters() if parameter.dim() > 1}
+
+
+def test_an_optimizer_that_needs_second_derivatives_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'adahessian': .* second derivatives"):
+        build.optimizer(OptimizerConfig(name="adahessian"), build.tiny_resnet(10))
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="sdg"):
+        build.optimizer(OptimizerConfig(name="sdg"), build.tiny_resnet(10))

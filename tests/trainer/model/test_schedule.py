@@ -1,0 +1,33 @@
+from dataclasses import replace
+
+import pytest
+
+from trainer.config import OptimizerConfig, ScheduleConfig, TrainConfig
+from trainer.model import schedule
+
+CONFIG = TrainConfig(
+    epochs=9, optimizer=OptimizerConfig(learning_rate=2.0), schedule=ScheduleConfig(decay="step", warmup_epochs=1)
+)
+
+
+def test_the_rate_climbs_to_its_peak_in_equal_steps() -> None:
+    rate = schedule.of(CONFIG, steps_per_epoch=4)
+    assert [rate(step) for step in range(4)] == pytest.approx([0.5, 1.0, 1.5, 2.0])
+
+
+def test_step_decay_divides_by_ten_where_it_says() -> None:
+    rate = schedule.of(CONFIG, steps_per_epoch=100)
+    assert [rate(step) for step in (299, 300, 599, 600, 799, 800)] == pytest.approx([2, 0.2, 0.2, 0.02, 0.02, 0.002])
+
+
+def test_cosine_decay_ends_near_zero_and_never_rises() -> None:
+    rate = schedule.of(replace(CONFIG, schedule=ScheduleConfig(decay="cosine", warmup_epochs=0)), steps_per_epoch=50)
+    rates = [rate(step) for step in range(450)]
+    assert rates[0] == 2.0
+    assert 0 < rates[-1] < 1e-4
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_max_steps_does_not_change_the_rates() -> None:
+    short = schedule.of(replace(CONFIG, max_steps=3), steps_per_epoch=4)
+    assert short == schedule.of(CONFIG, steps_per_epoch=4)

@@ -1,0 +1,516 @@
+import io
+import pickle
+import queue
+import random
+import shutil
+import threading
+import uuid
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from shardset.errors import ConfigError, TransientError
+from shardset.storage.base import MemoryStorage, Storage, Writer, open_storage
+from trainer.errors import CheckpointError
+from trainer.record import checkpoint
+
+IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
+
+
+def state_at(step: int) -> dict[str, Any]:
+    """A state as a run saves it."""
+    return {
+        "format": checkpoint.FORMAT, "version": "0.1.0", "identity": IDENTITY,
+        "config": {"regularize": {"ema_decay": None}}, "step": step, "epoch": step // 10, "step_in_epoch": step % 10,
+        "closed_epochs": step // 10, "seen": [8 * step, 12345], "epoch_totals": [2.5, 8.0, 1.0, 4.0],
+        "best_top1": 0.5, "best_epoch": 0, "last_top1": None, "seconds": 1.5, "seconds_to_target": None, "stream": None,
+        "model": {"weight": torch.full((3,), float(step))}, "ema": None, "optimizer": {0: {"step": torch.tensor(1.0)}},
+        "optimizer_weights": ["weight"], "optimizer_counters": {},
+    }  # fmt: skip
+
+
+def saved(storage: Storage, *steps: int, keep: int = 10, top1: dict[int, float] | None = None) -> None:
+    writer = checkpoint.CheckpointWriter(storage, keep)
+    for step in steps:
+        writer.save(state_at(step), top1=(top1 or {}).get(step))
+    writer.close()
+
+
+def put(storage: Storage, name: str, data: bytes) -> None:
+    with storage.writer(name) as writer:
+        writer.write(data)
+
+
+def unexpected(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_what_was_saved_comes_back(storage: Storage) -> None:
+    saved(storage, 5, 12)
+    commit, state = checkpoint.newest(storage, unexpected) or (None, None)
+    assert commit is not None
+    assert state is not None
+    assert (commit.step, commit.epoch, state["step"]) == (12, 1, 12)
+    assert torch.equal(state["model"]["weight"], torch.full((3,), 12.0))
+
+
+def test_plain_torch_reads_a_state_file(storage: Storage) -> None:
+    saved(storage, 5)
+    data = storage.read("checkpoints/step-000000005/state.pt")
+    assert torch.load(io.BytesIO(data), weights_only=True)["identity"] == IDENTITY
+
+
+def test_a_folder_without_a_checkpoint_has_no_newest(storage: Storage) -> None:
+    assert checkpoint.newest(storage, unexpected) is None
+
+
+def test_a_state_without_its_commit_does_not_count(storage: Storage) -> None:
+    saved(storage, 5)
+    put(storage, checkpoint.folder_of(9) + checkpoint.STATE, checkpoint.encode(state_at(9)))
+    commit, _ = checkpoint.newest(storage, unexpected) or (None, None)
+    assert commit is not None
+    assert commit.step == 5
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
+def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, damage: str) -> None:
+    saved(storage, 5, 12)
+    name = checkpoint.folder_of(12) + checkpoint.STATE
+    data = bytearray(storage.read(name))
+    data[len(data) // 2] ^= 1
+    storage.delete(name)
+    if damage != "gone":
+        put(storage, name, bytes(data) if damage == "flip" else bytes(data[:-100]))
+    warnings: list[str] = []
+    commit, state = checkpoint.newest(storage, warnings.append) or (None, None)
+    assert commit is not None
+    assert state is not None
+    assert (commit.step, state["step"]) == (5, 5)
+    assert len(warnings) == 1
+    assert "step-000000012" in warnings[0]
+
+
+def test_only_damaged_checkpoints_are_an_error_and_no_fresh_start(storage: Storage) -> None:
+    saved(storage, 5)
+    put(storage, checkpoint.folder_of(5) + checkpoint.STATE, b"")
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole; begin anew in another --run-dir"):
+        checkpoint.newest(storage, [].append)
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_an_error_that_names_the_way_out(tmp_path: Path) -> None:
+    saved(open_storage(str(tmp_path)), 5, 12)
+    state = tmp_path / checkpoint.folder_of(12) / checkpoint.STATE
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"state.pt: 1000 bytes .*, expected .*; name another checkpoint"):
+        checkpoint.at(open_storage(str(state.parent)), pytest.fail)
+
+
+def test_the_newest_and_the_best_are_kept_and_the_rest_goes(storage: Storage) -> None:
+    saved(storage, *range(1, 8), keep=2, top1={2: 0.5, 3: 0.9, 5: 0.9, 7: 0.1})
+    assert [commit.step for commit in checkpoint.commits(storage)] == [3, 6, 7]
+    assert {stat.name.split("/")[1] for stat in storage.list()} == {f"step-00000000{step}" for step in (3, 6, 7)}
+
+
+def test_on_a_disk_no_empty_folder_of_a_deleted_checkpoint_stays(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints/mine").mkdir(parents=True)
+    saved(open_storage(str(tmp_path)), 1, 2, 3, 4, keep=2)
+    found = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert found == ["mine", "step-000000003", "step-000000004"]
+
+
+def test_the_best_is_the_first_of_the_highest() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 1, 2, 3, top1={1: 0.5, 2: 0.9, 3: 0.9})
+    best = checkpoint.best(checkpoint.commits(storage))
+    assert best is not None
+    assert best.step == 2
+
+
+def test_a_url_means_a_checkpoint_or_the_newest_of_a_run(storage: Storage) -> None:
+    saved(storage, 5, 12)
+    inside = checkpoint.folder_of(5)
+    assert checkpoint.at(open_storage(f"{storage.url}/{inside}"), unexpected)[0].step == 5
+    assert checkpoint.at(storage, unexpected)[0].step == 12
+    with pytest.raises(CheckpointError, match="neither"):
+        checkpoint.at(open_storage(f"{storage.url}/elsewhere"), unexpected)
+
+
+def test_saving_a_step_again_replaces_it(storage: Storage) -> None:
+    saved(storage, 5)
+    saved(storage, 5, top1={5: 0.25})
+    assert [(commit.step, commit.top1) for commit in checkpoint.commits(storage)] == [(5, 0.25)]
+
+
+class Killed(Exception):
+    """Where a process would end by SIGKILL."""
+
+
+class Mortal(MemoryStorage):
+    """A storage whose user is killed before its n-th change; `lives` counts down."""
+
+    lives = 0
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        self._live()
+        return super().writer(name, if_generation=if_generation)
+
+    def delete(self, name: str) -> None:
+        self._live()
+        super().delete(name)
+
+    @classmethod
+    def _live(cls) -> None:
+        cls.lives -= 1
+        if cls.lives < 0:
+            raise Killed
+
+
+@pytest.mark.parametrize("steps", [(5, 12), (12, 12), (12, 12, 12)])
+@pytest.mark.parametrize("lives", range(6))
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(steps: tuple[int, ...], lives: int) -> None:
+    # The same step again: an evaluation was interrupted there, or the step before was damaged.
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, *steps[:-1], keep=1)
+    Mortal.lives = lives
+    mortal = Mortal(storage.name, "")
+    blank = checkpoint.commits(storage)[-1]
+    try:
+        checkpoint.write(mortal, msgspec.structs.replace(blank, step=12, top1=0.5), state_at(12))
+        checkpoint.retain(mortal, keep=1)
+    except Killed:
+        pass
+    commit, state = checkpoint.newest(storage, unexpected) or (None, None)
+    assert commit is not None
+    assert state is not None
+    assert commit.step == state["step"] in steps
+    assert lives < 2 or (commit.step, commit.top1) == (12, 0.5)
+    saved(storage, 20, keep=1)
+    assert [one.step for one in checkpoint.commits(storage)] == ([12, 20] if commit.top1 else [20])
+
+
+def test_what_must_stand_before_a_checkpoint_counts_stands() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    writer = checkpoint.CheckpointWriter(
+        storage, 3, before_commit=lambda: put(storage, "log", b"") or counted.append(0)
+    )
+    counted: list[int] = []
+    writer.save(state_at(1), top1=None)
+    writer.close()
+    assert counted == [0]
+    assert [stat.name for stat in storage.list()] == [
+        "checkpoints/step-000000001/commit.json",
+        "checkpoints/step-000000001/state.pt",
+        "log",
+    ]
+
+
+def test_a_run_goes_on_while_its_checkpoint_is_on_its_way() -> None:
+    storage, may_count = MemoryStorage(uuid.uuid4().hex, ""), threading.Event()
+    writer = checkpoint.CheckpointWriter(storage, 3, before_commit=lambda: may_count.wait(600) and None)
+    writer.save(state_at(1), top1=None)
+    assert checkpoint.commits(storage) == []
+    may_count.set()
+    writer.close()
+    assert [commit.step for commit in checkpoint.commits(storage)] == [1]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("which", ["model", "ema"])
+def test_weights_that_are_no_numbers_are_never_saved(which: str, value: float) -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5)
+    state = {**state_at(6), "ema": state_at(6)["model"]}
+    state[which]["weight"][1] = value
+    writer = checkpoint.CheckpointWriter(storage, 3)
+    writer.save(state, top1=None)
+    with pytest.raises(CheckpointError, match="1 weights of step 6 are not finite, 'weight' first"):
+        writer.close()
+    assert [commit.step for commit in checkpoint.commits(storage)] == [5]
+
+
+def test_a_failure_of_any_kind_is_raised_and_nobody_waits_for_ever() -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    writer = checkpoint.CheckpointWriter(MemoryStorage(uuid.uuid4().hex, ""), 3, before_commit=fail)
+    writer.save(state_at(1), top1=None)
+    with pytest.raises(CheckpointError, match="out of memory"):
+        writer.close()
+
+
+class Refusing(MemoryStorage):
+    """A storage that takes nothing."""
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        raise TransientError("503")
+
+
+@dataclass(frozen=True, slots=True)
+class Resting(MemoryStorage):
+    """A storage that takes nothing where `refused` is set."""
+
+    refused: threading.Event = field(default_factory=threading.Event)
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        if self.refused.is_set():
+            raise TransientError("503")
+        return MemoryStorage.writer(self, name, if_generation=if_generation)
+
+
+class Broken(MemoryStorage):
+    """A storage that loses the last byte of what is sent."""
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        inner = super().writer(name, if_generation=if_generation)
+        return _Cutting(inner) if name.endswith(checkpoint.STATE) else inner
+
+
+class _Cutting:
+    def __init__(self, inner: Writer) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> "Writer":
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._inner.__exit__(*exc)
+
+    def write(self, data: bytes | memoryview) -> None:
+        self._inner.write(data[:-1])
+
+
+def test_an_upload_that_arrives_short_is_never_committed() -> None:
+    storage = Broken(uuid.uuid4().hex, "")
+    with pytest.raises(CheckpointError, match="arrived"):
+        saved(storage, 5)
+    assert checkpoint.commits(storage) == []
+
+
+def test_a_failed_upload_is_raised_by_the_next_save_or_close() -> None:
+    writer = checkpoint.CheckpointWriter(Refusing(uuid.uuid4().hex, ""), 3)
+    writer.save(state_at(1), top1=None)
+    with pytest.raises(CheckpointError, match="could not be written"):
+        writer.close()
+
+
+def test_a_checkpoint_that_could_not_be_written_is_made_good_by_the_next_one() -> None:
+    storage, told = Resting(uuid.uuid4().hex, ""), queue.Queue[str]()
+    writer = checkpoint.CheckpointWriter(storage, 3, tell=told.put)
+    storage.refused.set()
+    writer.save(state_at(1), top1=None)
+    assert "step 1 could not be written: 503" in told.get(timeout=600)
+    storage.refused.clear()
+    writer.save(state_at(2), top1=None)
+    assert [commit.step for commit in checkpoint.commits(storage)] == [2]  # waited for: the run has none but this
+    writer.close()
+
+
+def test_two_checkpoints_in_a_row_that_could_not_be_written_end_the_run() -> None:
+    told = queue.Queue[str]()
+    writer = checkpoint.CheckpointWriter(Refusing(uuid.uuid4().hex, ""), 3, tell=told.put)
+    writer.save(state_at(1), top1=None)
+    told.get(timeout=600)
+    with pytest.raises(CheckpointError, match="the last checkpoint could not be written: 503"):
+        writer.save(state_at(2), top1=None)
+    writer.close()
+
+
+def test_another_run_is_refused_and_every_difference_named() -> None:
+    with pytest.raises(CheckpointError, match=r"seed is 0 there and 7 here") as error:
+        checkpoint.check_identity(IDENTITY, {**IDENTITY, "seed": 7, "manifest digest": "def"}, "run")
+    assert "'abc' there and 'def' here" in str(error.value)
+    checkpoint.check_identity(IDENTITY, IDENTITY, "run")
+
+
+class _Bomb:
+    def __reduce__(self) -> Any:
+        return (print, ("a checkpoint ran code",))
+
+
+def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    buffer = io.BytesIO()
+    torch.save({"step": _Bomb()}, buffer)
+    for data in (buffer.getvalue(), pickle.dumps(_Bomb()), b"", b"PK\x03\x04"):
+        with pytest.raises(CheckpointError, match="not a checkpoint"):
+            checkpoint.decode(data, "x")
+    assert capsys.readouterr().out == ""
+
+
+def committed(storage: Storage, step: int, data: bytes) -> None:
+    """A checkpoint of any bytes, whose mark says just these."""
+    commit = checkpoint.CommitMark(
+        format=checkpoint.FORMAT, step=step, epoch=0, num_bytes=len(data), crc32c=checkpoint.crc_of(data), top1=None,
+        identity=IDENTITY,
+    )  # fmt: skip
+    put(storage, checkpoint.folder_of(step) + checkpoint.STATE, data)
+    put(storage, checkpoint.folder_of(step) + checkpoint.COMMIT, msgspec.json.encode(commit))
+
+
+def members_of(data: bytes) -> dict[str, bytes]:
+    """What a state file, which is a zip, is made of."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def zipped(members: dict[str, bytes]) -> bytes:
+    """The same as a state file with right checksums."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def mutant(draw: random.Random, data: bytes) -> bytes:
+    """The bytes with one to three places changed, cut out or put in."""
+    changed = bytearray(data)
+    for _ in range(draw.randint(1, 3)):
+        at = draw.randrange(len(changed))
+        changed[at : at + draw.choice([0, 1, 1, 4])] = draw.randbytes(draw.choice([0, 1, 1, 2]))
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_damaged_state_is_a_checkpoint_error_and_the_one_before_it_is_taken(seed: int) -> None:
+    # Changed before the mark was made, so that torch meets the damage. Among 100 some are read by chance.
+    draw, whole = random.Random(seed), members_of(checkpoint.encode(state_at(12)))
+    name = next(name for name in whole if name.endswith("data.pkl"))
+    num_refused = 0
+    for _ in range(100):
+        storage = MemoryStorage(uuid.uuid4().hex, "")
+        saved(storage, 5)
+        committed(storage, 12, zipped({**whole, name: mutant(draw, whole[name])}))
+        warnings: list[str] = []
+        commit, state = checkpoint.newest(storage, warnings.append) or (None, {})
+        assert commit is not None
+        assert commit.step == state["step"] == (5 if warnings else 12)
+        num_refused += len(warnings)
+    assert num_refused > 50
+
+
+WRONG = {
+    "identity": None, "config": {}, "step": "12", "epoch": -1, "closed_epochs": 1.5, "seen": [1], "stream": "{}",
+    "model": {"weight": 3.0}, "ema": [], "optimizer": {"a": {}}, "seconds": None, "seconds_to_target": "",
+    "best_top1": "", "best_epoch": [], "last_top1": {}, "epoch_totals": [1.0], "optimizer_weights": [1],
+    "optimizer_counters": 7,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_state_with_a_field_of_another_type_is_passed_over_and_the_field_named(name: str) -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5)
+    committed(storage, 12, checkpoint.encode({**state_at(12), name: WRONG[name]}))
+    warnings: list[str] = []
+    commit, _ = checkpoint.newest(storage, warnings.append) or (None, {})
+    assert commit is not None
+    assert commit.step == 5
+    assert "step-000000012/state.pt: not a checkpoint" in warnings[0]
+    assert name in warnings[0] or name == "stream"
+
+
+LATER = ("epoch_totals", "optimizer_weights", "optimizer_counters")
+
+
+@pytest.mark.parametrize("name", [name for name in WRONG if name not in LATER])
+def test_a_state_without_a_field_is_passed_over(name: str) -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    committed(storage, 12, checkpoint.encode({key: value for key, value in state_at(12).items() if key != name}))
+    with pytest.raises(CheckpointError, match=f"not a checkpoint .*`{name}`"):
+        checkpoint.read(storage, checkpoint.commits(storage)[0])
+
+
+def test_a_state_of_the_first_version_is_read() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    state = {key: value for key, value in state_at(12).items() if key not in LATER}
+    committed(storage, 12, checkpoint.encode(state))
+    assert set(checkpoint.read(storage, checkpoint.commits(storage)[0])) == set(state)
+
+
+@pytest.mark.parametrize("state", [[1, 2], {}, {"step": 12}, torch.zeros(3), "text"])
+def test_what_is_no_state_at_all_is_named(state: Any) -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    committed(storage, 12, checkpoint.encode(state))
+    with pytest.raises(CheckpointError, match=r"state\.pt: not a checkpoint"):
+        checkpoint.read(storage, checkpoint.commits(storage)[0])
+
+
+def test_a_state_of_another_step_than_its_mark_says_is_named() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    committed(storage, 12, checkpoint.encode(state_at(7)))
+    with pytest.raises(CheckpointError, match="the state of step 7, expected that of step 12"):
+        checkpoint.read(storage, checkpoint.commits(storage)[0])
+
+
+BAD_MARKS = [b"", b"{}", b"garbage", b'{"format": 1', b'{"format": 1, "crc32c": "\xe1"}']
+
+
+@pytest.mark.parametrize("mark", BAD_MARKS)
+def test_a_checkpoint_whose_mark_is_damaged_is_passed_over_with_a_warning(mark: bytes) -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5, 12, top1={5: 0.5, 12: 0.9})
+    put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
+    for read in (checkpoint.newest, checkpoint.at):
+        warnings: list[str] = []
+        commit, state = read(storage, warnings.append) or (None, {})
+        assert commit is not None
+        assert (commit.step, state["step"]) == (5, 5)
+        assert len(warnings) == 1
+        assert "step-000000012/commit.json: not a commit mark" in warnings[0]
+    best = checkpoint.best(checkpoint.commits(storage))
+    assert best is not None
+    assert best.step == 5
+
+
+def test_a_checkpoint_whose_mark_is_damaged_is_replaced_and_goes_with_the_old_ones() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5, 12)
+    for step in (5, 12):
+        put(storage, checkpoint.folder_of(step) + checkpoint.COMMIT, b"")
+    saved(storage, 12, 20, keep=2)
+    assert [commit.step for commit in checkpoint.commits(storage, unexpected)] == [12, 20]
+    assert checkpoint.steps(storage) == [12, 20]
+
+
+def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
+    # Passed over like a damaged one, it would be removed by the run that went on from an older one.
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    saved(storage, 5, 12)
+    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":1', b'"format":2')
+    put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
+    for read in (checkpoint.newest, checkpoint.at):
+        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 2, this version .* reads format 1"):
+            read(storage, unexpected)
+
+
+def test_damaged_marks_alone_are_an_error_and_no_fresh_start(storage: Storage) -> None:
+    put(storage, checkpoint.folder_of(5) + checkpoint.COMMIT, b"{}")
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole; begin anew in another --run-dir"):
+        checkpoint.newest(storage, [].append)
+
+
+def test_a_damaged_mark_of_a_checkpoint_that_was_asked_for_by_name_is_an_error(tmp_path: Path) -> None:
+    saved(open_storage(str(tmp_path)), 5, 12)
+    folder = tmp_path / checkpoint.folder_of(12)
+    (folder / checkpoint.COMMIT).write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"commit\.json: not a commit mark .*; name another checkpoint"):
+        checkpoint.at(open_storage(str(folder)), unexpected)
+
+
+def test_a_copy_that_a_user_keeps_beside_the_checkpoints_is_none_of_them_and_stays(tmp_path: Path) -> None:
+    storage = open_storage(str(tmp_path))
+    saved(storage, 5)
+    for copy in ("checkpoints/step-000000005.keep", "checkpoints/best", "checkpoints/step-5"):
+        shutil.copytree(tmp_path / checkpoint.folder_of(5), tmp_path / copy)
+    (tmp_path / "checkpoints/notes.txt").write_text("kept by hand")
+    before = {stat.name for stat in storage.list()}
+    saved(storage, 12, 20, keep=2)
+    after = {stat.name for stat in storage.list()}
+    assert before - after == {checkpoint.folder_of(5) + name for name in (checkpoint.STATE, checkpoint.COMMIT)}
+    assert [commit.step for commit in checkpoint.commits(storage)] == [12, 20]

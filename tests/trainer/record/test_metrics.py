@@ -1,0 +1,194 @@
+import contextlib
+import json
+import os
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError, StorageError
+from shardset.storage.base import MemoryStorage
+from trainer.record import metrics
+from trainer.record.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
+
+STEP = StepRecord(
+    device="xla:0", epoch=1, step=2, global_step=9, loss=0.5, top1=0.25, rate=10, global_rate=9.5, learning_rate=0.1
+)
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(2, 12), st.integers(0, 1000))
+def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, seed: int) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    logits = torch.randn(real + pads, classes, generator=draw)
+    labels = torch.randint(0, classes, (real + pads,), generator=draw)
+    weights = torch.cat([torch.ones(real), torch.zeros(pads)])
+    totals = Totals().plus(stats_row(torch.ones(real + pads), logits, labels, weights).unsqueeze(0))
+    ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)[:real]
+    assert totals == Totals(real, real, int((ranks < 1).sum()), int((ranks < 5).sum()))
+
+
+def test_means_are_over_samples_and_not_over_batches() -> None:
+    totals = Totals().plus(torch.tensor([[8.0, 8, 8, 8], [0, 1, 0, 1]]).double())
+    assert totals.mean("top1") == pytest.approx(8 / 9)
+    assert totals.mean("loss") == pytest.approx(8 / 9)
+
+
+def test_rates_leave_out_what_comes_before_a_mark() -> None:
+    times = iter([100.0, 101.0, 500.0, 503.0])
+    rates = Rates(clock=lambda: next(times))
+    rates.add(10)
+    rates.add(10)
+    rates.mark()
+    rates.add(60)
+    assert (rates.samples, rates.seconds, rates.global_rate) == (70, 4.0, 17.5)
+    assert rates.rate == pytest.approx(metrics.SMOOTHING * 20 + (1 - metrics.SMOOTHING) * 10)
+
+
+def test_a_step_line_has_the_fields_of_the_original_by_name() -> None:
+    line = metrics.line_of(STEP)
+    assert line.startswith("step device=xla:0 epoch=1 step=2 ")
+    assert {"loss=0.5", "rate=10", "global_rate=9.5"} <= set(line.split())
+
+
+def test_records_go_to_the_log_the_json_lines_and_tensorboard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RunLog(tmp_path, 0, master=True)
+    log.record(STEP)
+    log.record(EvalRecord(epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
+    log.note("a sentence")
+    log.close()
+    assert [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
+        "step",
+        "eval",
+    ]
+    assert (tmp_path / "logs/host-000.log").read_text().count("\n") == 3
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+    assert "a sentence" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "logs/host-000.log"])
+def test_a_log_that_a_full_disk_does_not_take_is_named_with_what_helps(tmp_path: Path, name: str) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / name).symlink_to("/dev/full")
+    log = RunLog(tmp_path, 0, master=True)
+    for act in (lambda: log.record(STEP), log.close):
+        with pytest.raises(StorageError, match=rf"{name}: the disk is full; free some space"):
+            act()
+
+
+def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "epo')
+    log = RunLog(tmp_path, 0, master=True)
+    log.record(STEP)
+    log.close()
+    assert [record["kind"] for record in metrics.records((tmp_path / "metrics.jsonl").read_bytes())] == ["step"]
+
+
+def test_a_terminal_has_one_progress_line_that_makes_way_for_others() -> None:
+    reader, terminal = os.openpty()
+    with open(terminal, "w") as stderr, contextlib.redirect_stderr(stderr):
+        progress = metrics.Progress()
+        progress.show("step 10")
+        progress.show("step 9")
+        progress.clear()
+        progress.clear()
+        expected = b"\rstep 10\rstep 9 \r      \r"
+        shown = os.read(reader, 100)
+        while len(shown) < len(expected):  # on a busy machine it comes in parts
+            shown += os.read(reader, 100)
+        assert shown == expected
+    os.close(reader)
+
+
+def test_no_progress_line_goes_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.Progress().show("step 10")
+    assert capsys.readouterr().err == ""
+
+
+def test_only_the_first_host_prints_and_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = RunLog(tmp_path, 3, master=False)
+    log.record(STEP)
+    log.close()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["host-003.log"]
+    assert capsys.readouterr().out == ""
+
+
+def test_merged_logs_are_in_the_order_of_time() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    for host, moments in ((0, (1, 4)), (12, (2, 3))):
+        with storage.writer(metrics.log_name(host)) as writer:
+            writer.write("".join(f"2026-01-01T00:00:0{moment} line {moment}\n" for moment in moments).encode())
+    with storage.writer("logs/other.txt") as writer:
+        writer.write(b"not a log\n")
+    assert [line.split(" ", 1)[1] for line in metrics.merged_logs(storage)] == [
+        "host-000 line 1",
+        "host-012 line 2",
+        "host-012 line 3",
+        "host-000 line 4",
+    ]
+
+
+def test_a_folder_without_logs_is_refused() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    with storage.writer("run/logs/host-000.log") as writer:
+        writer.write(b"of a run below\n")
+    with pytest.raises(ConfigError, match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run"):
+        metrics.merged_logs(storage)
+
+
+def test_an_entry_of_several_lines_stays_whole_between_those_of_other_hosts() -> None:
+    storage = MemoryStorage(uuid.uuid4().hex, "")
+    for host in (0, 1):
+        entries = [f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)]
+        with storage.writer(metrics.log_name(host)) as writer:
+            writer.write("".join(entries).encode())
+    texts = ("trainer: {", " },", "}")
+    assert list(metrics.merged_logs(storage)) == [
+        f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}" for moment in (1, 2, 3, 4) for text in texts
+    ]
+
+
+def test_what_a_resumed_run_wrote_again_counts_once_and_a_cut_line_not_at_all() -> None:
+    lines = [{"kind": "step", "global_step": step, "loss": loss} for step, loss in ((0, 1.0), (1, 2.0), (1, 3.0))]
+    data = "\n".join(json.dumps(line) for line in lines) + '\n{"kind": "st'
+    assert [record["loss"] for record in metrics.records(data.encode())] == [1.0, 3.0]
+
+
+def test_advice_comes_only_when_the_device_waits() -> None:
+    assert metrics.advice(3.0) is None
+    assert "input-bound: steps waited 42 % of the time" in (metrics.advice(42.0) or "")
+
+
+def test_a_run_without_an_evaluation_has_a_final_line_too() -> None:
+    record = FinalRecord(
+        accuracy=None,
+        best_accuracy=None,
+        best_epoch=None,
+        epochs=0,
+        global_step=3,
+        reduced_global_rate=1.0,
+        seconds=2.0,
+        seconds_to_target=None,
+    )
+    assert "accuracy=None" in metrics.line_of(record)
+
+
+def test_closing_is_a_matter_of_seconds_though_ctrl_c_came_while_an_event_was_handed_over(tmp_path: Path) -> None:
+    # Between the two halves of waking the writer's thread: the one that woke stays in the list, and is woken again.
+    log = RunLog(tmp_path, 0, master=True)
+    log.record(STEP)
+    waiters = log._events.file_writer.event_writer._async_writer._byte_queue.not_empty._waiters
+    while not waiters:
+        time.sleep(0.01)
+    stale = threading.Lock()
+    stale.acquire()
+    waiters.appendleft(stale)
+    begun = time.monotonic()
+    log.close()
+    assert time.monotonic() - begun < 30

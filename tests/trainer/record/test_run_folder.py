@@ -1,0 +1,87 @@
+import shutil
+import uuid
+from pathlib import Path
+
+import pytest
+
+from shardset.errors import StorageError, TransientError
+from shardset.storage.base import MemoryStorage, Storage, Writer, open_storage
+from tests.faulty_proxy import Fault, FaultyProxy
+from trainer.record.run_folder import RunFolder
+
+
+def test_a_local_run_folder_is_written_in_place(tmp_path: Path) -> None:
+    folder = RunFolder(str(tmp_path / "run"), ())
+    (folder.local / "a.txt").write_text("a")
+    folder.close()
+    assert open_storage(str(tmp_path / "run")).read("a.txt") == b"a"
+
+
+def test_files_of_a_run_are_in_its_storage_when_it_closes(storage: Storage) -> None:
+    folder = RunFolder(storage.url, ())
+    (folder.local / "logs").mkdir()
+    (folder.local / "logs/host-000.log").write_text("a line\n")
+    folder.close()
+    assert storage.read("logs/host-000.log") == b"a line\n"
+
+
+def test_a_resumed_remote_run_appends() -> None:
+    url = f"memory://{uuid.uuid4().hex}/run"
+    for number in range(2):
+        folder = RunFolder(url, ("metrics.jsonl",))
+        with (folder.local / "metrics.jsonl").open("a") as file:
+            file.write(f"{number}\n")
+        folder.close()
+    assert open_storage(url).read("metrics.jsonl") == b"0\n1\n"
+
+
+@pytest.mark.gcs
+def test_a_storage_that_refuses_is_told_at_the_end(
+    gcs_root: str, gcs_emulator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        folder = RunFolder(gcs_root, ())
+        (folder.local / "a.txt").write_text("a")
+        proxy.script = lambda seen: Fault("status", status=403)
+        with pytest.raises(StorageError, match="403"):
+            folder.close()
+    shutil.rmtree(folder.local)
+
+
+@pytest.mark.gcs
+def test_what_could_not_be_copied_stays_on_the_disk_and_is_named(
+    gcs_root: str, gcs_emulator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        folder = RunFolder(gcs_root, ())
+        for name in ("a.txt", "metrics.jsonl"):
+            (folder.local / name).write_text(name)
+        proxy.script = lambda seen: Fault("status", status=403) if b"metrics.jsonl" in seen.start else None
+        with pytest.raises(StorageError, match="403") as caught:
+            folder.close()
+        assert f"copy what is missing from {folder.local}" in str(caught.value)
+    assert (folder.local / "metrics.jsonl").read_text() == "metrics.jsonl"
+    shutil.rmtree(folder.local)
+
+
+class OutOfReach(MemoryStorage):
+    """Each write fails, in a bucket after three minutes."""
+
+    num_writes = 0
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        OutOfReach.num_writes += 1
+        raise TransientError(f"{name}: no answer; gave up")
+
+
+def test_closing_waits_for_one_file_where_the_storage_is_out_of_reach() -> None:
+    folder = RunFolder(f"memory://{uuid.uuid4().hex}/run", ())
+    folder.storage = OutOfReach("out of reach", "")
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (folder.local / name).write_text(name)
+    with pytest.raises(TransientError, match=f"a.txt: no answer.*copy what is missing from {folder.local}"):
+        folder.close()
+    assert OutOfReach.num_writes == 1
+    shutil.rmtree(folder.local)

@@ -1,0 +1,110 @@
+"""What processes say to each other, here between threads: `sum_hosts` of each is a sum over all of them."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardset.errors import ConfigError
+from tests.makers.training import tiny_config
+from trainer.run import check_agreement, check_batch, facts_of
+from trainer.runtime import runtime
+from trainer.runtime.runtime import Single
+
+
+class Threads(Single):
+    """One of several hosts of this process; `table` is common to all of them."""
+
+    def __init__(self, host: int, num_hosts: int, table: list[Any], barrier: threading.Barrier) -> None:
+        super().__init__("fp32")
+        self.host, self.num_hosts = host, num_hosts
+        self._table, self._barrier = table, barrier
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        self._table.append(list(values))
+        self._barrier.wait(600)
+        sums = [sum(column) for column in zip(*self._table, strict=True)]
+        if self._barrier.wait(600) == 0:
+            self._table.clear()
+        self._barrier.wait(600)
+        return sums
+
+
+def over(hosts: Sequence[int], call: Callable[[Threads], Any]) -> list[Any]:
+    """What the call returns on each of the hosts."""
+    table: list[Any] = []
+    barrier = threading.Barrier(len(hosts))
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        return list(pool.map(lambda host: call(Threads(host, len(hosts), table, barrier)), hosts))
+
+
+@given(st.lists(st.text(), min_size=1, max_size=5))
+@settings(max_examples=30)
+def test_every_host_gets_the_texts_of_all_in_order(texts: list[str]) -> None:
+    assert over(range(len(texts)), lambda one: one.gather(texts[one.host])) == [texts] * len(texts)
+
+
+@pytest.mark.parametrize("hosts", [[0, 1, 1], [0, 0, 0]])
+def test_two_processes_of_one_host_number_are_refused(hosts: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"taken by \[.*expected one each.*train on the same data"):
+        over(hosts, lambda one: one.gather("text"))
+
+
+def test_hosts_that_differ_are_refused_with_both_values(tmp_path: Any) -> None:
+    class Data:
+        manifest_digest = "abc"
+
+    class Other:
+        manifest_digest = "def"
+
+    left, right = tiny_config("a", tmp_path), tiny_config("b", tmp_path, seed=5)
+    check_agreement([facts_of(left, Data, 2)] * 2)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="manifest digest is 'abc' on host 0 and 'def' on host 1") as error:
+        check_agreement([facts_of(left, Data, 2), facts_of(right, Other, 2)])  # type: ignore[arg-type]
+    assert "seed is 0 on host 0 and 5 on host 1" in str(error.value)
+    with pytest.raises(ConfigError, match="hosts is 2 on host 0 and 4 on host 1"):
+        check_agreement([facts_of(left, Data, 2), facts_of(left, Data, 4)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("world", "passes", "message"), [(3, 1, "3 devices; use 6 or 9"), (16, 1, "use 16"), (4, 4, "4 passes")]
+)
+def test_a_batch_that_does_not_divide_over_the_world_is_refused(world: int, passes: int, message: str) -> None:
+    here = Single("fp32")
+    here.num_hosts = world
+    with pytest.raises(ConfigError, match=message):
+        check_batch(tiny_config(None, "run", accumulate=passes), here)
+
+
+@pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])
+def test_processes_that_would_know_nothing_of_each_other_are_refused(
+    strategy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
+        runtime.launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [6, 7])
+def test_no_two_replicas_drop_the_same_units(key: int) -> None:
+    found = []
+    for host in range(8):
+        replica = Single("fp32")
+        replica.host = host
+        replica.seed(key)
+        found.append(torch.rand(4).tolist())
+    assert len({tuple(numbers) for numbers in found}) == 8
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_the_key_of_a_replica_fits_what_takes_it_and_is_nobody_elses(key: int) -> None:
+    keys = {runtime.replica_key(key, replica) for replica in range(8)}
+    assert len(keys) == 8
+    assert all(0 <= found < 2**63 for found in keys)
+    assert runtime.replica_key(key, 0) == key >> 1  # of every checkpoint that a run on one host goes on from

@@ -1,0 +1,667 @@
+"""The same run under every strategy and through every interruption. Each process starts torch anew: minutes in all."""
+
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from shardset.format.tar import StoredSample
+from shardset.storage.base import open_storage
+from tests.faulty_proxy import Fault, FaultyProxy
+from tests.makers import kills
+from tests.makers.shardset import encode, write_shard_set
+from tests.makers.training import (
+    NUM_EVAL,
+    STEPS,
+    finish,
+    largest_difference,
+    losses,
+    read_records,
+    shard_set,
+    tiny_config,
+    trainer,
+    when,
+)
+from trainer import config as configs
+from trainer.__main__ import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Strategy, TrainConfig
+from trainer.data.splits import open_data, steps_of
+from trainer.model.augment import Normalize
+from trainer.model.build import tiny_resnet
+from trainer.record import checkpoint
+from trainer.runtime.runtime import STATIC_OPTIMIZERS
+from trainer.supervise.heartbeat import GRACE_S, JOIN_S
+
+pytestmark = pytest.mark.slow
+
+GROUP_NORM = ModelConfig(name="trainer.model:tiny_resnet", norm="group")
+CALM = OptimizerConfig(learning_rate=0.01)
+"""At 0.05 the tiny net turns a rounding of 1e-7 into 1e-3 within 20 steps, on one device too: nothing to compare."""
+
+TOLERANCE = 1e-5
+"""Between strategies over 21 steps: they add up in another order."""
+
+START_S = 300
+"""What a busy machine may take to import torch: a process waits for the others from then on."""
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"))
+
+
+@pytest.fixture(scope="module")
+def plain(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """The losses of three epochs on one device in plain torch, with each norm."""
+    found = {}
+    for norm, changes in (("batch", {}), ("group", {"model": GROUP_NORM, "optimizer": CALM})):
+        folder = tmp_path_factory.mktemp(norm)
+        succeed(tiny_config(manifest, folder, epochs=3, **changes))
+        found[norm] = losses(folder)
+    return found
+
+
+def succeed(config: TrainConfig, **how: Any) -> str:
+    """Runs the trainer in a process of its own; returns its output."""
+    code, output = finish(trainer(config, **how))
+    assert code == OK, output
+    return output
+
+
+def in_json(config: TrainConfig) -> str:
+    return json.dumps(configs.to_dict(config))
+
+
+def script(name: str, *arguments: str, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", name, *arguments],
+        capture_output=True, text=True, timeout=900, env=clean_environment() | (environment or {}),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def clean_environment() -> dict[str, str]:
+    """Without what chooses devices, and with one thread, as in the other processes: sums depend on their number."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
+    return clean | {"OMP_NUM_THREADS": "1"}
+
+
+# --- the same numbers ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_spmd_equals_one_device_batch_norm_included(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]], devices: int
+) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=3, strategy="spmd"), devices=devices)
+    assert len(plain["batch"]) >= 20
+    assert largest_difference(losses(tmp_path), plain["batch"]) < TOLERANCE
+    assert {record["samples"] for record in read_records(tmp_path, "eval")} == {NUM_EVAL}
+    # One graph for the train step and one for the evaluation step, whatever the learning rate was.
+    assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
+
+
+def test_two_ddp_processes_equal_one_device(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=3, strategy="ddp", model=GROUP_NORM, optimizer=CALM), processes=2)
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["host-000.log", "host-001.log"]
+
+
+def test_two_replicas_equal_one_device(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=3, strategy="replica", model=GROUP_NORM, optimizer=CALM)
+    script("tests.makers.replicas", "2", in_json(config))
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+
+
+def test_one_replica_needs_no_shim(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=3, strategy="replica", model=GROUP_NORM, optimizer=CALM))
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_replica_with_batch_norm_goes_on_from_its_checkpoint_with_one_graph(
+    manifest: str, tmp_path: Path, name: str
+) -> None:
+    # Equal numbers that were sent to the device, such as counts of steps, were one input of the first step's graph.
+    config = tiny_config(manifest, tmp_path, strategy="replica", optimizer=replace(CALM, name=name))
+    succeed(replace(config, max_steps=3))
+    succeed(config)
+    assert len(losses(tmp_path)) == 2 * STEPS
+
+
+def test_several_replicas_on_the_cpu_are_refused_because_they_would_hang(manifest: str, tmp_path: Path) -> None:
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica"), devices=2))
+    assert code == USAGE
+    assert "--strategy spmd" in output
+
+
+def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]]
+) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=3, model=GROUP_NORM, optimizer=CALM)
+    lives: list[tuple[str, dict[str, int], int | None]] = [
+        ("spmd", {"devices": 4}, 3),
+        ("spmd", {"devices": 2}, 6),
+        ("ddp", {"processes": 2}, 11),
+        ("single", {}, 16),
+        ("spmd", {"devices": 4}, None),
+    ]
+    for strategy, how, stop in lives:
+        succeed(replace(config, strategy=strategy, max_steps=stop), **how)  # type: ignore[arg-type]
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+    digests = [record["key_digest"] for record in read_records(tmp_path, "epoch")]
+    assert len(digests) == 3
+    assert len(set(digests)) == 1
+
+
+def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=1)
+    succeed(config)
+    record = read_records(tmp_path, "eval")[0]
+    expected = f"step {STEPS}: accuracy {record['top1']:.4f} (top-5 {record['top5']:.4f}), loss {record['loss']:.4f}"
+    for strategy, how in (("spmd", {"devices": 4}), ("ddp", {"processes": 2})):
+        changed = replace(config, strategy=strategy)  # type: ignore[arg-type]
+        assert expected in succeed(changed, verb="evaluate", **how)
+
+
+def test_bfloat16_trains_with_float32_weights_and_a_loss_nearby(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]]
+) -> None:
+    succeed(tiny_config(manifest, tmp_path, epochs=1, strategy="spmd", precision="bf16"), devices=2)
+    assert losses(tmp_path) != plain["batch"][:STEPS]
+    assert largest_difference(losses(tmp_path), plain["batch"][:STEPS]) < 0.2
+
+
+# --- traps of torch_xla ----------------------------------------------------------------------------------------------
+
+
+def test_facts_of_spmd_on_four_devices() -> None:
+    facts = json.loads(script("tests.makers.xla_facts").splitlines()[-1])
+    # Labels are cut like images: one spec for both would leave them whole without a word.
+    assert "devices=[4]" in facts["shardings"]["label"]
+    assert "devices=[4,1,1,1]" in facts["shardings"]["image"]
+    assert facts["label"] == list(range(8))
+    assert facts["part"] == [0, 1, 4]
+    # Rank and world size of torch_xla are 0 and 1 on every host: a pod that reads by them trains on the same data.
+    assert facts["part of a pod"] == [3, 4, 0, 1]
+    assert facts["alone"] == facts["over the mesh"] == facts["values"]
+    assert facts["graphs"] == [1, 0]
+    assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
+    for way, (graphs, far) in facts["steps"].items():
+        assert graphs == 1, way
+        assert far < TOLERANCE, way
+
+
+def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> None:
+    hosts = [(0, 1), (0, 4), (1, 2)]
+    told = [json.loads(script("tests.makers.xla_host", *map(str, host)).splitlines()[-1]) for host in hosts]
+    assert [one["host"] for one in told] == [[host, 2] for host, _ in hosts]
+    assert told[0]["kept"] == told[1]["kept"] == told[2]["kept"]
+    assert {unit for row in told[0]["kept"] for unit in row} == {0.0, 2.0}
+    for one in told[1:]:
+        for name, weights in told[0]["weights"].items():
+            np.testing.assert_allclose(one["weights"][name], weights, atol=TOLERANCE, err_msg=name)
+
+
+def shared_model(num_classes: int) -> Any:
+    """A model whose second and third layer have the same weights."""
+    from torch import nn
+
+    layers = [nn.Flatten(), nn.Linear(192, 16), *(nn.Linear(16, 16) for _ in range(2)), nn.Linear(16, num_classes)]
+    net = nn.Sequential(*layers)
+    net[3].weight = net[2].weight
+    return net
+
+
+@pytest.mark.parametrize("strategy", ["spmd", "replica"])
+def test_layers_that_share_their_weights_do_so_on_xla_too(manifest: str, tmp_path: Path, strategy: Strategy) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:shared_model")
+    config = tiny_config(manifest, tmp_path / "single", epochs=1, model=model)
+    succeed(config)
+    succeed(replace(config, strategy=strategy, run_dir=str(tmp_path / "xla")))
+    assert largest_difference(losses(tmp_path / "single"), losses(tmp_path / "xla")) < TOLERANCE
+    weights = newest_weights(tmp_path / "xla")
+    assert torch.equal(weights["2.weight"], weights["3.weight"])
+
+
+def newest_weights(folder: Path) -> dict[str, torch.Tensor]:
+    found = checkpoint.newest(open_storage(str(folder)), pytest.fail)
+    assert found is not None
+    return found[1]["model"]
+
+
+def changing_model(num_classes: int) -> Any:
+    """A model with a Python number that changes from step to step."""
+    from torch import nn
+
+    class Changing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.calls = nn.Linear(192, num_classes + 1), 0
+
+        def forward(self, images_NCHW: Any) -> Any:
+            self.calls += 1
+            return self.head(images_NCHW.flatten(1)).repeat(1, 1)[:, : num_classes + self.calls % 2]
+
+    return Changing()
+
+
+def test_a_model_that_recompiles_in_every_step_is_refused(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:changing_model", num_classes=12)
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="spmd", model=model)))
+    assert code == USAGE, output
+    assert "train step compiled 2 graphs" in output
+
+
+# --- interruptions ---------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_spmd_run_goes_on_bit_for_bit(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path / "killed", strategy="spmd", checkpoint_every_steps=2)
+    succeed(replace(config, run_dir=str(tmp_path / "whole")), devices=2)
+    process = trainer(config, devices=2)
+    when(tmp_path / "killed/metrics.jsonl", lambda found: any(one["global_step"] == 5 for one in found), process)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process)[0] == -signal.SIGKILL
+    assert "resumed at step" in succeed(config, devices=2)
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGTERM, PREEMPTED), (signal.SIGINT, INTERRUPTED)])
+def test_a_run_whose_data_is_out_of_reach_ends_when_it_is_told_to(
+    manifest: str, tmp_path: Path, gcs_root: str, gcs_emulator: str, split: str, number: int, expected: int
+) -> None:
+    copy_set(manifest, gcs_root)
+    image = ImageConfig(size=8, train_crop="random", eval_resize=8)
+    with FaultyProxy(gcs_emulator) as proxy:
+        process = trainer(
+            tiny_config(gcs_root, tmp_path, epochs=500, image=image), environment={"STORAGE_EMULATOR_HOST": proxy.url}
+        )
+        when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+        proxy.script = lambda seen: Fault("reset") if f"{split}-" in seen.path else None
+        wait_until_quiet(tmp_path / "metrics.jsonl")
+        process.send_signal(number)
+        code, output = finish(process, timeout_s=60 + START_S)
+    assert code == expected, output
+    if code == PREEMPTED:
+        saved = int(re.findall(r"saved at step (\d+)", output)[0])
+        assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved == len(losses(tmp_path))
+
+
+def copy_set(source: str, target: str) -> None:
+    """A shard set somewhere else."""
+    storage, copy = open_storage(source), open_storage(target)
+    for stat in storage.list():
+        with copy.writer(stat.name) as writer:
+            writer.write(storage.read(stat.name))
+
+
+def wait_until_quiet(path: Path) -> None:
+    """Returns when a file has not grown for two seconds."""
+    while time.time() - path.stat().st_mtime < 2:
+        time.sleep(0.1)
+
+
+@pytest.mark.gcs
+def test_records_of_a_killed_run_reach_the_bucket_as_far_as_its_checkpoint(manifest: str, gcs_root: str) -> None:
+    config = tiny_config(manifest, f"{gcs_root}/run", epochs=500, checkpoint_every_steps=2)
+    process = trainer(config)
+    storage = open_storage(config.run_dir)
+    while process.poll() is None and not any(commit.step > 4 for commit in checkpoint.commits(storage)):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    assert finish(process)[0] == -signal.SIGKILL
+    saved = checkpoint.commits(storage)[-1].step
+    assert len(losses(config.run_dir)) >= saved
+    output = succeed(replace(config, max_steps=saved + 2))
+    assert f"resumed at step {saved}" in output
+    # The lease of the killed run was taken at once: its process was seen to be gone.
+    assert "waiting" not in output
+    steps = [record["global_step"] for record in read_records(config.run_dir, "step")]
+    assert steps == list(range(saved + 2))
+
+
+def test_thirty_kills_change_nothing(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name=kills.MODEL)
+    config = tiny_config(manifest, tmp_path / "killed", epochs=20, checkpoint_every_steps=1, model=model)
+    logs = {name: tmp_path / f"{name}.jsonl" for name in ("killed", "whole")}
+    succeed(replace(config, run_dir=str(tmp_path / "whole")), environment={kills.TOLD: str(logs["whole"])})
+    output = script("tests.makers.kills", "30", "0", in_json(config), environment={kills.TOLD: str(logs["killed"])})
+    assert "killed 30 of 30 lives" in output
+    assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+    left, right = (read_records(tmp_path / name, "epoch") for name in ("killed", "whole"))
+    assert [one["key_digest"] for one in left] == [one["key_digest"] for one in right]
+    batches = [batch for _, _, batch in steps_of(open_data(config, 0, 1).train, 0, 20 * STEPS)]
+    images = (Normalize()(torch.from_numpy(batch["image"]), torch.from_numpy(batch["flip"])) for batch in batches)
+    planned = list(enumerate(map(kills.digest_of, images)))
+    assert kills.told(logs["whole"]) == planned
+    seen = kills.told(logs["killed"])
+    assert len(seen) > len(planned)
+    assert set(seen) == set(planned)
+
+
+def test_sigterm_ends_a_run_with_its_exit_code_and_everything_saved(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy="spmd")
+    process = trainer(config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == PREEMPTED, output
+    saved = int(re.findall(r"saved at step (\d+)", output)[0])
+    assert f"resumed at step {saved}" in succeed(replace(config, max_steps=saved + 2))
+
+
+def test_all_ddp_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp_path: Path) -> None:
+    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    os.kill(workers_of(process.pid)[1], signal.SIGTERM)
+    code, output = finish(process)
+    assert code != OK
+    assert len(set(re.findall(r"saved at step (\d+)", output))) == 1
+    assert output.count("asked to stop") >= 2
+
+
+def test_when_one_ddp_process_dies_the_others_end_within_a_minute(manifest: str, tmp_path: Path) -> None:
+    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    os.kill(workers_of(process.pid)[1], signal.SIGKILL)
+    code, output = finish(process, timeout_s=60 + START_S)
+    assert code == FAILED, output
+    assert "SIGKILL" in output or "Connection closed" in output
+
+
+def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: Path) -> None:
+    # Without torchrun, which would end the others itself.
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy="ddp")
+    left, right = pair(config, config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, left)
+    right.kill()
+    assert finish(right)[0] == -signal.SIGKILL
+    code, output = finish(left, timeout_s=60 + START_S)
+    assert code == FAILED, output
+    assert f"PeerLost: another process of this run died: process 1 (pid {right.pid} on" in output.splitlines()[-1]
+    assert "another process of this run died" in (tmp_path / "logs/host-000.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("dying", "expected"),
+    [
+        (0, r"PeerLost: the process of RANK 0 did not open port \d+ of 127.0.0.1 .*: see in its log whether it ended"),
+        (1, r"PeerLost: 1 of 2 processes of this run, such as number 1, did not reach port .*: see in their logs"),
+    ],
+)
+def test_a_process_whose_peer_dies_before_it_comes_names_it_within_a_minute(
+    manifest: str, tmp_path: Path, dying: int, expected: str
+) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp")
+    both = pair(config, config)
+    both[dying].kill()
+    assert finish(both[dying])[0] == -signal.SIGKILL
+    code, output = finish(both[1 - dying], timeout_s=JOIN_S + GRACE_S + START_S)
+    assert code == FAILED, output
+    assert re.match(expected, output.splitlines()[-1]), output
+    assert not (tmp_path / "logs").exists()
+
+
+DYING = "TESTS_DYING"
+
+
+def dying_model(num_classes: int) -> Any:
+    """The usual model; the process whose RANK the environment names is killed at the point that it names."""
+    rank, point = os.environ[DYING].split()
+
+    def reach(here: str) -> None:
+        if (os.environ["RANK"], here) == (rank, point):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    reach("build")
+    model = tiny_resnet(num_classes)
+    model.register_forward_pre_hook(lambda module, images: reach("train" if module.training else "evaluate"))
+    model.register_state_dict_pre_hook(lambda *_: reach("save"))
+    return model
+
+
+@pytest.mark.parametrize("point", ["build", "train", "evaluate", "save"])
+@pytest.mark.parametrize("dying", [0, 1])
+def test_wherever_a_process_of_ddp_dies_the_other_one_names_it_at_once(
+    manifest: str, tmp_path: Path, dying: int, point: str
+) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:dying_model")
+    config = tiny_config(manifest, tmp_path, strategy="ddp", model=model)
+    both = pair(config, config, {DYING: f"{dying} {point}"})
+    assert finish(both[dying], timeout_s=60 + START_S)[0] == -signal.SIGKILL
+    code, output = finish(both[1 - dying], timeout_s=2 * GRACE_S + START_S)
+    assert code == FAILED, output
+    who = rf"process 1 \(pid {both[1].pid} on" if dying else "the one that listens on port"
+    assert re.match(f"PeerLost: another process of this run died: {who}", output.splitlines()[-1]), output
+
+
+def test_a_start_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp", stall_timeout_s=30)
+    code, output = finish(alone(config, 0, free_port()), timeout_s=60 + START_S)
+    assert code == FAILED, output
+    assert "Timeout" in output
+    assert "in join" in output
+
+
+def test_a_process_whose_peer_hangs_does_not_wait_for_ever(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=5000, strategy="ddp")
+    left, right = pair(config, config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, left)
+    right.send_signal(signal.SIGSTOP)
+    code, output = finish(left, timeout_s=180 + START_S)
+    right.kill()
+    finish(right)
+    assert code == FAILED, output
+    assert f"PeerLost: another process of this run hangs: process 1 (pid {right.pid} on" in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sent", "word"),
+    [("spmd", signal.SIGKILL, "died"), ("replica", signal.SIGKILL, "died"), ("replica", signal.SIGSTOP, "hangs")],
+)
+def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
+    manifest: str, tmp_path: Path, strategy: Strategy, sent: signal.Signals, word: str
+) -> None:
+    both = [tiny_config(manifest, tmp_path / f"{host}", epochs=50_000, strategy=strategy) for host in range(2)]
+    port = free_port()
+    hosts = [python("tests.makers.hosts", str(port), str(host), in_json(one)) for host, one in enumerate(both)]
+    for host, process in enumerate(hosts):
+        when(tmp_path / f"{host}/metrics.jsonl", lambda found: len(found) > 3, process)
+    lost = hosts[1].pid if strategy == "spmd" else replicas_of(hosts[1].pid)[0]
+    os.kill(lost, sent)
+    for process in hosts:
+        code, output = finish(process, timeout_s=120 + START_S)
+        if process.pid != lost:
+            assert code == FAILED, output
+            last = output.splitlines()[-1]
+            assert f"PeerLost: another process of this run {word}: process 1 (pid {lost} on " in last, output
+    assert f"another process of this run {word}" in (tmp_path / "0/logs/host-000.log").read_text()
+    assert not Path(f"/proc/{lost}").exists()
+
+
+def test_a_replica_that_fails_ends_with_its_own_error_and_code(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:changing_model", num_classes=12)
+    code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
+    assert code == USAGE, output
+    assert "train step compiled 2 graphs" in output.splitlines()[-1]
+    assert "PeerLost" not in output
+
+
+def sleeping_model(num_classes: int) -> Any:
+    """A model that never gets through its first step."""
+    from torch import nn
+
+    class Sleeping(nn.Linear):
+        def forward(self, images_NCHW: Any) -> Any:
+            time.sleep(600)
+
+    return Sleeping(1, num_classes)
+
+
+def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name="tests.trainer.test_strategies:sleeping_model")
+    code, output = finish(
+        trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=60)), timeout_s=120 + START_S
+    )
+    assert code == FAILED, output
+    assert "Timeout" in output
+    assert "in forward" in output
+
+
+@pytest.mark.gcs
+def test_a_process_of_ddp_waits_as_long_for_the_data_of_another_as_the_stall_timeout_says(
+    manifest: str, tmp_path: Path, gcs_root: str, gcs_emulator: str
+) -> None:
+    # 65 seconds without an answer: torch's own patience was 60.
+    copy_set(manifest, gcs_root)
+    image = ImageConfig(size=8, train_crop="random", eval_resize=8)
+    config = tiny_config(gcs_root, tmp_path, epochs=1, max_steps=6, strategy="ddp", image=image)
+    port, lifted = free_port(), math.inf
+    with FaultyProxy(gcs_emulator) as proxy:
+        proxy.script = lambda seen: Fault("reset") if "train-" in seen.path and time.monotonic() < lifted else None
+        near = alone(config, 0, port)
+        far = alone(config, 1, port, {"STORAGE_EMULATOR_HOST": proxy.url})
+        while near.poll() is None and not any("train-" in seen.path for seen in proxy.seen):
+            time.sleep(0.1)
+        lifted = time.monotonic() + 65
+        for process in (near, far):
+            code, output = finish(process)
+            assert code == OK, output
+    assert len(losses(tmp_path)) == 6
+
+
+def test_processes_of_different_seeds_refuse_to_start(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp")
+    for code, output in map(finish, pair(config, replace(config, seed=5))):
+        assert code == USAGE, output
+        assert "seed is 0 on host 0 and 5 on host 1" in output.splitlines()[-1]
+    assert not (tmp_path / "logs").exists()
+
+
+def test_processes_of_one_rank_refuse_to_start(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp")
+    port = free_port()
+    waiting = alone(config, 0, port)
+    wait_for_port(port, waiting)
+    code, output = finish(alone(config, 0, port), timeout_s=60 + START_S)
+    assert code == USAGE, output
+    assert re.search(r"can't listen on port \d+ .*; each process needs a RANK of its own", output.splitlines()[-1])
+    waiting.kill()
+    finish(waiting)
+
+
+def test_a_second_run_under_one_run_folder_is_refused_on_all_its_processes(manifest: str, tmp_path: Path) -> None:
+    first = trainer(tiny_config(manifest, tmp_path, epochs=500))
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, first)
+    second = tiny_config(manifest, tmp_path, epochs=500, strategy="ddp")
+    for code, output in map(finish, pair(second, second)):
+        assert code == USAGE, output
+        assert f"process {first.pid} on" in output.splitlines()[-1]
+    first.send_signal(signal.SIGTERM)
+    assert finish(first)[0] == PREEMPTED
+
+
+def test_sigterm_ends_a_replica_with_its_exit_code_and_everything_saved(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy="replica")
+    process = trainer(config)
+    when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == PREEMPTED, output
+    saved = int(re.findall(r"saved at step (\d+)", output)[0])
+    assert checkpoint.commits(open_storage(str(tmp_path)))[-1].step == saved
+
+
+def pair(
+    first: TrainConfig, second: TrainConfig, environment: dict[str, str] | None = None
+) -> list[subprocess.Popen[str]]:
+    """Two processes of `ddp` without torchrun."""
+    port = free_port()
+    return [alone(config, rank, port, environment) for rank, config in enumerate((first, second))]
+
+
+def alone(
+    config: TrainConfig, rank: int, port: int, environment: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """One of two such processes."""
+    values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return trainer(config, environment={name: str(value) for name, value in values.items()} | (environment or {}))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_port(port: int, process: subprocess.Popen[str]) -> None:
+    while process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+
+
+def python(name: str, *arguments: str) -> subprocess.Popen[str]:
+    """A module of the tests in a process of its own, which a test ends."""
+    return subprocess.Popen(
+        [sys.executable, "-m", name, *arguments],
+        env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def replicas_of(launcher: int) -> list[int]:
+    """The processes that torch_xla started, without that which looks after their semaphores."""
+    return [pid for pid in workers_of(launcher) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def workers_of(launcher: int) -> list[int]:
+    """The processes that a launcher started."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+# --- a real task -----------------------------------------------------------------------------------------------------
+
+
+def digits_set(folder: Path) -> str:
+    """scikit-learn's 1,797 handwritten digits as a shard set; 297 of them are the test split."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.images))
+    pictures = (digits.images * 255 / 16).astype(np.uint8)[..., None].repeat(3, axis=-1)
+
+    def samples(split: str, chosen: np.ndarray) -> list[Any]:
+        return [digit(split, number, pictures[place], int(digits.target[place])) for number, place in enumerate(chosen)]
+
+    parts = {"train": samples("train", order[:1500]), "test": samples("test", order[1500:])}
+    write_shard_set(open_storage(str(folder)), parts, num_shards=4)
+    return str(folder)
+
+
+def digit(split: str, number: int, picture: np.ndarray, label: int) -> StoredSample:
+    fields = (("png", encode(picture, "png")), ("cls", str(label).encode("ascii")))
+    return StoredSample(key=f"{split}-{number:06d}", fields=fields, label=label, source=number)
+
+
+def test_the_digits_recipe_reaches_97_percent_on_xla(tmp_path: Path) -> None:
+    manifest = digits_set(tmp_path / "set")
+    output = succeed(replace(configs.digits_smoke(), manifest=manifest, run_dir=str(tmp_path / "run")))
+    assert read_records(tmp_path / "run", "final")[0]["accuracy"] > 0.97
+    assert "test accuracy 0.9" in output.splitlines()[-1]

@@ -1,0 +1,154 @@
+"""Processes that watch each other: real ones, which are killed, stopped and ended, with a short patience."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from shardset.errors import ConfigError
+from tests.makers.watched import CAUGHT
+from trainer.supervise import heartbeat
+
+FAILED, PREEMPTED = 1, 3
+
+LOSSES = [(signal.SIGKILL, "died"), pytest.param(signal.SIGSTOP, "hangs", marks=pytest.mark.slow)]
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts process `host` of so many that does something; what is left at the end is killed."""
+    port, started = free_port(), []
+
+    def one(host: int, num_hosts: int, what: str) -> subprocess.Popen[str]:
+        words = [sys.executable, "-m", "tests.makers.watched", str(port), str(host), str(num_hosts), what]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        started.append(subprocess.Popen(words, text=True, **pipes))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ready(*processes: subprocess.Popen[str]) -> None:
+    """Waits until each stands where it will act and all know each other, and lets them."""
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    output, _ = process.communicate(timeout=600)
+    return process.returncode, output.splitlines()
+
+
+@pytest.mark.parametrize(("sent", "word"), LOSSES)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(
+    start: Start, sent: signal.Signals, word: str, lost: int
+) -> None:
+    processes = [start(host, 3, "wait") for host in range(3)]
+    ready(*processes)
+    os.kill(processes[lost].pid, sent)
+    who = f"process 1 (pid {processes[1].pid} on {socket.gethostname()}) after step 11"
+    for host in {0, 1, 2} - {lost}:
+        code, lines = end_of(processes[host])
+        assert code == FAILED, lines
+        noted, said = lines[-2:]
+        assert said == noted.replace("noted", "PeerLost")
+        assert f"another process of this run {word}: {who if lost else 'the one that listens on port'}" in said
+        assert said.endswith("the same command goes on from the last checkpoint")
+
+
+def test_a_main_thread_that_ends_by_itself_after_a_loss_is_let_go(start: Start) -> None:
+    processes = [start(0, 2, "give up"), start(1, 2, "wait")]
+    ready(*processes)
+    processes[1].kill()
+    code, lines = end_of(processes[0])
+    assert (code, [line.partition(":")[0] for line in lines]) == (CAUGHT, ["noted"])
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(start: Start, host: int) -> None:
+    failing, waiting = start(host, 2, "fail"), start(1 - host, 2, "wait")
+    ready(failing, waiting)
+    code, lines = end_of(failing)
+    assert (code, lines[-1]) == (FAILED, "trainer.errors.NotFinite: the loss is nan")
+    code, lines = end_of(waiting)
+    assert code == FAILED
+    expected = (
+        rf"PeerLost: .* failed: process {host} \(pid .*\) after step {10 + host}: NotFinite: the loss is nan; the"
+    )
+    assert re.match(expected, lines[-1]), lines
+
+
+def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start) -> None:
+    whats = {"later": 0, "end": 0, "preempted": PREEMPTED}
+    processes = [start(host, 3, what) for host, what in enumerate(whats)]
+    ready(*processes)
+    assert [end_of(process) for process in processes] == [(code, []) for code in whats.values()]
+
+
+def test_the_process_with_the_hub_may_end_first(start: Start) -> None:
+    processes = [start(0, 2, "end"), start(1, 2, "later")]
+    ready(*processes)
+    assert [end_of(process) for process in processes] == [(0, [])] * 2
+
+
+@pytest.mark.slow
+def test_a_process_that_does_not_come_is_named(start: Start) -> None:
+    code, lines = end_of(start(0, 3, "wait alone"))
+    assert code == FAILED
+    assert "2 of 3 processes of this run, such as number 1, did not reach port" in lines[-1]
+
+
+@pytest.mark.slow
+def test_a_hub_that_can_not_be_reached_is_named_with_what_to_open(start: Start) -> None:
+    code, lines = end_of(start(1, 2, "wait alone"))
+    assert code == FAILED
+    assert re.search(r"no way to port \d+ of 127.0.0.1 within 3 s .*allow this TCP port between the hosts", lines[-1])
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with (
+        heartbeat.HeartbeatServer(("127.0.0.1", 0)) as hub,
+        pytest.raises(ConfigError, match=f"can't listen on port {hub.port}"),
+    ):
+        heartbeat.HeartbeatServer(("127.0.0.1", hub.port))
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"{}\n[1]\n", b"x" * 100_000, b'{"lost": "all"}\n'])
+def test_strangers_at_the_port_harm_nobody(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
+    with heartbeat.HeartbeatServer(("127.0.0.1", 0)) as hub:
+        own = heartbeat.HeartbeatClient()
+        own.start(("127.0.0.1", hub.port), 0, 1)
+        with socket.create_connection(("127.0.0.1", hub.port)) as stranger:
+            stranger.sendall(said)
+            assert stranger.recv(100) in (b"", b"{}\n")
+        own.leave(None)
+    assert (hub._news, own._news) == (heartbeat.Message(), None)
+
+
+def test_a_watch_that_was_not_started_does_nothing() -> None:
+    with heartbeat.HeartbeatClient() as own:
+        own.reached(5)
+        assert own.news() is None

@@ -1,0 +1,207 @@
+import resource
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from shardset.errors import ConfigError, NotFound, StorageError
+from shardset.storage.base import Storage, open_storage
+from trainer.errors import RunTaken
+from trainer.supervise import run_lock as holds
+from trainer.supervise.run_lock import HOLDER, Holder, RunLock, acquire_run_lock, this_process
+
+BEAT_S = 0.02
+LONG_S = 600.0
+"""Longer than any test: who waits so long has not seen what was there to see."""
+
+
+def unexpected(text: str) -> None:
+    raise AssertionError(text)
+
+
+def take(storage: Storage, *, patience_s: float = LONG_S) -> RunLock:
+    return acquire_run_lock(storage.url, lambda _: None, beat_s=BEAT_S, patience_s=patience_s)
+
+
+def stands(storage: Storage) -> Holder:
+    return msgspec.json.decode(storage.read(HOLDER), type=Holder)
+
+
+def leave_behind(storage: Storage, holder: Holder) -> None:
+    """The lease of a run that was killed."""
+    with storage.writer(HOLDER) as writer:
+        writer.write(msgspec.json.encode(holder))
+
+
+def check_until_it_raises(held: RunLock) -> None:
+    end = time.monotonic() + LONG_S
+    while time.monotonic() < end:
+        held.check()
+        time.sleep(BEAT_S)
+
+
+def of_another_machine() -> Holder:
+    return msgspec.structs.replace(this_process(), host="elsewhere", machine="", pid=7)
+
+
+def dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture(params=["memory", pytest.param("gs", marks=pytest.mark.gcs)])
+def bucket(request: pytest.FixtureRequest) -> Storage:
+    gs = request.param == "gs"
+    return open_storage(request.getfixturevalue("gcs_root") if gs else f"memory://{uuid.uuid4().hex}/run")
+
+
+def test_a_second_living_run_is_refused_and_the_first_one_named(storage: Storage) -> None:
+    first = take(storage)
+    with pytest.raises(ConfigError, match=f"process {this_process().pid} on .* writes to this run folder"):
+        take(storage)
+    first.check()
+    first.close()
+    take(storage).close()
+
+
+def test_a_lease_of_a_killed_process_of_this_machine_is_taken_at_once(bucket: Storage) -> None:
+    leave_behind(bucket, msgspec.structs.replace(this_process(), pid=dead_pid()))
+    held = acquire_run_lock(bucket.url, unexpected, beat_s=BEAT_S, patience_s=LONG_S)
+    assert stands(bucket).pid == this_process().pid
+    held.close()
+
+
+def test_a_lease_that_nobody_renews_is_taken_after_a_while_and_its_holder_told(bucket: Storage) -> None:
+    leave_behind(bucket, of_another_machine())
+    told: list[str] = []
+    acquire_run_lock(bucket.url, told.append, beat_s=BEAT_S, patience_s=0.05).close()
+    assert len(told) == 1
+    assert "process 7 on elsewhere" in told[0]
+
+
+def test_a_lease_that_is_given_back_meanwhile_is_taken(bucket: Storage) -> None:
+    leave_behind(bucket, of_another_machine())
+    threading.Timer(0.1, bucket.delete, [HOLDER]).start()
+    take(bucket).close()
+
+
+def test_a_lease_is_renewed_and_removed_at_the_end(bucket: Storage) -> None:
+    held = take(bucket)
+    while stands(bucket).beat < 2:
+        time.sleep(BEAT_S)
+    held.close()
+    with pytest.raises(NotFound):
+        bucket.stat(HOLDER)
+
+
+def test_a_run_that_lost_its_lease_is_told_and_leaves_the_new_one_alone(bucket: Storage) -> None:
+    held = take(bucket)
+    taker = of_another_machine()
+    # Not by a plain write: a renewal in flight could follow it.
+    while stands(bucket).token != taker.token:
+        leave_behind(bucket, taker)
+        time.sleep(5 * BEAT_S)
+    with pytest.raises(RunTaken, match="process 7 on elsewhere"):
+        check_until_it_raises(held)
+    held.close()
+    assert stands(bucket) == taker
+
+
+def test_a_run_whose_taker_has_ended_is_told_too(bucket: Storage) -> None:
+    held = take(bucket)
+    bucket.delete(HOLDER)
+    with pytest.raises(RunTaken, match=f"{HOLDER} is gone: another run took the folder and has ended"):
+        check_until_it_raises(held)
+    held.close()
+    with pytest.raises(NotFound):
+        bucket.stat(HOLDER)
+
+
+def test_a_lease_that_is_gone_at_the_end_is_left_alone(bucket: Storage) -> None:
+    held = acquire_run_lock(bucket.url, unexpected, beat_s=LONG_S, patience_s=LONG_S)
+    bucket.delete(HOLDER)
+    held.close()
+    with pytest.raises(NotFound):
+        bucket.stat(HOLDER)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff not json"])
+def test_an_unreadable_lease_is_one_that_nobody_renews(bucket: Storage, content: bytes) -> None:
+    with bucket.writer(HOLDER) as writer:
+        writer.write(content)
+    take(bucket, patience_s=0.05).close()
+
+
+def test_only_one_of_many_takes_a_dead_lease(bucket: Storage) -> None:
+    leave_behind(bucket, msgspec.structs.replace(this_process(), pid=dead_pid()))
+    taken: list[RunLock] = []
+    refused: list[ConfigError] = []
+
+    def try_it() -> None:
+        try:
+            taken.append(take(bucket))
+        except ConfigError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=try_it) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused)) == (1, 5)
+    taken[0].close()
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from trainer.supervise.run_lock import acquire_run_lock; "
+        "held = acquire_run_lock(sys.argv[1], print); print(1, flush=True)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(600)", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    with pytest.raises(ConfigError, match=f"process {process.pid} on"):
+        acquire_run_lock(str(tmp_path), unexpected)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    acquire_run_lock(str(tmp_path), unexpected).close()
+
+
+def test_a_process_without_a_machine_is_never_called_gone() -> None:
+    assert not holds._is_gone(of_another_machine())
+    assert not holds._is_gone(None)
+
+
+@pytest.mark.parametrize("name", ["file", "file/run", "folder"])
+def test_a_folder_that_can_not_be_one_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder" / HOLDER).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=rf"{name}: can't be a run folder \(.*\); take another --run-dir"):
+        acquire_run_lock(str(tmp_path / name), unexpected)
+
+
+def test_a_disk_that_takes_no_lock_is_named(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(StorageError, match=f"^{tmp_path}/{HOLDER}: the file is larger than the system allows"):
+            acquire_run_lock(str(tmp_path), unexpected)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("url", ["~/run", "gs:/bucket/run"])
+def test_a_slip_in_an_address_makes_no_folder(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"^{url}: "):
+        acquire_run_lock(url, unexpected)
+    assert not list(tmp_path.iterdir())

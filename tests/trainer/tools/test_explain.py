@@ -1,0 +1,396 @@
+"""What explain says is what a run does: the same samples in the same slots, from numbers alone."""
+
+import io
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from PIL import Image
+
+from shardset.errors import ConfigError
+from shardset.format import manifest as manifests
+from shardset.format import naming
+from shardset.format.tar import StoredSample
+from shardset.read import indexes
+from shardset.storage.base import open_storage
+from shardset.stream.mixture import MixedStream, Share
+from shardset.stream.stream import Stream
+from tests.makers.once import DamagesOnce
+from tests.makers.shardset import png_samples, put, references, write_shard_set
+from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
+from trainer import __main__ as command
+from trainer import config as configs
+from trainer import loop
+from trainer.data.splits import SampleDigest, open_data
+from trainer.record.metrics import METRICS, records
+from trainer.run import Run
+from trainer.runtime import runtime
+from trainer.tools.explain import explain_sample, explain_step, plan_of_config, plan_of_run
+
+Ids = dict[tuple[int, int], list[tuple[int, float]]]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
+    """The folder of a run of two epochs, and the ids and weights that each of its steps trained on."""
+    place = tmp_path_factory.mktemp("explained")
+    url = shard_set(place / "shards")
+    _write_names(url)
+    seen: Ids = {}
+    with runtime.running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
+        for fed in run.batches():
+            seen[fed.epoch, fed.step] = list(zip(fed.ids.tolist(), fed.weights.tolist(), strict=True))
+            run.learn(fed)
+            run.report()
+            if run.epoch_is_done():
+                run.check_epoch()
+                run.close_epoch(loop.evaluate(here, run.learner, run.data.evaluation, run.was_asked_meanwhile))
+        run.finish()
+    return str(place / "run"), seen
+
+
+def _write_names(url: str) -> None:
+    """The plan of each shard, as far as it says what samples were called."""
+    manifest, storage = manifests.load(url)
+    for number, shard in enumerate(manifest.split("train").shards):
+        ids = range(shard.first_id, shard.first_id + shard.num_samples)
+        samples = [StoredSample(key=f"train-{row:06d}", fields=(), label=0, source=row) for row in ids]
+        names = [f"raw/{row} <b>.png" for row in ids]
+        put(storage, naming.references_path("train", number), references(samples, names))
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert command.main(["explain", *words, "--json"]) == command.OK, capsys.readouterr().err
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_step_holds_what_the_run_trained_on(recorded):
+    run_dir, seen = recorded
+    plan = plan_of_run(run_dir)
+    assert plan.timetable.num_steps == len(seen) == 2 * STEPS
+    for global_step in range(2 * STEPS):
+        found = explain_step(plan, str(global_step))
+        assert found.done is True
+        trained = seen[found.epoch, found.step]
+        assert [(one.sample.id, float(not one.pad)) for one in found.samples] == trained
+        assert [one.slot for one in found.samples] == list(range(BATCH))
+        assert found == explain_step(plan, f"{found.epoch}:{found.step}")
+
+
+def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
+    run_dir, _ = recorded
+    plan = plan_of_run(run_dir)
+    logged = [r for r in records((Path(run_dir) / METRICS).read_bytes()) if r["kind"] == "epoch"]
+    for epoch, record in enumerate(logged):
+        counted = SampleDigest()
+        for step in range(STEPS):
+            found = explain_step(plan, f"{epoch}:{step}").samples
+            counted = counted.plus(np.array([one.sample.id for one in found if not one.pad]))
+        assert (counted.samples, counted.text) == (record["samples"], record["key_digest"])
+    assert len(logged) == 2
+
+
+def test_every_sample_is_in_the_steps_that_trained_on_it(recorded):
+    run_dir, seen = recorded
+    plan = plan_of_run(run_dir)
+    pads = 0
+    for sample_id in range(NUM_TRAIN):
+        found = explain_sample(plan, sample_id)
+        trained = [
+            (epoch, step, slot, weight == 0)
+            for (epoch, step), slots in seen.items()
+            for slot, (id_, weight) in enumerate(slots)
+            if id_ == sample_id
+        ]
+        assert sorted((v.epoch, v.step, v.slot, v.pad) for v in found.visits) == sorted(trained)
+        assert found.num_done == len(trained)
+        pads += sum(v.pad for v in found.visits)
+    assert pads == 2 * (STEPS * BATCH - NUM_TRAIN)
+
+
+def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
+    run_dir, _ = recorded
+    plan = plan_of_run(run_dir)
+    url = plan.timetable.storage.url
+    stream = Stream(url, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5, image=None, with_key=True)
+    steps = 0
+    for step, batch in enumerate(stream.epoch(1)):
+        found = [one.sample for one in explain_step(plan, f"1:{step}").samples]
+        assert [sample.key for sample in found] == batch["key"]
+        assert [sample.label for sample in found] == batch["label"].tolist()
+        assert [sample.name for sample in found] == [f"raw/{sample.id} <b>.png" for sample in found]
+        steps += 1
+    assert steps == STEPS
+
+
+def test_a_run_that_is_described_is_the_one_that_was_made(recorded, capsys):
+    run_dir, _ = recorded
+    config = json.loads((Path(run_dir) / configs.RECORD).read_text())
+    described = ["--manifest", config["manifest"], "--seed", "5", "--global-batch-size", "8", "--set", "epochs=2"]
+    by_run = told(capsys, "--run-dir", run_dir, "--step", "9")
+    by_words = told(capsys, *described, "--step", "9")
+    assert by_words.pop("done") is None
+    assert by_run.pop("done") is True
+    assert by_words == by_run
+
+
+def test_a_run_that_is_described_has_the_order_of_its_budget(recorded):
+    run_dir, _ = recorded
+    config = configs.from_dict(json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"budget_bytes": 180_000})
+    order = plan_of_config(config).timetable.order
+    stream = open_data(config, 0, 1).train
+    assert order.window == stream.order.window < plan_of_run(run_dir).timetable.order.window
+
+
+def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):
+    run_dir, _ = recorded
+    found = told(capsys, "--run-dir", run_dir, "--key", "train-000007", "--epochs", "1:2")
+    (visit,) = [visit for visit in found["visits"] if not visit["pad"]]
+    assert visit["epoch"] == 1
+    step = told(capsys, "--run-dir", run_dir, "--step", str(visit["global_step"]))
+    assert step["samples"][visit["slot"]]["sample"] == found["sample"]
+    assert told(capsys, "--run-dir", run_dir, "--id", "7", "--epochs", "1:2") == found
+
+
+def test_tables_say_pads_names_and_how_far_the_run_is(recorded, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    run_dir, _ = recorded
+    assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == command.OK
+    text = capsys.readouterr().out
+    assert "epoch 0 step 6 of 7, taken: 8 slots, 4 of them pads of weight 0" in text
+    assert text.count("(pad)") == 4
+    assert "<b>.png" in text
+    assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == command.OK
+    assert "originally raw/7 <b>.png" in capsys.readouterr().out
+
+
+def test_a_contact_sheet_shows_every_slot_and_trusts_no_name(recorded, tmp_path, capsys):
+    run_dir, _ = recorded
+    for name in ("sheet.html", "sheet.png"):
+        told(capsys, "--run-dir", run_dir, "--step", "6", "--thumbnails", str(tmp_path / name))
+    page = (tmp_path / "sheet.html").read_text()
+    assert page.count("<figure") == page.count("data:image/png;base64,") == BATCH
+    assert page.count('class="pad"') == 4
+    assert "&lt;b&gt;.png" in page
+    assert "<b>" not in page
+    with Image.open(io.BytesIO((tmp_path / "sheet.png").read_bytes())) as sheet:
+        colours = sheet.convert("RGB").getcolors(1 << 20)
+    assert len(colours) > 20
+
+
+def test_an_image_that_can_t_be_decoded_leaves_its_place_empty(tmp_path):
+    samples = [replace(sample, fields=(("png", b"no image"), ("cls", b"0"))) for sample in png_samples("train", 4)]
+    write_shard_set(open_storage(str(tmp_path / "set")), {"train": samples, "val": png_samples("val", 2)})
+    plan = plan_of_config(tiny_config(str(tmp_path / "set"), tmp_path, global_batch_size=4))
+    from trainer.tools import contact_sheet
+
+    seen = explain_step(plan, "0").samples
+    page = contact_sheet.render(plan.timetable.storage, plan.timetable.split, seen, title="a<b", path="x.html").decode()
+    assert page.count('alt="no image"') == 4
+    assert "a&lt;b" in page
+
+
+def test_an_image_that_is_damaged_once_is_shown_and_one_that_stays_so_is_not(tmp_path):
+    write_shard_set(
+        open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4), "val": png_samples("val", 2)}
+    )
+    plan = plan_of_config(tiny_config(str(tmp_path / "set"), tmp_path, global_batch_size=4))
+    from trainer.tools import contact_sheet
+
+    seen, storage, split = explain_step(plan, "0").samples, plan.timetable.storage, plan.timetable.split
+    whole = contact_sheet.render(storage, split, seen, title="a", path="x.html")
+    once = DamagesOnce(storage)
+    assert contact_sheet.render(once, split, seen, title="a", path="x.html") == whole
+    assert {shard.path for shard in split.shards} <= set(once.damaged)
+    for shard in split.shards:
+        data = bytearray(storage.read(shard.path))
+        data[600] ^= 1
+        put(storage, shard.path, bytes(data))
+    page = contact_sheet.render(storage, split, seen, title="a", path="x.html").decode()
+    assert page.count('alt="no image"') == len(split.shards)
+
+
+@pytest.mark.gcs
+def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, gcs_root, capsys, monkeypatch):
+    monkeypatch.setattr(indexes, "SMALL", 0)
+    run_dir, _ = recorded
+    for folder in ("run", "shards"):
+        target = open_storage(f"{gcs_root}/{folder}")
+        source = open_storage(str(Path(run_dir).parent / folder))
+        for stat in source.list():
+            put(target, stat.name, source.read(stat.name))
+    config = json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"manifest": f"{gcs_root}/shards"}
+    put(open_storage(f"{gcs_root}/run"), configs.RECORD, json.dumps(config).encode())
+    there = told(capsys, "--run-dir", f"{gcs_root}/run", "--step", "6")
+    here = told(capsys, "--run-dir", run_dir, "--step", "6")
+    assert there.pop("manifest") == f"{gcs_root}/shards"
+    assert here.pop("manifest") != f"{gcs_root}/shards"
+    assert there == here
+
+
+def test_steps_that_the_log_has_not_seen_are_not_called_taken(recorded, tmp_path):
+    run_dir, _ = recorded
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for name in (configs.RECORD, configs.ORDER):
+        shutil.copy(Path(run_dir) / name, folder / name)
+    assert explain_step(plan_of_run(str(folder)), "0").done is False
+    lines = (Path(run_dir) / METRICS).read_bytes().splitlines(keepends=True)
+    (folder / METRICS).write_bytes(b"".join(lines[:3]) + lines[3][:20])  # a kill cut the last line
+    plan = plan_of_run(str(folder))
+    assert plan.steps_done == 3
+    assert [explain_step(plan, str(step)).done for step in (2, 3)] == [True, False]
+
+
+def test_a_mixture_s_streams_are_explained_by_their_orders(recorded):
+    run_dir, _ = recorded
+    url = json.loads((Path(run_dir) / configs.RECORD).read_text())["manifest"]
+    shares = [Share(url, "train", 3), Share(url, "val", 1)]
+    mixed = MixedStream(shares, global_batch_size=8, rank=0, world_size=1, seed=7, image=None)
+    places: dict[int, int] = {}
+    for step, batch in mixed.batches():
+        if step == len(mixed.streams[0]):
+            break
+        of_first = zip(batch["source"].tolist(), batch["id"].tolist(), strict=True)
+        places |= {id_: step for source, id_ in of_first if source == 0}
+    order = mixed.streams[0].order
+    rows, _ = order.find(0, np.array(list(places)))
+    assert (rows // order.items).tolist() == list(places.values())
+
+
+PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")
+COMMANDS = [line for block in re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+
+
+def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch, capsys):
+    place = Path(recorded[0]).parent
+    for name in ("run", "shards"):
+        (tmp_path / name).symlink_to(place / name)
+    monkeypatch.chdir(tmp_path)
+    for line in COMMANDS:
+        python, module, trainer, *words = shlex.split(line)
+        assert (python, module, trainer) == ("python", "-m", "trainer")
+        assert command.main(words) == command.OK, line
+    assert len(COMMANDS) == 5
+    assert (tmp_path / "step.html").exists()
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[-1].startswith("sample 17 of the first set is in step")
+
+
+# --- what can't be explained ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--step", "14"], "are the steps 0 to 13"),
+        (["--step", "2:0"], "which plans 0:2"),
+        (["--step", "1:7"], "an epoch has the steps 0 to 6"),
+        (["--step", "-1"], "neither a step"),
+        (["--step", "1:x"], "EPOCH:STEP"),
+        (["--key", "train-00000"], "near it are train-000000, train-000001"),
+        (["--key", "trän"], "near it are"),
+        (["--id", "52"], "which has 0 to 51"),
+        (["--id", "-1"], "no id -1"),
+        (["--id", "3", "--epochs", "0:3"], "which plans 0:2"),
+        (["--id", "3", "--epochs", "1:1"], "first epoch after the range"),
+        (["--id", "3", "--epochs", "1"], "START:STOP"),
+        ([], "one of --step, --key and --id"),
+        (["--step", "1", "--id", "3"], "one of --step, --key and --id"),
+        (["--step", "1", "--epochs", "0:1"], "EPOCH:STEP"),
+        (["--id", "1", "--thumbnails", "x.png"], "give --step"),
+        (["--step", "1", "--thumbnails", "x.gif"], "must end with .html or .png"),
+        (["--step", "1", "--thumbnails", "~/x.png"], "~ is not your home folder here"),
+        (["--step", "1", "--thumbnails", "gs:/b/x.png"], "two slashes after gs:"),
+        (["--step", "1", "--seed", "3"], "--seed can't be given"),
+        (["--step", "1", "--manifest", "x"], "--manifest can't be given"),
+    ],
+)
+def test_what_can_t_be_asked_is_a_wrong_command_line(recorded, words, message, capsys):
+    run_dir, _ = recorded
+    words = [f"--step={words[1]}"] if words[:2] == ["--step", "-1"] else words
+    words = [f"--id={words[1]}"] if words[:2] == ["--id", "-1"] else words
+    assert command.main(["explain", "--run-dir", run_dir, *words]) == command.USAGE
+    assert message in capsys.readouterr().err
+
+
+def test_a_folder_without_a_config_is_no_run(tmp_path, capsys):
+    assert command.main(["explain", "--run-dir", str(tmp_path), "--step", "0"]) == command.USAGE
+    assert "no config.json there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ('{"epochs": "many"}', "another version or changed")])
+def test_a_broken_config_is_named(tmp_path, text, message):
+    (tmp_path / configs.RECORD).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        plan_of_run(str(tmp_path))
+
+
+def test_a_run_without_a_shard_set_has_nothing_to_explain(capsys):
+    assert command.main(["explain", "--recipe", "digits_smoke", "--step", "0"]) == command.USAGE
+    assert "no shard set to explain" in capsys.readouterr().err
+
+
+def copied(run_dir: str, place: Path, **changes: Any) -> Path:
+    """The run's folder with other numbers in its order."""
+    shutil.copytree(run_dir, place)
+    state = json.loads((place / configs.ORDER).read_text()) | changes
+    (place / configs.ORDER).write_text(json.dumps(state))
+    return place
+
+
+def test_the_recorded_order_counts_not_what_this_version_would_choose(recorded, tmp_path):
+    run_dir, _ = recorded
+    other = plan_of_run(str(copied(run_dir, tmp_path / "run", w=3, q=2)))
+    assert (other.timetable.order.window, other.timetable.order.block_size) == (3, 2)
+    assert explain_step(other, "0").samples != explain_step(plan_of_run(run_dir), "0").samples
+
+
+def test_a_recorded_order_that_is_damaged_is_named_with_what_helps(recorded, tmp_path):
+    folder = copied(recorded[0], tmp_path / "run")
+    (folder / configs.ORDER).write_text("{")
+    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; remove it, and the order is computed"):
+        plan_of_run(str(folder))
+
+
+def test_without_a_recorded_order_it_says_that_it_computed_one(recorded, tmp_path):
+    run_dir, _ = recorded
+    folder = copied(run_dir, tmp_path / "run")
+    (folder / configs.ORDER).unlink()
+    plan = plan_of_run(str(folder))
+    assert "no order.json" in plan.notes[0]
+    assert explain_step(plan, "3") == explain_step(plan_of_run(run_dir), "3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"manifest": "0" * 64}, "manifest is"),
+        ({"version": 9}, "version is"),
+        ({"quarantine": "0" * 64}, "quarantined"),
+    ],
+)
+def test_a_run_on_another_set_or_order_is_refused(recorded, tmp_path, changes, message):
+    run_dir, _ = recorded
+    with pytest.raises(ConfigError, match=message):
+        plan_of_run(str(copied(run_dir, tmp_path / "run", **changes)))
+
+
+def test_explaining_needs_no_torch(recorded):
+    run_dir, _ = recorded
+    code = (
+        "import sys; from trainer.__main__ import main\n"
+        f"code = main(['explain', '--run-dir', {run_dir!r}, '--step', '3', '--json'])\n"
+        "print(code, [n for n in ('torch', 'torch_xla', 'apache_beam') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0 []"

@@ -1,0 +1,202 @@
+"""What the doctor sees of a machine, from real servers, files and processes."""
+
+import email.utils
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from shardset.errors import NotFound, TransientError
+from tests.makers.training import shard_set, tiny_config
+from trainer.tools import probes
+
+ENDPOINTS = "t1v-n-0:uid0:10.130.0.10,t1v-n-1:uid1:10.130.0.11"
+
+
+@contextmanager
+def server(answers: dict[str, str], headers: dict[str, str]) -> Iterator[str]:
+    """A small HTTP server that knows some paths; yields `127.0.0.1:PORT`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path in answers
+            self.send_response_only(200 if known else 404)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if known and self.command == "GET":
+                self.wfile.write(answers[self.path].encode())
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        threading.Thread(target=running.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_zone_and_workers_come_from_the_metadata_server(monkeypatch):
+    root = "/computeMetadata/v1/instance"
+    answers = {f"{root}/zone": "projects/1/zones/us-central2-b"}
+    answers[f"{root}/attributes/worker-network-endpoints"] = ENDPOINTS
+    with server(answers, {"Metadata-Flavor": "Google"}) as address:
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
+        assert probes.zone() == "us-central2-b"
+        assert probes.workers() == ["10.130.0.10", "10.130.0.11"]
+        assert probes.metadata("attributes/nothing") is None
+
+
+def test_a_metadata_server_of_another_cloud_is_not_asked_for_a_zone(monkeypatch):
+    with server({"/computeMetadata/v1/instance/zone": "mars-1"}, {}) as address:
+        monkeypatch.setenv("GCE_METADATA_HOST", address)
+        assert probes.zone() is None
+
+
+def test_without_a_metadata_server_nothing_is_known(monkeypatch, free_port):
+    monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{free_port}")
+    assert probes.zone() is None
+    assert probes.workers() == []
+
+
+@pytest.mark.parametrize("hours", [0, 1, -1])
+def test_the_clock_is_compared_with_the_date_of_an_answer_even_of_a_refusal(monkeypatch, hours):
+    date = email.utils.formatdate(time.time() - 3600 * hours, usegmt=True)
+    with server({}, {"Date": date}) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://{address}")
+        skew_s = probes.clock_skew_s()
+    assert skew_s is not None
+    assert abs(skew_s - 3600 * hours) < 30
+
+
+def test_without_an_answer_the_clock_is_not_compared(monkeypatch, free_port):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"127.0.0.1:{free_port}")
+    assert probes.clock_skew_s() is None
+    with server({"": ""}, {}) as address:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
+        assert probes.clock_skew_s() is None
+
+
+def test_open_ports_closed_ones_and_unknown_hosts_are_told_apart(free_port):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        opened = listening.getsockname()[1]
+        assert probes.ports(["127.0.0.1"], [opened, free_port]) == {
+            f"127.0.0.1:{opened}": "open",
+            f"127.0.0.1:{free_port}": "closed",
+        }
+    assert probes.ports(["no-such-host.invalid"], [8471], timeout_s=0.2) == {"no-such-host.invalid:8471": "filtered"}
+    assert probes.ports([], [8471]) == {}
+
+
+def test_a_port_that_swallows_connections_is_filtered():
+    # A queue of no length that is full: the system lets further connections wait without an answer.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        kept = [socket.create_connection(("127.0.0.1", port))]
+        assert probes.ports(["127.0.0.1"], [port], timeout_s=0.2) == {f"127.0.0.1:{port}": "filtered"}
+        for each in kept:
+            each.close()
+
+
+def test_what_a_run_folder_refuses_is_told_and_nothing_is_left(tmp_path):
+    assert probes.write_refused(str(tmp_path / "a" / "b")) is None
+    assert list(tmp_path.iterdir()) == []
+    assert probes.write_refused("memory://probe/run") is None
+    (tmp_path / "file").write_text("")
+    assert "expected folders" in (probes.write_refused(str(tmp_path / "file" / "run")) or "")
+    assert "not known" in (probes.write_refused("s3://bucket/run") or "")
+
+
+@pytest.mark.gcs
+def test_a_bucket_says_where_it_is_or_why_not(gcs_root):
+    assert isinstance(probes.bucket_place("bucket"), str)
+    assert isinstance(probes.bucket_place("no-such-bucket"), NotFound)
+
+
+def test_a_network_without_a_way_out_is_found_within_seconds(monkeypatch, free_port):
+    monkeypatch.setattr(probes, "BUCKET_PATIENCE_S", 0.5)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port}")
+    assert isinstance(probes.bucket_place("bucket"), TransientError)
+
+
+def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    expected = probes.Devices(strategy="single", kind="cpu", platform=None, num_hosts=1, num_devices=1)
+    assert probes.devices("single") == expected
+    done = subprocess.run(
+        [sys.executable, "-m", "trainer.tools.probes", "devices", "single"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout.splitlines()[-1]) == asdict(expected)
+
+
+def test_several_cpu_devices_are_counted(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "4")
+    found = probes.devices("spmd")
+    assert isinstance(found, probes.Devices), found
+    assert (found.num_devices, found.platform, found.kind) == (4, "CPU", "xla")
+
+
+def test_devices_that_do_not_come_up_are_given_up():
+    assert probes.devices("single", timeout_s=0.01) == "the devices did not come up within 0 s"
+
+
+def test_devices_that_fail_give_the_last_line_of_why(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    found = probes.devices("ddp")
+    assert isinstance(found, str)
+    assert "torchrun" in found
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "expected"), [("1000", "400", 600), ("1000", "1200", 0), ("max", "400", sys.maxsize)]
+)
+def test_a_container_leaves_less_memory_than_the_machine(tmp_path, limit, used, expected):
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
+    assert probes._container_memory(tmp_path) == expected
+    assert probes._container_memory(tmp_path / "nothing") == sys.maxsize
+
+
+def test_sizes_of_this_machine_are_numbers_that_can_be():
+    assert 1 << 20 < probes.available_memory() < 1 << 50
+    assert probes.free_bytes("/no/such/folder/at/all") == probes.free_bytes("/") > 0
+    assert probes.open_file_limit() > 3
+    assert probes.standing_folder(Path("/no/such")) == Path("/")
+
+
+def test_versions_and_pins_are_those_of_the_installed_distributions():
+    found = probes.versions()
+    assert list(found) == list(probes.DISTRIBUTIONS)
+    assert (found["torch"] or "").startswith("2.9")
+    assert probes.pins()["libtpu"].count(".") == 2
+
+
+def test_decoding_is_measured_on_real_images(tmp_path):
+    config = tiny_config(shard_set(tmp_path / "set"), tmp_path / "run")
+    found = probes.decode_rate(config)
+    assert found.num_images == 52  # one batch, pads not counted
+    assert found.images_per_second > 0
+
+
+def test_other_words_are_a_usage_error(capsys):
+    assert probes._main(["device"]) == 2

@@ -1,0 +1,227 @@
+"""The page about a run: what counts after a resume, what is missing, what is damaged."""
+
+import json
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from shardset.errors import ConfigError
+from shardset.storage.base import open_storage
+from tests.makers.shardset import put
+from trainer import __main__ as command
+from trainer import config as configs
+from trainer.record.checkpoint import FORMAT, CommitMark, folder_of
+from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
+from trainer.tools import report
+
+STEP = StepRecord(
+    device="cpu", epoch=0, step=0, global_step=0, loss=2.0, top1=0.1, rate=90.0, global_rate=80.0, learning_rate=0.1
+)
+EPOCH = EpochRecord(
+    device="cpu", epoch=0, global_step=10, samples=80, replica_samples=80, key_digest="ab", loss=1.5, top1=0.4,
+    reduced_global_rate=85.0, input_wait_percent=25.0, busy_percent=60.0, compilations=2,
+)  # fmt: skip
+EVALUATION = EvalRecord(epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5)
+FINAL = FinalRecord(
+    accuracy=0.55, best_accuracy=0.55, best_epoch=0, epochs=1, global_step=10, reduced_global_rate=85.0, seconds=130.0,
+    seconds_to_target=None,
+)  # fmt: skip
+KINDS = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
+
+
+def line(record: Any) -> str:
+    return json.dumps({"kind": KINDS[type(record)], "time": "2026-01-01T00:00:00+00:00", **asdict(record)})
+
+
+def steps(start: int, stop: int, loss: float = 2.0) -> list[StepRecord]:
+    return [replace(STEP, step=number, global_step=number, loss=loss - number / 10) for number in range(start, stop)]
+
+
+def whole() -> list[Any]:
+    return [*steps(0, 10), EPOCH, EVALUATION, FINAL]
+
+
+def folder(path: Path, lines: list[str]) -> Path:
+    """A run folder as the trainer leaves it, without a checkpoint's state."""
+    (path / "logs").mkdir(parents=True)
+    (path / "metrics.jsonl").write_text("".join(f"{one}\n" for one in lines))
+    (path / "config.json").write_text(json.dumps(configs.to_dict(configs.digits_smoke())))
+    start = "2026-01-01T00:00:00.5+00:00 trainer 0.1.0, strategy spmd, 4 devices: {}\n"
+    (path / "logs/host-000.log").write_text(start + "2026-01-01T00:01:10+00:00 test accuracy 0.5500\n")
+    (path / "logs/host-001.log").write_text(start)
+    for step, top1 in ((5, None), (10, 0.55)):
+        mark = CommitMark(
+            format=FORMAT, step=step, epoch=0, num_bytes=1000, crc32c="AAAAAA==", top1=top1, identity={}
+        )  # fmt: skip
+        put(open_storage(str(path)), f"{folder_of(step)}commit.json", msgspec.json.encode(mark))
+    return path
+
+
+def read(path: Path) -> report.RunRecord:
+    return report.read(open_storage(str(path)))
+
+
+def sentences(run: report.RunRecord) -> list[str]:
+    return [finding.text for finding in report._findings(run)]
+
+
+def test_the_page_shows_curves_epochs_checkpoints_hosts_and_settings(tmp_path):
+    run, where, num_bytes = report.write(str(folder(tmp_path / "run", [line(one) for one in whole()])))
+    assert where == f"{tmp_path / 'run'}/report.html"
+    text = (tmp_path / "run/report.html").read_text()
+    assert len(text.encode()) == num_bytes
+    assert "Training run of trainer.model:tiny_resnet" in text
+    assert "10 steps, strategy spmd on 4 devices, trainer 0.1.0" in text
+    titles = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert titles == [
+        "Loss", "Accuracy", "Learning rate", "Samples a second of the first host", "Percent of the time of an epoch",
+    ]  # fmt: skip
+    accuracy = "55.00\N{NO-BREAK SPACE}%"
+    for wanted in (accuracy, "checkpoints/step-000000010/", "logs/host-001.log", "optimizer.learning_rate", "2 min"):
+        assert wanted in text
+    assert sentences(run)[0] == "The run has ended after 10 steps."
+
+
+def test_the_same_folder_gives_the_same_page(tmp_path):
+    path = folder(tmp_path / "run", [line(one) for one in whole()])
+    assert report.render(read(path)) == report.render(read(path))
+
+
+def test_after_a_resume_the_last_record_of_a_step_counts(tmp_path):
+    again = steps(6, 10, loss=5.0)
+    path = folder(tmp_path / "run", [line(one) for one in [*steps(0, 10), *again, EPOCH]])
+    run = read(path)
+    assert [one.global_step for one in run.steps] == list(range(10))
+    assert [one.loss for one in run.steps[6:]] == [one.loss for one in again]
+    assert run.num_replaced == 4
+    assert "It was resumed: 4 records of steps that were taken again count as written last." in sentences(run)
+
+
+def test_a_run_that_goes_on_is_not_called_finished(tmp_path):
+    run = read(folder(tmp_path / "run", [line(one) for one in [*whole(), *steps(11, 14)]]))
+    assert run.final is None
+    assert "The run has not ended: it goes on, or was stopped at step 13." in sentences(run)
+
+
+def test_a_run_in_its_first_epoch_has_a_page(tmp_path):
+    text = report.render(read(folder(tmp_path / "run", [line(STEP)]))).decode()
+    assert "No epoch is complete." in text
+    assert "Nothing was evaluated." in text
+
+
+def test_waiting_for_data_is_said_with_what_to_change(tmp_path):
+    found = sentences(read(folder(tmp_path / "run", [line(one) for one in whole()])))
+    assert any(text.startswith("Input-bound: steps waited 25 % of the time for data.") for text in found)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    ['{"kind": "step", "global_st', "[1]", "7", '{"kind": "other", "global_step": 3}', '{"kind": "step"}', "\x00"],
+)
+def test_a_damaged_line_is_counted_and_left_out(tmp_path, bad):
+    run = read(folder(tmp_path / "run", [line(STEP), bad, line(EPOCH)]))
+    assert (len(run.steps), len(run.epochs), run.num_damaged) == (1, 1, 1)
+    assert "1 line is damaged in metrics.jsonl and left out." in sentences(run)
+
+
+def test_bytes_that_are_no_text_are_a_damaged_line(tmp_path):
+    path = folder(tmp_path / "run", [line(STEP)])
+    with (path / "metrics.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\xfd\n")
+    assert read(path).num_damaged == 1
+
+
+def test_a_loss_that_is_no_number_is_left_out_of_the_curve(tmp_path):
+    path = folder(tmp_path / "run", [line(one) for one in [STEP, replace(STEP, global_step=1, loss=float("nan"))]])
+    plot = report.render(read(path)).split(b"<svg")[1].split(b"</svg>")[0]
+    assert b"<polyline" in plot
+    assert b"nan" not in plot.lower()
+
+
+def test_a_broken_configuration_or_checkpoint_is_named_and_the_rest_shown(tmp_path):
+    path = folder(tmp_path / "run", [line(one) for one in whole()])
+    (path / "config.json").write_text("{")
+    (path / "checkpoints/step-000000005/commit.json").write_text("{")
+    run = read(path)
+    assert len(run.problems) == 2
+    assert any("config.json: not JSON" in text for text in run.problems)
+    assert any("step-000000005" in text for text in run.problems)
+    assert "It is not known." in report.render(run).decode()
+
+
+def test_a_folder_with_nothing_but_metrics_has_a_page(tmp_path):
+    put(open_storage(str(tmp_path)), "metrics.jsonl", line(STEP).encode())
+    text = report.render(read(tmp_path)).decode()
+    assert "There are no logs." in text
+    assert "config.json" in text
+
+
+def test_names_from_a_configuration_can_not_become_markup(tmp_path):
+    path = folder(tmp_path / "run", [line(STEP)])
+    (path / "config.json").write_text(json.dumps({"model": {"name": "<script>x</script>"}, "<b>": ["<i>"]}))
+    text = report.render(read(path)).decode()
+    assert "<script" not in text
+    assert "<i>" not in text.split("<main")[1].replace('<i class="', "")
+
+
+def test_of_many_hosts_the_first_are_shown(tmp_path):
+    path = folder(tmp_path / "run", [line(STEP)])
+    for host in range(2, 70):
+        (path / f"logs/host-{host:03d}.log").write_text("2026-01-01T00:00:00+00:00 words\n")
+    run = read(path)
+    assert (len(run.hosts), run.num_hosts) == (64, 70)
+    assert "6 more rows are left out here" in report.render(run).decode()
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda path: None, "no such run folder"),
+        (lambda path: path.mkdir(), "no metrics.jsonl there, expected the folder of a run"),
+        (lambda path: folder(path, []), "no record in it yet"),
+        (lambda path: folder(path, ["{broken"]), "no record in it yet"),
+    ],
+    ids=["no folder", "no metrics", "empty", "only damage"],
+)
+def test_a_folder_that_is_no_run_is_a_wrong_command_line(tmp_path, capsys, made, message):
+    made(tmp_path / "run")
+    assert command.main(["report", str(tmp_path / "run")]) == command.USAGE
+    found = capsys.readouterr().err
+    assert message in found
+    assert found.count("\n") == 1
+
+
+def test_the_command_writes_where_it_is_told(tmp_path, capsys):
+    path = folder(tmp_path / "run", [line(one) for one in whole()])
+    assert command.main(["report", str(path), "--output", str(tmp_path / "page.html")]) == command.OK
+    assert capsys.readouterr().out.startswith(f"report: {tmp_path}/page.html (")
+    assert not (path / "report.html").exists()
+
+
+@pytest.mark.gcs
+def test_a_run_on_a_bucket_has_its_page_there(gcs_root, tmp_path):
+    local, remote = open_storage(str(folder(tmp_path / "run", [line(one) for one in whole()]))), open_storage(gcs_root)
+    for stat in local.list():
+        put(remote, stat.name, local.read(stat.name))
+    _, where, _ = report.write(gcs_root)
+    assert where == f"{gcs_root}/report.html"
+    assert remote.read("report.html").startswith(b"<!DOCTYPE html>")
+
+
+def test_a_report_without_a_folder_raises_what_the_command_prints():
+    with pytest.raises(ConfigError, match="no metrics"):
+        report.write("memory://no-such-run")
+
+
+def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
+    run, theirs = str(folder(tmp_path / "run", [line(one) for one in whole()])), tmp_path / "notes.html"
+    theirs.write_text("notes")
+    with pytest.raises(ConfigError, match="no page of shardset"):
+        report.write(run, str(theirs))
+    assert theirs.read_text() == "notes"
+    report.write(run, str(theirs), force=True)
+    report.write(run, str(theirs))

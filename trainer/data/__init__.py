@@ -1,0 +1,1 @@
+"""Batches for the loop, and their way to the device."""

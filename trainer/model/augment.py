@@ -1,0 +1,93 @@
+"""What happens to a batch between the stream and the model: every random choice comes from a key.
+
+On the host: how a batch is mixed (the stream has cropped the images and says which ones to mirror). On the device:
+uint8 NHWC to normalised float NCHW, the mirroring and the mixing.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from shardset.order.permutation import derive_key
+from trainer.config import TrainConfig
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Adds `mix` (float32 [B, 5], see `mix_row`) to a training batch if mixup or cutmix is asked for (their alphas).
+
+    The choice depends on (seed, epoch, step), never on the replica; the partners are those of the replica's own part.
+    """
+
+    mixup: float
+    cutmix: float
+    size: int
+    seed: int
+
+    def __call__(self, batch: dict[str, Any], epoch: int, step: int) -> dict[str, Any]:
+        if not (self.mixup or self.cutmix):
+            return batch
+        row = mix_row(self.mixup, self.cutmix, self.size, derive_key(self.seed, "mix", epoch, step))
+        return {**batch, "mix": np.tile(row, (len(batch["label"]), 1))}
+
+
+def mix_of(config: TrainConfig) -> Mix:
+    """The mixing of a run."""
+    return Mix(config.regularize.mixup, config.regularize.cutmix, config.image.size, config.seed)
+
+
+def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:
+    """One batch's mixing: float32 (share of the own image outside the box, top, bottom, left, right).
+
+    Mixup is a share and no box; cutmix is the whole own image outside a box that shows the partner. Where both are
+    asked for, a keyed coin takes one.
+    """
+    draw = np.random.Generator(np.random.Philox(key=key))
+    if cutmix and (not mixup or draw.random() < 0.5):
+        return _box(draw, draw.beta(cutmix, cutmix), size)
+    return np.array([draw.beta(mixup, mixup), 0, 0, 0, 0], dtype=np.float32)
+
+
+def _box(draw: np.random.Generator, share: float, size: int) -> np.ndarray:
+    half = size * (1 - share) ** 0.5 / 2
+    middle = draw.integers(0, size, 2)
+    low, high = np.clip(np.round(middle - half), 0, size), np.clip(np.round(middle + half), 0, size)
+    return np.array([1, low[0], high[0], low[1], high[1]], dtype=np.float32)
+
+
+class Normalize(nn.Module):
+    """uint8 images to what the model takes, on the device."""
+
+    mean: torch.Tensor
+    std: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", 255 * torch.tensor(MEAN).view(1, 3, 1, 1))
+        self.register_buffer("std", 255 * torch.tensor(STD).view(1, 3, 1, 1))
+
+    def forward(self, images_NHWC: torch.Tensor, flip: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [B, 3, H, W], mirrored where `flip` says so."""
+        images_NCHW = (images_NHWC.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        if flip is None:
+            return images_NCHW
+        return torch.where(flip.view(-1, 1, 1, 1), images_NCHW.flip(3), images_NCHW)
+
+
+def mixed(images_NCHW: torch.Tensor, mix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each image mixed with its partner (the batch read backwards), and the own share of each: float32 [B].
+
+    All tensors, no numbers: a share or a box that changes is no new graph.
+    """
+    rows = torch.arange(images_NCHW.shape[2], device=mix.device).view(1, -1, 1)
+    columns = torch.arange(images_NCHW.shape[3], device=mix.device).view(1, 1, -1)
+    share, top, bottom, left, right = (column.view(-1, 1, 1) for column in mix.unbind(1))
+    inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+    own = (share * (~inside)).unsqueeze(1)
+    return images_NCHW * own + images_NCHW.flip(0) * (1 - own), own.mean(dim=(1, 2, 3))

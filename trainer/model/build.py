@@ -1,0 +1,180 @@
+"""Models by name: timm's, or any function of yours; a stem for small images and a swap to GroupNorm."""
+
+import copy
+import importlib
+import inspect
+import math
+import threading
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+import torch
+from timm.layers import BatchNormAct2d, GroupNormAct
+from timm.models.resnet import BasicBlock, ResNet
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from shardset.errors import ConfigError
+from shardset.order.permutation import derive_key
+from trainer.config import ModelConfig, OptimizerConfig
+
+DEFAULT_CLASSES = 1000
+"""Classes of a model where neither the config nor a manifest says how many."""
+
+MAX_GROUPS = 32
+
+_building = threading.Lock()
+# Weights come from the generator of the process, and replicas can be threads of one process.
+
+
+def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
+    """A model on the CPU in float32, the same weights for the same seed on every host.
+
+    Raises ConfigError for an unknown name, or a stem that does not fit the model.
+    """
+    with _building:
+        torch.manual_seed(derive_key(seed, "weights") >> 1)
+        model = _of_name(config.name, num_classes)
+        if config.stem == "cifar":
+            _small_stem(model, config.name)
+        if config.norm == "group":
+            _swap_norms(model)
+    return model
+
+
+def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
+    """timm's optimizer of that name; biases and norms get no weight decay. Raises ConfigError for an unknown name."""
+    if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:
+        raise ConfigError(
+            f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
+        )
+    # A device step count: with one on the host, Adam's bias correction is a constant of the compiled graph.
+    options: dict[str, Any] = {}
+    if config.name in ("adam", "adamw", "nadam") and on_accelerator(model):
+        options["capturable"] = True
+    try:
+        return create_optimizer_v2(
+            model,
+            opt=config.name,
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+            momentum=config.momentum,
+            **options,
+        )
+    except (ValueError, AssertionError) as error:
+        raise ConfigError(f"optimizer {config.name!r}: {error}; see timm.optim.list_optimizers()") from error
+
+
+def check_size(model: Any, name: str, size: int) -> None:
+    """Raises ConfigError where timm's model takes no images of that size."""
+    patches: Any = getattr(model, "patch_embed", None)
+    if getattr(patches, "strict_img_size", False) and patches.img_size not in (None, (size, size)):
+        height, width = patches.img_size
+        raise ConfigError(
+            f"model {name!r} takes images of {height}x{width} only, but image.size is {size}; give that size, or a "
+            "model that takes any"
+        )
+    if timm.is_model(name):
+        _check_forward(model, name, size)
+
+
+@torch.no_grad()
+def _check_forward(model: nn.Module, name: str, size: int) -> None:
+    images = torch.empty(2, 3, size, size, device="meta")  # computes shapes, and no numbers
+    try:
+        copy.deepcopy(model).to("meta").eval()(images)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(
+            f"model {name!r} can't take images of {size}x{size}, as image.size says ({reason}); give a larger size, or "
+            "that which the model was made for"
+        ) from error
+
+
+def check_logits(logits: Any, name: str, num_classes: int) -> None:
+    """Raises ConfigError unless a model has returned a number for each class; XLA takes any other for one it has."""
+    is_tensor = isinstance(logits, torch.Tensor)
+    if not is_tensor or logits.dim() != 2 or logits.shape[1] < num_classes:
+        found = list(logits.shape) if is_tensor else f"a {type(logits).__name__}"
+        raise ConfigError(
+            f"model {name!r} returned {found} for a batch of images, expected a tensor [images, {num_classes}], a "
+            "number for each class; change its last layer"
+        )
+
+
+def on_accelerator(model: nn.Module) -> bool:
+    """Whether the weights are anywhere but in host memory."""
+    return next(model.parameters()).device.type != "cpu"
+
+
+def tiny_resnet(num_classes: int) -> nn.Module:
+    """A ResNet of three blocks and 78 thousand weights for pictures of 8 to 32 pixels."""
+    block: Any = BasicBlock
+    model: Any = ResNet(block=block, layers=(1, 1, 1, 1), num_classes=num_classes, channels=(16, 32, 64, 64))
+    model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    model.maxpool = model.layer4 = nn.Identity()
+    return model
+
+
+def _of_name(name: str, num_classes: int) -> nn.Module:
+    if ":" in name:
+        return _of_function(name, num_classes)
+    if not timm.is_model(name):
+        known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
+        raise ConfigError(f"no model {name!r} in timm {timm.__version__}; near it: {', '.join(known[:5]) or 'nothing'}")
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError as error:  # it names weights, as `.a1_in1k` does, that do not exist
+        raise ConfigError(
+            f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
+        ) from error
+    return timm.create_model(name, num_classes=num_classes)
+
+
+def _of_function(name: str, num_classes: int) -> nn.Module:
+    module, _, function = name.partition(":")
+    try:
+        build_model = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model {name!r}: {error}; expected importable.module:function") from error
+    if not _takes_num_classes(build_model):
+        raise ConfigError(f"model {name!r}: expected a function that takes num_classes")
+    model = build_model(num_classes=num_classes)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model {name!r}: the function returned a {type(model).__name__}, expected a torch.nn.Module")
+    return model
+
+
+def _takes_num_classes(build_model: Any) -> bool:
+    try:
+        return "num_classes" in inspect.signature(build_model).parameters
+    except (TypeError, ValueError):  # no function, or one that does not say what it takes
+        return False
+
+
+def _small_stem(model: Any, name: str) -> None:
+    if not isinstance(getattr(model, "conv1", None), nn.Conv2d) or not hasattr(model, "maxpool"):
+        raise ConfigError(f"model.stem=cifar: {name!r} has no plain conv1 and maxpool; use a ResNet or stem=imagenet")
+    width = model.conv1.out_channels
+    model.conv1 = nn.Conv2d(3, width, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+    model.maxpool = nn.Identity()
+
+
+def _swap_norms(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, _BatchNorm):
+            setattr(module, name, _group_norm(child))
+        else:
+            _swap_norms(child)
+
+
+def _group_norm(norm: _BatchNorm) -> nn.Module:
+    groups = math.gcd(MAX_GROUPS, norm.num_features)
+    if not isinstance(norm, BatchNormAct2d):
+        return nn.GroupNorm(groups, norm.num_features, eps=norm.eps)
+    swapped = GroupNormAct(norm.num_features, num_groups=groups, eps=norm.eps)
+    swapped.drop, swapped.act = norm.drop, norm.act
+    return swapped

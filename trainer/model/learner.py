@@ -1,0 +1,259 @@
+"""The arithmetic of a step: model, loss, optimizer and moving average, on whatever a runtime offers."""
+
+import copy
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from shardset.errors import ConfigError
+from shardset.order.permutation import derive_key
+from trainer.config import TrainConfig
+from trainer.errors import CheckpointError
+from trainer.model import augment, build
+from trainer.record import metrics
+from trainer.runtime.runtime import STATIC_OPTIMIZERS, Runtime
+
+COUNTERS = ("step", "lookahead_step")
+"""What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
+
+Batch = dict[str, torch.Tensor]
+
+
+class Learner:
+    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
+
+    def __init__(self, runtime: Runtime, config: TrainConfig, num_classes: int, state: dict[str, Any] | None) -> None:
+        self._runtime = runtime
+        self._config = config
+        self._num_classes = num_classes
+        net = build.build(config.model, num_classes, config.seed)
+        build.check_size(net, config.model.name, config.image.size)
+        ema = copy.deepcopy(net) if config.regularize.ema_decay else None
+        if state is not None:
+            _load(net, ema, state, config.model.name)
+        optimized = state if state is not None else _fresh_moments(runtime, config, net)
+        self.net = runtime.place(net)
+        self._average = None if ema is None else runtime.place(ema)
+        self._normalize = augment.Normalize()
+        runtime.place(self._normalize)
+        self._optimizer = build.optimizer(config.optimizer, self.net)
+        if optimized is not None:
+            _load_moments(self._optimizer, self.net, optimized)
+            _check_moments(self._optimizer, self.net, config.optimizer.name)
+        runtime.keep(self._tensors())
+        self._parallel = runtime.parallel(self.net)
+        self._train = runtime.compiled(self._train_step, "train step")
+        self._eval = runtime.compiled(self._eval_step, "evaluation step")
+
+    def train_step(self, batch: Batch, learning_rate: float, key: int) -> torch.Tensor:
+        """One update; returns the step's sums over this replica's samples (see metrics.stats_row), on the device.
+
+        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`.
+        """
+        self._parallel.train()
+        self._runtime.seed(key)
+        return self._train(batch, self._runtime.rate(learning_rate))
+
+    def eval_step(self, batch: Batch) -> torch.Tensor:
+        """The sums over this replica's samples, with the averaged weights if the run keeps them."""
+        self._eval_net.eval()
+        return self._eval(batch)
+
+    def share_buffers(self) -> None:
+        """Gives all replicas the BatchNorm statistics of replica 0; before an evaluation and a checkpoint."""
+        self._runtime.share(self.net)
+        if self._average is not None:
+            self._runtime.share(self._average)
+
+    def state(self) -> dict[str, Any]:
+        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load.
+
+        Moments are numbered, and `optimizer_weights` says of which weight each is.
+        """
+        return self._runtime.to_host(
+            {
+                "model": self.net.state_dict(),
+                "ema": None if self._average is None else self._average.state_dict(),
+                "optimizer": self._optimizer.state_dict()["state"],
+                "optimizer_weights": _weight_names(self._optimizer, self.net),
+                "optimizer_counters": _counters(self._optimizer),
+            }
+        )
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        """All that lives on the device from step to step."""
+        for module in filter(None, (self.net, self._average)):
+            yield from itertools.chain(module.parameters(), module.buffers())
+        for moments in self._optimizer.state.values():
+            yield from moments.values()
+
+    @property
+    def _eval_net(self) -> nn.Module:
+        return self.net if self._average is None else self._average
+
+    def _train_step(self, batch: Batch, rate: float | torch.Tensor) -> torch.Tensor:
+        total = self._runtime.total(batch["weight"].sum()).clamp(min=1)
+        rows = [self._pass(part, total) for part in _parts(batch, self._config.accumulate)]
+        self._runtime.reduce_gradients(self._optimizer)
+        if self._config.regularize.clip_norm:
+            nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
+        _update(self._optimizer, rate)
+        if self._average is not None and self._config.regularize.ema_decay:
+            _average_in(self._average, self.net, self._config.regularize.ema_decay)
+        return torch.stack(rows).sum(0)
+
+    def _pass(self, batch: Batch, total: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
+        images, own_share = self._images(batch)
+        logits = self._logits(self._parallel, images)
+        losses = self._losses(logits, batch["label"], own_share)
+        # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
+        ((losses * batch["weight"]).sum() * self._runtime.num_replicas / total).backward()
+        return metrics.stats_row(losses.detach(), logits.detach(), batch["label"], batch["weight"])
+
+    def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:
+        with self._runtime.autocast():
+            logits = net(images)
+        build.check_logits(logits, self._config.model.name, self._num_classes)
+        return logits.float()
+
+    def _images(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        images = self._normalize(batch["image"], batch.get("flip"))
+        return augment.mixed(images, batch["mix"]) if "mix" in batch else (images, None)
+
+    def _losses(self, logits: torch.Tensor, labels: torch.Tensor, own_share: torch.Tensor | None) -> torch.Tensor:
+        smoothing = self._config.regularize.label_smoothing
+        own = cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        if own_share is None:
+            return own
+        partner = cross_entropy(logits, labels.flip(0), reduction="none", label_smoothing=smoothing)
+        return own_share * own + (1 - own_share) * partner
+
+    @torch.no_grad()
+    def _eval_step(self, batch: Batch) -> torch.Tensor:
+        logits = self._logits(self._eval_net, self._normalize(batch["image"]))
+        losses = cross_entropy(logits, batch["label"], reduction="none")
+        return metrics.stats_row(losses, logits, batch["label"], batch["weight"])
+
+
+def step_key(seed: int, epoch: int, step: int) -> int:
+    """What the randomness inside the model depends on in a step."""
+    return derive_key(seed, "inside the model", epoch, step)
+
+
+def _parts(batch: Batch, count: int) -> list[Batch]:
+    """The batch in `count` equal parts. Every count-th sample, so that a part has as many of each device's samples."""
+    if count == 1:
+        return [batch]
+    return [{name: tensor[start::count] for name, tensor in batch.items()} for start in range(count)]
+
+
+@torch.no_grad()
+def _update(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
+    """One step at that rate, and no gradients left.
+
+    A rate that is a number would be part of a compiled graph, and optimizers take no tensor. Their steps are
+    proportional to the rate, so a step at rate 1 is taken and then only `rate` of the way.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    before = [parameter.clone() for parameter in parameters] if isinstance(rate, torch.Tensor) else []
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0 if isinstance(rate, torch.Tensor) else rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for parameter, old in zip(parameters, before, strict=False):
+        parameter.copy_(old + rate * (parameter - old))
+
+
+@torch.no_grad()
+def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
+    """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
+    for old, new in zip(_saved_once(average), _saved_once(net), strict=True):
+        old.lerp_(new, 1 - decay) if old.is_floating_point() else old.copy_(new)
+
+
+def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
+    """All that a state holds; weights that several layers share stand there several times, and here once."""
+    return {id(tensor): tensor for tensor in net.state_dict(keep_vars=True).values()}.values()
+
+
+def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any], name: str) -> None:
+    try:
+        net.load_state_dict(state["model"])
+        if average is not None:
+            # A checkpoint without averages: they start from its weights.
+            average.load_state_dict(state["ema"] or state["model"])
+    except RuntimeError as error:
+        reasons = textwrap.shorten(str(error), 300, placeholder=" ...")
+        raise CheckpointError(
+            f"the checkpoint's weights are not of this model, {name!r}: {reasons}; it has changed since, or give the "
+            "--model that the run had"
+        ) from error
+
+
+def _weight_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]:
+    """Weights in the order in which the optimizer numbers them: another one without weight decay."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The steps taken, where an optimizer counts them for all weights together."""
+    return {name: value for name, value in optimizer.param_groups[0].items() if name in COUNTERS}
+
+
+def _load_moments(optimizer: torch.optim.Optimizer, net: nn.Module, state: dict[str, Any]) -> None:
+    names = _weight_names(optimizer, net)
+    # Older checkpoints have neither names nor counters.
+    places = {name: place for place, name in enumerate(state.get("optimizer_weights", names))}
+    moments = {place: state["optimizer"].get(places.get(name)) for place, name in enumerate(names)}
+    counters = state.get("optimizer_counters", {})
+    optimizer.load_state_dict(
+        {
+            "state": {place: found for place, found in moments.items() if found is not None},
+            "param_groups": [{**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]],
+        }
+    )
+
+
+def _check_moments(optimizer: torch.optim.Optimizer, net: nn.Module, name: str) -> None:
+    """Raises CheckpointError for a moment that has not its weight's shape; other optimizers may factor theirs."""
+    if name not in STATIC_OPTIMIZERS:
+        return
+    for weight, parameter in net.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != parameter.shape:
+                raise CheckpointError(
+                    f"the checkpoint's {key} of {weight!r} has the shape {tuple(value.shape)}, expected "
+                    f"{tuple(parameter.shape)}; resume from another one"
+                )
+
+
+def _fresh_moments(runtime: Runtime, config: TrainConfig, net: nn.Module) -> dict[str, Any] | None:
+    """The optimizer's state before the first step, where that step must compile like all others."""
+    if not runtime.compiles:
+        return None
+    name = config.optimizer.name
+    if name not in STATIC_OPTIMIZERS:
+        known = ", ".join(STATIC_OPTIMIZERS)
+        raise ConfigError(
+            f"optimizer {name!r} does not compile to one graph on XLA; use one of {known}, or strategy ddp or single"
+        )
+    moments = _moments_of_a_step_to_nowhere(build.optimizer(config.optimizer, net))
+    zeros = {place: {key: torch.zeros_like(value) for key, value in found.items()} for place, found in moments.items()}
+    return {"optimizer": zeros}
+
+
+def _moments_of_a_step_to_nowhere(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, torch.Tensor]]:
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return optimizer.state_dict()["state"]

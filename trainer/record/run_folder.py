@@ -1,0 +1,85 @@
+"""The folder of a run: files are written on the local disk and copied to gs:// in the background."""
+
+import shutil
+import tempfile
+import threading
+from pathlib import Path
+
+from shardset.errors import ShardsetError, TransientError
+from shardset.storage.base import Storage, open_storage, os_errors_as_storage_errors
+
+UPLOAD_EVERY_S = 30.0
+
+
+class RunFolder:
+    """`local` is where this process writes its files; `storage` is where they end up, the same place for a local run.
+
+    For a remote run, files named in `resumed` are fetched first, so that appending goes on; a thread copies what
+    changed, and `flush` does at once. Storage failures are kept and raised by `close`: logs never stop a step.
+    """
+
+    def __init__(self, url: str, resumed: tuple[str, ...]) -> None:
+        self.storage: Storage = open_storage(url)
+        self._temporary = tempfile.mkdtemp(prefix="run-") if "://" in url else None
+        self.local = Path(self._temporary or url)
+        self.local.mkdir(parents=True, exist_ok=True)
+        self._sent: dict[str, tuple[int, int]] = {}
+        self._error: ShardsetError | None = None
+        self._uploading = threading.Lock()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="run folder", daemon=True)
+        if self._temporary:
+            self._fetch(resumed)
+            self._thread.start()
+
+    def flush(self) -> None:
+        """Copies what has changed since the last copy; nothing to do for a local run."""
+        if self._temporary is not None:
+            self._upload()
+
+    def close(self) -> None:
+        """Copies what is left; raises what went wrong in that, and then keeps the files here and names their folder."""
+        if self._temporary is None:
+            return
+        self._closing.set()
+        self._thread.join()
+        if self._error is not None:
+            raise type(self._error)(
+                f"{self._error}; before the run goes on, copy what is missing from {self.local} to {self.storage.url}"
+            ) from self._error
+        shutil.rmtree(self._temporary)
+
+    def _fetch(self, names: tuple[str, ...]) -> None:
+        there = {stat.name for stat in self.storage.list()}
+        for name in there.intersection(names):
+            target = self.local / name
+            data = self.storage.read(name)
+            with os_errors_as_storage_errors(str(target)):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(data)
+
+    def _run(self) -> None:
+        while not self._closing.wait(UPLOAD_EVERY_S):
+            self._upload()
+        self._upload()
+
+    def _upload(self) -> None:
+        with self._uploading:
+            self._error = None
+            for path in sorted(path for path in self.local.rglob("*") if path.is_file()):
+                try:
+                    self._send(path)
+                except TransientError as error:  # after minutes: the other files would take as long
+                    self._error = error
+                    return
+                except ShardsetError as error:
+                    self._error = error
+
+    def _send(self, path: Path) -> None:
+        name, stat = path.relative_to(self.local).as_posix(), path.stat()
+        state = (stat.st_size, stat.st_mtime_ns)
+        if self._sent.get(name) == state:
+            return
+        with self.storage.writer(name) as writer:
+            writer.write(path.read_bytes())
+        self._sent[name] = state

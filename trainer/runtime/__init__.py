@@ -1,0 +1,1 @@
+"""Devices and processes: torch_xla, torch.distributed, one process."""

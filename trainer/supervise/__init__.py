@@ -1,0 +1,1 @@
+"""Heartbeats, the run lock and signals."""

@@ -1,0 +1,215 @@
+"""One living run for each run folder: a lock of the system on a disk, a lease that is renewed in a bucket.
+
+Two runs in one folder would train on the same data and overwrite each other's checkpoints and logs. A lock ends with
+its process. A lease can outlive its process: then it is not renewed, and the next run takes it after a while, or at
+once where it can see that the process is gone.
+"""
+
+import datetime
+import fcntl
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
+from shardset.storage.base import ABSENT, Storage, open_storage, os_errors_as_storage_errors
+from trainer.errors import RunTaken
+
+HOLDER = "holder.json"
+BEAT_S = 10.0
+"""How often a lease is renewed."""
+
+PATIENCE_S = 35.0
+"""A lease that has not been renewed for so long is nobody's."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a run folder. `machine` is the same for processes that see each other's ids; `beat` counts renewals."""
+
+    host: str
+    pid: int
+    since: str
+    machine: str
+    token: str
+    beat: int = 0
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, since {self.since}"
+
+
+class RunLock(Protocol):
+    """A run folder that is ours until `close`; `check` raises RunTaken if another run has it meanwhile."""
+
+    def check(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def acquire_run_lock(
+    url: str, tell: Callable[[str], None], *, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S
+) -> RunLock:
+    """Takes a run folder, local or remote, for this process; raises ConfigError naming the living run that has it."""
+    storage = open_storage(url)
+    if "://" not in url:
+        return FileLock(Path(url), this_process())
+    return Lease(storage, this_process(), tell, beat_s=beat_s, patience_s=patience_s)
+
+
+def this_process() -> Holder:
+    """This process as a new holder."""
+    return Holder(
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        since=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        machine=_machine(),
+        token=uuid.uuid4().hex,
+    )
+
+
+class FileLock:
+    """A lock on `holder.json`, which stays behind when the lock is gone."""
+
+    def __init__(self, folder: Path, who: Holder) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / HOLDER).open("a+b", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.seek(0)
+            found = _read(self._file.read())
+            self._file.close()
+            raise ConfigError(refusal(str(folder), found)) from error
+        with os_errors_as_storage_errors(str(folder / HOLDER)):
+            self._file.truncate(0)
+            self._file.write(msgspec.json.encode(who))
+
+    def check(self) -> None:
+        """Nothing to do: nobody can take it."""
+
+    def close(self) -> None:
+        """Lets the folder go."""
+        self._file.close()
+
+
+class Lease:
+    """The object `holder.json`, renewed by a thread; every change is made to the generation that was read."""
+
+    def __init__(
+        self, storage: Storage, who: Holder, tell: Callable[[str], None], *, beat_s: float, patience_s: float
+    ) -> None:
+        self._storage, self._who, self._beat_s = storage, who, beat_s
+        self._lost: str | None = None
+        self._take(tell, patience_s)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raises RunTaken if another run took the folder, also one that has ended: this one was not heard of."""
+        if self._lost is not None:
+            raise RunTaken(
+                f"{self._storage.url}: this run has lost its lease: {self._lost}; what this run did since its last "
+                "checkpoint is left out"
+            )
+
+    def close(self) -> None:
+        """Lets the folder go."""
+        self._closing.set()
+        self._thread.join()
+        if self._lost is None and self._renewed() is None:
+            self._storage.delete(HOLDER)
+
+    def _take(self, tell: Callable[[str], None], patience_s: float) -> None:
+        found = self._found()
+        if found is not None and not _is_gone(found[1]):
+            tell(f"{self._storage.url} is held by {found[1]}; waiting up to {patience_s:.0f} s for a sign of life")
+            found = self._last_sign(found, patience_s)
+        try:
+            self._write(ABSENT if found is None else found[0])
+        except PreconditionFailed as error:
+            other = self._found()
+            raise ConfigError(refusal(self._storage.url, other and other[1])) from error
+
+    def _last_sign(self, first: tuple[str, Holder | None], patience_s: float) -> tuple[str, Holder | None] | None:
+        """What stands there when nothing has changed for that long; raises ConfigError if something has."""
+        end = time.monotonic() + patience_s
+        while time.monotonic() < end:
+            time.sleep(min(1.0, patience_s / 20))
+            found = self._found()
+            if found is None:
+                return None
+            if found[0] != first[0]:
+                raise ConfigError(refusal(self._storage.url, found[1]))
+        return first
+
+    def _run(self) -> None:
+        while self._lost is None and not self._closing.wait(self._beat_s):
+            try:
+                self._lost = self._renewed()
+            except StorageError:
+                # The storage has retried already; the next beat tries again, and a taker shows itself then.
+                continue
+
+    def _renewed(self) -> str | None:
+        """Renews the lease; returns what became of it instead, if anything."""
+        found = self._found()
+        if found is None:
+            return f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
+        generation, holder = found
+        if holder is None or holder.token != self._who.token:
+            return f"it was not renewed in time, and {holder or 'another process'} took the folder"
+        self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
+        self._write(generation)
+        return None
+
+    def _write(self, generation: str) -> None:
+        with self._storage.writer(HOLDER, if_generation=generation) as writer:
+            writer.write(msgspec.json.encode(self._who))
+
+    def _found(self) -> tuple[str, Holder | None] | None:
+        """Generation and holder of the lease (None if it is unreadable); None if there is no lease."""
+        while True:
+            try:
+                generation = self._storage.stat(HOLDER).generation
+                return generation, _read(self._storage.read(HOLDER, generation=generation))
+            except NotFound:
+                return None
+            except PreconditionFailed:
+                continue
+
+
+def refusal(where: str, holder: Holder | None) -> str:
+    """Why a run may not start."""
+    return (
+        f"{where}: {holder or 'another process'} writes to this run folder; two runs there would train on the same "
+        "data and overwrite each other's checkpoints; stop that one, or take another --run-dir"
+    )
+
+
+def _read(data: bytes) -> Holder | None:
+    try:
+        return msgspec.json.decode(data, type=Holder)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def _is_gone(holder: Holder | None) -> bool:
+    """Whether a holder was a process of this machine that lives no more."""
+    if holder is None or not holder.machine or holder.machine != _machine():
+        return False
+    return not Path(f"/proc/{holder.pid}").exists()
+
+
+def _machine() -> str:
+    """Boot and process namespace on Linux; empty elsewhere."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}" if boot.exists() else ""

@@ -1,0 +1,1 @@
+"""doctor, explain, report, sweep."""

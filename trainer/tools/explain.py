@@ -1,0 +1,360 @@
+"""What was in a step, and when is a sample seen: `python -m trainer explain`, from manifest, indexes and a few numbers.
+
+Functions that give facts come first, then those that print them; `run` is the command.
+"""
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from shardset.errors import ConfigError, NotFound
+from shardset.format import background as backgrounds
+from shardset.format import manifest as manifests
+from shardset.format.background import WHITE, Background
+from shardset.format.manifest import Manifest, Split
+from shardset.order.budget import fit_order
+from shardset.order.epoch import Order, OrderState, quarantine_digest, state_from_json
+from shardset.storage.base import Storage, open_file, open_storage
+from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit
+from trainer import config as configs
+from trainer.config import TrainConfig
+
+METRICS = "metrics.jsonl"
+MAX_ROWS = 40
+"""Longer tables are cut on a terminal, and say so; JSON holds everything."""
+
+NOT_RECORDED = "the run folder has no order.json; the order is computed from config.json as this version does it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedStep:
+    """A step and its global batch; `done` says whether the run has taken it, None where no run was named."""
+
+    epoch: int
+    step: int
+    global_step: int
+    done: bool | None
+    num_pads: int
+    samples: list[StepVisit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """A sample and the steps that see it; of these the first `num_done` have been taken (None: no run was named)."""
+
+    sample: TimetableSample
+    num_done: int | None
+    visits: list[Visit]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A timetable and what a run folder says beside it: how many steps were taken, and what to tell the user."""
+
+    timetable: Timetable
+    steps_done: int | None
+    notes: list[str]
+    background: Background = WHITE
+
+
+# --- from a run folder, or from a configuration -----------------------------------------------------------------------
+
+
+def plan_of_run(url: str) -> Plan:
+    """The plan of the run in a folder; raises ConfigError if that is no run folder, or its shard set was rebuilt."""
+    folder = open_storage(url)
+    try:
+        values = json.loads(folder.read(configs.RECORD))
+    except NotFound as error:
+        raise ConfigError(
+            f"{folder.url}: no {configs.RECORD} there, so not the folder of a run; name one that "
+            "`python -m trainer train --run-dir` made, or describe the run with --manifest"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{folder.url}/{configs.RECORD}: not JSON ({error}); restore it") from error
+    config = configs.from_dict(values)
+    state = _recorded_order(folder)
+    timetable = timetable_of(config, state)
+    notes = [] if state is not None else [NOT_RECORDED]
+    background = backgrounds.parse(config.image.background)
+    return Plan(timetable=timetable, steps_done=steps_done(folder), notes=notes, background=background)
+
+
+def plan_of_config(config: TrainConfig) -> Plan:
+    """The plan that a run with this configuration would follow."""
+    background = backgrounds.parse(config.image.background)
+    return Plan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
+
+
+def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
+    """The timetable of a configuration; `state` is the recorded order if there is one."""
+    if config.fake_data or config.manifest is None:
+        raise ConfigError("there is no shard set to explain: name one with --manifest, or the folder of a run on one")
+    manifest, storage = manifests.load(config.manifest)
+    split = manifest.split(config.train_split)
+    order = _order_of(config, split) if state is None else _order_of_state(config, manifest, split, state)
+    return Timetable(
+        manifest=manifest,
+        storage=storage,
+        split_name=config.train_split,
+        order=order,
+        num_epochs=config.epochs,
+    )
+
+
+def steps_done(folder: Storage) -> int:
+    """How many steps the run's log has seen; more may have been taken since its last line."""
+    try:
+        lines = folder.read(METRICS).splitlines()
+    except NotFound:
+        return 0
+    return max((found for line in lines if (found := _steps_of(line)) is not None), default=0)
+
+
+def _steps_of(line: bytes) -> int | None:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):  # the last line of a run that was killed
+        return None
+    return values["global_step"] + 1 if values["kind"] == "step" else None
+
+
+def _recorded_order(folder: Storage) -> OrderState | None:
+    try:
+        return state_from_json(folder.read(configs.ORDER).strip())
+    except NotFound:
+        return None
+    except ConfigError as error:
+        raise ConfigError(
+            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); remove it, and the order is "
+            f"computed from {configs.RECORD}"
+        ) from error
+
+
+def _order_of(config: TrainConfig, split: Split) -> Order:
+    return fit_order(
+        [shard.num_samples for shard in split.shards],
+        stored_bytes=sum(shard.num_bytes for shard in split.shards),
+        seed=config.seed,
+        global_batch_size=config.global_batch_size,
+        budget_bytes=config.budget_bytes,
+    )
+
+
+def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state: OrderState) -> Order:
+    if state.quarantine != quarantine_digest(()):
+        raise ConfigError("the run left out quarantined samples, and its folder does not say which; explain can't help")
+    order = Order(
+        shard_sizes=[shard.num_samples for shard in split.shards],
+        seed=state.seed,
+        global_batch_size=config.global_batch_size,
+        num_lanes=state.num_lanes,
+        block_size=state.block_size,
+        window=state.window,
+    )
+    order.resume(state, manifest.digest)
+    return order
+
+
+# --- the two questions ------------------------------------------------------------------------------------------------
+
+
+def explain_step(plan: Plan, text: str) -> ExplainedStep:
+    """The step that `text` names: `123` over all epochs, or `EPOCH:STEP`."""
+    timetable = plan.timetable
+    first, colon, second = text.partition(":")
+    if not first.isdecimal() or (colon and not second.isdecimal()):
+        raise ConfigError(f"--step {text!r} is neither a step of the run such as 123 nor EPOCH:STEP such as 2:17")
+    global_step = timetable.step_of(int(first), int(second)) if colon else int(first)
+    epoch, step = timetable.place_of(global_step)
+    samples = timetable.batch(global_step)
+    return ExplainedStep(
+        epoch=epoch,
+        step=step,
+        global_step=global_step,
+        done=None if plan.steps_done is None else global_step < plan.steps_done,
+        num_pads=sum(seen.pad for seen in samples),
+        samples=samples,
+    )
+
+
+def explain_sample(plan: Plan, sample_id: int, epochs: range | None = None) -> Visits:
+    """When a sample is seen, in the given epochs or in all that the run plans."""
+    timetable = plan.timetable
+    (sample,) = timetable.samples(np.array([check_id(timetable, sample_id)]))
+    visits = list(timetable.visits(sample_id, range(timetable.num_epochs) if epochs is None else epochs))
+    done = None if plan.steps_done is None else sum(visit.global_step < plan.steps_done for visit in visits)
+    return Visits(sample=sample, num_done=done, visits=visits)
+
+
+def check_id(timetable: Timetable, sample_id: int) -> int:
+    """The id itself; raises ConfigError if the split has no such sample."""
+    if not 0 <= sample_id < timetable.split.num_samples:
+        raise ConfigError(
+            f"no id {sample_id} in split {timetable.split_name!r}, which has 0 to {timetable.split.num_samples - 1}"
+        )
+    return sample_id
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prints what `options` ask for as a table or as JSON."""
+    _check_options(options)
+    plan = _plan(options)
+    if options.step is not None:
+        found: ExplainedStep | Visits = explain_step(plan, options.step)
+    else:
+        sample_id = plan.timetable.id_of(options.key) if options.key is not None else options.id
+        found = explain_sample(plan, sample_id, None if options.epochs is None else _epochs(options.epochs))
+    if options.json:
+        print(json.dumps(to_json(plan, found)))
+    else:
+        _show(plan, found)
+    if isinstance(found, ExplainedStep) and options.thumbnails is not None:
+        _write_sheet(plan, found, options.thumbnails)
+
+
+def to_json(plan: Plan, found: ExplainedStep | Visits) -> dict[str, Any]:
+    """Everything, with the order that it follows from."""
+    order = json.loads(plan.timetable.order.state(0, 0, plan.timetable.manifest.digest).to_json())
+    split = {"manifest": plan.timetable.storage.url, "split": plan.timetable.split_name}
+    return split | {"order": order, "notes": plan.notes} | msgspec.to_builtins(found)
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    asked = [name for name in ("step", "key", "id") if getattr(options, name) is not None]
+    if len(asked) != 1:
+        raise ConfigError("give one of --step, --key and --id: which step's samples, or which sample's steps?")
+    if options.step is None and options.thumbnails is not None:
+        raise ConfigError("--thumbnails shows the samples of a step; give --step")
+    if options.step is not None and options.epochs is not None:
+        raise ConfigError("--epochs says where to look for a sample; with --step write EPOCH:STEP")
+    described = [
+        flag
+        for flag, value in (
+            ("--manifest", options.manifest),
+            ("--recipe", options.recipe),
+            ("--seed", options.seed),
+            ("--global-batch-size", options.global_batch_size),
+            ("--set", options.set or None),
+        )
+        if value is not None
+    ]
+    if options.run_dir is not None and described:
+        raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
+    if options.thumbnails is not None:
+        from trainer.tools import contact_sheet
+
+        contact_sheet.check_name(options.thumbnails)
+        open_file(options.thumbnails)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    if options.run_dir is not None:
+        return plan_of_run(options.run_dir)
+    config = configs.recipe(options.recipe) if options.recipe else configs.default()
+    given = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
+    values = {key: value for key, value in given.items() if value is not None}
+    return plan_of_config(configs.with_values(config, values | configs.pairs(options.set)))
+
+
+def _epochs(text: str) -> range:
+    start, colon, stop = text.partition(":")
+    if not (colon and start.isdecimal() and stop.isdecimal()):
+        raise ConfigError(f"--epochs {text!r} is not START:STOP, for example 0:90")
+    return range(int(start), int(stop))
+
+
+def _write_sheet(plan: Plan, found: ExplainedStep, path: str) -> None:
+    from trainer.tools import contact_sheet
+
+    title = f"epoch {found.epoch} step {found.step} (step {found.global_step} of the run)"
+    sheet = contact_sheet.render(
+        plan.timetable.storage, plan.timetable.split, found.samples, title=title, path=path, background=plan.background
+    )
+    storage, name = open_file(path)
+    with storage.writer(name) as writer:
+        writer.write(sheet)
+
+
+def _show(plan: Plan, found: ExplainedStep | Visits) -> None:
+    console = Console()
+    for note in plan.notes:
+        console.print(_plain(f"note: {note}"))
+    if isinstance(found, ExplainedStep):
+        console.print(_plain(_step_line(plan, found)))
+        console.print(_step_table(found.samples))
+    else:
+        console.print(_plain(_sample_line(found)))
+        console.print(_visits_table(found.visits))
+
+
+def _step_line(plan: Plan, found: ExplainedStep) -> str:
+    state = {None: "", True: ", taken", False: ", not logged as taken"}[found.done]
+    pads = f", {found.num_pads} of them pads of weight 0" if found.num_pads else ""
+    return (
+        f"step {found.global_step} of the run is epoch {found.epoch} step {found.step} of "
+        f"{plan.timetable.order.num_batches}{state}: {len(found.samples)} slots{pads}"
+    )
+
+
+def _sample_line(found: Visits) -> str:
+    sample = found.sample
+    named = f", originally {sample.name}" if sample.name is not None else ""
+    done = "" if found.num_done is None else f", {found.num_done} of them taken"
+    return (
+        f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at position "
+        f"{sample.position} of {sample.shard} and in {len(found.visits)} steps{done}"
+    )
+
+
+def _step_table(samples: Sequence[StepVisit]) -> Table:
+    columns = ["slot", "id", "key", "label", "original name", "shard", "position", "weight"]
+    rows = [
+        (
+            seen.slot,
+            seen.sample.id,
+            seen.sample.key,
+            f"{seen.sample.label} {seen.sample.class_name}",
+            seen.sample.name or "",
+            seen.sample.shard.rpartition("/")[2],
+            seen.sample.position,
+            "0 (pad)" if seen.pad else "1",
+        )
+        for seen in samples
+    ]
+    if any(seen.sample.name is not None for seen in samples):
+        return _table(columns, rows)
+    return _table([*columns[:4], *columns[5:]], [(*row[:4], *row[5:]) for row in rows])
+
+
+def _visits_table(visits: Sequence[Visit]) -> Table:
+    columns = ["epoch", "step", "step of the run", "slot", "lane", "row", "weight"]
+    rows = ((v.epoch, v.step, v.global_step, v.slot, v.lane, v.row, "0 (pad)" if v.pad else "1") for v in visits)
+    return _table(columns, list(rows))
+
+
+def _table(columns: Sequence[str], rows: Sequence[Iterable[Any]]) -> Table:
+    table = Table(caption_justify="left")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows[:MAX_ROWS]:
+        table.add_row(*(_plain(str(cell)) for cell in row))
+    if len(rows) > MAX_ROWS:
+        table.caption = f"... and {len(rows) - MAX_ROWS:,} more (all of them with --json)"
+    return table
+
+
+def _plain(cell: str) -> Text:
+    # Names come from the raw input: neither rich's markup nor a terminal's control characters may act.
+    return Text("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cell))

@@ -1,0 +1,340 @@
+"""`report.html` of a run: curves, epochs, checkpoints, hosts, configuration on one page; see `docs/report.md`."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shardset.errors import ConfigError, NotFound, StorageError
+from shardset.format import naming
+from shardset.html import page, plots
+from shardset.html.page import Finding, count
+from shardset.html.plots import Plot
+from shardset.storage.base import Storage, open_file, open_storage
+from shardset.version import __version__
+from trainer.config import RECORD
+from trainer.errors import CheckpointError
+from trainer.record import checkpoint, metrics
+from trainer.record.checkpoint import CommitMark
+from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord
+
+MAX_ROWS = 200
+MAX_HOSTS = 64
+END_BYTES = 4096
+
+_KINDS: dict[str, type[Record]] = {"step": StepRecord, "epoch": EpochRecord, "eval": EvalRecord, "final": FinalRecord}
+_STARTED = re.compile(r" trainer (\S+), strategy (\w+), (\d+) devices")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostLog:
+    """One host's log: its size, the times of its first and last line, and what the last one says."""
+
+    name: str
+    num_bytes: int
+    first: str
+    last: str
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What a run folder tells. Of a step that was taken twice, by a resumed run, the last record counts.
+
+    `num_replaced` are records that a later one replaced, `num_damaged` lines of metrics.jsonl that are no records.
+    """
+
+    steps: list[StepRecord]
+    epochs: list[EpochRecord]
+    evaluations: list[EvalRecord]
+    finals: list[FinalRecord]
+    num_replaced: int
+    num_damaged: int
+    config: dict[str, Any]
+    started: tuple[str, str, str] | None
+    hosts: list[HostLog]
+    num_hosts: int
+    checkpoints: list[CommitMark]
+    problems: list[str]
+
+    @property
+    def last_step(self) -> int:
+        """The largest step of any record."""
+        records: list[Any] = [*self.steps, *self.epochs, *self.evaluations, *self.finals]
+        return max((one.global_step for one in records), default=0)
+
+    @property
+    def final(self) -> FinalRecord | None:
+        """The final record if the run has ended, None if it goes on or was stopped."""
+        return next((one for one in self.finals if one.global_step == self.last_step), None)
+
+
+def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[RunRecord, str, int]:
+    """Makes the page of the run folder at `url` and stores it: the run, where the page stands, its bytes.
+
+    Raises ConfigError if there is no metrics.jsonl with a record or, without `force`, if the page would take the place
+    of anything but a page; other damage is named on the page.
+    """
+    storage = open_storage(url)
+    found = read(storage)
+    target, name = (storage, naming.REPORT) if output is None else open_file(output)
+    if not force:
+        page.refuse_foreign(target, name)
+    data = render(found)
+    with target.writer(name) as writer:
+        writer.write(data)
+    return found, f"{target.url}/{name}", len(data)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(storage: Storage) -> RunRecord:
+    """Everything that the page shows of a run folder."""
+    try:
+        lines = storage.read(metrics.METRICS).splitlines()
+    except NotFound as error:
+        raise ConfigError(
+            f"{storage.url}: no {metrics.METRICS} there, expected the folder of a run; give the --run-dir of "
+            "`python -m trainer train`"
+        ) from error
+    good = [line for line in lines if _record_of(line) is not None]
+    if not good:
+        raise ConfigError(f"{storage.url}/{metrics.METRICS}: no record in it yet; wait for the first reported step")
+    kept = [_record_of(json.dumps(values).encode()) for values in metrics.records(b"\n".join(good))]
+    problems: list[str] = []
+    hosts = sorted(stat.name for stat in storage.list(metrics.LOGS) if stat.name.endswith(".log"))
+    return RunRecord(
+        steps=_of_kind(kept, StepRecord),
+        epochs=_of_kind(kept, EpochRecord),
+        evaluations=_of_kind(kept, EvalRecord),
+        finals=_of_kind(kept, FinalRecord),
+        num_replaced=len(good) - len(kept),
+        num_damaged=len(lines) - len(good),
+        config=_noting(problems, lambda: _config(storage), {}),
+        started=_noting(problems, lambda: _started(storage, hosts), None),
+        hosts=_noting(problems, lambda: [_host(storage, name) for name in hosts[:MAX_HOSTS]], []),
+        num_hosts=len(hosts),
+        checkpoints=_noting(problems, lambda: checkpoint.commits(storage, problems.append), []),
+        problems=problems,
+    )
+
+
+def _noting(problems: list[str], get: Callable[[], Any], otherwise: Any) -> Any:
+    """What `get` gives, or `otherwise` and a problem that says why not."""
+    try:
+        return get()
+    except (StorageError, CheckpointError, ConfigError) as error:
+        problems.append(str(error))
+        return otherwise
+
+
+def _record_of(line: bytes) -> Record | None:
+    """The record in a line of metrics.jsonl; None if there is none that is whole."""
+    try:
+        values = json.loads(line)
+        return msgspec.convert(values, _KINDS[values["kind"]])
+    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
+        return None
+
+
+def _of_kind(found: Iterable[Record | None], kind: type) -> list[Any]:
+    return sorted((one for one in found if isinstance(one, kind)), key=lambda one: one.global_step)
+
+
+def _config(storage: Storage) -> dict[str, Any]:
+    data = storage.read(RECORD)
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{storage.url}/{RECORD}: not JSON ({error}); the run's configuration is not known"
+        ) from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{storage.url}/{RECORD}: not a JSON object; the run's configuration is not known")
+    return values
+
+
+def _started(storage: Storage, hosts: Sequence[str]) -> tuple[str, str, str] | None:
+    """(version, strategy, devices) as the first host's log says when it starts."""
+    if not hosts:
+        return None
+    end = min(END_BYTES, storage.stat(hosts[0]).num_bytes)
+    found = _STARTED.search(storage.read(hosts[0], 0, end).decode("utf-8", "replace"))
+    return (found[1], found[2], found[3]) if found else None
+
+
+def _host(storage: Storage, name: str) -> HostLog:
+    size = storage.stat(name).num_bytes
+    head = storage.read(name, 0, min(size, END_BYTES)).decode("utf-8", "replace").splitlines()
+    tail = storage.read(name, max(0, size - END_BYTES), size).decode("utf-8", "replace").splitlines()
+    last, _, words = (tail or [""])[-1].partition(" ")
+    first = (head or [""])[0].partition(" ")[0]
+    return HostLog(name=name, num_bytes=size, first=_minute(first), last=_minute(last), words=words)
+
+
+def _minute(moment: str) -> str:
+    return moment[:19].replace("T", " ")
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def render(run: RunRecord) -> bytes:
+    """The page."""
+    model = run.config.get("model")
+    name = model.get("name", "") if isinstance(model, dict) else ""
+    anchors = ("curves", "epochs", "checkpoints", "hosts", "configuration")
+    best = checkpoint.best(run.checkpoints)
+    return page.render(
+        "trainer.tools",
+        "report.html",
+        title=f"Training run of {name}" if name else "Training run",
+        subtitle=_subtitle(run),
+        tool=f"shardset {__version__}",
+        sections=[(anchor, anchor.capitalize()) for anchor in anchors],
+        closing=f"Made by shardset {__version__} from the run folder, without scripts or outside links. A curve of "
+        f"more than {plots.MAX_POINTS} points is drawn from means of neighbouring points.",
+        tiles=_tiles(run),
+        findings=list(_findings(run)),
+        plots=_plots(run),
+        epochs=[_epoch_row(one) for one in run.epochs[-MAX_ROWS:]],
+        num_epochs=len(run.epochs),
+        evaluations=[_evaluation_row(one) for one in run.evaluations[-MAX_ROWS:]],
+        num_evaluations=len(run.evaluations),
+        checkpoints=[_checkpoint_row(one, "best" if one is best else "") for one in run.checkpoints[-MAX_ROWS:]],
+        num_checkpoints=len(run.checkpoints),
+        hosts=[(one.name, page.size(one.num_bytes), one.first, one.last, one.words) for one in run.hosts],
+        num_hosts=run.num_hosts,
+        settings=list(_settings(run.config))[:MAX_ROWS],
+    )
+
+
+def _epoch_row(one: EpochRecord) -> tuple:
+    waited, busy = f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %"
+    accuracy, rate = _percent(one.top1), f"{one.reduced_global_rate:,.0f}"
+    return one.epoch, one.global_step, one.samples, f"{one.loss:.4f}", accuracy, rate, waited, busy, one.compilations
+
+
+def _evaluation_row(one: EvalRecord) -> tuple:
+    accuracies = (_percent(one.top1), _percent(one.top5))
+    return one.epoch, one.global_step, one.samples, f"{one.loss:.4f}", *accuracies, f"{one.seconds:.1f} s"
+
+
+def _checkpoint_row(one: CommitMark, word: str) -> tuple:
+    accuracy = "" if one.top1 is None else _percent(one.top1)
+    return checkpoint.folder_of(one.step), one.step, one.epoch, accuracy, page.size(one.num_bytes), word
+
+
+def _subtitle(run: RunRecord) -> str:
+    if run.started is None:
+        return count(run.last_step, "step")
+    version, strategy, devices = run.started
+    return f"{count(run.last_step, 'step')}, strategy {strategy} on {count(int(devices), 'device')}, trainer {version}"
+
+
+def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
+    tiles = []
+    if run.evaluations:
+        best = max(run.evaluations, key=lambda one: one.top1)
+        tiles += [
+            ("best accuracy", _percent(best.top1), f"after epoch {best.epoch}"),
+            ("last accuracy", _percent(run.evaluations[-1].top1), f"top-5 {_percent(run.evaluations[-1].top5)}"),
+        ]
+    if run.steps:
+        tiles.append(("last training loss", f"{run.steps[-1].loss:.4g}", f"at step {run.steps[-1].global_step:,}"))
+    if run.epochs:
+        last = run.epochs[-1]
+        tiles += [
+            ("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"),
+            ("waiting for data", f"{last.input_wait_percent:.1f}\N{NO-BREAK SPACE}%", "of the time, last epoch"),
+            ("compilations", f"{last.compilations:,}", ""),
+        ]
+    if run.final:
+        tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
+    return tiles
+
+
+def _findings(run: RunRecord) -> Iterable[Finding]:
+    if run.final:
+        yield Finding(level="good", text=f"The run has ended after {count(run.final.global_step, 'step')}.")
+        if run.final.seconds_to_target is not None:
+            text = f"It reached its target accuracy in {_duration(run.final.seconds_to_target)}."
+            yield Finding(level="good", text=text)
+    else:
+        yield Finding(
+            level="note", text=f"The run has not ended: it goes on, or was stopped at step {run.last_step:,}."
+        )
+    if run.num_replaced:
+        text = (
+            f"It was resumed: {count(run.num_replaced, 'record')} of steps that were taken again count as written last."
+        )
+        yield Finding(level="note", text=text)
+    if run.num_damaged:
+        text = f"{count(run.num_damaged, 'line is', 'lines are')} damaged in {metrics.METRICS} and left out."
+        yield Finding(level="note", text=text)
+    waits = [one.input_wait_percent for one in run.epochs]
+    if waits and (text := metrics.advice(sum(waits) / len(waits)) or ""):
+        yield Finding(level="note", text=text[0].upper() + text[1:] + ".", anchor="curves")
+    yield from (Finding(level="bad", text=problem) for problem in run.problems)
+
+
+def _plots(run: RunRecord) -> list[Plot]:
+    steps, epochs, evaluations = run.steps, run.epochs, run.evaluations
+    wanted = {
+        "Loss": {"training": _points(steps, "loss"), "evaluation": _points(evaluations, "loss")},
+        "Accuracy": {
+            "training": _points(steps, "top1"),
+            "evaluation": _points(evaluations, "top1"),
+            "evaluation, top-5": _points(evaluations, "top5"),
+        },
+        "Learning rate": {"learning rate": _points(steps, "learning_rate")},
+        "Samples a second of the first host": {
+            "now": _points(steps, "rate"),
+            "since the epoch began": _points(steps, "global_rate"),
+        },
+        "Percent of the time of an epoch": {
+            "waiting for data": _points(epochs, "input_wait_percent"),
+            "device busy": _points(epochs, "busy_percent"),
+        },
+    }
+    found = [(title, {name: points for name, points in of.items() if points}) for title, of in wanted.items()]
+    return [plots.curves(title, series, x_label="step") for title, series in found if series]
+
+
+def _points(records: Sequence[Any], name: str) -> list[plots.Point]:
+    return [(one.global_step, getattr(one, name)) for one in records]
+
+
+def _settings(config: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", text) for inner, text in _settings(value))
+        else:
+            yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f}\N{NO-BREAK SPACE}%"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+# --- the verb --------------------------------------------------------------------------------------------------------
+
+
+def report(options: argparse.Namespace) -> None:
+    """`report`."""
+    if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
+        raise ConfigError(f"{options.run_dir}: no such run folder")
+    run, where, num_bytes = write(options.run_dir, options.output, force=options.force)
+    print(f"report: {where} ({page.size(num_bytes)}, {count(run.last_step, 'step')})")

@@ -1,0 +1,312 @@
+"""`bench-input --sweep`: how fast the training stream is for every combination of some of its settings.
+
+Each point runs the real stream for some seconds, each round runs every point, and what is shown is the median of
+the rounds, so that a machine that is busy for a moment disturbs all points alike.
+"""
+
+import difflib
+import itertools
+import json
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from shardset.errors import ConfigError
+from shardset.storage.base import open_storage
+from shardset.storage.local_folder import local_folder
+from shardset.stream.stream import Stream
+from shardset.version import __version__
+from trainer.config import TrainConfig
+from trainer.data.splits import train_spec
+from trainer.tools.sweep_plot import BarRow, bars
+
+AXES: dict[str, tuple[str, int]] = {
+    "shard": ("manifest", 0),
+    "q": ("block_size", 1),
+    "w": ("window", 0),
+    "L": ("num_lanes", 1),
+    "threads": ("num_threads", 1),
+    "batch": ("global_batch_size", 1),
+}
+"""What can be swept: the setting behind each axis, and the smallest number it takes."""
+
+Value = str | int
+Point = dict[str, Value]
+Axes = Mapping[str, Sequence[Value]]
+
+FILES = ("sweep.json", "sweep.md", "sweep.svg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRun:
+    """One run of one point. `epochs` is how much of the split it read: more than 1 means that data came again.
+
+    `rate` is samples a second after the first batch, `cpu` processor seconds for 1,000 of them, `first_s` the seconds
+    from the start of the stream to its first batch.
+    """
+
+    rate: float
+    cpu: float
+    first_s: float
+    epochs: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A point, its runs, and the bytes that its stream says it holds at most."""
+
+    point: Point
+    memory_bytes: int
+    runs: list[SweepRun]
+
+    @property
+    def rate(self) -> float:
+        """Median."""
+        return median(run.rate for run in self.runs)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The slowest and the fastest run."""
+        return min(run.rate for run in self.runs), max(run.rate for run in self.runs)
+
+
+def parse_axes(words: Sequence[str]) -> dict[str, list[Value]]:
+    """`["q=4,8", "threads=1,2"]` as values by axis; raises ConfigError."""
+    axes: dict[str, list[Value]] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if name not in AXES:
+            close = difflib.get_close_matches(name, AXES, n=1)
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(f"--sweep {word!r}: no axis {name!r}{hint}; there are {', '.join(AXES)}")
+        if not equals or name in axes:
+            raise ConfigError(f"--sweep {word!r}: expected AXIS=VALUE,VALUE once for each axis, for example q=4,8,16")
+        values = [_value(name, part) for part in text.split(",")]
+        if len(set(values)) < len(values):
+            raise ConfigError(f"--sweep {word!r}: a value stands twice; name each once")
+        axes[name] = values
+    return axes
+
+
+def _value(axis: str, text: str) -> Value:
+    if axis == "shard":
+        if not text:
+            raise ConfigError("--sweep shard: an empty name, expected manifests or their folders, separated by commas")
+        return text
+    least = AXES[axis][1]
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise ConfigError(f"--sweep {axis}: {text!r} is not a whole number from {least}")
+    return int(text)
+
+
+def points_of(axes: Axes) -> list[Point]:
+    """Every combination, the last axis fastest."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def open_stream(config: TrainConfig, point: Point) -> Stream:
+    """The training stream of one host with the settings of a point; raises ConfigError naming the point."""
+    options: dict[str, Any] = {"global_batch_size": config.global_batch_size, "manifest": config.manifest}
+    options |= {AXES[axis][0]: value for axis, value in point.items()}
+    manifest = options.pop("manifest")
+    try:
+        return Stream(
+            manifest,
+            config.train_split,
+            rank=0,
+            world_size=1,
+            seed=config.seed,
+            image=train_spec(config.image),
+            budget_bytes=config.budget_bytes,
+            **options,
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{named(point)}: {error}") from error
+
+
+def check(config: TrainConfig, axes: Axes) -> None:
+    """Raises ConfigError if there is nothing to read, or something that would falsify the figures."""
+    if config.fake_data:
+        raise ConfigError("--fake-data reads nothing, so there is nothing to sweep; leave one of them out")
+    if config.cache_dir is not None:
+        raise ConfigError(
+            "a sweep measures without the disk cache, which later rounds would find full; unset cache_dir"
+        )
+    if (config.manifest is None) == ("shard" not in axes):
+        raise ConfigError("name the shard set with --manifest URL, or several with --sweep shard=URL,URL, and not both")
+
+
+def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.perf_counter) -> SweepRun:
+    """Reads for so many seconds after the first batch, and at least one batch more."""
+    begun = clock()
+    batches = stream.epochs()
+    try:
+        next(batches)
+        first, cpu, num_samples = clock(), _cpu_s(), 0
+        while (now := clock()) < first + seconds or not num_samples:
+            num_samples += int((next(batches)[2]["weight"] > 0).sum())
+        now, cpu = clock(), _cpu_s() - cpu
+    finally:
+        batches.close()
+    return SweepRun(
+        rate=num_samples / (now - first),
+        cpu=1000 * cpu / num_samples,
+        first_s=first - begun,
+        epochs=(num_samples + stream.batch_size) / stream.split.num_samples,
+    )
+
+
+def sweep(
+    config: TrainConfig, axes: Axes, *, seconds: float, rounds: int, say: Callable[[str], None]
+) -> list[Measured]:
+    """Measures every point once a round, every second round backwards; each is opened before anything is measured."""
+    check(config, axes)
+    points = points_of(axes)
+    found = [Measured(point=point, memory_bytes=open_stream(config, point).memory.total, runs=[]) for point in points]
+    say(
+        f"{len(points)} points x {rounds} rounds x {seconds:g} s: about {len(points) * rounds * seconds:.0f} s and more"
+    )
+    begun = time.perf_counter()
+    for round_ in range(rounds):
+        for number, one in enumerate(found if round_ % 2 == 0 else found[::-1], start=1):
+            one.runs.append(measure(open_stream(config, one.point), seconds))
+            done = round_ * len(found) + number
+            left = (time.perf_counter() - begun) / done * (len(found) * rounds - done)
+            say(f"{done} of {len(found) * rounds}, {left:.0f} s left: {named(one.point)}: {one.runs[-1].rate:,.0f}/s")
+    return found
+
+
+def named(point: Point) -> str:
+    """A point in words."""
+    return ", ".join(f"{axis}={value}" for axis, value in point.items())
+
+
+def effects(found: Sequence[Measured]) -> dict[str, dict[Value, float]]:
+    """By axis and value: how many times the rate of the axis' first value, a geometric mean over all else."""
+    result: dict[str, dict[Value, float]] = {}
+    for axis in found[0].point:
+        logs: dict[Value, list[float]] = {}
+        for one in found:
+            logs.setdefault(one.point[axis], []).append(math.log(one.rate))
+        means = {value: sum(each) / len(each) for value, each in logs.items()}
+        base = next(iter(means.values()))
+        result[axis] = {value: math.exp(mean - base) for value, mean in means.items()}
+    return result
+
+
+def table(found: Sequence[Measured]) -> str:
+    """Medians in Markdown, in the order of the points."""
+    axes = list(found[0].point)
+    head = [
+        *axes,
+        "samples/s",
+        "slowest to fastest",
+        "CPU s per 1,000",
+        "first batch, s",
+        "epochs read",
+        "at most, MiB",
+    ]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for one in found:
+        low, high = one.spread
+        cpu, first, epochs = (median(getattr(run, name) for run in one.runs) for name in ("cpu", "first_s", "epochs"))
+        cells = [*map(str, one.point.values()), f"{one.rate:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{cpu:.3f}"]
+        cells += [f"{first:.2f}", f"{epochs:.2f}", f"{one.memory_bytes / 2**20:,.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def sentences(found: Sequence[Measured]) -> list[str]:
+    """The fastest point, and what each axis does by itself."""
+    best = max(found, key=lambda one: one.rate)
+    lines = [f"fastest: {named(best.point)}: {best.rate:,.0f} samples/s"]
+    for axis, values in effects(found).items():
+        (first, _), *others = values.items()
+        if others:
+            parts = ", ".join(f"{value}: {ratio:.2f}" for value, ratio in others)
+            lines.append(f"{axis}, times the rate of {first}, all else alike: {parts}")
+    if any(run.epochs > 1 for one in found for run in one.runs):
+        lines.append("some points read the split more than once: later passes find it in the memory of the machine")
+    return lines
+
+
+def page(found: Sequence[Measured], facts: Mapping[str, Any]) -> str:
+    """The Markdown page."""
+    listed = "\n".join(f"- {sentence}" for sentence in sentences(found))
+    stated = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    return f"# A sweep of the input\n\n{stated}\n\n{table(found)}\n{listed}\n\n![samples a second](sweep.svg)\n"
+
+
+def plot(found: Sequence[Measured]) -> str:
+    """Bars of the medians with the spread of the runs, as an SVG."""
+    title = "samples a second on this host; the line is the spread of the runs"
+    return bars(title, [BarRow(label=named(one.point), value=one.rate, spread=one.spread) for one in found])
+
+
+def to_json(found: Sequence[Measured], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that was measured."""
+    points = [{**asdict(one), "rate": one.rate} for one in found]
+    return {"facts": dict(facts), "points": points, "effects": _keyed(effects(found))}
+
+
+def _keyed(found: Mapping[str, Mapping[Value, float]]) -> dict[str, dict[str, float]]:
+    return {axis: {str(value): ratio for value, ratio in values.items()} for axis, values in found.items()}
+
+
+def facts_of(config: TrainConfig, axes: Axes, *, seconds: float, rounds: int) -> dict[str, Any]:
+    """What the figures depend on beside the axes."""
+    image = config.image
+    fixed = {
+        "manifest": config.manifest,
+        "split": config.train_split,
+        "batch": config.global_batch_size if "batch" not in axes else None,
+        "images": f"{image.size} x {image.size}, {image.train_crop} crop",
+    }
+    return {
+        "shardset": __version__,
+        "machine": f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}, Python {platform.python_version()}",
+        "date": time.strftime("%Y-%m-%d"),
+        "method": f"median of {rounds} rounds of {seconds:g} s, interleaved",
+        **{name: value for name, value in fixed.items() if value is not None},
+    }
+
+
+def run(
+    config: TrainConfig, words: Sequence[str], *, seconds: float, rounds: int, output: str | None, as_json: bool
+) -> None:
+    """The verb: measures, prints, and writes FILES into a local folder."""
+    if not 0 < seconds < float("inf") or rounds < 1:
+        raise ConfigError(f"--seconds is {seconds:g} and --rounds is {rounds}, expected more than 0 s and at least 1")
+    axes = parse_axes(words)
+    folder = _folder(output)
+    found = sweep(config, axes, seconds=seconds, rounds=rounds, say=lambda line: print(line, file=sys.stderr))
+    facts = facts_of(config, axes, seconds=seconds, rounds=rounds)
+    values = json.dumps(to_json(found, facts), indent=1)
+    print(values if as_json else "\n".join([table(found), *sentences(found)]), flush=True)
+    if folder is not None:
+        for name, text in zip(FILES, (values + "\n", page(found, facts), plot(found)), strict=True):
+            with open_storage(str(folder)).writer(name) as writer:
+                writer.write(text.encode())
+
+
+def _folder(output: str | None) -> Path | None:
+    """The folder, made before anything is measured; raises ConfigError if it holds a sweep already."""
+    if output is None:
+        return None
+    folder = local_folder(output, "--output")
+    if (folder / FILES[0]).exists():
+        raise ConfigError(f"--output {output}: there is a sweep in it already; name another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _cpu_s() -> float:
+    used = os.times()
+    return used.user + used.system
