@@ -198,6 +198,8 @@ not the bucket's.
 What `verify`, `report`, `inspect`, `export` and `explain` read of a finished set (manifest, indexes, samples, the
 quarantine list) is read a second time if it is not what the manifest or the index says. Only what differs again is
 called damaged.
+
+[Faults that were found from outside](faults.md) lists what else was tried, before and after.
 """
 
 
