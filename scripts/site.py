@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def from_root(name: str) -> str:
     """A Markdown file of the repository's root, with its links as seen from docs/."""
     text = (REPOSITORY / name).read_text()
-    text = re.sub(r"\]\((docs/)?decisions\)|\]\(docs/decisions\)", "](decisions/0001-the-library-and-its-two-programs.md)", text)
+    text = re.sub(r"\]\((docs/)?decisions\)|\]\(docs/decisions\)", "](decisions/0001-library-and-programs.md)", text)
     text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
     return text.replace("](docs/", "](")
 
