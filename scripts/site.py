@@ -43,6 +43,8 @@ def from_root(name: str) -> str:
     text = (REPOSITORY / name).read_text()
     text = re.sub(r"\]\((docs/)?decisions\)|\]\(docs/decisions\)", "](decisions/0001-library-and-programs.md)", text)
     text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
+    for page in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        text = text.replace(f"]({page})", f"]({page.lower()})")
     return text.replace("](docs/", "](")
 
 
