@@ -16,7 +16,7 @@ from typing import Any
 from shardset.addresses import Parser
 from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
 from shardset.program import quiet_warnings
-from shardset.storage.base import open_storage
+from shardset.storage.open import is_address, open_storage
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -305,7 +305,7 @@ def merge_logs(options: argparse.Namespace) -> None:
     """`merge-logs`."""
     from trainer.record.metrics import merged_logs
 
-    if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
+    if not is_address(options.run_dir) and not Path(options.run_dir).is_dir():
         raise ConfigError(f"{options.run_dir}: no such run folder")
     for line in merged_logs(open_storage(options.run_dir)):
         print(line)

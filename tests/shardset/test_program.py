@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.shardset import image_sample, write_shard_set
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from shardset.errors import ConfigError, StorageError
 from shardset.order.epoch import state_from_json
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from tests.makers.training import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.version import __version__
 from tests.makers.training import losses, shard_set
 from trainer import __main__ as command

@@ -19,7 +19,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from shardset.format.tar import StoredSample
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.makers import kills
 from tests.makers.shardset import encode, write_shard_set

@@ -11,7 +11,7 @@ import pytest
 
 from shardset.errors import ConfigError, ManifestError, NotFound, StorageError, TransientError
 from shardset.format.manifest import Manifest, load
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.training import shard_set, tiny_config
 from trainer import __main__ as command
 from trainer.config import RECIPES

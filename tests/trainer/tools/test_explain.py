@@ -20,7 +20,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
 from shardset.read import indexes
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
 from tests.makers.once import DamagesOnce

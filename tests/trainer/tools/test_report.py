@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from shardset.errors import ConfigError
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import put
 from trainer import __main__ as command
 from trainer import config as configs

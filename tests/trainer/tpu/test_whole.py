@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.cloud import Cloud
 from tests.makers.training import shard_set
 from trainer import __main__ as command
