@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shardset.errors import ConfigError, NotFound
-from shardset.order.epoch import state_from_json
+from shardset.order.state import state_from_json
 from shardset.storage.base import Storage, open_storage, os_errors_as_storage_errors
 from shardset.stream.stream import Stream
 from shardset.version import __version__

@@ -22,8 +22,8 @@ import torch
 
 from shardset.errors import ConfigError, NotFound
 from shardset.format.tar import crc32c_text
-from shardset.order.epoch import state_from_json
 from shardset.order.permutation import ORDER_VERSION
+from shardset.order.state import state_from_json
 from shardset.storage.base import LocalStorage, Storage, open_storage
 from trainer.errors import CheckpointError, NotFinite
 from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, is_folder, step_of, steps

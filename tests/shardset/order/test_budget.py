@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
 from shardset.order.budget import BUDGET_BYTES, fit_memory, fit_order
-from shardset.order.epoch import rank_part
+from shardset.order.lanes import rank_part
 
 IMAGENET = {"shard_sizes": [1252] * 1024, "stored_bytes": 1024 * 1252 * 111_000, "seed": 1}
 

@@ -10,19 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.epoch import (
-    Order,
-    OrderState,
-    check_world,
-    default_block_size,
-    default_lanes,
-    fit_lanes,
-    fit_window,
-    quarantine_digest,
-    slot_key,
-    state_from_json,
-)
+from shardset.order.budget import default_block_size, fit_lanes, fit_window
+from shardset.order.epoch import Order, slot_key
+from shardset.order.lanes import check_world, default_lanes
 from shardset.order.permutation import hash64
+from shardset.order.state import OrderState, quarantine_digest, state_from_json
 
 FROZEN_0 = [
     [23, 24, 8, 17, 21, 20, 1, 0],
@@ -116,7 +108,7 @@ def test_every_slot_is_what_the_rules_say(order, epoch):
     for step in range(order.num_batches):
         slots = order.batch(epoch, step)
         for slot, (id_, weight) in enumerate(zip(slots.ids, slots.weights, strict=True)):
-            lane, row = slot // order.items, step * order.items + slot % order.items
+            lane, row = slot // order.rows_per_step, step * order.rows_per_step + slot % order.rows_per_step
             assert (slots.lanes[slot], slots.rows[slot]) == (lane, row)
             assert weight == (row < len(lanes[lane]))
             assert not weight or id_ == lanes[lane][row]
@@ -137,7 +129,7 @@ def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
 def test_pads_repeat_the_last_sample_of_their_lane(order, epoch):
     ids, weights = epoch_of(order, epoch)
     for lane in range(order.num_lanes):
-        part = slice(lane * order.items, (lane + 1) * order.items)
+        part = slice(lane * order.rows_per_step, (lane + 1) * order.rows_per_step)
         real, padded = ids[:, part][weights[:, part] == 1], ids[:, part][weights[:, part] == 0]
         assert not len(real) or (padded == real[-1]).all()
 
@@ -178,8 +170,8 @@ def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(seed, i
     order = make(sizes, seed=seed, num_lanes=256, global_batch_size=1024, block_size=block_size, window=window)
     rows, lanes = order.find(2, np.array([id_, 7]))
     for wanted, row, lane in zip([id_, 7], rows.tolist(), lanes.tolist(), strict=True):
-        batch = order.batch(2, row // order.items)
-        slot = lane * order.items + row % order.items
+        batch = order.batch(2, row // order.rows_per_step)
+        slot = lane * order.rows_per_step + row % order.rows_per_step
         assert (batch.ids[slot], batch.weights[slot]) == (wanted, 1)
 
 
@@ -193,7 +185,7 @@ def test_an_epoch_gone_through_gives_what_a_step_asked_for_alone_gives(seed):
         alone = make([300] * 300, **options).slots(1, range(5 * number, 5 * number + 1), 8, 40)[0]
         assert np.array_equal(alone.ids, slots[number].ids)
         reads = [
-            order.reads(1, alone.lanes, alone.positions).start.tolist()
+            order.reads_of(1, alone.lanes, alone.positions).start.tolist()
             for order in (gone_through, make([300] * 300, **options))
         ]
         assert reads[0] == reads[1]
@@ -229,7 +221,7 @@ def test_no_samples_are_found_nowhere():
 @given(orders(), st.integers(0, 3))
 def test_the_number_of_reads_is_known_without_listing_them(order, epoch):
     starts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
-    listed = [len(order.pieces(epoch, start, stop).shard) for start, stop in itertools.pairwise(starts)]
+    listed = [len(order.range_reads(epoch, start, stop).shard) for start, stop in itertools.pairwise(starts)]
     assert order.num_reads(epoch) == sum(listed)
 
 
@@ -268,7 +260,7 @@ def test_a_sample_moves_fewer_than_w_places(order, epoch):
 def test_pieces_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_line(order, epoch, data):
     start = data.draw(st.integers(0, order.num_samples - 1))
     stop = data.draw(st.integers(start + 1, order.num_samples))
-    pieces = order.pieces(epoch, start, stop)
+    pieces = order.range_reads(epoch, start, stop)
     held, at = [], start
     for shard, low, high, first, count in zip(
         pieces.shard, pieces.start, pieces.stop, pieces.first, pieces.num_samples, strict=True
@@ -287,9 +279,9 @@ def test_pieces_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_line
 @settings(max_examples=60, deadline=None)
 def test_lanes_read_the_stored_samples_once_and_cut_at_most_one_block_each(order):
     cuts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
-    lanes = [order.pieces(2, start, stop) for start, stop in itertools.pairwise(cuts)]
+    lanes = [order.range_reads(2, start, stop) for start, stop in itertools.pairwise(cuts)]
     assert sum(int(lane.num_samples.sum()) for lane in lanes) == order.num_samples
-    whole = len(order.pieces(2, 0, order.num_samples).shard)
+    whole = len(order.range_reads(2, 0, order.num_samples).shard)
     assert sum(len(lane.shard) for lane in lanes) <= whole + order.num_lanes - 1
 
 
@@ -312,7 +304,7 @@ def test_epochs_differ_and_a_seed_plus_one_does_not_replay_them():
 
 def test_samples_that_travel_together_change_from_epoch_to_epoch():
     order = make([90] * 4, block_size=9)
-    cuts = [set((p := order.pieces(epoch, 0, 360)).shard * 1000 + p.start) for epoch in range(6)]
+    cuts = [set((p := order.range_reads(epoch, 0, 360)).shard * 1000 + p.start) for epoch in range(6)]
     assert len({frozenset(cut) for cut in cuts}) == 6
 
 

@@ -20,8 +20,9 @@ import pytest
 from shardset.errors import ConfigError
 from shardset.format.manifest import load
 from shardset.read import disk_cache
+from shardset.read.cached import CachedReader
 from shardset.read.disk_cache import BlockCache, DiskCache
-from shardset.read.fetch import CachedReader, RemoteReader
+from shardset.read.remote import RemoteReader
 from shardset.storage.base import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.shardset import png_samples, write_shard_set
@@ -180,7 +181,7 @@ def test_files_that_are_not_ours_stay(url, tmp_path):
 
 FULL = """
 import logging, resource, sys
-from tests.trainer.test_blockcache import opened, pictures, read, shard_set
+from tests.shardset.read.test_disk_cache import opened, pictures, read, shard_set
 logging.basicConfig()
 stream = opened(shard_set(), sys.argv[1])
 for number, _ in enumerate(stream.split.shards):
@@ -309,7 +310,7 @@ def test_a_cache_travels_between_processes(url, tmp_path, expected):
 
 READER = """
 import sys
-from tests.trainer.test_blockcache import opened, read
+from tests.shardset.read.test_disk_cache import opened, read
 stream = opened(sys.argv[1], sys.argv[2])
 for epoch in range(int(sys.argv[3])):
     found, num_bytes = read(stream, epoch)

@@ -16,14 +16,11 @@ from shardset.format.manifest import load
 from shardset.format.tar import StoredSample
 from shardset.order.budget import INDEX_BYTES
 from shardset.order.epoch import Order
-from shardset.read.fetch import (
-    SMALL_BYTES,
-    BlockSampleReader,
-    LocalSampleReader,
-    RemoteReader,
-    ShardTable,
-    open_sample_reader,
-)
+from shardset.read.blocks import BlockSampleReader
+from shardset.read.indexes import ShardTable
+from shardset.read.local import SMALL_BYTES, LocalSampleReader
+from shardset.read.open import open_sample_reader
+from shardset.read.remote import RemoteReader
 from shardset.storage.base import MemoryStorage, Stat, open_storage
 from tests.makers.shardset import png_samples, put, write_shard_set
 
@@ -80,8 +77,8 @@ def drain(reads, table, order, *, epoch=0, start=0, rank=0, world=1):
     found = {}
     for step in range(start, order.num_batches):
         slots = order.rank_slots(epoch, step, rank, world)
-        tickets = reads.tickets(epoch, slots, addresses_of(table, order, slots.ids))
-        found |= {id_: tickets.take(number) for number, id_ in enumerate(slots.ids.tolist())}
+        pending = reads.read_step(epoch, slots, addresses_of(table, order, slots.ids))
+        found |= {id_: pending.take(number) for number, id_ in enumerate(slots.ids.tolist())}
     return found
 
 
@@ -101,7 +98,8 @@ def test_a_table_names_a_sample_though_it_keeps_no_keys(watched):
     found = table.addresses(np.array([1]), np.array([4]))
     assert found.keys is None
     assert (
-        table.named(found[0]) == f"{storage.url}/train/train-000001.tar: sample 'train-000024' at byte {found[0].start}"
+        table.describe(found[0])
+        == f"{storage.url}/train/train-000001.tar: sample 'train-000024' at byte {found[0].start}"
     )
 
 
@@ -124,8 +122,8 @@ def test_members_may_stand_in_another_order_than_the_columns_of_the_split(tmp_pa
     manifest, storage = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
     assert table.split.fields == ["jpg", "cls", "png"]
-    tickets = LocalSampleReader(table).alone(table.addresses(np.array([0, 0]), np.array([1, 0])))
-    assert [tickets.take(0), tickets.take(1)] == [[None, b"2", b"BB"], [b"A", b"1", None]]
+    pending = LocalSampleReader(table).read_single(table.addresses(np.array([0, 0]), np.array([1, 0])))
+    assert [pending.take(0), pending.take(1)] == [[None, b"2", b"BB"], [b"A", b"1", None]]
 
 
 @pytest.mark.parametrize("num_bytes", [SMALL_BYTES // 2, 2 * SMALL_BYTES])
@@ -135,11 +133,12 @@ def test_each_field_of_a_small_and_of_a_large_sample_is_what_was_stored(tmp_path
     write_shard_set(open_storage(str(tmp_path)), {"train": [sample]}, num_shards=1)
     manifest, storage = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
-    assert LocalSampleReader(table).alone(table.addresses(np.array([0]), np.array([0]))).take(0) == [content, b"", b"1"]
+    addresses = table.addresses(np.array([0]), np.array([0]))
+    assert LocalSampleReader(table).read_single(addresses).take(0) == [content, b"", b"1"]
     path = tmp_path / "train" / "train-000000.tar"
     path.write_bytes(path.read_bytes().replace(content[-9:], b"different"))
     with pytest.raises(DamagedShard, match="sample 'a' at byte 512: crc32c is"):
-        LocalSampleReader(table).alone(table.addresses(np.array([0]), np.array([0]))).take(0)
+        LocalSampleReader(table).read_single(addresses).take(0)
 
 
 def test_an_index_is_read_once_while_it_fits_its_budget(watched):
@@ -174,12 +173,12 @@ def test_indexes_that_are_missing_are_asked_for_at_the_same_time(watched):
     assert table.num_bytes_read == sum(shard.index.num_bytes for shard in split.shards)
 
 
-def test_indexes_that_are_large_together_are_read_one_after_the_other(watched, monkeypatch):
+def test_indexes_that_are_large_together_are_read_one_after_the_other(watched):
     storage, split = watched
-    monkeypatch.setattr("shardset.read.fetch.INDEX_BYTES_AT_ONCE", 2 * split.shards[0].index.num_bytes - 1)
     threads = set()
     storage.before = lambda number, name: threads.add(threading.get_ident())
-    ShardTable(storage, split).addresses(np.array([2, 0, 1]), np.array([0, 0, 0]))
+    table = ShardTable(storage, split, max_bytes_in_flight=2 * split.shards[0].index.num_bytes - 1)
+    table.addresses(np.array([2, 0, 1]), np.array([0, 0, 0]))
     assert len(threads) == 1
     assert len(storage.reads) == 3
 
@@ -251,8 +250,8 @@ def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_th
     reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
     slots = order.rank_slots(0, 0, 0, 3)
     addresses = addresses_of(table, order, slots.ids)
-    tickets = reads.tickets(0, slots, addresses)
-    assert len(list(tickets.contents(0, len(slots.ids)))) == len(slots.ids)
+    pending = reads.read_step(0, slots, addresses)
+    assert len(list(pending.contents(0, len(slots.ids)))) == len(slots.ids)
     touched = {address.shard for address in addresses}
     assert 0 < len(touched) < len(split.shards)
     assert table.num_bytes_read == sum(split.shards[shard].index.num_bytes for shard in touched)
@@ -264,12 +263,12 @@ def test_what_blocks_hold_is_counted_against_the_budget(watched):
     storage, split = watched
     table, order = ShardTable(storage, split), order_of(split)
     reads = BlockSampleReader(order, table, RemoteReader(table), 1)
-    assert reads.has_room()
+    assert reads.within_budget()
     slots = order.batch(0, 0)
-    tickets = reads.tickets(0, slots, addresses_of(table, order, slots.ids))
-    assert not reads.has_room()
-    assert len(list(tickets.contents(0, len(slots.ids)))) == len(slots.ids)
-    assert reads.has_room()
+    pending = reads.read_step(0, slots, addresses_of(table, order, slots.ids))
+    assert not reads.within_budget()
+    assert len(list(pending.contents(0, len(slots.ids)))) == len(slots.ids)
+    assert reads.within_budget()
     reads.close()
 
 
@@ -312,17 +311,17 @@ def test_a_shard_that_the_system_does_not_open_is_no_damage(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 6, size=8)}, num_shards=3)
     manifest, storage = load(str(tmp_path))
     table = ShardTable(storage, manifest.split("train"))
-    tickets = LocalSampleReader(table).alone(table.addresses(np.array([1]), np.array([0])))
+    pending = LocalSampleReader(table).read_single(table.addresses(np.array([1]), np.array([0])))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with (tmp_path / "manifest.json").open() as last:
         resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), hard))
         try:
             with pytest.raises(StorageError, match=r"train-000001.tar: too many open files; raise the limit") as raised:
-                tickets.take(0)
+                pending.take(0)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert not isinstance(raised.value, DamagedShard)
-    assert tickets.take(0)
+    assert pending.take(0)
 
 
 @pytest.mark.parametrize("block_size", [2, 5, 20])
@@ -333,9 +332,9 @@ def test_steps_may_be_asked_for_again(watched, block_size):
     reads, found = BlockSampleReader(order, table, RemoteReader(table), 1 << 20), []
     for step in (0, 1, 2, 1, 1, 0, 2):
         slots = order.batch(0, step)
-        tickets = reads.tickets(0, slots, addresses_of(table, order, slots.ids))
-        found.append([tickets.addresses.label(number) for number in range(len(slots.ids))])
-        read = threading.Thread(target=lambda tickets=tickets: list(tickets.contents(0, 6)), daemon=True)
+        pending = reads.read_step(0, slots, addresses_of(table, order, slots.ids))
+        found.append([pending.addresses.label(number) for number in range(len(slots.ids))])
+        read = threading.Thread(target=lambda pending=pending: list(pending.contents(0, 6)), daemon=True)
         read.start()
         read.join(300)
         assert not read.is_alive()
@@ -348,7 +347,7 @@ def test_samples_that_are_named_one_after_the_other_need_their_index_once(watche
     table = ShardTable(storage, split)
     found = table.addresses(np.array([1] * 20), np.arange(20))
     before = len(storage.reads)
-    names = [table.named(address) for address in found]
+    names = [table.describe(address) for address in found]
     assert (len(set(names)), len(storage.reads) - before) == (20, 1)
 
 
@@ -357,7 +356,7 @@ def test_a_sample_whose_index_is_gone_is_named_by_its_number(watched):
     table = ShardTable(storage, split)
     [address] = table.addresses(np.array([1]), np.array([4]))
     storage.inner.delete(split.shards[1].index.path)
-    assert table.named(address).endswith(f"train-000001.tar: sample number 4 at byte {address.start}")
+    assert table.describe(address).endswith(f"train-000001.tar: sample number 4 at byte {address.start}")
 
 
 def test_another_object_under_a_shards_name_is_refused_before_it_is_read(watched):
@@ -416,10 +415,10 @@ def test_what_a_part_of_a_step_took_from_its_blocks_counts_and_the_rest_does_not
     slots = order.batch(0, 0)
     addresses = addresses_of(table, order, slots.ids)
     sizes = [address.stop - address.start for address in addresses]
-    tickets = reads.tickets(0, slots, addresses)
-    assert list(tickets.contents(2, 2)) == []
+    pending = reads.read_step(0, slots, addresses)
+    assert list(pending.contents(2, 2)) == []
     assert reads.held_bytes == sum(sizes)
-    part = tickets.contents(0, 4)
+    part = pending.contents(0, 4)
     next(part), next(part)
     part.close()
     assert reads.held_bytes == sum(sizes[2:])
@@ -455,7 +454,7 @@ def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(watched):
 
     storage.before = hold
     assert len(reader.submit(0, 0, 1000).result(timeout=300)) == 1000
-    assert reader.num_hedges.total() >= 1
+    assert reader.hedges.num_hedges.total() >= 1
     held.set()
     reader.close()
 
@@ -490,19 +489,18 @@ def test_closing_cancels_what_has_not_been_read(watched):
     held.set()
 
 
-def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("shardset.read.fetch.MAX_OPEN_FILES", 2)
+def test_local_files_are_opened_once_and_not_too_many_at_a_time(tmp_path):
     write_shard_set(open_storage(str(tmp_path)), {"train": png_samples("train", 60, size=8)}, num_shards=6)
     manifest, storage = load(str(tmp_path))
     split = manifest.split("train")
     table, order = ShardTable(storage, split), order_of(split)
-    reads = open_sample_reader(order, table, 1 << 20)
-    assert isinstance(reads, LocalSampleReader)
+    assert isinstance(open_sample_reader(order, table, 1 << 20), LocalSampleReader)
+    reads = LocalSampleReader(table, max_open_files=2)
     found = {}
     for step in range(order.num_batches):
         slots = order.batch(0, step)
-        tickets = reads.tickets(0, slots, addresses_of(table, order, slots.ids))
-        found |= {id_: tickets.take(number) for number, id_ in enumerate(slots.ids.tolist())}
+        pending = reads.read_step(0, slots, addresses_of(table, order, slots.ids))
+        found |= {id_: pending.take(number) for number, id_ in enumerate(slots.ids.tolist())}
         assert len(reads.files) <= 2
     assert sorted(found) == list(range(60))
     reads.close()

@@ -263,7 +263,7 @@ def test_a_mixture_s_streams_are_explained_by_their_orders(recorded):
         places |= {id_: step for source, id_ in of_first if source == 0}
     order = mixed.streams[0].order
     rows, _ = order.find(0, np.array(list(places)))
-    assert (rows // order.items).tolist() == list(places.values())
+    assert (rows // order.rows_per_step).tolist() == list(places.values())
 
 
 PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")
