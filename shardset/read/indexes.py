@@ -58,25 +58,33 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
 
 
 def read_rows(
-    storage: Storage, shard: Shard, positions: Sequence[int], *, whole_bytes: int = WHOLE_BYTES
+    storage: Storage,
+    shard: Shard,
+    positions: Sequence[int],
+    *,
+    whole_bytes: int = WHOLE_BYTES,
+    header_bytes: int = MAX_HEADER_BYTES,
 ) -> NDArray[np.void]:
-    """The index records of some samples: from the whole index up to `whole_bytes`, else from two ranged reads.
+    """The index records of some samples: from an index of up to `whole_bytes` as a whole, else from two ranged reads.
 
     Ranges of an index have no checksum: each is read twice, and the whole index if the two answers differ.
     """
-    records = _records_by_range(storage, shard, positions) if shard.index.num_bytes > whole_bytes else None
+    by_range = shard.index.num_bytes > whole_bytes
+    records = _records_by_range(storage, shard, positions, header_bytes) if by_range else None
     return read_index(storage, shard)[list(positions)] if records is None else records
 
 
 def read_record_type(storage: Storage, shard: Shard) -> np.dtype[np.void]:
     """The record type of a shard's index, from its first bytes; raises as `read_index`."""
-    header = _header(storage, shard)
+    header = _header(storage, shard, MAX_HEADER_BYTES)
     return read_index(storage, shard).dtype if header is None else header[0]
 
 
-def _records_by_range(storage: Storage, shard: Shard, positions: Sequence[int]) -> NDArray[np.void] | None:
+def _records_by_range(
+    storage: Storage, shard: Shard, positions: Sequence[int], header_bytes: int
+) -> NDArray[np.void] | None:
     """None if the answers differ, or belong to another index than the manifest lists."""
-    header = _header(storage, shard)
+    header = _header(storage, shard, header_bytes)
     if header is None:
         return None
     dtype, records_start = header
@@ -86,10 +94,10 @@ def _records_by_range(storage: Storage, shard: Shard, positions: Sequence[int]) 
     return None if data is None else np.frombuffer(data, dtype)[[position - first for position in positions]]
 
 
-def _header(storage: Storage, shard: Shard) -> tuple[np.dtype[np.void], int] | None:
+def _header(storage: Storage, shard: Shard, header_bytes: int) -> tuple[np.dtype[np.void], int] | None:
     """Record type and first byte of the records; None as `_records_by_range`."""
     path, num_bytes = shard.index.path, shard.index.num_bytes
-    head = _same_twice(storage, path, 0, min(MAX_HEADER_BYTES, num_bytes))
+    head = _same_twice(storage, path, 0, min(header_bytes, num_bytes))
     try:
         dtype, num_samples, start = index_header(head or b"", f"{storage.url}/{path}")
     except DamagedShard:

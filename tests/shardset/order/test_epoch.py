@@ -10,11 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.budget import default_block_size, fit_lanes, fit_window
 from shardset.order.epoch import Order, slot_key
-from shardset.order.lanes import check_world, default_lanes
 from shardset.order.permutation import hash64
-from shardset.order.state import OrderState, quarantine_digest, state_from_json
+from shardset.order.state import state_from_json
 
 FROZEN_0 = [
     [23, 24, 8, 17, 21, 20, 1, 0],
@@ -54,7 +52,7 @@ def orders(draw):
     )
 
 
-def plain_line(order, epoch):
+def plain_sequence(order, epoch):
     """Blocks and their order as the rules say them, one sample at a time."""
     blocks = []
     for shard, size in enumerate(order.shard_sizes):
@@ -68,8 +66,8 @@ def plain_line(order, epoch):
 
 
 def plain_lane(order, epoch, lane):
-    line = plain_line(order, epoch)
-    mine = line[len(line) * lane // order.num_lanes : len(line) * (lane + 1) // order.num_lanes]
+    ids = plain_sequence(order, epoch)
+    mine = ids[len(ids) * lane // order.num_lanes : len(ids) * (lane + 1) // order.num_lanes]
     if order.seed is None:
         return mine
     keys = [(p << 32) + (hash64(order.seed, epoch, 3, lane, p) >> 32) * order.window for p in range(len(mine))]
@@ -257,13 +255,13 @@ def test_a_sample_moves_fewer_than_w_places(order, epoch):
 
 @given(orders(), st.integers(0, 3), st.data())
 @settings(max_examples=60, deadline=None)
-def test_pieces_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_line(order, epoch, data):
+def test_reads_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_sequence(order, epoch, data):
     start = data.draw(st.integers(0, order.num_samples - 1))
     stop = data.draw(st.integers(start + 1, order.num_samples))
-    pieces = order.range_reads(epoch, start, stop)
+    reads = order.range_reads(epoch, start, stop)
     held, at = [], start
     for shard, low, high, first, count in zip(
-        pieces.shard, pieces.start, pieces.stop, pieces.first, pieces.num_samples, strict=True
+        reads.shard, reads.start, reads.stop, reads.first, reads.num_samples, strict=True
     ):
         ids = np.arange(low, high) + order.first_ids[shard]
         assert 0 <= low < high <= order.shard_sizes[shard]
@@ -306,28 +304,6 @@ def test_samples_that_travel_together_change_from_epoch_to_epoch():
     order = make([90] * 4, block_size=9)
     cuts = [set((p := order.range_reads(epoch, 0, 360)).shard * 1000 + p.start) for epoch in range(6)]
     assert len({frozenset(cut) for cut in cuts}) == 6
-
-
-@pytest.mark.parametrize(("batch", "lanes"), [(1, 1), (256, 256), (1024, 256), (320, 160), (257, 1), (96, 96)])
-def test_lanes_default_to_the_largest_divisor_up_to_256(batch, lanes):
-    assert default_lanes(batch) == lanes
-
-
-@pytest.mark.parametrize(("mean", "size"), [(2_500, 512), (110_000, 38), (9_000_000, 8), (0, 512)])
-def test_a_block_is_about_4_mib(mean, size):
-    assert default_block_size(mean) == size
-
-
-def test_a_memory_budget_lowers_the_window():
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1 << 30) == 256
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1_000_000) == 92
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=10) == 0
-
-
-def test_a_memory_budget_lowers_the_lanes_after_the_window():
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1 << 30) == 64
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=300_000) == 32
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1) == 1
 
 
 def test_drop_leaves_out_the_last_rows_instead_of_padding():
@@ -376,21 +352,6 @@ def test_a_state_of_another_manifest_is_refused():
         make([90]).resume(make([90]).state(0, 1, "old"), "new")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "x" * 5000, b"\xff", '{"version": "1"}'])
-def test_what_is_no_state_is_refused(text):
-    with pytest.raises(ConfigError, match="order state"):
-        state_from_json(text)
-
-
-def test_state_spells_its_fields_as_documented():
-    state = OrderState(
-        version=1, manifest="m", quarantine="q", seed=3, epoch=2, row=8, num_lanes=4, block_size=3, window=5
-    )
-    assert state.to_json() == (
-        '{"version":1,"manifest":"m","quarantine":"q","seed":3,"epoch":2,"row":8,"L":4,"q":3,"w":5}'
-    )
-
-
 def test_a_state_may_hold_numbers_of_numpy():
     seven, twelve = np.int64(7), np.int32(12)
     order = make([90], seed=seven, global_batch_size=twelve, num_lanes=twelve)
@@ -402,21 +363,6 @@ def test_a_state_may_hold_numbers_of_numpy():
 def test_a_seed_that_no_state_could_hold_is_refused(seed):
     with pytest.raises(ConfigError, match=f"seed is {seed!r}, expected a whole number, or None for the stored order"):
         make([90], seed=seed)
-
-
-def test_the_quarantine_digest_ignores_order_and_repeats():
-    assert quarantine_digest([3, 1, 3]) == quarantine_digest([1, 3]) != quarantine_digest([1])
-
-
-def test_a_world_that_does_not_divide_is_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match="12 does not divide over 5 replicas; use 2, 3, 4, 6 replicas"):
-        check_world(12, 0, 5)
-
-
-@pytest.mark.parametrize("rank", [-1, 4])
-def test_a_rank_outside_the_world_is_refused(rank):
-    with pytest.raises(ConfigError, match="expected 0 to 3"):
-        check_world(8, rank, 4)
 
 
 @pytest.mark.parametrize(
