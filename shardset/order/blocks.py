@@ -79,7 +79,8 @@ class BlockLayout:
         candidates = np.flatnonzero(np.isin(buckets.blocks, blocks))
         candidates = candidates[np.argsort(buckets.blocks[candidates])]
         numbers = candidates[np.searchsorted(buckets.blocks[candidates], blocks)]
-        return buckets.starts[numbers] + self._num_good_before(ids) - self._num_good_before(self._id_ranges(blocks)[0])
+        starts: Ints = buckets.starts[numbers]
+        return starts + self._num_good_before(ids) - self._num_good_before(self._id_ranges(blocks)[0])
 
     def range_reads(self, start: int, stop: int) -> RangeReads:
         """The reads of the positions [start, stop), each once, in the order of the sequence."""

@@ -163,7 +163,8 @@ class Order:
         keys = _shuffle_keys(self, epoch, lanes[:, None], near)
         own = np.take_along_axis(keys, (offsets - first)[:, None], axis=1)
         below = (keys < own) | ((keys == own) & (near < offsets[:, None]))
-        return first + np.count_nonzero(below & (near < length[:, None]), axis=1)
+        rows: Ints = first + np.count_nonzero(below & (near < length[:, None]), axis=1)
+        return rows
 
     def range_reads(self, epoch: int, start: int, stop: int) -> RangeReads:
         """The ranged reads that bring the positions [start, stop) of the sequence, each once, in its order."""

@@ -81,13 +81,15 @@ class CachedReader:
     def _fetch(self, result: Future[bytes], wanted: "_SampleRange", missing: "_SampleRange") -> None:
         """Fetches the samples that are missing among those wanted; the others come from the cache."""
 
-        def assemble() -> bytes:
-            self.cache.put(missing.shard, missing.first, missing.last, missing.start, fetched.result())
+        def assemble(data: bytes) -> bytes:
+            self.cache.put(missing.shard, missing.first, missing.last, missing.start, data)
             before = self.cache.read(wanted.shard, wanted.start, missing.start)
-            return before + fetched.result() + self.cache.read(wanted.shard, missing.stop, wanted.stop)
+            return before + data + self.cache.read(wanted.shard, missing.stop, wanted.stop)
 
-        fetched = self.reader.submit(missing.shard, missing.start, missing.stop)
-        fetched.add_done_callback(lambda _: settle(result, outcome_of(assemble)))
+        # The callback gets the future as an argument: with it in the closure, a cycle would hold the bytes for long.
+        self.reader.submit(missing.shard, missing.start, missing.stop).add_done_callback(
+            lambda fetched: settle(result, outcome_of(lambda: assemble(fetched.result())))
+        )
 
 
 class _SampleRange(NamedTuple):
