@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config import BuildConfig
-from pipelines.plan import layout, tables
+from pipelines.plan import layout, paths, tables
 from pipelines.plan.assign import (
     KEY,
     UnitOffsets,
@@ -344,7 +344,7 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
         digest="", source_digest="", num_classes=NUM_CLASSES, classes=classes, splits={split.name: split}, fixes={},
-        num_rejected=0, rejected=ByteRange(naming.REJECTED, 0, 0, 0), num_units=units, notes=[],
+        num_rejected=0, rejected=ByteRange(paths.REJECTED, 0, 0, 0), num_units=units, notes=[],
     )  # fmt: skip
 
 
@@ -352,7 +352,7 @@ def put_units(job: Job, plan: PlanFile) -> range:
     """The indexes of the units of the first batch, in the output."""
     units = plan.units_of(0)
     for unit, table in zip(units, unit_tables(len(units)), strict=True):
-        job.put(naming.unit_path(unit), tables.unit_to_bytes(table))
+        job.put(paths.unit_path(unit), tables.unit_to_bytes(table))
     return units
 
 
@@ -383,7 +383,7 @@ def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRan
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
     for number, piece in enumerate(tables.slices(placed, bounds)):
-        name = naming.partition_path("references", number)
+        name = paths.partition_path("references", number)
         parts += write_partitions(job.output, name, [(0, tables.placements_to_bytes(piece))])
     return [part for _, part in parts], len(line)
 
@@ -434,7 +434,7 @@ class _Made(MemoryStorage):
         object.__setattr__(self, "folder", folder)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        return self.make(int(re.findall(r"[0-9]+", name)[-1])) if name != naming.BUILD else frame("", b"")
+        return self.make(int(re.findall(r"[0-9]+", name)[-1])) if name != paths.BUILD else frame("", b"")
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         return LocalStorage(self.folder).writer(name, if_generation=if_generation)

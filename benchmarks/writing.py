@@ -22,9 +22,9 @@ import google_crc32c
 from benchmarks import environment, inputs
 from pipelines.build import build, prepare
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
 from pipelines.plan.job import Job, PlanFile, read_record
 from pipelines.write.shard import write_shard
-from shardset.format import naming
 from shardset.storage.base import open_storage
 
 NUM_SHARDS = 8
@@ -49,7 +49,7 @@ def planned(folder: Path, num_images: int) -> tuple[Job, PlanFile]:
     )
     build(config)
     output = open_storage(config.output)
-    return prepare(config, output)[0], read_record(output, naming.PLAN, PlanFile)
+    return prepare(config, output)[0], read_record(output, paths.PLAN, PlanFile)
 
 
 def write_all(job: Job, plan: PlanFile) -> None:
@@ -60,18 +60,18 @@ def write_all(job: Job, plan: PlanFile) -> None:
 
 def forget(job: Job) -> None:
     """No shard stands any more."""
-    for found in [*job.output.list(f"{SPLIT}/"), *job.output.list(naming.record_path(SPLIT, 0).rpartition("/")[0])]:
+    for found in [*job.output.list(f"{SPLIT}/"), *job.output.list(paths.record_path(SPLIT, 0).rpartition("/")[0])]:
         job.output.delete(found.name)
 
 
 def parts(folder: Path) -> dict[str, Callable[[], None]]:
     """What the bytes of the images cost by themselves."""
-    paths = sorted((folder / "raw").glob("*.tar"))
-    image = paths[0].read_bytes()[: 110 * 1024]
-    extents = [(path, start) for path in paths for start in range(0, path.stat().st_size - len(image), len(image))]
+    tars = sorted((folder / "raw").glob("*.tar"))
+    image = tars[0].read_bytes()[: 110 * 1024]
+    extents = [(path, start) for path in tars for start in range(0, path.stat().st_size - len(image), len(image))]
 
     def read() -> None:
-        files = {path: os.open(path, os.O_RDONLY) for path in paths}
+        files = {path: os.open(path, os.O_RDONLY) for path in tars}
         for path, start in extents:
             os.pread(files[path], len(image), start)
         for file in files.values():

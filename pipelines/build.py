@@ -35,7 +35,7 @@ from pipelines.pipeline import (
     SpreadKeys,
     WriteShard,
 )
-from pipelines.plan import files
+from pipelines.plan import files, paths
 from pipelines.plan.job import (
     BuildFile,
     Job,
@@ -135,7 +135,7 @@ def _run(
         )
     with job.in_place():
         remove_parts(job)
-        plan = record_of(output, naming.PLAN, job.read(naming.PLAN), PlanFile)
+        plan = record_of(output, paths.PLAN, job.read(paths.PLAN), PlanFile)
     published = None if dry_run else _published(output, plan)
     plan_bytes = sum(found.num_bytes for found in output.list(naming.PLAN_FOLDER))
     return Result(
@@ -192,7 +192,7 @@ def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequenc
 
 def remove_parts(job: Job) -> None:
     """Removes what the steps left for each other: a run that is over needs none."""
-    replacing.remove_all(job.output, naming.PARTITIONS, job.check_place)
+    replacing.remove_all(job.output, paths.PARTITIONS, job.check_place)
 
 
 def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitRef]]:
@@ -219,9 +219,9 @@ def _begin(
     What an earlier build left unfinished goes; a set that is to be replaced stays. ConfigError, with nothing removed,
     if any of it is `read` by this build, whose input and survey that are, or what it writes would be by the next.
     """
-    generation = files.generation_of(output, naming.BUILD)
-    found = files.find(output, naming.BUILD)
-    old: BuildFile | None = record_of(output, naming.BUILD, found.content, BuildFile) if found else None
+    generation = files.generation_of(output, paths.BUILD)
+    found = files.find(output, paths.BUILD)
+    old: BuildFile | None = record_of(output, paths.BUILD, found.content, BuildFile) if found else None
     changed = _changes(config, output, old, file) if old else []
     before = files.generation_of(output, naming.MANIFEST)
     output.sweep()
@@ -244,21 +244,21 @@ def _begin(
     # From here on the output is this build's: others see that when they look next, and a manifest that one of them
     # wrote since it looked is seen below.
     _put_build(output, build, file, generation)
-    generation = files.generation_of(output, naming.BUILD)
+    generation = files.generation_of(output, paths.BUILD)
 
     def check_place() -> None:
-        found = files.find(output, naming.BUILD)
+        found = files.find(output, paths.BUILD)
         if found is None or found.build != build:
-            raise files.another_build(output, naming.BUILD)
+            raise files.another_build(output, paths.BUILD)
 
     if files.generation_of(output, naming.MANIFEST) != before:
         raise files.another_build(output, naming.MANIFEST)
     replacing.remove(output, left, check_place)
-    doomed = {one.name for one in output.list(naming.PLAN_FOLDER) if naming.is_plan(one.name)} - {naming.BUILD}
+    doomed = {one.name for one in output.list(naming.PLAN_FOLDER) if paths.is_plan_file(one.name)} - {paths.BUILD}
     replacing.remove(output, doomed, check_place)
     if replaced:
-        files.put(output, naming.REPLACED, build, manifests.to_json(replaced))
-    with output.writer(naming.SURVEY) as out:
+        files.put(output, paths.REPLACED, build, manifests.to_json(replaced))
+    with output.writer(paths.SURVEY) as out:
         units.seek(0)
         shutil.copyfileobj(units, out, PIECE)
     check_place()
@@ -291,14 +291,14 @@ def _put_build(output: Storage, build: str, file: BuildFile, generation: str) ->
     """Writes `plan/build.json` in place of that generation; ManifestError if another build was faster."""
     data = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
     try:
-        files.put(output, naming.BUILD, build, data, if_generation=generation)
+        files.put(output, paths.BUILD, build, data, if_generation=generation)
     except PreconditionFailed as error:
-        raise files.another_build(output, naming.BUILD) from error
+        raise files.another_build(output, paths.BUILD) from error
 
 
 def _fixes(output: Storage) -> dict[str, int]:
     """The fixes of the build whose plan stands there; none before it is planned."""
-    plan: _Fixes | None = read_record(output, naming.PLAN, _Fixes)
+    plan: _Fixes | None = read_record(output, paths.PLAN, _Fixes)
     return plan.fixes if plan else {}
 
 

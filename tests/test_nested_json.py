@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.check import quarantine
-from pipelines.plan import job
+from pipelines.plan import job, paths
 from pipelines.plan.job import BuildFile
 from pipelines.sources.webdataset import WebDataset
 from shardset.errors import ConfigError, ManifestError
@@ -51,9 +51,9 @@ def test_the_head_of_a_manifest(folder: Storage, data: bytes):
 
 @EITHER
 def test_a_record_of_the_plan(folder: Storage, data: bytes):
-    put(folder, naming.BUILD, data)
+    put(folder, paths.BUILD, data)
     with pytest.raises(ConfigError, match=r"plan/build\.json: not readable"):
-        job.read_record(folder, naming.BUILD, BuildFile)
+        job.read_record(folder, paths.BUILD, BuildFile)
 
 
 @EITHER

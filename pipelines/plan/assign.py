@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.images.encode import TRANSPARENT
-from pipelines.plan import layout, tables
+from pipelines.plan import layout, paths, tables
 from pipelines.plan.files import START_OVER
 from pipelines.plan.job import BuildFile, Job, PlanFile, put, record_of
 from pipelines.plan.layout import Placements, SplitPlan, UnitOffset, UnitSummary
@@ -50,7 +50,7 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
     splits = {name: _plan_split(job, name, whole) for name in names}
     _refuse_unknown_shards(config.only_shards, splits)
     classes = _classes(build, whole.max_label)
-    rejected = write_whole(job.output, naming.REJECTED, _rejected_lines(job, build.num_units))
+    rejected = write_whole(job.output, paths.REJECTED, _rejected_lines(job, build.num_units))
     plan = PlanFile(
         digest="",
         source_digest=whole.digest,
@@ -67,7 +67,7 @@ def make_plan(job: Job, build: BuildFile) -> PlanFile:
     del decided["rejected"]  # the digest is older, and the same without it
     digest = _digest([decided, config.what_decides_bytes(), ORDER_VERSION])
     plan = msgspec.structs.replace(plan, digest=digest)
-    job.put(naming.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    job.put(paths.PLAN, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
     return plan
 
 
@@ -91,7 +91,7 @@ def unit_offsets_of(job: Job, plan: PlanFile) -> Iterator[UnitOffsets]:
 
 def read_summaries(job: Job, num_units: int) -> Iterator[UnitSummary]:
     """The summaries of all units, in unit order."""
-    names = list(map(naming.summary_path, range(num_units)))
+    names = list(map(paths.summary_path, range(num_units)))
     for name, data in zip(names, in_order(job.output, names, job.read), strict=True):
         yield record_of(job.output, name, data, UnitSummary)
 
@@ -109,7 +109,7 @@ def spread_keys(job: Job, plan: PlanFile, batch: int) -> list[tuple[int, ByteRan
     bucket = (keys["hash"] % np.uint64(layout.num_buckets(plan.splits.values()))).astype(np.uint16)
     keys = keys[np.argsort(bucket, kind="stable")]
     parts = ((number, keys[start:stop].tobytes()) for number, start, stop in _runs(np.sort(bucket)))
-    return write_partitions(job.output, naming.partition_path(KEYS, batch), parts)
+    return write_partitions(job.output, paths.partition_path(KEYS, batch), parts)
 
 
 def find_duplicate_keys(
@@ -124,7 +124,7 @@ def find_duplicate_keys(
     if not len(twins):
         return []
     cut = ((batch, twins[start:stop].tobytes()) for batch, start, stop in _runs(twins["unit"] // plan.units_at_once))
-    return write_partitions(job.output, naming.partition_path(TWINS, bucket), cut)
+    return write_partitions(job.output, paths.partition_path(TWINS, bucket), cut)
 
 
 def duplicates_among(keys: np.ndarray) -> np.ndarray:
@@ -157,13 +157,13 @@ def assign_batch(
     twin = _twin_numbers(job, twins, units, firsts, len(raw))
     stored = np.zeros(len(raw), bool)
     parts = write_partitions(
-        job.output, naming.partition_path(REFERENCES, batch), _cut(job, plan, raw, twin, starts, stored)
+        job.output, paths.partition_path(REFERENCES, batch), _cut(job, plan, raw, twin, starts, stored)
     )
     for unit, (first, stop) in zip(units, pairwise(firsts.tolist()), strict=True):
         dropped = np.flatnonzero(~stored[first:stop])
         if len(dropped):
             [table] = map(tables.unit_from_bytes, _read_units(job, [unit]))
-            put(job.output, naming.dropped_path(unit), b"".join(_dropped_lines(table, dropped)))
+            put(job.output, paths.dropped_path(unit), b"".join(_dropped_lines(table, dropped)))
     return parts
 
 
@@ -249,7 +249,7 @@ def _bounds(runs: Sequence[tuple[int, int, int]]) -> list[int]:
 def _read_units(job: Job, units: Iterable[int]) -> Iterator[memoryview]:
     """The tables of units, as they are stored; ConfigError if one is gone."""
     try:
-        yield from in_order(job.output, map(naming.unit_path, units), job.read)
+        yield from in_order(job.output, map(paths.unit_path, units), job.read)
     except NotFound as error:
         raise ConfigError(f"a table of the plan is missing ({error}): {START_OVER}") from error
 

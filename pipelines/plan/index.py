@@ -12,7 +12,7 @@ import google_crc32c
 import msgspec
 
 from pipelines.images.encode import ImageOptions, UndecodableImage, examine, marks_of, stored_field
-from pipelines.plan import tables
+from pipelines.plan import paths, tables
 from pipelines.plan.job import Job, UnitRef, read_unit, record_of
 from pipelines.plan.layout import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.plan.tables import Content, UnitRow
@@ -38,7 +38,7 @@ class UnitSpool:
     """Takes bytes that can't be range-read from the input and lays them out in one object of the plan."""
 
     def __init__(self, output: Storage, unit: int, stack: ExitStack) -> None:
-        self._open = lambda: stack.enter_context(output.writer(naming.spool_path(unit)))
+        self._open = lambda: stack.enter_context(output.writer(paths.spool_path(unit)))
         self._writer: Writer | None = None
         self._size = 0
         self.recent: dict[int, bytes] = {}
@@ -57,7 +57,7 @@ class UnitSpool:
 
 def index_unit(job: Job, line: UnitRef) -> UnitSummary:
     """Indexes a unit and writes its index and summary, unless an earlier try of the same build left them."""
-    name = naming.summary_path(line.number)
+    name = paths.summary_path(line.number)
     found = job.find(name)
     if found is not None:
         return record_of(job.output, name, found, UnitSummary)
@@ -96,7 +96,7 @@ def _count(rows: Sequence[UnitRow], num_rejected: int) -> SplitCount:
 
 
 def _indexed(job: Job, line: UnitRef) -> tuple[list[UnitRow], list[dict[str, Any]]]:
-    name = naming.unit_path(line.number)
+    name = paths.unit_path(line.number)
     found = job.find(name)
     if found is None:
         rows, rejected = _index(job, line)
@@ -244,7 +244,7 @@ def _placed(content: Extent | bytes, data: bytes | None, unit: int, spool: UnitS
     if isinstance(content, bytes) and len(content) > MAX_INLINE_BYTES:
         content = spool.add(content)
     if isinstance(content, Extent) and content.object == SPOOL:
-        return msgspec.structs.replace(content, object=SPOOLED + naming.spool_path(unit))
+        return msgspec.structs.replace(content, object=SPOOLED + paths.spool_path(unit))
     return content
 
 

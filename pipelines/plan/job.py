@@ -11,18 +11,17 @@ import msgspec
 
 from pipelines.config import BuildConfig
 from pipelines.images.encode import libraries
-from pipelines.plan import files
+from pipelines.plan import files, paths
 from pipelines.plan.files import START_OVER
 from pipelines.plan.layout import SplitPlan, units_at_once
 from pipelines.plan.partitions import ByteRange, read_part
 from pipelines.sources.base import Source, Survey, Unit
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
-from shardset.format import naming
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Storage, extend_crc32c
 from shardset.version import __version__
 
-PLAN_VERSION = 6
+PLAN_VERSION = 7
 """Raised whenever what stands in `plan/` changes, so that a build that another version left unfinished starts over."""
 
 _OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
@@ -61,9 +60,9 @@ class Job:
 
     def check_place(self) -> None:
         """Raises ManifestError if the output is not this build's any more, because another one began there."""
-        found = files.find(self.output, naming.BUILD)
+        found = files.find(self.output, paths.BUILD)
         if found is None or found.build != self.build:
-            raise files.another_build(self.output, naming.BUILD)
+            raise files.another_build(self.output, paths.BUILD)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -160,7 +159,7 @@ def write_units(survey: Survey, file: IO[bytes]) -> tuple[str, list[UnitRef]]:
 
 def read_unit(output: Storage, line: UnitRef) -> Unit:
     """One unit of the survey."""
-    return json.loads(read_part(output, ByteRange(naming.SURVEY, line.start, line.stop, line.crc32c)))
+    return json.loads(read_part(output, ByteRange(paths.SURVEY, line.start, line.stop, line.crc32c)))
 
 
 def describe_build(config: BuildConfig, survey: Survey, digest: str, suffix: str) -> BuildFile:

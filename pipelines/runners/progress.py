@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID,
 from rich.progress import Progress as Bars
 
 from pipelines.check.verify import VerifyProgress as Verified
+from pipelines.plan import paths
 from pipelines.plan.job import PlanFile, read_record
 from pipelines.terminal import plain
 from shardset.errors import StorageError
@@ -89,14 +90,14 @@ class ProgressWatcher:
         self._progress.show(standing)
 
     def _standing(self) -> Standing:
-        plan = read_record(self._output, naming.PLAN, PlanFile)
+        plan = read_record(self._output, paths.PLAN, PlanFile)
         splits = list(plan.splits.values()) if plan else []
         shards = [found for found in self._output.list() if naming.is_shard_file(found.name)] if plan else []
         tars = [found.num_bytes for found in shards if found.name.endswith(".tar")]
         return Standing(
-            units_done=sum(1 for _ in self._output.list(naming.UNITS)),
+            units_done=sum(1 for _ in self._output.list(paths.UNITS)),
             num_units=self._num_units,
-            shards_done=sum(1 for _ in self._output.list(naming.RECORDS)),
+            shards_done=sum(1 for _ in self._output.list(paths.RECORDS)),
             num_shards=sum(split.num_shards for split in splits),
             num_samples=sum(split.num_stored for split in splits),
             bytes_done=sum(tars),

@@ -9,6 +9,7 @@ import msgspec
 
 from pipelines.images.encode import libraries
 from pipelines.plan import files as planfiles
+from pipelines.plan import paths
 from pipelines.plan.job import Job, PlanFile, record_of
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.partitions import copy_part, in_order
@@ -30,9 +31,9 @@ def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
     """
     if num_finished != sum(split.num_shards for split in plan.splits.values()):
         return None
-    whole = record_of(job.output, naming.PLAN, job.read(naming.PLAN), PlanFile)  # `plan` travels without its classes
+    whole = record_of(job.output, paths.PLAN, job.read(paths.PLAN), PlanFile)  # `plan` travels without its classes
     if whole.digest != plan.digest:
-        raise planfiles.another_build(job.output, naming.PLAN)
+        raise planfiles.another_build(job.output, paths.PLAN)
     list_rejected(job, whole)
     digest = write_manifest(job, whole, {name: read_records(job, plan, name) for name in plan.splits})
     _remove_replaced(job)
@@ -47,7 +48,7 @@ def list_rejected(job: Job, plan: PlanFile) -> None:
 
 def read_records(job: Job, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
     """The records of all shards of a split, in order, each read when it is asked for."""
-    names = [naming.record_path(split, number) for number in range(plan.splits[split].num_shards)]
+    names = [paths.record_path(split, number) for number in range(plan.splits[split].num_shards)]
     for name, data in zip(names, in_order(job.output, names, job.read), strict=True):
         record = record_of(job.output, name, data, ShardRecord)
         if record.plan_digest != plan.digest:
@@ -160,9 +161,9 @@ def _what_stands(output: Storage) -> str:
 
 def _remove_replaced(job: Job) -> None:
     """Removes the files of the set that this one replaced; what is to be removed is forgotten last, so a rerun can."""
-    data = job.find(naming.REPLACED)
+    data = job.find(paths.REPLACED)
     if data is not None:
-        old = manifests.parse(bytes(data), f"{job.output.url}/{naming.REPLACED}")
+        old = manifests.parse(bytes(data), f"{job.output.url}/{paths.REPLACED}")
         doomed = [naming.REPORT, *replace.files_of(old)]  # the report is about the old set
         replace.remove(job.output, doomed, job.check_place)
-        job.output.delete(naming.REPLACED)
+        job.output.delete(paths.REPLACED)

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import msgspec
 
-from pipelines.plan import files
+from pipelines.plan import files, paths
 from pipelines.plan.job import read_record
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.format import manifest as manifests
@@ -57,8 +57,8 @@ def files_of(manifest: Manifest | None) -> set[str]:
 def left_behind(output: Storage) -> set[str]:
     """The files that the build whose `plan/` stands there may have written, and those of a set that it replaced."""
     found = _files_replaced(output)
-    build: _Build | None = read_record(output, naming.BUILD, _Build)
-    plan: _Plan | None = read_record(output, naming.PLAN, _Plan)
+    build: _Build | None = read_record(output, paths.BUILD, _Build)
+    plan: _Plan | None = read_record(output, paths.PLAN, _Plan)
     if not build or not plan:
         return found
     for suffix in {build.suffix, *build.before}:
@@ -70,8 +70,8 @@ def left_behind(output: Storage) -> set[str]:
 
 
 def _files_replaced(output: Storage) -> set[str]:
-    found = files.find(output, naming.REPLACED)
-    return files_of(manifests.parse(bytes(found.content), f"{output.url}/{naming.REPLACED}")) if found else set()
+    found = files.find(output, paths.REPLACED)
+    return files_of(manifests.parse(bytes(found.content), f"{output.url}/{paths.REPLACED}")) if found else set()
 
 
 def refuse_input(output: Storage, doomed: Iterable[str], source: Storage, objects: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import msgspec
 import pyarrow as pa
 
 from pipelines.images.encode import UndecodableImage, encode, stored_field
-from pipelines.plan import files, tables
+from pipelines.plan import files, paths, tables
 from pipelines.plan.job import Job, put, record_of
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.tables import UnitRow
@@ -37,7 +37,7 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_shard(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int) -> tuple[ShardRecord, bool]:
     """The record of a shard, and whether it was written now (False: an earlier try had finished it)."""
-    name = naming.record_path(plan.name, number)
+    name = paths.record_path(plan.name, number)
     found = files.find(job.output, name)
     if found and found.build == job.build:
         old: ShardRecord = record_of(job.output, name, found.content, ShardRecord)

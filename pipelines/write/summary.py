@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
 from pipelines.plan.job import BuildFile, read_record
 from pipelines.plan.layout import SplitPlan
 from pipelines.terminal import plain
-from shardset.format import naming
 from shardset.storage.base import open_storage
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
@@ -34,7 +34,7 @@ def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
     if result.published is None:
         return {}
     output = open_storage(config.output)
-    build: BuildFile | None = read_record(output, naming.BUILD, BuildFile)
+    build: BuildFile | None = read_record(output, paths.BUILD, BuildFile)
     folders = {name: f"{name}{build.suffix if build else ''}/" for name in result.plan.splits}
     return {
         name: sum(found.num_bytes for found in output.list(folder) if found.name.endswith(".tar"))

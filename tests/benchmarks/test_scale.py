@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks import scale
-from pipelines.plan import assign, layout, tables
+from pipelines.plan import assign, layout, paths, tables
 from pipelines.plan.assign import assign_batch
 from pipelines.plan.layout import Sizing, UnitOffset, plan_split
 from pipelines.plan.partitions import read_partitions
-from shardset.format import naming
 
 MANY = [10**5, 10**7, 10**9]
 
@@ -62,7 +61,7 @@ def test_the_plan_holds_no_summary_of_a_unit_and_what_it_sends_is_about_the_clas
 def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
     job = scale.job_of(1)
     num_samples, repeats = 1_000, 400
-    job.put(naming.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
+    job.put(paths.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
     split = plan_split(
         "train", {0: num_samples}, num_bytes=10**8, fields=["jpg", "cls"], balance="none",
         sizing=Sizing(num_shards=8, repeat=repeats),

@@ -16,6 +16,7 @@ from pipelines import build as builds
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
 from shardset.errors import ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -102,7 +103,7 @@ def check_a_killed_build(raw, undisturbed, output, seed, log):
     for life in range(1 + (seed % 4 == 3)):
         live_and_die(words, output, seed + 1000 * life, num_files(undisturbed), log)
         was_whole = whole(output)
-    recorded = names_below(output, naming.RECORDS)
+    recorded = names_below(output, paths.RECORDS)
     counters = finish(words, log)
     assert was_whole <= (len(recorded) == 2 * NUM_SHARDS)
     assert counters.get("shards_skipped", 0) == len(recorded)
