@@ -22,10 +22,10 @@ import google_crc32c
 from benchmarks import environment, inputs
 from pipelines.build import build, prepare
 from pipelines.config import BuildConfig
-from pipelines.plan import paths
-from pipelines.plan.job import Job, PlanFile, read_record
-from pipelines.write.shard import write_shard
-from shardset.storage.base import open_storage
+from pipelines.plan import files, paths
+from pipelines.plan.records import PlanFile
+from pipelines.write.shard import ShardWriter
+from shardset.storage.base import Storage, open_storage
 
 NUM_SHARDS = 8
 SPLIT = "train"
@@ -37,7 +37,7 @@ def processor_s() -> float:
     return sum(one.ru_utime + one.ru_stime for one in found)
 
 
-def planned(folder: Path, num_images: int) -> tuple[Job, PlanFile]:
+def planned(folder: Path, num_images: int) -> tuple[ShardWriter, PlanFile]:
     """A build of that many images, as the step that writes shards sees it."""
     inputs.make("imagenet", folder / "raw", num_images)
     config = BuildConfig(
@@ -49,19 +49,21 @@ def planned(folder: Path, num_images: int) -> tuple[Job, PlanFile]:
     )
     build(config)
     output = open_storage(config.output)
-    return prepare(config, output)[0], read_record(output, paths.PLAN, PlanFile)
+    prepared, plan = prepare(config, output), files.find_record(output, paths.PLAN, PlanFile)
+    assert plan
+    return ShardWriter(prepared.files, prepared.source.input, config.image, prepared.file.suffix), plan
 
 
-def write_all(job: Job, plan: PlanFile) -> None:
+def write_all(writer: ShardWriter, plan: PlanFile) -> None:
     """Every shard anew."""
     for number in range(NUM_SHARDS):
-        write_shard(job, plan.digest, plan.splits[SPLIT], number, len(plan.classes))
+        writer.write(plan, SPLIT, number)
 
 
-def forget(job: Job) -> None:
+def forget(output: Storage) -> None:
     """No shard stands any more."""
-    for found in [*job.output.list(f"{SPLIT}/"), *job.output.list(paths.record_path(SPLIT, 0).rpartition("/")[0])]:
-        job.output.delete(found.name)
+    for stat in [*output.list(f"{SPLIT}/"), *output.list(paths.RECORDS)]:
+        output.delete(stat.name)
 
 
 def parts(folder: Path) -> dict[str, Callable[[], None]]:
@@ -106,12 +108,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        job, plan = planned(folder, args.images)
-        works = {"write_shard": lambda: write_all(job, plan), **parts(folder)}
+        writer, plan = planned(folder, args.images)
+        works = {"write_shard": lambda: write_all(writer, plan), **parts(folder)}
         costs: dict[str, list[float]] = {what: [] for what in works}
         for _ in range(args.rounds):
             for what, work in works.items():
-                forget(job)
+                forget(writer.files.output)
                 (folder / "written").unlink(missing_ok=True)
                 before = processor_s()
                 work()

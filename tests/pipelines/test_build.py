@@ -27,9 +27,10 @@ from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.images.encode import ImageOptions
 from pipelines.pipeline import MakePlan
-from pipelines.plan import paths
-from pipelines.plan.job import PlanFile, read_record
-from pipelines.write.commit import commit
+from pipelines.plan import files, paths
+from pipelines.plan.records import PlanFile
+from pipelines.runners import dataflow, options
+from pipelines.write.commit import Committer
 from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError, StorageError, TooManyBad
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -108,8 +109,8 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     manifest = built(config)
     assert [info.name for info in manifest.classes] == [str(label) for label in range(10_000)]
     assert manifest.split("train").shards[0].class_counts == [0] * 9_999 + [1]
-    job, file, _ = builds.prepare(config, open_storage(config.output))
-    plan, *_ = MakePlan(job, file).process(None, file.num_units)
+    prepared = builds.prepare(config, open_storage(config.output))
+    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, len(prepared.units))
     assert len(pickle.dumps(plan)) < 2000
 
 
@@ -158,7 +159,7 @@ def test_all_cores_by_default_give_the_same_bytes(raw, tmp_path):
     ],
 )
 def test_workers_that_are_asked_for_are_processes(flags, mode, workers, tmp_path):
-    found = builds.beam_options(flags, open_storage(str(tmp_path))).get_all_options()
+    found = options.beam_options(flags, open_storage(str(tmp_path))).get_all_options()
     assert (found["direct_running_mode"], found["direct_num_workers"]) == (mode, workers)
 
 
@@ -435,9 +436,10 @@ def test_a_shard_that_another_build_wrote_meanwhile_ends_the_commit_with_one_sen
     build(config, HERE)
     output, name = open_storage(config.output), paths.record_path("train", 1)
     planned.rewrite(output, name, planned.record_of(output, name) | {"plan_digest": "0" * 64})
-    job, *_ = builds.prepare(config, output)
+    committer = Committer(builds.prepare(config, output).files, config, suffix="")
+    plan = files.find_record(output, paths.PLAN, PlanFile)
     with pytest.raises(ManifestError, match=r"done/train-000001\.json: another build began there meanwhile; choose"):
-        commit(job, read_record(output, paths.PLAN, PlanFile), 6)
+        committer.commit(plan, 6)
 
 
 def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_mended_is_named_with_what_helps(raw, tmp_path):
@@ -736,13 +738,10 @@ def test_an_input_that_changes_between_plan_and_write_fails_the_build(raw, tmp_p
 
 def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path):
     config = config_of(raw, tmp_path / "out")
-    job, file, lines = builds.prepare(config, open_storage(config.output))
+    prepared = builds.prepare(config, open_storage(config.output))
     (raw / "test" / "cat" / "000.png").write_bytes(odd_images.png(99))
     with pytest.raises(ChangedInput, match=r"test/cat/000\.png: not the object that was planned"):
-        builds.run_pipeline(
-            builds.beam_options(HERE, job.output),
-            lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-        )
+        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -797,7 +796,7 @@ def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, 
     ],
 )
 def test_flags_that_beam_refuses_are_refused_before_anything_is_written(raw, tmp_path, monkeypatch, flags, sentence):
-    monkeypatch.setattr(builds.dataflow, "check", lambda *_, **__: None)
+    monkeypatch.setattr(dataflow, "check", lambda *_, **__: None)
     with pytest.raises(ConfigError, match=rf"a flag of Apache Beam: .*{sentence}"):
         build(config_of(raw, tmp_path / "out"), flags)
     assert not (tmp_path / "out").exists()

@@ -16,6 +16,7 @@ from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
+from pipelines.runners import options
 from shardset.errors import ChangedInput, ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -84,12 +85,9 @@ def config_of(raw, output):
 
 def build_with(policy, raw, output):
     """A build whose workers keep to that policy."""
-    job, file, lines = builds.prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
-    source = replace(job.source, input=replace(job.source.input, retry=policy))
-    return builds.run_pipeline(
-        builds.beam_options(HERE, job.output),
-        lambda pipeline: builds.construct(pipeline, replace(job, source=source), file, lines, dry_run=False),
-    )
+    prepared = builds.prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
+    source = replace(prepared.source, input=replace(prepared.source.input, retry=policy))
+    return builds.run(replace(prepared, source=source), options.beam_options(HERE, prepared.files.output))
 
 
 def name_of(seen):

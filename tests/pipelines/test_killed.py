@@ -17,6 +17,7 @@ from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
+from pipelines.runners import options
 from shardset.errors import ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -224,12 +225,9 @@ def test_a_replacement_that_fails_at_its_last_step_leaves_the_old_set_as_it_was(
     build(config, HERE)
     before = files_of(tmp_path / "out")
     again = replace(config, seed=1, verify="none", overwrite=True)
-    job, file, lines = builds.prepare(again, RefusesManifests(str(tmp_path / "out")))
+    prepared = builds.prepare(again, RefusesManifests(str(tmp_path / "out")))
     with pytest.raises(StorageError, match="refused"):
-        builds.run_pipeline(
-            builds.beam_options(HERE, job.output),
-            lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-        )
+        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
     assert before.items() <= files_of(tmp_path / "out").items()
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
     build(again, HERE)

@@ -10,6 +10,8 @@ from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
+from pipelines.runners import options as runner_options
+from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, PreconditionFailed, ShardsetError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -73,12 +75,9 @@ def digests_of(url):
 
 
 def run(config, output):
-    job, file, lines = builds.prepare(config, output)
-    builds.run_pipeline(
-        builds.beam_options(HERE, output),
-        lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-    )
-    builds.remove_parts(job)
+    prepared = builds.prepare(config, output)
+    builds.run(prepared, runner_options.beam_options(HERE, output))
+    replacing.remove_partitions(prepared.files)
 
 
 def at(moment, act):

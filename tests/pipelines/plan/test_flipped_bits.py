@@ -9,6 +9,8 @@ from pipelines import build as builds
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
+from pipelines.runners import options
+from pipelines.write import replace
 from shardset.errors import ManifestError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -27,7 +29,7 @@ KINDS = {
     "the plan": paths.PLAN,
     "the list of rejects": paths.REJECTED,
     "keys": paths.partition_path("keys", 0),
-    "twins": paths.partition_path("twins", 0),
+    "duplicate keys": paths.partition_path("duplicate_keys", 0),
     "references for groups": paths.partition_path("references", 0),
     "references of a shard": naming.references_path("train", 1),
     "a record": paths.record_path("train", 1),
@@ -57,12 +59,9 @@ def made(raw, storage, seed=0):
         source="listing", input=str(raw), output=storage.url, num_shards={"": 2}, max_bad_fraction=0.5, seed=seed,
         overwrite=bool(seed),
     )  # fmt: skip
-    job, file, lines = builds.prepare(config, storage)
-    builds.run_pipeline(
-        builds.beam_options(HERE, storage),
-        lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-    )
-    builds.remove_parts(job)
+    prepared = builds.prepare(config, storage)
+    builds.run(prepared, options.beam_options(HERE, storage))
+    replace.remove_partitions(prepared.files)
     return files_of(storage.url)
 
 
