@@ -189,7 +189,7 @@ def plan_split(
         strata = {0: num_source}
     labels = sorted(label for label, count in strata.items() if count)
     stored = apportion(num_stored, [strata[label] for label in labels])
-    starts = np.cumsum([0, *stored]).tolist()
+    sequence_starts = np.cumsum([0, *stored]).tolist()
     return SplitPlan(
         name=name,
         num_source=num_source,
@@ -201,7 +201,7 @@ def plan_split(
         fields=list(fields),
         strata={
             label: Stratum(num_samples=strata[label], num_stored=kept, start=start)
-            for label, kept, start in zip(labels, stored, starts, strict=False)
+            for label, kept, start in zip(labels, stored, sequence_starts, strict=False)
         },
     )
 
