@@ -25,7 +25,8 @@ from pipelines.config import BuildConfig
 from pipelines.plan import files, paths
 from pipelines.plan.records import PlanFile
 from pipelines.write.shard import ShardWriter
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 
 NUM_SHARDS = 8
 SPLIT = "train"

@@ -33,7 +33,8 @@ from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetE
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
-from shardset.storage.base import ABSENT, Storage, open_storage, os_errors_as_storage_errors
+from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 _SURVEY_OPTIONS = ("seed", "holdout")

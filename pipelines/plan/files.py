@@ -29,7 +29,6 @@ START_OVER = (
 )
 """What to do about a file of the plan that is damaged or missing."""
 
-NUM_THREADS = 16
 _READ_AHEAD = 64
 
 _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
@@ -157,12 +156,12 @@ def read_checked(read: Callable[[], bytes], check: Callable[[bytes], T], wrong: 
 
 
 def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Iterator[R]:
-    """What `read` returns for each name, in order. Reads ahead on gs:// and holds a few results."""
-    if not output.url.startswith("gs://"):
+    """What `read` returns for each name, in order. Reads ahead in a remote storage; holds a few results."""
+    if output.reads_at_once == 1:
         yield from map(read, names)
         return
     remaining = iter(names)
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
+    with ThreadPoolExecutor(output.reads_at_once) as pool:
         while batch := list(islice(remaining, _READ_AHEAD)):
             yield from pool.map(read, batch)
 
@@ -191,5 +190,8 @@ def _open_any_version(data: bytes) -> StoredFile:
     """Raises ValueError if the frame does not fit; content without a frame must be JSON, as older versions wrote it."""
     if has_frame(data):
         return StoredFile(*open_frame(data))
-    json.loads(data)
+    try:
+        json.loads(data)
+    except RecursionError as error:
+        raise ValueError("its JSON nests too deeply") from error
     return StoredFile(None, data)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
-import google_crc32c
 import msgspec
 
 from pipelines.config import BuildConfig, Verify
@@ -20,6 +19,7 @@ from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
 from pipelines.sources.paths import IMAGE_FIELDS
 from pipelines.write.range_reads import SPOOLED, fetch
+from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format import naming
 from shardset.format.tar import MAX_MEMBER_BYTES
@@ -53,7 +53,7 @@ class UnitSpool:
             self._writer = self._open()
         self._writer.write(content)
         self.recent[self._size] = content
-        extent = Extent(SPOOL, "", self._size, len(content), google_crc32c.value(content))
+        extent = Extent(SPOOL, "", self._size, len(content), crc32c_of(content))
         self._size += len(content)
         return extent
 
@@ -200,7 +200,7 @@ class _Examiner:
     def _stored(self, content: Extent | bytes, data: bytes | None) -> Extent | bytes:
         """The content as the plan keeps it: with the CRC32C of `data`, or spooled if it is large and in memory."""
         if isinstance(content, Extent) and data is not None:
-            content = msgspec.structs.replace(content, crc32c=google_crc32c.value(data))
+            content = msgspec.structs.replace(content, crc32c=crc32c_of(data))
         if isinstance(content, bytes) and len(content) > MAX_INLINE_BYTES:
             content = self.spool.add(content)
         if isinstance(content, Extent) and content.object == SPOOL:

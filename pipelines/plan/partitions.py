@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pipelines.plan import files
-from shardset.storage.base import Storage, extend_crc32c
+from shardset.checksum import extend_crc32c
+from shardset.storage.base import Storage
 
 K = TypeVar("K")
 

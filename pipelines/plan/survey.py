@@ -9,7 +9,8 @@ from typing import IO
 from pipelines.plan import paths
 from pipelines.plan.partitions import ByteRange, read_range
 from pipelines.sources.base import Unit
-from shardset.storage.base import Storage, extend_crc32c
+from shardset.checksum import extend_crc32c
+from shardset.storage.base import Storage
 
 
 @dataclass(frozen=True, slots=True)

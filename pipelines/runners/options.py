@@ -46,7 +46,7 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
     _check_runner(options.view_as(StandardOptions).runner)
     if "--runner" not in given:
         options.view_as(StandardOptions).runner = "FnApiRunner"
-        _set_workers(options.view_as(DirectOptions), given, in_memory=output.url.startswith("memory://"))
+        _set_workers(options.view_as(DirectOptions), given, in_memory=not output.is_shared)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
     return options
 

@@ -134,4 +134,4 @@ def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
 
 def _real_path(storage: Storage) -> str:
     """The folder, without symbolic links on the way to it."""
-    return storage.url if "://" in storage.url else os.path.realpath(storage.url).rstrip("/")
+    return storage.url if storage.is_remote else os.path.realpath(storage.url).rstrip("/")

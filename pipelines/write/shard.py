@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import tee
 
-import google_crc32c
 import msgspec
 import pyarrow as pa
 
@@ -17,11 +16,12 @@ from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import fetch
+from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
 from shardset.errors import NotFound, SourceError
 from shardset.format import naming
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
-from shardset.format.tar import StoredSample, TarBuilder, crc32c_text, index_to_bytes
+from shardset.format.tar import StoredSample, TarBuilder, index_to_bytes
 from shardset.storage.base import ABSENT, Storage
 
 _CHUNK_ROWS = 512
@@ -79,7 +79,7 @@ class ShardWriter:
                 crc32c=builder.crc32c,
                 sha256=builder.sha256,
                 first_id=0,
-                index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(google_crc32c.value(index))),
+                index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
                 class_counts=class_counts,
             ),
         )
@@ -138,5 +138,5 @@ def _has_bytes(output: Storage, path: str, num_bytes: int, crc32c: str) -> bool:
 def _crc32c(storage: Storage, path: str, num_bytes: int) -> str:
     crc = 0
     for start in range(0, num_bytes, _CRC_BYTES):
-        crc = google_crc32c.extend(crc, storage.read(path, start, min(start + _CRC_BYTES, num_bytes)))
+        crc = extend_crc32c(crc, storage.read(path, start, min(start + _CRC_BYTES, num_bytes)))
     return crc32c_text(crc)

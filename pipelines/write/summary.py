@@ -13,7 +13,7 @@ from pipelines.plan import files, paths
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile
 from pipelines.terminal import plain
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
     from pipelines.build import Result

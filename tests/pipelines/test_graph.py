@@ -11,7 +11,7 @@ from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import BuildFile
 from pipelines.plan.survey import UnitRef
 from pipelines.sources.folder import Folder
-from shardset.storage.base import MemoryStorage
+from shardset.storage.memory import MemoryStorage
 
 OURS = {
     name
