@@ -3,13 +3,14 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
 from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
+from shardset.read.ranges import coalesce
 from shardset.storage.base import Storage
 from shardset.storage.open import is_absolute, open_file
 
@@ -163,21 +164,9 @@ def _read_run(run: Sequence[Extent], located: _Located) -> list[bytes]:
 
 
 def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
-    run: list[Extent] = []
-    for extent in extents:
-        if run and not _adjoins(run, extent):
-            yield run
-            run = []
-        run.append(extent)
-    if run:
-        yield run
-
-
-def _adjoins(run: Sequence[Extent], extent: Extent) -> bool:
-    first, last = run[0], run[-1]
-    same = (extent.object, extent.generation) == (last.object, last.generation)
-    return (
-        same
-        and extent.offset - (last.offset + last.num_bytes) <= MAX_GAP
-        and extent.offset + extent.num_bytes - first.offset <= MAX_READ
-    )
+    """Neighbours in one object that are read together; `extents` are sorted by object and offset."""
+    for _, group in groupby(extents, key=lambda extent: (extent.object, extent.generation)):
+        neighbours = list(group)
+        ranges = [(extent.offset, extent.offset + extent.num_bytes) for extent in neighbours]
+        for run in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
+            yield neighbours[run]
