@@ -54,15 +54,8 @@ class ShardWriter:
     def _write(self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool) -> ShardRecord:
         path = naming.shard_path(split.name + self.suffix, split.name, number)
         index_path = naming.index_path(path)
-        builder = TarBuilder(split.fields)
-        class_counts = [0] * plan.num_classes
         generations = [self.files.replaceable(name) if replace else ABSENT for name in (path, index_path)]
-        with self.files.output.writer(path, if_generation=generations[0]) as out:
-            for sample in self._samples(split.name, number):
-                if sample.label >= 0:
-                    class_counts[sample.label] += 1
-                out.write(builder.add(sample))
-            out.write(builder.finish())
+        builder, class_counts = self._write_tar(path, plan, split, number, generations[0])
         index = index_to_bytes(builder.index())
         with self.files.output.writer(index_path, if_generation=generations[1]) as out:
             out.write(index)
@@ -83,6 +76,19 @@ class ShardWriter:
                 class_counts=class_counts,
             ),
         )
+
+    def _write_tar(
+        self, path: str, plan: PlanFile, split: SplitPlan, number: int, generation: str
+    ) -> tuple[TarBuilder, list[int]]:
+        """What was written, and its number of samples by class."""
+        builder, class_counts = TarBuilder(split.fields), [0] * plan.num_classes
+        with self.files.output.writer(path, if_generation=generation) as out:
+            for sample in self._samples(split.name, number):
+                if sample.label >= 0:
+                    class_counts[sample.label] += 1
+                out.write(builder.add(sample))
+            out.write(builder.finish())
+        return builder, class_counts
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
         table = tables.references_from_bytes(self.files.read(naming.references_path(split, number)))
