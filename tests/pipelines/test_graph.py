@@ -26,11 +26,11 @@ class Steps(PipelineVisitor):
     """Every step of ours by its class, as Beam holds it."""
 
     def __init__(self):
-        self.found = {}
+        self.by_class = {}
 
     def visit_transform(self, step):
         if isinstance(step.transform, beam.ParDo) and type(step.transform.fn).__name__ in OURS:
-            self.found[type(step.transform.fn).__name__] = step
+            self.by_class[type(step.transform.fn).__name__] = step
 
 
 def pipeline_of(num_units):
@@ -48,7 +48,7 @@ def pipeline_of(num_units):
 def steps():
     visitor = Steps()
     pipeline_of(3).visit(visitor)
-    return visitor.found
+    return visitor.by_class
 
 
 def what_feeds(step):

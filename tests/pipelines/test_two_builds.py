@@ -158,17 +158,17 @@ def test_a_build_that_goes_on_after_another_began_and_died_writes_nothing_that_t
 def test_units_of_a_job_that_checked_no_image_are_not_taken_up_by_one_that_does(raw):
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     careless, careful = config_of(raw, storage.url, verify="none"), config_of(raw, storage.url, overwrite=True)
-    left = {}
+    careless_files = {}
 
     def keep():
-        left.update({found.name: storage.read(found.name) for found in storage.list(naming.PLAN_FOLDER)})
+        careless_files.update({stat.name: storage.read(stat.name) for stat in storage.list(naming.PLAN_FOLDER)})
 
     run(careless, told(storage, uuid.uuid4().hex, at(("write", paths.PLAN, 1), keep)))
 
     def written_late():
         for name in (paths.unit_path(0), paths.summary_path(0)):
             with storage.writer(name) as out:
-                out.write(left[name])
+                out.write(careless_files[name])
 
     run(careful, told(storage, uuid.uuid4().hex, at(("write", paths.unit_path(0), 1), written_late)))
     assert manifests.load(storage.url)[0].quarantine.count == 1
