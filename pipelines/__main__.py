@@ -5,15 +5,12 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import fields
 from typing import Any
 
 from rich.console import Console
 
 from pipelines.estimate.prices import Prices
-from pipelines.runners import forkserver
-from pipelines.runners.forkserver import ForkServer
 from shardset.format.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
 from shardset.program import Parser, program_parser, run_program, run_verb
@@ -288,9 +285,8 @@ def _add_report(verbs: argparse._SubParsersAction, common: argparse.ArgumentPars
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     from pipelines.terminal import on_standard_output, quiet_workers
 
-    # Beam takes a second or two to import, so only the verb that needs it does, and its workers at the same time.
-    early = not beam_flags and forkserver.num_cores() > 1
-    with quiet_workers(show=args.debug) as console, ForkServer() if early else nullcontext() as server:
+    # Beam takes a second or two to import, so only the verb that needs it does.
+    with quiet_workers(show=args.debug) as console:
         from pipelines import build as builds
         from pipelines.config import BuildConfig
         from pipelines.images.encode import ImageOptions
@@ -315,7 +311,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
                 page as report,  # now, so that a missing library shows before the build, not after it
             )
         run = builds.dry_run if args.dry_run else builds.build
-        result = run(config, beam_flags, progress.for_console(console), server)
+        result = run(config, beam_flags, progress.for_console(console))
     wanted = result.published is not None and not args.no_report
     page = report.after_build(config) if wanted else None
     if args.json:

@@ -18,8 +18,8 @@ from pipelines.estimate.archives import Found
 from pipelines.estimate.counts import SplitStats, digits, of_mean, spread
 from pipelines.estimate.model import LISTED_AT_ONCE, Assumption, Raw, StoredSet, StoredSplit
 from pipelines.plan import layout
-from pipelines.plan.assign import refuse_unknown_splits
 from pipelines.plan.layout import SplitPlan
+from pipelines.plan.splits import refuse_unknown_splits
 from pipelines.sources.base import Rejected
 from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError

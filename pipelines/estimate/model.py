@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from pipelines.estimate.prices import Prices
-from pipelines.plan.layout import SplitPlan, samples_at_once
+from pipelines.plan.layout import SplitPlan, batch_size
 from shardset.errors import ConfigError
 from shardset.format.tar import BLOCK
 from shardset.order.budget import (
@@ -432,7 +432,7 @@ def build_requests(stored: StoredSet) -> Requests:
     assert stored.raw is not None
     raw, num_shards = stored.raw, sum(len(split.shard_sizes) for split in stored.splits.values())
     num_stored = sum(split.plan.num_stored for split in stored.splits.values())
-    num_batches = math.ceil(num_stored / samples_at_once(num_stored))
+    num_batches = math.ceil(num_stored / batch_size(num_stored))
     lists = math.ceil(raw.num_files / LISTED_AT_ONCE) + raw.unit_lists + LISTS_PER_BUILD
     return Requests(
         class_a=UPLOADS_PER_SHARD * num_shards

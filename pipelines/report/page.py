@@ -13,7 +13,6 @@ from pipelines import sources
 from pipelines.check.inspect import overview
 from pipelines.config import BuildConfig
 from pipelines.images.encode import IMAGE_FIELDS
-from pipelines.plan.job import put
 from pipelines.report import near_duplicates
 from pipelines.report.collect import (
     CLASS_THUMBNAILS,
@@ -73,7 +72,8 @@ def write(
         page.refuse_foreign(target, name)
     report = gather(manifest, storage, max_images=max_images, raw=raw)
     data = render(report)
-    put(target, name, data)
+    with target.writer(name) as out:
+        out.write(data)
     return report, f"{target.url}/{name}", len(data)
 
 
