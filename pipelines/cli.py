@@ -4,12 +4,8 @@ Nothing heavy is imported before a verb needs it: Beam takes a second or two.
 """
 
 import argparse
-import gc
-import io
 import json
 import logging
-import os
-import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -18,9 +14,8 @@ from rich.console import Console
 
 from pipelines.estimate.prices import Prices
 from pipelines.parsers import parser
-from pipelines.terminal import on_standard_output, plain, quiet_workers
-from shardset.errors import ConfigError, ShardsetError, missing_library
-from shardset.program import quiet_warnings
+from pipelines.terminal import on_standard_output, quiet_workers
+from shardset.program import run_program, run_verb
 
 if TYPE_CHECKING:
     from pipelines.config import BuildConfig
@@ -40,16 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("apache_beam").setLevel(logging.INFO if args.debug else logging.CRITICAL)
     # Warnings of the library say that a bucket does not answer.
     logging.getLogger("shardset").setLevel(logging.INFO if args.debug else logging.WARNING)
-    try:
-        return VERBS[args.verb](args, rest)
-    except ShardsetError as error:
-        if args.debug:
-            raise
-        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        print("stopped; the same command resumes", file=sys.stderr)
-        return 130
+    verb = VERBS[args.verb]
+    return run_verb(lambda: verb(args, rest), debug=args.debug, stopped="stopped; the same command goes on from here")
 
 
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
@@ -128,7 +115,7 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.report import page
-    from shardset.storage.base import open_storage
+    from shardset.storage.open import open_storage
 
     raw = open_storage(args.input) if args.input else None
     written = page.write(args.manifest, args.output, max_images=args.images, raw=raw, force=args.force)
@@ -180,20 +167,5 @@ VERBS = {
 
 
 def program() -> None:
-    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
-    quiet_warnings(show="--debug" in sys.argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
-    try:
-        code = main()
-        if sys.stdout:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except ModuleNotFoundError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.exit(f"{type(error).__name__}: {missing_library(error, 'pipelines')}")
-    gc.freeze()  # else Python looks through all of Beam as it ends, for 0.4 s
-    sys.exit(code)
+    """What a shell runs."""
+    run_program(main, "pipelines")

@@ -1,17 +1,14 @@
 """The parsers of the command line: flags, their defaults and their help."""
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TypeAlias
 
 from pipelines import arguments
 from pipelines.arguments import Merge
 from pipelines.estimate.prices import Prices
-from shardset.addresses import Parser
 from shardset.format.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
-from shardset.version import __version__
+from shardset.program import Parser, program_parser
 
 COMMAND = "shardset-pipelines"
 """The installed name of this program: a shell completes commands by name, so not `python -m pipelines`."""
@@ -59,15 +56,10 @@ _Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the program; what it parses has the chosen verb in `verb` and its parser in `verb_parser`."""
-    import shtab  # comes with an extra: `program` says which one if it is missing
-
-    called = Path(sys.argv[0]).name
-    top = Parser(
-        prog=called if called == COMMAND else "python -m pipelines", epilog=EXIT_CODES, allow_abbrev=False,
+    top = program_parser(
+        COMMAND, "pipelines", epilog=EXIT_CODES,
         description="Turns raw image files into exact, reproducible WebDataset shards.",
     )  # fmt: skip
-    top.add_argument("--version", action="version", version=f"shardset {__version__}")
-    shtab.add_argument_to(top, "--print-completion", help=f"print a completion script for {COMMAND}, to be evaluated")
     common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
     common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")

@@ -14,6 +14,7 @@ from shardset.format.manifest import Manifest
 from shardset.html import page
 from shardset.html.page import Picture
 from shardset.storage.base import Storage
+from shardset.storage.open import is_absolute
 
 MAX_RAW_BYTES = 64 * 2**20
 """Larger quarantined files are not read for their picture."""
@@ -107,7 +108,7 @@ def _rejected(entry: dict[str, Any], raw: Storage | None) -> RejectedSample:
 
 def _picture_of(name: str, start: int, num_bytes: int, raw: Storage) -> Picture | None:
     """A picture of a rejected image, if any can be made; a truncated JPEG is shown as far as it goes."""
-    if "://" in name or name.startswith("/") or num_bytes > MAX_RAW_BYTES:
+    if is_absolute(name) or num_bytes > MAX_RAW_BYTES:
         return None
     try:
         data = raw.read(name, start, start + num_bytes)

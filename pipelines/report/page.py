@@ -25,7 +25,8 @@ from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.html import page
 from shardset.html.page import count
-from shardset.storage.base import Storage, open_file
+from shardset.storage.base import Storage
+from shardset.storage.open import open_file
 from shardset.version import __version__
 
 IMAGES = 100_000
