@@ -15,7 +15,7 @@ from shardset.version import __version__
 
 if TYPE_CHECKING:
     from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop
-    from shardset.order.epoch import OrderState
+    from shardset.order.state import OrderState
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.mixture import MixedStream
     from shardset.stream.stream import Stream
@@ -46,7 +46,7 @@ _READER = {
     "DiskCache": "shardset.read.disk_cache",
     "ImageSpec": "shardset.decode.image",
     "MixedStream": "shardset.stream.mixture",
-    "OrderState": "shardset.order.epoch",
+    "OrderState": "shardset.order.state",
     "PadCrop": "shardset.decode.image",
     "RandomResizedCrop": "shardset.decode.image",
     "Stream": "shardset.stream.stream",

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from shardset.errors import ConfigError, NotFound
-from shardset.order.epoch import state_from_json
+from shardset.order.state import state_from_json
 from shardset.storage.base import Storage, os_errors_as_storage_errors
 from shardset.storage.open import is_address, open_storage
 from shardset.stream.stream import Stream

@@ -4,8 +4,9 @@ from pipelines.estimate.divisors import nearest_divisors, nearest_multiples, or_
 from pipelines.estimate.reading import Reading, Steps
 from pipelines.estimate.requests import ReadEstimate
 from pipelines.estimate.stored import StoredSplit
-from shardset.order.budget import INDEX_BUDGET_BYTES, INDEX_BYTES
-from shardset.order.epoch import DEFAULT_WINDOW, Order, default_lanes, held_bytes
+from shardset.order.budget import DEFAULT_WINDOW, INDEX_BUDGET_BYTES, INDEX_BYTES, held_bytes
+from shardset.order.epoch import Order
+from shardset.order.lanes import default_lanes
 
 
 def advice_on(

@@ -11,7 +11,8 @@ from pipelines.estimate.divisors import nearest_divisors, nearest_multiples, or_
 from pipelines.estimate.stored import StoredSplit
 from shardset.errors import ConfigError
 from shardset.order.budget import BUDGET_BYTES, Memory, fit_memory, fit_order
-from shardset.order.epoch import LastBatch, Order, check_world, rank_part
+from shardset.order.epoch import LastBatch, Order
+from shardset.order.lanes import check_world, rank_part
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
 

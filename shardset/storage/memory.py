@@ -82,10 +82,7 @@ class MemoryStorage:
         wanted, skip = join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, ""))
         with _memory_lock:
             found = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
-        return (
-            _memory_stat(name[skip:], item)
-            for name, item in sorted(found, key=lambda pair: utf8(pair[0]))
-        )
+        return (_memory_stat(name[skip:], item) for name, item in sorted(found, key=lambda pair: utf8(pair[0])))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         """See Storage.writer."""

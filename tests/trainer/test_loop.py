@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shardset.errors import ConfigError, StorageError
-from shardset.order.epoch import state_from_json
+from shardset.order.state import state_from_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream

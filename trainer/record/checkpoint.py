@@ -22,8 +22,8 @@ import torch
 
 from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, NotFound
-from shardset.order.epoch import state_from_json
 from shardset.order.permutation import ORDER_VERSION
+from shardset.order.state import state_from_json
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite

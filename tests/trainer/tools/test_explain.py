@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
 from shardset.program import OK, USAGE
-from shardset.read import indexes
+from shardset.read.indexes import read_rows
 from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
@@ -221,7 +222,7 @@ def test_an_image_that_is_damaged_once_is_shown_and_one_that_stays_so_is_not(tmp
 
 @pytest.mark.gcs
 def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, gcs_root, capsys, monkeypatch):
-    monkeypatch.setattr(indexes, "SMALL", 0)
+    monkeypatch.setattr("shardset.stream.timetable.read_rows", partial(read_rows, whole_bytes=0))
     run_dir, _ = recorded
     for folder in ("run", "shards"):
         target = open_storage(f"{gcs_root}/{folder}")
@@ -264,7 +265,7 @@ def test_a_mixture_s_streams_are_explained_by_their_orders(recorded):
         places |= {id_: step for source, id_ in of_first if source == 0}
     order = mixed.streams[0].order
     rows, _ = order.find(0, np.array(list(places)))
-    assert (rows // order.items).tolist() == list(places.values())
+    assert (rows // order.rows_per_step).tolist() == list(places.values())
 
 
 PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")

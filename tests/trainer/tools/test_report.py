@@ -15,7 +15,8 @@ from shardset.storage.open import open_storage
 from tests.makers.shardset import put
 from trainer import __main__ as command
 from trainer import config as configs
-from trainer.record.checkpoint import FORMAT, CommitMark, folder_of
+from trainer.record.checkpoint import FORMAT, CommitMark
+from trainer.record.checkpoint_names import folder_of
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
 from trainer.tools import report
 
