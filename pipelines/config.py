@@ -48,6 +48,11 @@ class BuildConfig:
             raise ConfigError("--jpeg-restart would make a cut JPEG look whole, so it needs --verify decode")
         self.sizing("")
 
+    @property
+    def stratified(self) -> bool:
+        """Whether every shard gets each class in proportion."""
+        return self.balance == "stratified"
+
     def sizing(self, split: str) -> Sizing:
         """What is asked of one split's size."""
         return Sizing(

@@ -15,8 +15,8 @@ from pipelines.estimate.requests import LISTED_AT_ONCE
 from pipelines.estimate.split_stats import SplitStats, even_strata, stats_of_mean
 from pipelines.estimate.stored import RawInput, StoredSet, StoredSplit
 from pipelines.plan import layout
-from pipelines.plan.assign import refuse_unknown_splits
 from pipelines.plan.layout import SplitPlan
+from pipelines.plan.splits import refuse_unknown_splits
 from pipelines.sources.base import Rejected
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing

@@ -7,7 +7,7 @@ import numpy as np
 
 from pipelines.estimate.reading import Steps
 from pipelines.estimate.stored import StoredSet, StoredSplit
-from pipelines.plan.layout import samples_at_once
+from pipelines.plan.layout import batch_size
 from shardset.format.tar import BLOCK
 from shardset.order.budget import INDEX_BUDGET_BYTES, INDEX_BYTES, steps_at_once
 from shardset.order.epoch import Order
@@ -144,7 +144,7 @@ def build_requests(stored: StoredSet) -> BuildRequests | None:
         return None
     raw, num_shards = stored.raw, sum(len(split.shard_sizes) for split in stored.splits.values())
     num_stored = sum(split.plan.num_stored for split in stored.splits.values())
-    num_batches = math.ceil(num_stored / samples_at_once(num_stored))
+    num_batches = math.ceil(num_stored / batch_size(num_stored))
     num_groups = sum(split.plan.num_groups for split in stored.splits.values())
     return BuildRequests(
         class_a=UPLOADS_PER_SHARD * num_shards
