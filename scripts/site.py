@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 import pipelines
 import shardset
 import trainer
-from pipelines import __main__ as pipelines_program
+from pipelines import cli as pipelines_program
 from trainer import __main__ as trainer_program
 from trainer import config as recipes
 

@@ -14,7 +14,7 @@ import pytest
 import webdataset
 from PIL import Image
 
-from pipelines import __main__ as pipelines
+from pipelines import cli as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.images.encode import IMAGE_FIELDS, PIXEL_LIMIT

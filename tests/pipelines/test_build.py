@@ -20,8 +20,8 @@ import pytest
 from apache_beam.metrics.execution import MetricKey, MetricResult
 from apache_beam.metrics.metricbase import MetricName
 
-from pipelines import __main__ as command
 from pipelines import build as builds
+from pipelines import cli as command
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig

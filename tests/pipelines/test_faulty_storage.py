@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from pipelines import build as builds
-from pipelines.__main__ import main
 from pipelines.build import build
 from pipelines.check.verify import verify
+from pipelines.cli import main
 from pipelines.config import BuildConfig
 from pipelines.plan import paths
 from pipelines.runners import options

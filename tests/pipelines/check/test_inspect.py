@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pipelines import __main__ as program
+from pipelines import cli
 from pipelines.check import inspect
 from pipelines.check.inspect import SplitRow
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
@@ -320,7 +320,7 @@ def test_a_hostile_name_in_an_error_stays_in_its_line(capsys):
     storage, manifest = made()
     classes = [*manifest.classes[:3], ClassInfo(label=3, name="[red]a\n\x1b[2Jb")]
     put(storage, naming.MANIFEST, manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, classes=classes))))
-    assert program.main(["inspect", storage.url, "--class", "owl"]) == 2
+    assert cli.main(["inspect", storage.url, "--class", "owl"]) == 2
     assert capsys.readouterr().err.endswith(r"cat 2, [red]a\n\x1b[2Jb, ...)" + "\n")
 
 

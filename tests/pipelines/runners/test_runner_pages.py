@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.__main__ import main
+from pipelines.cli import main
 from scripts import flink
 from tests.makers.documented import REPOSITORY, commands_of, run
 
