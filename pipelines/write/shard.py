@@ -7,7 +7,7 @@ import google_crc32c
 import msgspec
 import pyarrow as pa
 
-from pipelines.images.encode import UndecodableImage, encode, stored_field
+from pipelines.images.encode import encode, stored_field
 from pipelines.plan import files, tables
 from pipelines.plan.job import Job, put, record_of
 from pipelines.plan.layout import SplitPlan
@@ -15,11 +15,12 @@ from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import fetch
 from shardset.checksum import crc32c_text
-from shardset.errors import NotFound, SourceError
+from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming
+from shardset.format.index import index_to_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
-from shardset.format.tar import StoredSample, TarBuilder, index_to_bytes
+from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ABSENT, Storage
 
 _ROWS_IN_PYTHON = 512

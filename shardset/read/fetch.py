@@ -23,8 +23,8 @@ import google_crc32c
 import numpy as np
 
 from shardset.errors import DamagedShard, NotFound, PreconditionFailed, ShardsetError, StorageError
+from shardset.format.index import index_fields, index_from_bytes
 from shardset.format.manifest import Shard, Split
-from shardset.format.tar import index_fields, index_from_bytes
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.order.epoch import Order, RangeReads, Slots
 from shardset.read.disk_cache import BlockCache

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardset.errors import DamagedShard, NotFound
+from shardset.format.index import index_from_bytes, index_header
 from shardset.format.manifest import Shard
-from shardset.format.tar import index_from_bytes, index_header
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
