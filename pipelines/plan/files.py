@@ -21,7 +21,7 @@ START_OVER = (
 """What to do about a file of the plan that is damaged or missing."""
 
 
-class Found(NamedTuple):
+class StoredFile(NamedTuple):
     """A file of the plan; `build` is None where a version of this program wrote it that knew no frames."""
 
     build: str | None
@@ -37,7 +37,7 @@ def put(
         out.write(frame(build, content))
 
 
-def find(output: Storage, name: str) -> Found | None:
+def find(output: Storage, name: str) -> StoredFile | None:
     """A file of any build or version, None if there is none; ConfigError if it is damaged."""
     try:
         return checked(lambda: output.read(name), _framed_or_old)
@@ -47,12 +47,12 @@ def find(output: Storage, name: str) -> Found | None:
         raise damaged(output, name, error) from error
 
 
-def _framed_or_old(data: bytes) -> Found:
+def _framed_or_old(data: bytes) -> StoredFile:
     """ValueError for what has a frame that does not fit; without any it must be JSON, as older versions wrote it."""
     if has_frame(data):
-        return Found(*open_frame(data))
+        return StoredFile(*open_frame(data))
     json.loads(data)
-    return Found(None, data)
+    return StoredFile(None, data)
 
 
 def read(output: Storage, name: str, build: str) -> memoryview:
