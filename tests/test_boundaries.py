@@ -155,6 +155,15 @@ def test_modules_of_a_package_do_not_import_each_other_in_a_circle(package):
     assert len(list(TopologicalSorter(graph).static_order())) == len(graph) > 3
 
 
+def test_a_public_class_name_means_one_thing():
+    files: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in tree_of(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                files.setdefault(node.name, []).append(file)
+    assert not {name: where for name, where in files.items() if len(where) > 1}
+
+
 def requirements() -> dict[str, set[str]]:
     """The distributions that each package, and a worker, may count on, from setup.py."""
     lists = {

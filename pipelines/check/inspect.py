@@ -21,9 +21,9 @@ from pipelines.images.encode import fixes_of
 from pipelines.terminal import on_standard_output, plain
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
+from shardset.format.index import index_fields
 from shardset.format.manifest import ClassInfo, Manifest, Shard, Split
 from shardset.format.originals import Origin, read_origins
-from shardset.format.tar import index_fields
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 

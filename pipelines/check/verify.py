@@ -15,12 +15,14 @@ import msgspec
 import numpy as np
 
 from pipelines.check import quarantine
-from pipelines.images.encode import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine
+from pipelines.images.encode import ImageOptions, examine
 from shardset.checksum import crc32c_text
-from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.errors import DamagedShard, NotFound, StorageError, UndecodableImage
 from shardset.format import manifest as manifests
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_from_bytes
 from shardset.format.manifest import Manifest, Shard, Split
-from shardset.format.tar import TarMember, index_from_bytes, members, sample_members
+from shardset.format.tar import TarMember, members, sample_members
 from shardset.order.permutation import hash64
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage

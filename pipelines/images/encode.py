@@ -26,7 +26,7 @@ from typing import Any, Literal
 from PIL import ExifTags, Image, ImageChops, features
 
 from pipelines.images import jpeg_restart as restarts
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import background as backgrounds
 from shardset.format import limits
 from shardset.format.background import (
@@ -37,13 +37,11 @@ from shardset.format.background import (
     may_be_transparent,
     mend_transparency,
 )
+from shardset.format.images import IMAGE_FIELDS, MAX_PIXELS
 from shardset.format.limits import DECODED_BYTES
 
 Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
-
-PIXEL_LIMIT = 178_956_970
-"""Pillow refuses larger images by itself (twice its MAX_IMAGE_PIXELS), so a higher limit would be a lie."""
 
 CMYK_TO_RGB = "cmyk-to-rgb"
 
@@ -77,9 +75,6 @@ _READERS = {
     "pgm": "PPM",
     "pbm": "PPM",
 }
-IMAGE_FIELDS = frozenset(_READERS)
-"""The extensions under which images are stored."""
-
 _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
 """In pixels, what libjpeg and libwebp write."""
 
@@ -103,18 +98,6 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
 
 
-class UndecodableImage(SourceError):
-    """An image that can't be a sample. `reason` is short and stable, so that images can be counted by it."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}" if self.detail else self.reason
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
     """What becomes of images. The default stores them byte for byte.
@@ -129,7 +112,7 @@ class ImageOptions:
     resize_shorter: int | None = None
     quality: int = 95
     image_format: ImageFormat = "keep"
-    max_pixels: int = PIXEL_LIMIT
+    max_pixels: int = MAX_PIXELS
     jpeg_restart: bool = False
     background: Background = WHITE
     decoded_bytes: int = DECODED_BYTES
@@ -143,8 +126,8 @@ class ImageOptions:
             raise ConfigError(f"quality {self.quality}: expected 1 to 100, for example 95")
         if self.image_format not in ("keep", "jpg", "png", "ppm", "webp"):
             raise ConfigError(f"image format {self.image_format!r}: expected keep, jpg, png, ppm or webp")
-        if not 1 <= self.max_pixels <= PIXEL_LIMIT:
-            raise ConfigError(f"max_pixels {self.max_pixels}: expected 1 to {PIXEL_LIMIT}, the limit of the decoder")
+        if not 1 <= self.max_pixels <= MAX_PIXELS:
+            raise ConfigError(f"max_pixels {self.max_pixels}: expected 1 to {MAX_PIXELS}, the limit of the decoder")
         limits.check(self.decoded_bytes)
         backgrounds.check(self.background)
         if self.background != WHITE and not self.reencodes:
@@ -349,7 +332,7 @@ def _header(data: bytes, kind: str, options: ImageOptions) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=(_READERS[kind],))
     except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {PIXEL_LIMIT}") from error
+        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
     except _BROKEN as error:
         raise _undecodable(error, data, kind) from error
     width, height = image.size
@@ -366,7 +349,7 @@ def _decode_whole(image: Image.Image, data: bytes, kind: str) -> None:
             image.draft(None, (1, 1))
         image.load()
     except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {PIXEL_LIMIT}") from error
+        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
     except _BROKEN as error:
         raise _undecodable(error, data, kind) from error
     if _is_cut(data, kind):
@@ -398,7 +381,7 @@ def _check_eight_bit(mode: str, kind: str) -> None:
 
 
 def _check_sides(size: tuple[int, int], field: str) -> None:
-    longest = _LONGEST_SIDE.get(field, PIXEL_LIMIT)
+    longest = _LONGEST_SIDE.get(field, MAX_PIXELS)
     if max(size) > longest:
         raise UndecodableImage(f"too large for {field}", f"{size[0]} x {size[1]}, at most {longest} a side")
 

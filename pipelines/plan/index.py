@@ -10,18 +10,18 @@ from typing import TypeVar
 import msgspec
 
 from pipelines.config import BuildConfig, Verify
-from pipelines.images.encode import Examined, ImageOptions, UndecodableImage, examine, stored_field
+from pipelines.images.encode import Examined, ImageOptions, examine, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.summaries import UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
-from pipelines.sources.paths import IMAGE_FIELDS
 from pipelines.write.range_reads import SPOOLED, fetch
 from shardset.checksum import crc32c_of
-from shardset.errors import SourceError
+from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.tar import MAX_MEMBER_BYTES
 from shardset.storage.base import Storage, Writer
 
@@ -222,7 +222,7 @@ def _too_large(sample: RawSample | Rejected) -> Rejected | None:
 
 def _image_fields(sample: RawSample) -> list[str]:
     """The field that is the sample's image, and any others that hold one, in member order."""
-    return [field for field in sample.fields if field == sample.image or field.rpartition(".")[2] in IMAGE_FIELDS]
+    return [field for field in sample.fields if field == sample.image or field.rpartition(".")[2] in FIELD_OF_EXTENSION]
 
 
 def _reject(sample: RawSample, field: str, data: bytes | None, reason: str) -> QuarantineEntry:

@@ -6,10 +6,9 @@ from typing import Any
 
 from pipelines.check import quarantine
 from pipelines.check.inspect import read_fixes
-from pipelines.images.encode import UndecodableImage
 from pipelines.report.catalog import Catalog, Damage
 from pipelines.report.thumbnails import picture, thumbnail
-from shardset.errors import ConfigError, DamagedShard, StorageError
+from shardset.errors import ConfigError, DamagedShard, StorageError, UndecodableImage
 from shardset.format.manifest import Manifest
 from shardset.html import page
 from shardset.html.page import Picture

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.images.encode import IMAGE_FIELDS
 from pipelines.report.near_duplicates import crc_before
 from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
-from shardset.format.tar import index_fields
 from shardset.order.permutation import derive_key, hash64
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage

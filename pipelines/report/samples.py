@@ -10,10 +10,10 @@ from typing import TypeVar
 import google_crc32c
 import numpy as np
 
-from pipelines.images.encode import IMAGE_FIELDS, UndecodableImage
 from pipelines.report.catalog import THREADS, Catalog, Damage, IndexedShard, complaint, key_at
-from shardset.errors import StorageError
-from shardset.format.tar import index_fields
+from shardset.errors import StorageError, UndecodableImage
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_fields
 from shardset.read.ranges import coalesce
 from shardset.storage.base import Storage
 

@@ -1,6 +1,6 @@
 """The code and the commands that the page shows: how to load, verify and train on the set."""
 
-from pipelines.images.encode import IMAGE_FIELDS
+from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import Manifest
 
 

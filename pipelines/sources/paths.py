@@ -1,20 +1,5 @@
 """What a path says of an image: its key and the field that its bytes go into."""
 
-IMAGE_FIELDS = {
-    "jpg": "jpg",
-    "jpeg": "jpg",
-    "png": "png",
-    "ppm": "ppm",
-    "pgm": "pgm",
-    "pbm": "pbm",
-    "bmp": "bmp",
-    "gif": "gif",
-    "webp": "webp",
-    "tif": "tif",
-    "tiff": "tif",
-}
-"""The extensions of images, without the dot and in lower case, and the field that each goes into."""
-
 UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell; the build corrects it by content."""
 

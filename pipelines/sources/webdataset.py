@@ -10,15 +10,16 @@ from typing import Any, BinaryIO
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import header_window, refusal, walk
-from pipelines.sources.paths import IMAGE_FIELDS, is_hidden, is_text, printable
+from pipelines.sources.paths import is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
 from shardset.format.naming import MANIFEST, is_field, is_split, split_member
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
-IMAGES = frozenset(IMAGE_FIELDS)
+IMAGES = frozenset(FIELD_OF_EXTENSION)
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))
 MAX_INLINE_BYTES = 4096
 MAX_JSON_BYTES = 1 << 20

@@ -7,7 +7,7 @@ from itertools import tee
 import msgspec
 import pyarrow as pa
 
-from pipelines.images.encode import ImageOptions, UndecodableImage, encode, stored_field
+from pipelines.images.encode import ImageOptions, encode, stored_field
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
@@ -17,11 +17,12 @@ from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import fetch
 from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
-from shardset.errors import NotFound, SourceError
+from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming
+from shardset.format.index import index_to_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
-from shardset.format.tar import StoredSample, TarBuilder, index_to_bytes
+from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ABSENT, Storage
 
 _CHUNK_ROWS = 512

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
 from pipelines.images import encode as encoding
-from pipelines.images.encode import ImageOptions, UndecodableImage, encode, examine
-from shardset.errors import ConfigError, SourceError
+from pipelines.images.encode import ImageOptions, encode, examine
+from shardset.errors import ConfigError, SourceError, UndecodableImage
 from tests.makers import odd_images
 
 PLAIN = ImageOptions()

@@ -13,9 +13,9 @@ from PIL import Image
 
 from pipelines.config import BuildConfig
 from pipelines.images import jpeg_restart
-from pipelines.images.encode import ImageOptions, UndecodableImage, encode, examine, libraries
+from pipelines.images.encode import ImageOptions, encode, examine, libraries
 from pipelines.images.jpeg_restart import with_restarts
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, UndecodableImage
 from tests.makers import odd_images
 
 KINDS = {

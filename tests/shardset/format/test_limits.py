@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.images.encode import ImageOptions, UndecodableImage, examine, thumbnail_of
+from pipelines.images.encode import ImageOptions, examine, thumbnail_of
 from shardset.decode import image as decoding
 from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import limits
 from tests.makers import odd_images
 from tests.makers.shardset import encode, pixels
