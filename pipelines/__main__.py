@@ -315,7 +315,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console, ForkServer() if early else nullcontext() as server:
         from pipelines import build as builds
         from pipelines.config import BuildConfig
-        from pipelines.images.encode import ImageOptions
+        from pipelines.images.options import ImageOptions
         from pipelines.runners import progress
         from pipelines.write import summary
         from shardset.format import background as backgrounds

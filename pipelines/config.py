@@ -4,7 +4,8 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pipelines.images.encode import CMYK_TO_RGB, ImageOptions
+from pipelines.images.check import CMYK_TO_RGB
+from pipelines.images.options import ImageOptions
 from pipelines.plan.layout import Sizing
 from shardset.errors import ConfigError
 from shardset.format.manifest import Remainder

@@ -17,7 +17,8 @@ from PIL import Image
 from pipelines import __main__ as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.images.encode import IMAGE_FIELDS, PIXEL_LIMIT
+from pipelines.images.open import IMAGE_FIELDS
+from pipelines.images.options import PIXEL_LIMIT
 from shardset.decode.image import MAX_PIXELS, CenterCrop, ImageSpec
 from shardset.format import manifest as manifests
 from shardset.format import naming

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.check import quarantine
-from pipelines.images.encode import fixes_of
+from pipelines.images.check import fixes_of
 from pipelines.terminal import on_standard_output, plain
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests

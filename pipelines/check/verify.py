@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 
 from pipelines.check import quarantine
-from pipelines.images.encode import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine
+from pipelines.images.check import examine
+from pipelines.images.open import IMAGE_FIELDS, UndecodableImage
+from pipelines.images.options import ImageOptions
 from shardset.errors import DamagedShard, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest, Shard, Split

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import google_crc32c
 import numpy as np
 
-from pipelines.images.encode import IMAGE_FIELDS
+from pipelines.images.open import IMAGE_FIELDS
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import Manifest, Shard, Split
 from shardset.format.naming import is_member

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.images.encode import TRANSPARENT
+from pipelines.images.check import TRANSPARENT
 from pipelines.plan import layout, tables
 from pipelines.plan.files import START_OVER
 from pipelines.plan.job import BuildFile, Job, PlanFile, put, record_of

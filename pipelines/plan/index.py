@@ -11,7 +11,9 @@ from typing import Any
 import google_crc32c
 import msgspec
 
-from pipelines.images.encode import ImageOptions, UndecodableImage, examine, marks_of, stored_field
+from pipelines.images.check import examine, marks_of
+from pipelines.images.open import UndecodableImage
+from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import tables
 from pipelines.plan.job import Job, UnitRef, read_unit, record_of
 from pipelines.plan.layout import MAX_REASONS, SplitCount, UnitSummary

@@ -14,7 +14,8 @@ import numpy as np
 
 from pipelines.check import quarantine
 from pipelines.check.inspect import read_fixes
-from pipelines.images.encode import UndecodableImage, thumbnail_of
+from pipelines.images.encode import thumbnail_of
+from pipelines.images.open import UndecodableImage
 from pipelines.report import near_duplicates
 from pipelines.report import samples as looking
 from pipelines.report.samples import Catalog, Damage, image_of

@@ -12,7 +12,7 @@ import numpy as np
 from pipelines import sources
 from pipelines.check.inspect import overview
 from pipelines.config import BuildConfig
-from pipelines.images.encode import IMAGE_FIELDS
+from pipelines.images.open import IMAGE_FIELDS
 from pipelines.plan.job import put
 from pipelines.report import near_duplicates
 from pipelines.report.collect import (

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import google_crc32c
 import numpy as np
 
-from pipelines.images.encode import IMAGE_FIELDS, UndecodableImage
+from pipelines.images.open import IMAGE_FIELDS, UndecodableImage
 from pipelines.report.near_duplicates import crc_before
 from shardset.errors import DamagedShard, NotFound, StorageError
 from shardset.format.manifest import Manifest, Shard

@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipelines.images import encode
+from pipelines.images import open as images
 from shardset import errors
 
 _NAMES = {
     name: kind
-    for module in (errors, encode)
+    for module in (errors, images)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, errors.ShardsetError)
 }

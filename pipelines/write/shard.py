@@ -7,7 +7,9 @@ import google_crc32c
 import msgspec
 import pyarrow as pa
 
-from pipelines.images.encode import UndecodableImage, encode, stored_field
+from pipelines.images.encode import encode
+from pipelines.images.open import UndecodableImage
+from pipelines.images.options import stored_field
 from pipelines.plan import files, tables
 from pipelines.plan.job import Job, put, record_of
 from pipelines.plan.layout import SplitPlan

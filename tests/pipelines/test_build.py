@@ -25,7 +25,7 @@ from pipelines import build as builds
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.images.encode import ImageOptions
+from pipelines.images.options import ImageOptions
 from pipelines.pipeline import MakePlan
 from pipelines.plan.job import PlanFile, read_record
 from pipelines.write.commit import commit
