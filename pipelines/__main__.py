@@ -361,8 +361,17 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import inspect
+    from pipelines.terminal import on_standard_output
 
-    return inspect.run(args)
+    question = inspect.Question(
+        split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
+    )
+    answer = inspect.inspect(args.manifest, question)
+    if args.json:
+        print(inspect.to_json(answer))
+    else:
+        on_standard_output().print(inspect.render(answer))
+    return 0
 
 
 def _export(args: argparse.Namespace, _: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.check import quarantine
-from pipelines.check.inspect import read_fixes
+from pipelines.check.lookups import read_fixes
 from pipelines.images.encode import thumbnail_of
 from pipelines.images.open import UndecodableImage
 from pipelines.report import near_duplicates

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipelines import sources
-from pipelines.check.inspect import overview
+from pipelines.check.overview import overview
 from pipelines.config import BuildConfig
 from pipelines.images.open import IMAGE_FIELDS
 from pipelines.plan.job import put
