@@ -198,7 +198,7 @@ def remove_parts(job: Job) -> None:
 def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitRef]]:
     """Surveys the input and lays down (or finds again) what the workers start from."""
     source = sources.open_source(config)
-    if folder := sources.folder_of(config):
+    if folder := sources.input_folder(config):
         replacing.refuse_among_raw(open_storage(config.output), folder)
     survey = source.survey()
     with (
