@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from shardset.errors import ShardsetError, missing_library
 from shardset.format.manifest import Manifest, Shard, Split, load
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 if TYPE_CHECKING:
     from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop
-    from shardset.order.epoch import OrderState
+    from shardset.order.state import OrderState
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.mixture import MixedStream
     from shardset.stream.stream import Stream
@@ -45,7 +46,7 @@ _READER = {
     "DiskCache": "shardset.read.disk_cache",
     "ImageSpec": "shardset.decode.image",
     "MixedStream": "shardset.stream.mixture",
-    "OrderState": "shardset.order.epoch",
+    "OrderState": "shardset.order.state",
     "PadCrop": "shardset.decode.image",
     "RandomResizedCrop": "shardset.decode.image",
     "Stream": "shardset.stream.stream",

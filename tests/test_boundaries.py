@@ -255,7 +255,7 @@ def test_importing_every_module_that_writes_brings_no_torch():
 
 def test_importing_the_read_path_brings_no_torch():
     found = imported_after("import shardset.stream.stream")
-    assert "shardset.read.fetch" in found
+    assert "shardset.read.remote" in found
     assert not found & {"apache_beam", "torch", "torch_xla", "pipelines"}
 
 

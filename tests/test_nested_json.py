@@ -12,8 +12,9 @@ from pipelines.sources.webdataset import WebDataset
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.order.epoch import state_from_json
-from shardset.storage.base import Storage, open_storage
+from shardset.order.state import state_from_json
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import put
 from trainer import __main__ as program
 from trainer import config as configs

@@ -1,9 +1,7 @@
 """`python -m trainer train|evaluate|bench-input|doctor|merge-logs|tpu`: arguments -> config -> one call."""
 
 import argparse
-import io
 import json
-import os
 import sys
 import threading
 import time
@@ -13,11 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardset.addresses import Parser
-from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
-from shardset.program import quiet_warnings
-from shardset.storage.base import open_storage
-from shardset.version import __version__
+from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.program import OK, PREEMPTED, program_parser, run_program, run_verb
+from shardset.storage.open import is_address, open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.errors import Preempted
@@ -29,8 +25,6 @@ COMMAND = "shardset-trainer"
 
 LOOK_S = 5.0
 """How long a run folder is waited for after a Ctrl-C."""
-
-OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 EXIT_CODES = """exit codes:
   0  done
@@ -59,40 +53,27 @@ _FLAGS: tuple[tuple[str, str, str], ...] = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     options = parser().parse_args(arguments)
+    return run_verb(lambda: _run(options), debug=options.debug)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         options.command(options)
-        if sys.stdout:
-            sys.stdout.flush()
     except Preempted as error:
         print(error, file=sys.stderr)
         return PREEMPTED
-    except BrokenPipeError:
-        raise  # see `program`
-    except (ShardsetError, OSError) as error:
-        if options.debug:
-            raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, ConfigError) else FAILED
-    except KeyboardInterrupt as stopped:
-        print("stopped" + "".join(map(str, stopped.args)), file=sys.stderr)
-        return INTERRUPTED
     return OK
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    import shtab  # comes with an extra, so only a program can say which
-
-    called = Path(sys.argv[0]).name
-    top = Parser(
-        prog=called if called == COMMAND else "python -m trainer",
+    top = program_parser(
+        COMMAND,
+        "trainer",
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"shardset {__version__}")
-    shtab.add_argument_to(top, "--print-completion", help=f"for {COMMAND}: a completion script, to be evaluated")
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     _verb(verbs, "train", train, "train from a manifest to a model, or go on where the run folder stands")
     _verb(verbs, "evaluate", evaluate, "print the accuracy of the best checkpoint of a run folder, or of --resume URL")
@@ -305,7 +286,7 @@ def merge_logs(options: argparse.Namespace) -> None:
     """`merge-logs`."""
     from trainer.record.metrics import merged_logs
 
-    if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
+    if not is_address(options.run_dir) and not Path(options.run_dir).is_dir():
         raise ConfigError(f"{options.run_dir}: no such run folder")
     for line in merged_logs(open_storage(options.run_dir)):
         print(line)
@@ -319,20 +300,8 @@ def make_report(options: argparse.Namespace) -> None:
 
 
 def program() -> None:
-    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
-    quiet_warnings(show="--debug" in sys.argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
-    try:
-        code = main()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = FAILED
-    except ModuleNotFoundError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.exit(f"{type(error).__name__}: {missing_library(error, 'trainer')}")
-    sys.exit(code)
+    """What a shell runs."""
+    run_program(main, "trainer")
 
 
 if __name__ == "__main__":

@@ -155,8 +155,7 @@ def _executor(tasks: list[ShardTask], min_process_bytes: int) -> Executor:
         return ThreadPoolExecutor(SHALLOW_THREADS)
     sizes = [task.shard.num_bytes for task in tasks]
     workers = min(os.cpu_count() or 1, len(tasks), max(1, MEMORY_BYTES // max(sizes)))
-    in_memory = tasks[0].storage.url.startswith("memory://")  # which another process would find empty
-    if in_memory or workers == 1 or sum(sizes) < min_process_bytes:
+    if not tasks[0].storage.is_shared or workers == 1 or sum(sizes) < min_process_bytes:
         return ThreadPoolExecutor(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 

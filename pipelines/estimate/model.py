@@ -17,14 +17,17 @@ from shardset.errors import ConfigError
 from shardset.format.tar import BLOCK
 from shardset.order.budget import (
     BUDGET_BYTES,
+    DEFAULT_WINDOW,
     INDEX_BUDGET_BYTES,
     INDEX_BYTES,
     Memory,
     fit_memory,
     fit_order,
+    held_bytes,
     steps_at_once,
 )
-from shardset.order.epoch import DEFAULT_WINDOW, LastBatch, Order, check_world, default_lanes, held_bytes, rank_part
+from shardset.order.epoch import LastBatch, Order
+from shardset.order.lanes import check_world, default_lanes, rank_part
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
 

@@ -51,7 +51,10 @@ def _framed_or_old(data: bytes) -> Found:
     """ValueError for what has a frame that does not fit; without any it must be JSON, as older versions wrote it."""
     if has_frame(data):
         return Found(*open_frame(data))
-    json.loads(data)
+    try:
+        json.loads(data)
+    except RecursionError as error:
+        raise ValueError("its JSON nests too deeply") from error
     return Found(None, data)
 
 

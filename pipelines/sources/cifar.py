@@ -20,7 +20,8 @@ from pipelines.sources.objects import first_names, stat_or_none
 from shardset.errors import SourceError
 from shardset.format import stored_png
 from shardset.format.manifest import ClassInfo
-from shardset.storage.base import Stat, Storage, open_file, open_storage
+from shardset.storage.base import Stat, Storage
+from shardset.storage.open import open_file, open_storage
 
 ImageFormat = Literal["png", "ppm"]
 

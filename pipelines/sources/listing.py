@@ -18,7 +18,8 @@ from pipelines.sources.holdout import Holdout, NamesBelow
 from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
 from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.format.naming import is_split
-from shardset.storage.base import Stat, Storage, open_file
+from shardset.storage.base import Stat, Storage
+from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
 MAX_LABEL = 1_000_000
@@ -175,12 +176,12 @@ class Listing:
 
     def _split_of(self, path: str, key: str, below: NamesBelow) -> str:
         """The split of a row without one, wherever the listing is and however its paths are spelled."""
-        if self.holdout and not key and _is_absolute(path):
+        if self.holdout and not key and is_absolute(path):
             key = _key_of(below.name(path))
         return self.holdout.split_of(key or _key_of(path))
 
     def _stat(self, path: str) -> Stat | None:
-        storage, name = open_file(path) if _is_absolute(path) else (self.input, path)
+        storage, name = open_file(path) if is_absolute(path) else (self.input, path)
         try:
             return storage.stat(name)
         except NotFound:
@@ -305,7 +306,7 @@ def _check_label(label: Any, where: str) -> int | str:
 def _check_path(path: str, where: str) -> str:
     if not path or "\0" in path or path.endswith("/"):
         raise SourceError(f"{where}: path {path!r:.80}, expected that of an image")
-    if _is_absolute(path):
+    if is_absolute(path):
         return _check_absolute(path, where)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
@@ -325,15 +326,11 @@ def _check_absolute(path: str, where: str) -> str:
 
 def _is_within(folder: Storage, path: str) -> bool:
     """Whether the file at a path of a listing is below the folder, with symbolic links resolved."""
-    storage, name = open_file(path) if _is_absolute(path) else (folder, path)
+    storage, name = open_file(path) if is_absolute(path) else (folder, path)
     file, top = f"{storage.url}/{name}", folder.url
-    if "://" not in file and "://" not in top:
+    if not (storage.is_remote or folder.is_remote):
         file, top = os.path.realpath(file), os.path.realpath(top)
     return file.startswith(f"{top.rstrip('/')}/")
-
-
-def _is_absolute(path: str) -> bool:
-    return path.startswith("/") or "://" in path
 
 
 def _compact(value: Any) -> str:

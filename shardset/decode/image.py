@@ -21,6 +21,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from shardset.arguments import require_int
 from shardset.decode import png
 from shardset.decode.jpeg_restart import Grid, cut, grid_of, head
 from shardset.errors import ConfigError, ShardsetError
@@ -28,7 +29,7 @@ from shardset.format import background as backgrounds
 from shardset.format import limits
 from shardset.format.background import WHITE, Background, mend_transparency, rgb_pixels
 from shardset.format.limits import DECODED_BYTES
-from shardset.order.epoch import require_int, slot_key
+from shardset.order.epoch import slot_key
 
 MAX_PIXELS = 178_956_970
 """Those of the largest image that a build stores; Pillow opens no larger one."""

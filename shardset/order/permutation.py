@@ -10,6 +10,7 @@ least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with 
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,16 @@ import numpy as np
 
 ORDER_VERSION = 1
 """Raised whenever any of the numbers below, or the epoch order built on them, changes."""
+
+
+class Purpose(IntEnum):
+    """What a hash of (seed, epoch, purpose, ...) decides, so that no two decisions share their bits."""
+
+    PHASE = 1
+    BLOCK = 2
+    SHUFFLE = 3
+    SLOT = 4
+
 
 Round = Callable[[Any], Any]
 Step = Callable[[Any, Any, Round], tuple[Any, Any]]

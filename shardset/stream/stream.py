@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import cv2
 import numpy as np
 
+from shardset.arguments import require_int
 from shardset.decode.image import (
     CenterCrop,
     ImageSpec,
@@ -42,19 +43,15 @@ from shardset.errors import ConfigError, DamagedShard
 from shardset.format import manifest as manifests
 from shardset.format import stored_png
 from shardset.order.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
-from shardset.order.epoch import LastBatch, Order, OrderState, Slots, check_world, rank_part, require_int
+from shardset.order.epoch import LastBatch, Order, Slots
+from shardset.order.lanes import check_world, rank_part
+from shardset.order.state import OrderState
+from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache, DiskCache
-from shardset.read.fetch import (
-    SMALL_BYTES,
-    Contents,
-    LostShard,
-    PendingSamples,
-    SampleAddresses,
-    SampleReader,
-    ShardTable,
-    open_sample_reader,
-)
-from shardset.storage.base import LocalStorage
+from shardset.read.indexes import LostShard, ShardTable
+from shardset.read.local import SMALL_BYTES
+from shardset.read.open import open_sample_reader
+from shardset.read.pending import Contents, PendingSamples, SampleReader
 
 SLICES_PER_THREAD = 4
 MAX_NEAR = 1024
@@ -147,7 +144,7 @@ class Stream:
         self.num_bytes_read = 0
         self._running: set[_Pipeline] = set()
         self.table = ShardTable(storage, self.split, with_keys=with_key)
-        if disk_cache is not None and isinstance(storage, LocalStorage):
+        if disk_cache is not None and not storage.is_remote:
             raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
         self.disk_cache = None if disk_cache is None else BlockCache(disk_cache, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
@@ -344,7 +341,7 @@ class _Pipeline:
             num_threads = self._parts = 1
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=_one_opencv_thread)
         jobs: list[_Job] = [("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun)]
-        if stream.has_small_samples and isinstance(stream.table.storage, LocalStorage):
+        if stream.has_small_samples and not stream.table.storage.is_remote:
             jobs = [("fill", self._plan_and_begin, self._begun)]
         self._threads = [
             threading.Thread(target=self._guard, args=(work, out), name=f"shardset-{name}", daemon=True)
@@ -425,12 +422,12 @@ class _Pipeline:
         drawn = np.zeros((len(slots.ids), 0))
         if stream.image is not None and stream.image.is_random and stream.seed is not None:
             drawn = draws(stream.image, stream.seed, epoch, slots.rows, slots.lanes)
-        tickets = None if addresses is None or cached else self.reads.tickets(epoch, slots, addresses)
+        tickets = None if addresses is None or cached else self.reads.read_step(epoch, slots, addresses)
         return _Step(epoch, step, slots, tickets, drawn)
 
     def _wait_for_room(self) -> None:
         """Waits while the budget is full and a planned step can still empty it."""
-        while not self.reads.has_room() and not self._planned.empty() and not self._stopped.is_set():
+        while not self.reads.within_budget() and not self._planned.empty() and not self._stopped.is_set():
             self._stopped.wait(0.005)
 
     def _hand_out(self) -> None:
@@ -553,11 +550,11 @@ class _Pipeline:
         image = self._image(contents)
         if image is None:
             found = [name for name, one in zip(self.stream.split.fields, contents, strict=True) if one is not None]
-            raise UndecodableImage(f"{tickets.named(number)}: it has no image among {found}")
+            raise UndecodableImage(f"{tickets.describe(number)}: it has no image among {found}")
         try:
             self._decode(batch["image"][slot], image, self.stream.image, plan.drawn[slot], tickets.addresses, number)
         except UndecodableImage as error:
-            raise UndecodableImage(f"{tickets.named(number)}: {error}") from error
+            raise UndecodableImage(f"{tickets.describe(number)}: {error}") from error
 
     def _pass_through(self, batch: Batch, slot: int, contents: Contents) -> None:
         for name, column in self._columns:
@@ -607,7 +604,7 @@ class _Pipeline:
         for id_ in _near(self.stream.order, plan.epoch, lane, row):
             if id_ in self._bad:
                 continue
-            other = self.reads.alone(self.stream.addresses(np.array([id_])))
+            other = self.reads.read_single(self.stream.addresses(np.array([id_])))
             try:
                 self._put_sample(batch, plan, slot, other.take(0), other, 0)
             except (DamagedShard, UndecodableImage) as again:

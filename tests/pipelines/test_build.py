@@ -34,7 +34,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.format.tar import index_from_bytes
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers import odd_images, planned
 from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_csv, write_images, write_jsonl
@@ -449,8 +449,11 @@ def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_mended_is_na
 
 
 def test_a_spool_that_is_gone_where_a_shard_is_to_be_mended_is_named_with_what_helps(tmp_path):
-    write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(20)), "cifar-10-batches-py")
-    config = BuildConfig(source="cifar10", input=str(tmp_path), output=str(tmp_path / "out"), num_shards={"": 2})
+    (tmp_path / "raw").mkdir()
+    write_archive(tmp_path / "raw/cifar-10-python.tar.gz", python_files(cifar10(20)), "cifar-10-batches-py")
+    config = BuildConfig(
+        source="cifar10", input=str(tmp_path / "raw"), output=str(tmp_path / "out"), num_shards={"": 2}
+    )
     manifest = built(config)
     for path in (naming.spool_path(0), manifest.split("train").shards[0].path):
         (tmp_path / "out" / path).unlink()

@@ -10,6 +10,7 @@ from shardset.errors import NotFound, ShardsetError, StorageError, TransientErro
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.order.budget import PREFETCH
+from shardset.storage.open import bucket_of, is_address
 from shardset.storage.regions import holds, is_known
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -394,15 +395,15 @@ def findings(config: TrainConfig, wanted: Wanted | None) -> Iterator[CheckResult
     yield from _check_folders(config, unreachable)
     if config.manifest is None:
         yield check_batches(config, num_hosts)
-    elif probes.bucket_of(config.manifest) not in unreachable:
-        if wanted is None and probes.bucket_of(config.run_dir) not in unreachable:
+    elif bucket_of(config.manifest) not in unreachable:
+        if wanted is None and bucket_of(config.run_dir) not in unreachable:
             wanted = yield from _wanted(config)
         yield from _check_data(config, wanted, num_hosts)
 
 
 def _check_buckets(urls: list[str | None]) -> Generator[CheckResult, None, set[str]]:
     """Yields findings; returns the buckets that can't be reached, of which more need not be asked."""
-    buckets = dict.fromkeys(bucket for url in urls if url and (bucket := probes.bucket_of(url)))
+    buckets = dict.fromkeys(bucket for url in urls if url and (bucket := bucket_of(url)))
     unreachable: set[str] = set()
     for bucket in buckets:
         place = probes.bucket_place(bucket)
@@ -418,9 +419,9 @@ def _check_buckets(urls: list[str | None]) -> Generator[CheckResult, None, set[s
 
 
 def _check_folders(config: TrainConfig, unreachable: set[str]) -> Iterator[CheckResult]:
-    if probes.bucket_of(config.run_dir) not in unreachable:
+    if bucket_of(config.run_dir) not in unreachable:
         yield check_run_dir(config.run_dir, probes.write_refused(config.run_dir))
-    if "://" not in config.run_dir:
+    if not is_address(config.run_dir):
         yield check_disk("the run folder", config.run_dir, probes.free_bytes(config.run_dir))
     if config.cache_dir is not None and config.cache_bytes is not None:
         held, free = probes.held_bytes(config.cache_dir), probes.free_bytes(config.cache_dir)

@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 from shardset.addresses import without_user
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import is_address, open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
 
@@ -154,7 +155,7 @@ def workers() -> list[str]:
 def bucket_place(bucket: str) -> str | StorageError:
     """Where a bucket lies, or why that can't be said, within seconds."""
     from shardset.storage.gcs import bucket_location
-    from shardset.storage.gcs_http import RetryPolicy
+    from shardset.storage.retry import RetryPolicy
 
     try:
         return bucket_location(bucket, RetryPolicy(give_up_after_s=BUCKET_PATIENCE_S))
@@ -180,7 +181,7 @@ def clock_skew_s() -> float | None:
 
 def write_refused(url: str) -> str | None:
     """Why a file can't be written, read back and deleted in a run folder; None if it can. Leaves nothing."""
-    folder = url if "://" in url else str(standing_folder(Path(url)))
+    folder = url if is_address(url) else str(standing_folder(Path(url)))
     name, data = f"doctor-{uuid.uuid4().hex}", b"doctor"
     try:
         storage = open_storage(folder)
@@ -319,11 +320,6 @@ def _main(words: list[str]) -> int:
             return 0
     print(__doc__, file=sys.stderr)
     return 2
-
-
-def bucket_of(url: str) -> str | None:
-    """The bucket of a `gs://` URL; None for other places."""
-    return url.removeprefix("gs://").partition("/")[0] if url.startswith("gs://") else None
 
 
 def sharded(config: TrainConfig, num_hosts: int) -> Any:

@@ -15,7 +15,8 @@ from shardset.format import naming
 from shardset.html import page, plots
 from shardset.html.page import Finding, count
 from shardset.html.plots import Plot
-from shardset.storage.base import Storage, open_file, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import is_address, open_file, open_storage
 from shardset.version import __version__
 from trainer.config import RECORD
 from trainer.errors import CheckpointError
@@ -334,7 +335,7 @@ def _duration(seconds: float) -> str:
 
 def report(options: argparse.Namespace) -> None:
     """`report`."""
-    if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
+    if not is_address(options.run_dir) and not Path(options.run_dir).is_dir():
         raise ConfigError(f"{options.run_dir}: no such run folder")
     run, where, num_bytes = write(options.run_dir, options.output, force=options.force)
     print(f"report: {where} ({page.size(num_bytes)}, {count(run.last_step, 'step')})")

@@ -184,7 +184,7 @@ def pieces_of(order: Order, rank: int, world: int) -> set[tuple[int, int, int]]:
     found = set()
     for step in range(order.num_batches):
         slots = order.rank_slots(0, step, rank, world)
-        pieces = order.reads(0, slots.lanes, slots.positions)
+        pieces = order.reads_of(0, slots.lanes, slots.positions)
         columns = (slots.lanes, pieces.first, pieces.num_samples)
         found |= set(zip(*(column[slots.weights > 0].tolist() for column in columns), strict=True))
     return found

@@ -10,7 +10,7 @@ from pipelines.sources.base import Extent, RawSample, Rejected
 from pipelines.sources.holdout import Holdout
 from pipelines.sources.listing import MAX_LINE_BYTES, Listing
 from shardset.errors import ConfigError, SourceError
-from shardset.storage.base import open_file, open_storage
+from shardset.storage.open import open_file, open_storage
 from tests.makers.folders import write_csv, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.spools import MemorySpool

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
-from shardset.read import indexes
-from shardset.storage.base import open_storage
+from shardset.program import OK, USAGE
+from shardset.read.indexes import read_rows
+from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
 from tests.makers.once import DamagesOnce
@@ -68,7 +70,7 @@ def _write_names(url: str) -> None:
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert command.main(["explain", *words, "--json"]) == command.OK, capsys.readouterr().err
+    assert command.main(["explain", *words, "--json"]) == OK, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -163,12 +165,12 @@ def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):
 def test_tables_say_pads_names_and_how_far_the_run_is(recorded, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     run_dir, _ = recorded
-    assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == command.OK
+    assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == OK
     text = capsys.readouterr().out
     assert "epoch 0 step 6 of 7, taken: 8 slots, 4 of them pads of weight 0" in text
     assert text.count("(pad)") == 4
     assert "<b>.png" in text
-    assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == command.OK
+    assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == OK
     assert "originally raw/7 <b>.png" in capsys.readouterr().out
 
 
@@ -220,7 +222,7 @@ def test_an_image_that_is_damaged_once_is_shown_and_one_that_stays_so_is_not(tmp
 
 @pytest.mark.gcs
 def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, gcs_root, capsys, monkeypatch):
-    monkeypatch.setattr(indexes, "SMALL", 0)
+    monkeypatch.setattr("shardset.stream.timetable.read_rows", partial(read_rows, whole_bytes=0))
     run_dir, _ = recorded
     for folder in ("run", "shards"):
         target = open_storage(f"{gcs_root}/{folder}")
@@ -263,7 +265,7 @@ def test_a_mixture_s_streams_are_explained_by_their_orders(recorded):
         places |= {id_: step for source, id_ in of_first if source == 0}
     order = mixed.streams[0].order
     rows, _ = order.find(0, np.array(list(places)))
-    assert (rows // order.items).tolist() == list(places.values())
+    assert (rows // order.rows_per_step).tolist() == list(places.values())
 
 
 PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")
@@ -278,7 +280,7 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
     for line in COMMANDS:
         python, module, trainer, *words = shlex.split(line)
         assert (python, module, trainer) == ("python", "-m", "trainer")
-        assert command.main(words) == command.OK, line
+        assert command.main(words) == OK, line
     assert len(COMMANDS) == 5
     assert (tmp_path / "step.html").exists()
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -319,12 +321,12 @@ def test_what_can_t_be_asked_is_a_wrong_command_line(recorded, words, message, c
     run_dir, _ = recorded
     words = [f"--step={words[1]}"] if words[:2] == ["--step", "-1"] else words
     words = [f"--id={words[1]}"] if words[:2] == ["--id", "-1"] else words
-    assert command.main(["explain", "--run-dir", run_dir, *words]) == command.USAGE
+    assert command.main(["explain", "--run-dir", run_dir, *words]) == USAGE
     assert message in capsys.readouterr().err
 
 
 def test_a_folder_without_a_config_is_no_run(tmp_path, capsys):
-    assert command.main(["explain", "--run-dir", str(tmp_path), "--step", "0"]) == command.USAGE
+    assert command.main(["explain", "--run-dir", str(tmp_path), "--step", "0"]) == USAGE
     assert "no config.json there" in capsys.readouterr().err
 
 
@@ -336,7 +338,7 @@ def test_a_broken_config_is_named(tmp_path, text, message):
 
 
 def test_a_run_without_a_shard_set_has_nothing_to_explain(capsys):
-    assert command.main(["explain", "--recipe", "digits_smoke", "--step", "0"]) == command.USAGE
+    assert command.main(["explain", "--recipe", "digits_smoke", "--step", "0"]) == USAGE
     assert "no shard set to explain" in capsys.readouterr().err
 
 
