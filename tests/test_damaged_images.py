@@ -5,10 +5,10 @@ import random
 import pytest
 
 from pipelines.images.check import examine
-from pipelines.images.open import UndecodableImage
 from pipelines.images.options import ImageOptions
 from shardset.decode import image as decoding
 from shardset.decode.image import decode
+from shardset.errors import UndecodableImage
 from tests.makers import odd_images
 
 MADE = {

@@ -9,9 +9,9 @@ import numpy as np
 from pipelines.check import quarantine
 from pipelines.images.check import fixes_of
 from shardset.errors import ConfigError
+from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
 from shardset.format.originals import Origin, read_origins
-from shardset.format.tar import index_fields
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from pipelines.check.duplicate_keys import hash_keys
 from pipelines.images.check import examine
-from pipelines.images.open import IMAGE_FIELDS, UndecodableImage
 from pipelines.images.options import ImageOptions
 from shardset.checksum import crc32c_text
-from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.errors import DamagedShard, NotFound, StorageError, UndecodableImage
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_from_bytes
 from shardset.format.manifest import Shard
-from shardset.format.tar import TarMember, index_from_bytes, members, sample_members
+from shardset.format.tar import TarMember, members, sample_members
 from shardset.storage.base import Storage
 from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
 

@@ -31,8 +31,9 @@ from pipelines.sources.imagenet import (
 from pipelines.sources.webdataset import WebDataset, common_start
 from shardset.errors import ConfigError, SourceError
 from shardset.format import naming, stored_png
+from shardset.format.index import index_from_bytes
 from shardset.format.manifest import Manifest, Split
-from shardset.format.tar import BLOCK, END, index_from_bytes
+from shardset.format.tar import BLOCK, END
 from shardset.read.indexes import read_record_type
 from shardset.storage.base import Stat, Storage
 

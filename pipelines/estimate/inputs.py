@@ -25,8 +25,9 @@ from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_dtype
 from shardset.format.manifest import Split
-from shardset.format.tar import END, index_dtype
+from shardset.format.tar import END
 from shardset.storage.base import Stat, Storage
 
 MANIFEST_BYTES = 1_100

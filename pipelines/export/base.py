@@ -10,12 +10,12 @@ from typing import Any, Literal
 import google_crc32c
 import numpy as np
 
-from pipelines.images.open import IMAGE_FIELDS
 from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard, Split
 from shardset.format.naming import is_member
-from shardset.format.tar import index_fields
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice

@@ -7,7 +7,6 @@ from PIL import Image
 from pipelines.images.open import (
     BROKEN,
     PILLOW_FORMATS,
-    UndecodableImage,
     check_mode,
     check_sides,
     decode_whole,
@@ -16,6 +15,7 @@ from pipelines.images.open import (
     orientation,
 )
 from pipelines.images.options import ImageOptions, Verify, resized, stored_field
+from shardset.errors import UndecodableImage
 from shardset.format import background
 from shardset.format.background import may_be_transparent
 

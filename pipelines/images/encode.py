@@ -27,10 +27,8 @@ from pipelines.images.check import CMYK_TO_RGB, is_stored_unchanged, is_transpar
 from pipelines.images.open import (
     BROKEN,
     GREY_MODES,
-    IMAGE_FIELDS,
     PILLOW_FORMATS,
     SIXTEEN_BIT_MODES,
-    UndecodableImage,
     check_mode,
     check_sides,
     format_of,
@@ -38,7 +36,9 @@ from pipelines.images.open import (
     orientation,
 )
 from pipelines.images.options import ImageOptions, resized, stored_field
+from shardset.errors import UndecodableImage
 from shardset.format.background import WHITE, Background, flattened
+from shardset.format.images import IMAGE_FIELDS
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

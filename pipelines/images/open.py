@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 from PIL import ExifTags, Image
 
-from pipelines.images.options import PIXEL_LIMIT, ImageOptions
-from shardset.errors import SourceError
+from pipelines.images.options import ImageOptions
+from shardset.errors import UndecodableImage
 from shardset.format import limits
 from shardset.format.background import mend_transparency
+from shardset.format.images import MAX_PIXELS
 
 PILLOW_FORMATS = {
     "jpg": "JPEG",
@@ -27,9 +28,6 @@ PILLOW_FORMATS = {
     "pbm": "PPM",
 }
 """Pillow's names of the formats that are read, by the field under which they are stored."""
-
-IMAGE_FIELDS = frozenset(PILLOW_FORMATS)
-"""The extensions under which images are stored."""
 
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
 """What Pillow's parsers raise on bytes that are not what they seem."""
@@ -52,18 +50,6 @@ _MAGIC = (
 )
 _NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm", b"P6": "ppm"}
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
-
-
-class UndecodableImage(SourceError):
-    """An image that can't be a sample. `reason` is short and stable, so that images can be counted by it."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
-
-    def __str__(self) -> str:
-        return f"{self.reason}: {self.detail}" if self.detail else self.reason
 
 
 def format_of(data: bytes) -> str:
@@ -109,7 +95,7 @@ def _header(data: bytes, field: str, options: ImageOptions) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=(PILLOW_FORMATS[field],))
     except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {PIXEL_LIMIT}") from error
+        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
     except BROKEN as error:
         raise _undecodable(error, data, field) from error
     width, height = image.size
@@ -127,7 +113,7 @@ def decode_whole(image: Image.Image, data: bytes, field: str) -> None:
             image.draft(None, (1, 1))
         image.load()
     except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {PIXEL_LIMIT}") from error
+        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
     except BROKEN as error:
         raise _undecodable(error, data, field) from error
     if _is_truncated(data, field):
@@ -161,7 +147,7 @@ def check_mode(mode: str, field: str) -> None:
 
 def check_sides(size: tuple[int, int], field: str) -> None:
     """Raises UndecodableImage if the format `field` has no images of this size."""
-    longest = _LONGEST_SIDE.get(field, PIXEL_LIMIT)
+    longest = _LONGEST_SIDE.get(field, MAX_PIXELS)
     if max(size) > longest:
         raise UndecodableImage(f"too large for {field}", f"{size[0]} x {size[1]}, at most {longest} a side")
 

@@ -7,13 +7,11 @@ from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format import limits
 from shardset.format.background import WHITE, Background
+from shardset.format.images import MAX_PIXELS
 from shardset.format.limits import DECODED_BYTES
 
 Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
-
-PIXEL_LIMIT = 178_956_970
-"""Pillow refuses larger images by itself (twice its MAX_IMAGE_PIXELS), so a higher limit would be a lie."""
 
 _REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "pbm": "pgm"}
 """The formats that resized images are stored in where their own is not written."""
@@ -33,7 +31,7 @@ class ImageOptions:
     resize_shorter: int | None = None
     quality: int = 95
     image_format: ImageFormat = "keep"
-    max_pixels: int = PIXEL_LIMIT
+    max_pixels: int = MAX_PIXELS
     jpeg_restart: bool = False
     background: Background = WHITE
     decoded_bytes: int = DECODED_BYTES
@@ -47,8 +45,8 @@ class ImageOptions:
             raise ConfigError(f"quality {self.quality}: expected 1 to 100, for example 95")
         if self.image_format not in ("keep", "jpg", "png", "ppm", "webp"):
             raise ConfigError(f"image format {self.image_format!r}: expected keep, jpg, png, ppm or webp")
-        if not 1 <= self.max_pixels <= PIXEL_LIMIT:
-            raise ConfigError(f"max_pixels {self.max_pixels}: expected 1 to {PIXEL_LIMIT}, the limit of the decoder")
+        if not 1 <= self.max_pixels <= MAX_PIXELS:
+            raise ConfigError(f"max_pixels {self.max_pixels}: expected 1 to {MAX_PIXELS}, the limit of the decoder")
         limits.check(self.decoded_bytes)
         backgrounds.check(self.background)
         if self.background != WHITE and not self.reencodes:

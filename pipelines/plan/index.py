@@ -12,17 +12,16 @@ import google_crc32c
 import msgspec
 
 from pipelines.images.check import examine, marks_of
-from pipelines.images.open import UndecodableImage
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import tables
 from pipelines.plan.job import Job, UnitRef, read_unit, record_of
 from pipelines.plan.layout import MAX_REASONS, SplitCount, UnitSummary
 from pipelines.plan.tables import Content, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected
-from pipelines.sources.paths import IMAGE_FIELDS
 from pipelines.write.range_reads import SPOOLED, fetch
-from shardset.errors import SourceError
+from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.tar import MAX_MEMBER_BYTES
 from shardset.storage.base import Storage, Writer
 
@@ -161,7 +160,7 @@ def _too_large(found: RawSample | Rejected) -> Rejected | None:
 
 def _image_fields(sample: RawSample) -> list[str]:
     """The field that is the sample's image, and any others that hold one, in member order."""
-    return [field for field in sample.fields if field == sample.image or field.rpartition(".")[2] in IMAGE_FIELDS]
+    return [field for field in sample.fields if field == sample.image or field.rpartition(".")[2] in FIELD_OF_EXTENSION]
 
 
 def _to_read(job: Job, found: RawSample | Rejected) -> list[Extent]:

@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 
 from shardset.errors import ConfigError, SourceError, TooManyBad
+from shardset.format.index import fits_index
 from shardset.format.manifest import Remainder
-from shardset.format.tar import fits_index
 from shardset.order.permutation import derive_key, hash64, permute
 
 TARGET_SHARD_BYTES = 128 * 2**20

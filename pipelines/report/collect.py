@@ -15,11 +15,10 @@ import numpy as np
 from pipelines.check import quarantine
 from pipelines.check.lookups import read_fixes
 from pipelines.images.encode import thumbnail_of
-from pipelines.images.open import UndecodableImage
 from pipelines.report import near_duplicates
 from pipelines.report import samples as looking
 from pipelines.report.samples import Catalog, Damage, image_of
-from shardset.errors import ConfigError, DamagedShard, StorageError
+from shardset.errors import ConfigError, DamagedShard, StorageError, UndecodableImage
 from shardset.format.manifest import Manifest
 from shardset.html import page
 from shardset.html.page import Picture

@@ -12,7 +12,6 @@ import numpy as np
 from pipelines import sources
 from pipelines.check.overview import overview
 from pipelines.config import BuildConfig
-from pipelines.images.open import IMAGE_FIELDS
 from pipelines.plan.job import put
 from pipelines.report import near_duplicates
 from pipelines.report.collect import (
@@ -28,6 +27,7 @@ from pipelines.write.replace import files_of
 from shardset.errors import ConfigError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import Manifest, Split
 from shardset.html import page, plots
 from shardset.html.page import Finding, count

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import google_crc32c
 import numpy as np
 
-from pipelines.images.open import IMAGE_FIELDS, UndecodableImage
 from pipelines.report.near_duplicates import crc_before
-from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.errors import DamagedShard, NotFound, StorageError, UndecodableImage
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
-from shardset.format.tar import index_fields
 from shardset.order.permutation import derive_key, hash64
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage

@@ -10,8 +10,9 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, U
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import REST, Holdout
-from pipelines.sources.paths import IMAGE_FIELDS, extension, is_hidden, is_text, printable, without_extension
+from pipelines.sources.paths import extension, is_hidden, is_text, printable, without_extension
 from shardset.errors import ConfigError, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Storage
 
@@ -68,7 +69,7 @@ class Folder:
             yield Rejected(name=name, split=split, reason=reason)
         for name, num_bytes, generation, label, split in unit["entries"]:
             key, last = paths.split(name)
-            image = IMAGE_FIELDS[last.lower()]
+            image = FIELD_OF_EXTENSION[last.lower()]
             yield RawSample(
                 name=name,
                 key=key,
@@ -82,7 +83,7 @@ class Folder:
         where, examples = self.input.url, list(listed.depths.values())
         if not examples:
             files = f"only {_counts(listed.others)}" if listed.others else "no files"
-            raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(IMAGE_FIELDS)})")
+            raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})")
         if len(examples) > 1:
             raise SourceError(
                 f"{where}: images at different depths, such as {examples[0]} and {examples[1]}; {_LAYOUTS}, one of the "
@@ -135,7 +136,7 @@ def _listed(storage: Storage) -> _Listed:
     for stat in storage.list():
         if is_hidden(stat.name):
             continue
-        if extension(stat.name) not in IMAGE_FIELDS:
+        if extension(stat.name) not in FIELD_OF_EXTENSION:
             listed.others[printable(extension(stat.name))] += 1
             continue
         listed.depths.setdefault(stat.name.count("/"), printable(stat.name))

@@ -12,15 +12,7 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, U
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import SCATTERED_BYTES, header_window, reject_reason, walk
 from pipelines.sources.objects import first_names, has_prefix, stat_or_none
-from pipelines.sources.paths import (
-    IMAGE_FIELDS,
-    UNKNOWN_FIELD,
-    extension,
-    is_hidden,
-    is_text,
-    printable,
-    without_extension,
-)
+from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, is_text, printable, without_extension
 from pipelines.sources.synsets import (
     VALIDATION_NAME,
     WNID,
@@ -30,6 +22,7 @@ from pipelines.sources.synsets import (
     read_solution,
 )
 from shardset.errors import ChangedInput, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Stat, Storage
 
@@ -235,7 +228,7 @@ def _class_folders(storage: Storage, prefix: str) -> _Folders:
     num_others = 0
     for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
-        if extension(stat.name) not in IMAGE_FIELDS:
+        if extension(stat.name) not in FIELD_OF_EXTENSION:
             num_others += 1
         elif slash and WNID.fullmatch(wnid):
             counts[wnid] += 1
@@ -274,7 +267,7 @@ def _check_solution(storage: Storage, prefix: str, synsets: Synsets) -> None:
 
 
 def _index_class_folder(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    images = [stat for stat in _visible(storage, unit["prefix"]) if extension(stat.name) in IMAGE_FIELDS]
+    images = [stat for stat in _visible(storage, unit["prefix"]) if extension(stat.name) in FIELD_OF_EXTENSION]
     if len(images) != unit["num_files"]:
         raise ChangedInput(
             f"{storage.url}/{unit['prefix']}: {len(images)} images, {unit['num_files']} when it was surveyed; "
@@ -367,7 +360,7 @@ def _reported_once(rejected: Rejected, unit: Unit) -> Iterator[Rejected]:
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
     key, last = paths.split(name.rpartition("/")[2])
-    image = IMAGE_FIELDS.get(last.lower(), UNKNOWN_FIELD)
+    image = FIELD_OF_EXTENSION.get(last.lower(), UNKNOWN_FIELD)
     return RawSample(name=name, key=key, split=split, label=label, image=image, fields={image: extent})
 
 

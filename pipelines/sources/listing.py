@@ -15,8 +15,9 @@ from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import Holdout, NamesBelow
-from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
+from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
 from shardset.errors import ConfigError, NotFound, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_absolute, open_file
@@ -114,7 +115,7 @@ class Listing:
             if generation is None:
                 yield Rejected(name=path, split=split, reason="not found")
                 continue
-            image = IMAGE_FIELDS.get(extension(path), UNKNOWN_FIELD)
+            image = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
             fields: dict[str, Extent | bytes] = {image: Extent(path, generation, 0, num_bytes)}
             if extra:
                 fields["json"] = extra.encode()

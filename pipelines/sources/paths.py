@@ -1,20 +1,5 @@
 """What a path tells about an image: its key and the field of its bytes."""
 
-IMAGE_FIELDS = {
-    "jpg": "jpg",
-    "jpeg": "jpg",
-    "png": "png",
-    "ppm": "ppm",
-    "pgm": "pgm",
-    "pbm": "pbm",
-    "bmp": "bmp",
-    "gif": "gif",
-    "webp": "webp",
-    "tif": "tif",
-    "tiff": "tif",
-}
-"""The extensions of images, without the dot and in lower case, and the field that each goes into."""
-
 UNKNOWN_FIELD = "img"
 """The field of an image whose path does not tell its format; the build corrects it by content."""
 

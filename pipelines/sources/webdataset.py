@@ -10,9 +10,10 @@ from typing import Any, BinaryIO
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import header_window, reject_reason, walk
-from pipelines.sources.paths import IMAGE_FIELDS, is_hidden, is_text, printable
+from pipelines.sources.paths import is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
 from shardset.format.naming import MANIFEST, is_field, is_split, split_member
 from shardset.storage.base import Stat, Storage
@@ -288,7 +289,7 @@ def _sample(group: _Group, file: BinaryIO) -> RawSample | Rejected:
         key=group.key,
         split=group.unit["split"],
         label=label,
-        image=next((field for field in members if field in IMAGE_FIELDS), ""),
+        image=next((field for field in members if field in FIELD_OF_EXTENSION), ""),
         fields=fields,
     )
 

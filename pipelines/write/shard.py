@@ -8,7 +8,6 @@ import msgspec
 import pyarrow as pa
 
 from pipelines.images.encode import encode
-from pipelines.images.open import UndecodableImage
 from pipelines.images.options import stored_field
 from pipelines.plan import files, tables
 from pipelines.plan.job import Job, put, record_of
@@ -17,11 +16,12 @@ from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import fetch
 from shardset.checksum import crc32c_text
-from shardset.errors import NotFound, SourceError
+from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming
+from shardset.format.index import index_to_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
-from shardset.format.tar import StoredSample, TarBuilder, index_to_bytes
+from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ABSENT, Storage
 
 _ROWS_IN_PYTHON = 512

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
+from shardset.format.index import index_fields, index_from_bytes, index_header
 from shardset.format.manifest import Shard, Split
-from shardset.format.tar import index_fields, index_from_bytes, index_header
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
 from shardset.read.threads import ProcessLock, Threads, outcome_of, settle

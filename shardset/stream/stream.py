@@ -29,7 +29,6 @@ from shardset.decode.image import (
     ImageSpec,
     PadCrop,
     RandomResizedCrop,
-    UndecodableImage,
     decode,
     decode_into,
     draws,
@@ -39,9 +38,10 @@ from shardset.decode.image import (
 from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.shared import SharedImages
 from shardset.decode.workers import Decoder, Decoders
-from shardset.errors import ConfigError, DamagedShard
+from shardset.errors import ConfigError, DamagedShard, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import stored_png
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.order.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
 from shardset.order.epoch import LastBatch, Order, Slots
 from shardset.order.lanes import check_world, rank_part
@@ -62,8 +62,6 @@ MAX_DECODERS = 8
 
 MIN_DECODED = 20_000
 """Small images from which on it pays to start such processes, which takes 0.2 s of a core each."""
-
-IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "webp", "bmp", "gif", "tif"})
 
 BATCH_NAMES = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
 """What a batch holds beside the fields that were asked for; `source` in a mixture."""
@@ -327,7 +325,7 @@ class _Pipeline:
         self._planned: queue.Queue[_Step | _Failure | None] = queue.Queue(READ_AHEAD)
         self._begun: queue.Queue[_Work | _Failure | None] = queue.Queue(max(1, stream.prefetch))
         self._columns = [(name, stream.split.fields.index(name)) for name in stream.fields]
-        self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in IMAGE_FIELDS]
+        self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in FIELD_OF_EXTENSION]
         self._whole_side = _whole_side(stream.image)
         self._bad: set[int] = set()
         """Ids of samples that were found to be bad, and of all in shards that were: they replace no other one."""
@@ -719,7 +717,7 @@ def _check_fields(stored: Sequence[str], wanted: Sequence[str], image: ImageSpec
     own = [name for name in wanted if name in BATCH_NAMES]
     if own:
         raise ConfigError(f"a batch has a {own[0]!r} of its own; build the set with another name for that field")
-    if image is not None and not IMAGE_FIELDS.intersection(stored):
+    if image is not None and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")
 
 

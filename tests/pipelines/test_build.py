@@ -32,8 +32,8 @@ from pipelines.write.commit import commit
 from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError, StorageError, TooManyBad
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_from_bytes
 from shardset.format.manifest import Manifest
-from shardset.format.tar import index_from_bytes
 from shardset.storage.open import open_storage
 from tests.makers import odd_images, planned
 from tests.makers.cifar import cifar10, python_files, write_archive

@@ -20,8 +20,8 @@ from shardset.checksum import crc32c_text
 from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_dtype, index_from_bytes, index_to_bytes
 from shardset.format.manifest import IndexFile, Manifest, Quarantine, Shard
-from shardset.format.tar import index_dtype, index_from_bytes, index_to_bytes
 from shardset.order.permutation import hash64
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage

@@ -22,8 +22,9 @@ from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_to_bytes
 from shardset.format.manifest import Manifest, Shard
-from shardset.format.tar import StoredSample, index_to_bytes, members, sample_members
+from shardset.format.tar import StoredSample, members, sample_members
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage

@@ -16,9 +16,8 @@ from pipelines.images import jpeg_restart
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, libraries
 from pipelines.images.jpeg_restart import add_restart_markers
-from pipelines.images.open import UndecodableImage
 from pipelines.images.options import ImageOptions
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, UndecodableImage
 from tests.makers import odd_images
 
 KINDS = {

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardset.decode import image as decoding
-from shardset.decode.image import ImageSpec, RandomResizedCrop, UndecodableImage, decode, decode_into, draws
+from shardset.decode.image import ImageSpec, RandomResizedCrop, decode, decode_into, draws
 from shardset.decode.jpeg_restart import cut, grid_of, head
+from shardset.errors import UndecodableImage
 from tests.shardset.decode.test_image import busy
 
 SPEC = ImageSpec(size=24)

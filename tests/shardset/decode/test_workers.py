@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage, decode
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode
 from shardset.decode.shared import SharedImages
 from shardset.decode.workers import Decoders
-from shardset.errors import DecoderLost
+from shardset.errors import DecoderLost, UndecodableImage
 from shardset.format import stored_png
 from shardset.storage.open import open_storage
 from shardset.stream.stream import MIN_DECODED, Stream, order_options

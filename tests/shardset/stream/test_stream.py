@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, UndecodableImage
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.order.state import state_from_json
 from shardset.storage.open import open_storage
