@@ -21,7 +21,8 @@ def hash_keys(keys: np.ndarray) -> np.ndarray:
     if not len(keys):
         return np.zeros(0, dtype=np.uint64)
     words = np.ascontiguousarray(keys.astype(f"S{8 * _KEY_WORDS}")).view("<u8").reshape(len(keys), _KEY_WORDS)
-    return hash64(*words.T)
+    hashes: np.ndarray = hash64(*words.T)
+    return hashes
 
 
 def duplicate_keys(

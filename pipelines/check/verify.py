@@ -67,7 +67,7 @@ def verify(
 ) -> VerifyReport:
     """Every problem of the shard set at `url` (its manifest or folder).
 
-    Shallow: every listed object is there with its size and CRC32C, no unlisted shard stands beside them, and the
+    Shallow: every listed object is there with its size and CRC32C, no unlisted shard is beside them, and the
     quarantine list is as long as the manifest says. Deep: each tar and index is read and must agree with the other and
     with the manifest in every byte, every image is decoded, and keys are unique over all splits. Uses all cores, as
     processes where the shards have `min_process_bytes` or more. Raises ManifestError if there is no sound manifest,

@@ -59,7 +59,7 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
 
 
 def is_plain(jpeg: bytes) -> bool:
-    """Whether it is baseline, one scan, clearly grey or YCbCr, and nothing else stands in or behind its scan."""
+    """Whether it is baseline, one scan, clearly grey or YCbCr, with nothing else in or behind its scan."""
     at, num_colours, has_adobe = 2, 0, False
     while at + 4 <= len(jpeg):
         first_byte, kind, size = struct.unpack_from(">BBH", jpeg, at)

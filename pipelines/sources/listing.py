@@ -255,7 +255,7 @@ def _read_jsonl(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
     record = dict(pairs)
     if len(record) != len(pairs):
-        raise ValueError("a name stands twice in an object")
+        raise ValueError("an object has a name twice")
     return record
 
 

@@ -44,7 +44,7 @@ def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) ->
     `offset_data` counts from the start of `file`, also for a tar inside another one. Contents are not read; the caller
     may seek and read in `file` between members. Ask `reject_reason` before using a member.
     Odd bytes in names that are not UTF-8 are spelled `\\xNN`. Raises SourceError, with `where` and the byte
-    offset, at a damaged header, a member that is cut, or a missing end mark.
+    offset, at a damaged header, a truncated member, or a missing end mark.
     """
     view = _View(file, start, file.seek(0, 2) if stop is None else stop)
     archive = _open(view, where)
