@@ -20,10 +20,11 @@ from statistics import median
 import google_crc32c
 
 from benchmarks import environment, inputs
-from pipelines.build import build, prepare
+from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.plan import files, paths
 from pipelines.plan.records import PlanFile
+from pipelines.runners.options import prepare
 from pipelines.write.shard import ShardWriter
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage

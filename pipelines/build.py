@@ -129,7 +129,7 @@ def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:
 def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     """Surveys the input and writes what the workers start from, or finds what an earlier build wrote."""
     source = sources.open_source(config)
-    if folder := sources.folder_of(config):
+    if folder := sources.input_folder(config):
         replacing.refuse_among_raw(open_storage(config.output), folder)
     survey = source.survey()
     with (

@@ -72,7 +72,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
 def _build_config(args: argparse.Namespace) -> "BuildConfig":
     from pipelines.config import BuildConfig
-    from pipelines.images.encode import ImageOptions
+    from pipelines.images.options import ImageOptions
     from shardset.format import background
 
     names = {field.name for field in fields(BuildConfig)} - {"image"}
@@ -102,7 +102,15 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import inspect
 
-    return inspect.run(args)
+    question = inspect.Question(
+        split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
+    )
+    answer = inspect.inspect(args.manifest, question)
+    if args.json:
+        print(inspect.to_json(answer))
+    else:
+        on_standard_output().print(inspect.render(answer))
+    return 0
 
 
 def _export(args: argparse.Namespace, _: Sequence[str]) -> int:

@@ -9,8 +9,9 @@ from typing import TypeVar
 
 import msgspec
 
-from pipelines.config import BuildConfig, Verify
-from pipelines.images.encode import Examined, ImageOptions, examine, stored_field
+from pipelines.config import BuildConfig
+from pipelines.images.check import Examined, examine
+from pipelines.images.options import ImageOptions, Verify, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.summaries import UnitSummary, summarize

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pipelines.config import BuildConfig
-from pipelines.images.encode import TRANSPARENT
+from pipelines.images.check import TRANSPARENT
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan

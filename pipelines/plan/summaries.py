@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pipelines.images.encode import marks_of
+from pipelines.images.check import marks_of
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.layout import UnitOffset

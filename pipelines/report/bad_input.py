@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.check import quarantine
-from pipelines.check.inspect import read_fixes
+from pipelines.check.lookups import read_fixes
 from pipelines.report.catalog import Catalog, Damage
 from pipelines.report.thumbnails import picture, thumbnail
 from shardset.errors import ConfigError, DamagedShard, StorageError, UndecodableImage

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import sources
-from pipelines.check.inspect import overview
+from pipelines.check.overview import overview
 from pipelines.config import BuildConfig
 from pipelines.report import near_duplicates
 from pipelines.report.charts import class_plot, image_plots, shard_plots

@@ -8,13 +8,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipelines.images import encode
 from shardset import errors
 
 _NAMES = {
     name: kind
-    for module in (errors, encode)
-    for name, kind in vars(module).items()
+    for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, errors.ShardsetError)
 }
 _FAILED_JOB = re.compile(

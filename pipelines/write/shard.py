@@ -7,7 +7,8 @@ from itertools import tee
 import msgspec
 import pyarrow as pa
 
-from pipelines.images.encode import ImageOptions, encode, stored_field
+from pipelines.images.encode import encode
+from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles

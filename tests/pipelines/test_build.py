@@ -25,7 +25,7 @@ from pipelines import cli as command
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.images.encode import ImageOptions
+from pipelines.images.options import ImageOptions
 from pipelines.pipeline import MakePlan
 from pipelines.plan import files, paths
 from pipelines.plan.records import PlanFile
