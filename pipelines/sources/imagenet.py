@@ -33,9 +33,6 @@ KAGGLE_ROOT = "ILSVRC/Data/CLS-LOC/"
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 TRAIN, VALIDATION = "train", "validation"
-PUBLISHED_SAMPLES = {TRAIN: 1_281_167, VALIDATION: 50_000}
-PUBLISHED_BYTES = {TRAIN: 147_897_477_120, VALIDATION: 6_744_924_160}
-"""Sizes of the two published archives of images."""
 VALIDATION_CHUNK = 12_500
 MAX_STRAYS = 1000
 

@@ -74,12 +74,6 @@ def read_rows(
     return read_index(storage, shard)[list(positions)] if records is None else records
 
 
-def read_record_type(storage: Storage, shard: Shard) -> np.dtype[np.void]:
-    """The record type of a shard's index, from its first bytes; raises as `read_index`."""
-    header = _header(storage, shard, MAX_HEADER_BYTES)
-    return read_index(storage, shard).dtype if header is None else header[0]
-
-
 def _records_by_range(
     storage: Storage, shard: Shard, positions: Sequence[int], header_bytes: int
 ) -> NDArray[np.void] | None:

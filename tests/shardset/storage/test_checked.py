@@ -6,7 +6,7 @@ import pytest
 
 from shardset.errors import DamagedShard, ManifestError
 from shardset.format import manifest as manifests
-from shardset.read.indexes import read_index, read_record_type, read_rows
+from shardset.read.indexes import read_index, read_rows
 from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
 from shardset.storage.open import open_storage
 from tests.makers.once import DamagesOnce
@@ -83,12 +83,3 @@ def test_a_manifest_that_is_damaged_once_is_read_again(storage, monkeypatch):
     put(storage, "manifest.json", b"{}")
     with pytest.raises(ManifestError):
         manifests.load(storage.url)
-
-
-@pytest.mark.parametrize("turn", range(2))
-def test_the_record_type_of_an_index_is_not_believed_once(storage, turn):
-    manifest = write_shard_set(storage.inner, {"train": png_samples("train", 6, size=4)}, num_shards=1)
-    shard = manifest.split("train").shards[0]
-    damaging = DamagesOnce(storage.inner, turn=turn, at=30)
-    assert read_record_type(damaging, shard) == read_index(storage.inner, shard).dtype
-    assert damaging.damaged
