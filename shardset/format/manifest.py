@@ -230,7 +230,7 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
             )
         _check_split(split, len(manifest.classes), f"{where}: split {name!r}")
         _check_sizes(split, manifest.remainder, f"{where}: split {name!r}")
-    _refuse_twins((path for split in manifest.splits.values() for path in _paths(split)), where)
+    _refuse_duplicates((path for split in manifest.splits.values() for path in _paths(split)), where)
     if seal(manifest).digest != manifest.digest:
         raise ManifestError(f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore it")
 
@@ -238,7 +238,7 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
 def _readable(data: bytes) -> bytes:
     text = msgspec.json.format(data, indent=1)
     # A thousand shards of a thousand classes would be a million lines. No string holds a newline, so none is touched.
-    return _NUMBERS.sub(lambda found: _BREAK.sub(b" ", found[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text)
+    return _NUMBERS.sub(lambda match: _BREAK.sub(b" ", match[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text)
 
 
 def _readable_entry(entry: bytes) -> bytes:
@@ -335,7 +335,7 @@ def _paths(split: Split) -> Iterator[str]:
         yield from (shard.path, shard.index.path)
 
 
-def _refuse_twins(paths: Iterable[str], where: str) -> None:
+def _refuse_duplicates(paths: Iterable[str], where: str) -> None:
     seen: set[str] = set()
     for path in paths:
         if path in seen:

@@ -70,19 +70,19 @@ class TarBuilder:
     def add(self, sample: StoredSample) -> bytes:
         """The tar bytes of one sample: for each field header, content, padding."""
         start = self.num_bytes
-        parts: list[bytes | memoryview] = []
-        places = dict.fromkeys(self.fields, (0, 0))
+        pieces: list[bytes | memoryview] = []
+        ranges = dict.fromkeys(self.fields, (0, 0))
         crc = 0
         for field, content in sample.fields:
             size = len(content)
-            parts += (header(f"{sample.key}.{field}".encode("ascii"), size), content, bytes(-size % BLOCK))
-            places[field] = (self.num_bytes + BLOCK, size)
+            pieces += (header(f"{sample.key}.{field}".encode("ascii"), size), content, bytes(-size % BLOCK))
+            ranges[field] = (self.num_bytes + BLOCK, size)
             crc = extend_crc32c(crc, content)
             self.num_bytes += BLOCK + size + -size % BLOCK
             self.num_content_bytes += size
-        self.fields = list(places)
-        self._rows.append((start, crc, sample.label, sample.source, sample.copy, sample.key.encode(), *places.values()))
-        return self._count(b"".join(parts))
+        self.fields = list(ranges)
+        self._rows.append((start, crc, sample.label, sample.source, sample.copy, sample.key.encode(), *ranges.values()))
+        return self._count(b"".join(pieces))
 
     def finish(self) -> bytes:
         """The two zero blocks that end the tar."""
@@ -140,10 +140,10 @@ def members(data: bytes | memoryview, where: str) -> Iterator[TarMember]:
         raise DamagedShard(f"{where}: the end at byte {offset} is {len(view) - offset} bytes, expected 1024 zero bytes")
 
 
-def sample_members(found: Iterable[TarMember]) -> Iterator[list[TarMember]]:
+def sample_members(tar_members: Iterable[TarMember]) -> Iterator[list[TarMember]]:
     """Members grouped into samples: neighbours with the same key."""
     group: list[TarMember] = []
-    for member in found:
+    for member in tar_members:
         if group and group[0].key != member.key:
             yield group
             group = []
