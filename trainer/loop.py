@@ -13,7 +13,7 @@ from trainer.model.learner import Learner
 from trainer.record import checkpoint
 from trainer.record.metrics import Totals
 from trainer.run import Run, check_batch, check_evaluation, model_of
-from trainer.runtime.runtime import Runtime
+from trainer.runtime.base import Runtime
 
 EVAL_ROWS = 16
 """Evaluation steps between two looks at the device, and at whether to stop."""
@@ -58,7 +58,7 @@ def evaluate(
     `gives_up` is asked while there is no batch.
     """
     totals, rows = Totals(), []
-    with DeviceFeed(steps_of(stream, 0, len(stream)), runtime.put, stream.stop, gives_up) as feed:
+    with DeviceFeed(steps_of(stream, 0, len(stream)), runtime.to_device, stream.stop, gives_up) as feed:
         for fed in feed:
             rows.append(learner.eval_step(fed.tensors))
             if len(rows) == EVAL_ROWS:

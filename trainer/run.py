@@ -41,7 +41,7 @@ from trainer.record.metrics import (
     log_name,
 )
 from trainer.record.run_folder import RunFolder
-from trainer.runtime.runtime import Runtime
+from trainer.runtime.base import Runtime
 from trainer.supervise.preemption import METADATA, Notice
 from trainer.supervise.run_lock import RunLock, acquire_run_lock
 
@@ -80,7 +80,7 @@ class Run:
         try:
             self._open()
         except BaseException as error:
-            self.runtime.watch.leave(error)
+            self.runtime.heartbeat.leave(error)
             self._exits.close()
             raise
 
@@ -96,7 +96,7 @@ class Run:
         self._exits.callback(self.log.close)
         if self.runtime.is_master:
             checkpoint.sweep(self.folder.storage)
-        self.runtime.watch.on_loss(self._note_now)
+        self.runtime.heartbeat.on_loss(self._note_now)
         self._log_config()
         self.steps_per_epoch = len(self.data.train)
         self.rate_at = schedule.of(self.config, self.steps_per_epoch)
@@ -118,7 +118,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # First: from here on nothing is computed together, while the last checkpoint may take minutes to write.
-        self.runtime.watch.leave(error)
+        self.runtime.heartbeat.leave(error)
         if error is not None:
             self.log.ended(error)
         self._exits.__exit__(kind, error, trace)
@@ -129,7 +129,7 @@ class Run:
         """The batches from here to the end, across epochs; none if the run is done, or asked to stop while it waits."""
         if self.is_done():
             return iter(())
-        feed = DeviceFeed(self._positions(), self.runtime.put, self.data.train.stop, self.was_asked_alone)
+        feed = DeviceFeed(self._positions(), self.runtime.to_device, self.data.train.stop, self.was_asked_alone)
         self._exits.enter_context(feed)
         self._feed = feed
         return iter(feed)
@@ -186,7 +186,7 @@ class Run:
         # Without its tensors: they would stay on the device until the next report.
         self._pending.append((replace(fed, tensors={}), row))
         self.done += 1
-        self.runtime.watch.reached(self.done)
+        self.runtime.heartbeat.set_step(self.done)
         self.seen = self.seen.plus(fed.ids[fed.weights > 0])
 
     def report(self) -> None:
@@ -211,7 +211,7 @@ class Run:
         seen = self._seen_by_all()
         check_epoch(self.closed, self.data.plan, seen)
         self._log_epoch(seen)
-        self.learner.share_buffers()
+        self.learner.broadcast_buffers()
         self._evaluating_since = time.perf_counter()
 
     def close_epoch(self, totals: Totals | None) -> None:
@@ -229,7 +229,7 @@ class Run:
         """Hands a checkpoint of this position to the writer; every host must call."""
         if self._pending:
             self.report()
-        self.learner.share_buffers()
+        self.learner.broadcast_buffers()
         seen = self._seen_by_all()
         state = self._state(seen)
         if self.writer is not None and self.hold is not None:
@@ -485,7 +485,7 @@ class Run:
             except ConfigError as error:
                 refused = str(error)
         facts = facts_of(self.config, self.data, self.runtime.num_hosts) | {"refused": refused}
-        found = [json.loads(text) for text in self.runtime.gather(json.dumps(facts))]
+        found = [json.loads(text) for text in self.runtime.gather_texts(json.dumps(facts))]
         if found[0]["refused"]:
             raise ConfigError(found[0]["refused"])
         check_agreement(found)

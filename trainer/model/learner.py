@@ -16,7 +16,7 @@ from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.model import augment, build
 from trainer.record import metrics
-from trainer.runtime.runtime import STATIC_OPTIMIZERS, Runtime
+from trainer.runtime.base import STATIC_OPTIMIZERS, Runtime
 
 COUNTERS = ("step", "lookahead_step")
 """What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
@@ -37,16 +37,16 @@ class Learner:
         if state is not None:
             _load(net, ema, state, config.model.name)
         optimized = state if state is not None else _fresh_moments(runtime, config, net)
-        self.net = runtime.place(net)
-        self._average = None if ema is None else runtime.place(ema)
+        self.net = runtime.module_to_device(net)
+        self._average = None if ema is None else runtime.module_to_device(ema)
         self._normalize = augment.Normalize()
-        runtime.place(self._normalize)
+        runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(config.optimizer, self.net)
         if optimized is not None:
             _load_moments(self._optimizer, self.net, optimized)
             _check_moments(self._optimizer, self.net, config.optimizer.name)
-        runtime.keep(self._tensors())
-        self._parallel = runtime.parallel(self.net)
+        runtime.mark_replicated(self._tensors())
+        self._parallel = runtime.data_parallel(self.net)
         self._train = runtime.compiled(self._train_step, "train step")
         self._eval = runtime.compiled(self._eval_step, "evaluation step")
 
@@ -64,11 +64,11 @@ class Learner:
         self._eval_net.eval()
         return self._eval(batch)
 
-    def share_buffers(self) -> None:
+    def broadcast_buffers(self) -> None:
         """Gives all replicas the BatchNorm statistics of replica 0; before an evaluation and a checkpoint."""
-        self._runtime.share(self.net)
+        self._runtime.broadcast_buffers(self.net)
         if self._average is not None:
-            self._runtime.share(self._average)
+            self._runtime.broadcast_buffers(self._average)
 
     def state(self) -> dict[str, Any]:
         """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load.
@@ -97,7 +97,7 @@ class Learner:
         return self.net if self._average is None else self._average
 
     def _train_step(self, batch: Batch, rate: float | torch.Tensor) -> torch.Tensor:
-        total = self._runtime.total(batch["weight"].sum()).clamp(min=1)
+        total = self._runtime.sum_replicas(batch["weight"].sum()).clamp(min=1)
         rows = [self._pass(part, total) for part in _parts(batch, self._config.accumulate)]
         self._runtime.reduce_gradients(self._optimizer)
         if self._config.regularize.clip_norm:

@@ -16,7 +16,7 @@ from trainer.model import build
 from trainer.model.augment import Normalize
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
-from trainer.runtime.runtime import Single
+from trainer.runtime.base import Single
 
 CLASSES = 5
 PLAIN = OptimizerConfig(name="momentum", learning_rate=1.0, weight_decay=0.0, momentum=0.0)

@@ -32,7 +32,7 @@ from trainer import loop
 from trainer.data.splits import SampleDigest, open_data
 from trainer.record.metrics import METRICS, records
 from trainer.run import Run
-from trainer.runtime import runtime
+from trainer.runtime.launch import running
 from trainer.tools.explain import explain_sample, explain_step, plan_of_config, plan_of_run
 
 Ids = dict[tuple[int, int], list[tuple[int, float]]]
@@ -45,7 +45,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
     url = shard_set(place / "shards")
     _write_names(url)
     seen: Ids = {}
-    with runtime.running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
+    with running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
         for fed in run.batches():
             seen[fed.epoch, fed.step] = list(zip(fed.ids.tolist(), fed.weights.tolist(), strict=True))
             run.learn(fed)
