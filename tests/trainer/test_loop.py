@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 import multiprocessing
@@ -34,16 +35,16 @@ from trainer import __main__ as command
 from trainer import config as configs
 from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
-from trainer.data import splits
 from trainer.data.device_feed import ON_DEVICE
-from trainer.data.splits import SampleDigest, open_data, steps_of
+from trainer.data.splits import SampleDigest, open_data, steps_of, synthetic_data
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
 from trainer.model import schedule
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.metrics import log_name
-from trainer.run import Run, from_anywhere
+from trainer.record.run_output import from_anywhere
+from trainer.run import Run
 from trainer.runtime.base import Single
 from trainer.runtime.launch import launch, running
 from trainer.supervise import preemption, run_lock
@@ -71,8 +72,8 @@ def undisturbed(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def run(config: TrainConfig) -> None:
-    launch(config, loop.train)
+def run(config: TrainConfig, **options: Any) -> None:
+    launch(config, functools.partial(loop.train, **options))
 
 
 def newest_state(folder: Path) -> dict[str, Any]:
@@ -498,14 +499,13 @@ def test_a_full_disk_is_named_with_the_file_that_it_does_not_take(manifest: str,
 
 @pytest.mark.parametrize("when", ["train step", "evaluation step"])
 def test_sigterm_saves_and_the_same_command_goes_on(
-    manifest: str, undisturbed: Path, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+    manifest: str, undisturbed: Path, tmp_path: Path, when: str
 ) -> None:
-    monkeypatch.setattr(loop, "EVAL_ROWS", 1)
     config = tiny_config(manifest, tmp_path, model=ModelConfig(name=f"{__name__}:asking_model"))
     sys.modules.setdefault(__name__, sys.modules[asking_model.__module__])
     _Asking.training_asks, _Asking.calls_left = when == "train step", 3
     with pytest.raises(Preempted, match=f"saved at step {3 if when == 'train step' else STEPS}"):
-        run(config)
+        run(config, fetch_every=1)
     run(config)
     assert losses(tmp_path) == losses(undisturbed)
     assert len(read_records(tmp_path, "eval")) == 2
@@ -707,14 +707,11 @@ def test_a_batch_that_does_not_divide_over_the_world_is_refused_with_sizes_that_
         loop.train(world, tiny_config(None, tmp_path, fake_data=True))
 
 
-def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "NUM_SAMPLES", 20)
-    monkeypatch.setattr(splits, "NUM_EVAL_SAMPLES", 9)
-    run(
-        tiny_config(
-            None, tmp_path, fake_data=True, epochs=1, model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3)
-        )
+def test_fake_data_takes_the_same_path(tmp_path: Path) -> None:
+    config = tiny_config(
+        None, tmp_path, fake_data=True, epochs=1, model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3)
     )
+    run(config, open_data=functools.partial(synthetic_data, num_samples=20, num_eval_samples=9))
     assert read_records(tmp_path, "eval")[0]["samples"] == 9
     assert read_records(tmp_path, "epoch")[0]["samples"] == 20
 

@@ -14,7 +14,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import google_crc32c
 import msgspec
@@ -29,8 +29,6 @@ from trainer.errors import CheckpointError, NotFinite
 from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, is_folder, step_of, steps
 
 FORMAT = 1
-
-CheckpointState = dict[str, Any]
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +50,42 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
+
+class LearnerState(TypedDict):
+    """Weights, averaged weights and the optimizer's moments: what a learner needs to go on, on any strategy.
+
+    Moments are numbered; `optimizer_weights` says which weight each belongs to. Fields that are not required are not in
+    the states of older versions.
+    """
+
+    model: dict[str, torch.Tensor]
+    ema: dict[str, torch.Tensor] | None
+    optimizer: dict[Count, dict[str, Any]]
+    optimizer_weights: NotRequired[list[str]]
+    optimizer_counters: NotRequired[dict[str, Any]]
+
+
+class CheckpointState(LearnerState):
+    """What a state file holds: the learner, and how far its run is. `seen` is a SampleDigest, of the epoch so far."""
+
+    format: NotRequired[int]
+    version: NotRequired[str]
+    identity: dict[str, Any]
+    config: dict[str, Any]
+    step: Count
+    epoch: Count
+    step_in_epoch: NotRequired[Count]
+    closed_epochs: Count
+    seen: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]
+    epoch_totals: NotRequired[Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]]
+    best_top1: float | None
+    best_epoch: Count | None
+    last_top1: float | None
+    seconds: float
+    seconds_to_target: float | None
+    stream: str | None
+
+
 _DAMAGED = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError,
     ValueError, pickle.UnpicklingError, struct.error,
@@ -69,34 +103,17 @@ class _Config(msgspec.Struct):
     regularize: _Regularize
 
 
+class _WithConfig(msgspec.Struct):
+    """The part of a state's config that is read again."""
+
+    config: _Config
+
+
 class _Versioned(msgspec.Struct):
     version: int
 
 
-class _Layout(msgspec.Struct):
-    """What every state holds, and the types of it. Those with a default are not in the states of older versions."""
-
-    identity: dict[str, Any]
-    config: _Config
-    step: Count
-    epoch: Count
-    closed_epochs: Count
-    seen: tuple[Count, Count]
-    stream: str | None
-    model: dict[str, torch.Tensor]
-    ema: dict[str, torch.Tensor] | None
-    optimizer: dict[Count, dict[str, Any]]
-    seconds: float
-    seconds_to_target: float | None
-    best_top1: float | None
-    best_epoch: Count | None
-    last_top1: float | None
-    epoch_totals: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    optimizer_weights: list[str] = []
-    optimizer_counters: dict[str, Any] = {}
-
-
-def encode(state: CheckpointState) -> bytes:
+def encode(state: LearnerState) -> bytes:
     """The bytes of a state file."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -106,15 +123,17 @@ def encode(state: CheckpointState) -> bytes:
 def decode(data: bytes, where: str) -> CheckpointState:
     """The state in those bytes, on the CPU; raises CheckpointError unless they are plain tensors and numbers."""
     try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+        state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except _DAMAGED as error:
         raise _not_a_checkpoint(where, error) from error
+    return state
 
 
 def checked(state: CheckpointState, where: str) -> CheckpointState:
     """The state; raises CheckpointError unless it is one to go on from: each field there, and of its type."""
     try:
-        _check_stream(msgspec.convert(state, _Layout).stream)
+        _check_stream(msgspec.convert(state, CheckpointState)["stream"])
+        msgspec.convert(state, _WithConfig)
     except (msgspec.MsgspecError, UnicodeError, ConfigError) as error:
         raise _not_a_checkpoint(where, error) from error
     return state

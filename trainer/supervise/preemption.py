@@ -16,7 +16,7 @@ _RETRY_S = 30.0
 _WAIT_S = 60
 
 
-class Notice:
+class PreemptionNotice:
     """Whether this process has been asked to stop; a context that listens for SIGTERM where it can.
 
     Only a main thread can take signals. Replicas that torch_xla starts are no main threads: for them the launcher
@@ -29,7 +29,7 @@ class Notice:
         self._metadata_url = metadata_url
         self._before: object = None
 
-    def __enter__(self) -> "Notice":
+    def __enter__(self) -> "PreemptionNotice":
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda *_: self._asked.set())
         if self._metadata_url:
@@ -78,4 +78,5 @@ def _relayed() -> bool:
 def _metadata(url: str) -> str:
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     with urllib.request.urlopen(request, timeout=_WAIT_S + 10) as response:
-        return response.read().decode()
+        data: bytes = response.read()
+    return data.decode()

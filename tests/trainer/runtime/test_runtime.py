@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
-from trainer.run import check_agreement, check_batch, facts_of
+from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.runtime.base import Single, replica_key
 from trainer.runtime.launch import launch
 
@@ -78,7 +78,7 @@ def test_a_batch_that_does_not_divide_over_the_world_is_refused(world: int, pass
     here = Single("fp32")
     here.num_hosts = world
     with pytest.raises(ConfigError, match=message):
-        check_batch(tiny_config(None, "run", accumulate=passes), here)
+        check_batch_size(tiny_config(None, "run", accumulate=passes), here)
 
 
 @pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])
