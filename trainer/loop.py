@@ -11,7 +11,8 @@ from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import BatchSource, open_data, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
-from trainer.record.checkpoint import CheckpointState, CommitMark
+from trainer.record.checkpoint import CommitMark
+from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.metrics import Totals, check_evaluation
 from trainer.run import OpenData, Run
 from trainer.runtime.base import Runtime

@@ -19,7 +19,7 @@ from trainer.errors import CheckpointError, PlanMismatch, Preempted
 from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
-from trainer.record.checkpoint import CheckpointState
+from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.metrics import Totals, check_evaluation
 from trainer.record.position import Position, position_of
 from trainer.record.resume import find_checkpoint
@@ -225,17 +225,17 @@ class Run:
             self.save()
 
     def _load_checkpoint(self) -> CheckpointState | None:
-        found = find_checkpoint(self._output.folder.storage, self.config.resume, self._log.note)
-        step = found.state["step"] if found else 0
+        resumed = find_checkpoint(self._output.folder.storage, self.config.resume, self._log.note)
+        step = resumed.state["step"] if resumed else 0
         if self.runtime.sum_hosts([step]) != [step * self.runtime.num_hosts]:
             raise CheckpointError(
                 f"{self.config.run_dir}: this host found step {step}, others found another; "
                 "use a run folder that all hosts see, such as gs://bucket/run"
             )
-        if found is None:
+        if resumed is None:
             return None
-        state = found.state
-        checkpoint.check_identity(state["identity"], self._identity, f"{found.url}: step {step}")
+        state = resumed.state
+        checkpoint.check_identity(state["identity"], self._identity, f"{resumed.url}: step {step}")
         if state["stream"] is not None:
             self.data.train.resume(state_from_json(state["stream"]))
         self._log.note(f"resumed at step {step} (epoch {state['epoch']})")

@@ -97,9 +97,9 @@ def check_logits(logits: Any, name: str, num_classes: int) -> None:
     """Raises ConfigError unless a model has returned a number for each class; XLA takes any other for one it has."""
     is_tensor = isinstance(logits, torch.Tensor)
     if not is_tensor or logits.dim() != 2 or logits.shape[1] < num_classes:
-        found = list(logits.shape) if is_tensor else f"a {type(logits).__name__}"
+        output = list(logits.shape) if is_tensor else f"a {type(logits).__name__}"
         raise ConfigError(
-            f"model {name!r} returned {found} for a batch of images, expected a tensor [images, {num_classes}], a "
+            f"model {name!r} returned {output} for a batch of images, expected a tensor [images, {num_classes}], a "
             "number for each class; change its last layer"
         )
 

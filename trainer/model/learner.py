@@ -16,7 +16,7 @@ from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.model import augment, build
 from trainer.record import metrics
-from trainer.record.checkpoint import LearnerState
+from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import STATIC_OPTIMIZERS, Runtime, TensorBatch
 
 COUNTERS = ("step", "lookahead_step")

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from trainer.record.checkpoint import CheckpointState
+from trainer.record.checkpoint_state import CheckpointState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage, open_storage
 from trainer.record import checkpoint
-from trainer.record.checkpoint import CheckpointState
 from trainer.record.checkpoint_names import FOLDER, folder_of, steps
+from trainer.record.checkpoint_state import CheckpointState
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A checkpoint, and the run folder or URL that it was found in."""
+class ResumePoint:
+    """The state to go on from, and the run folder or URL that holds it."""
 
     url: str
     state: CheckpointState
 
 
-def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -> Found | None:
+def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -> ResumePoint | None:
     """The checkpoint that `config.resume` means for a run folder; None for a fresh start.
 
     Raises ConfigError where the run would be mixed with another one, or go back in its own folder.
@@ -27,14 +27,14 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
         refuse_checkpoints(folder)
     newest = checkpoint.newest(folder, note)
     if resume in ("auto", "never"):
-        return None if newest is None else Found(folder.url, newest[1])
+        return None if newest is None else ResumePoint(folder.url, newest[1])
     if newest is None:
-        return Found(resume, checkpoint.at(open_storage(resume), note)[1])
+        return ResumePoint(resume, checkpoint.at(open_storage(resume), note)[1])
     url = open_storage(resume).url
     refuse_going_back(folder, newest[0].step, url)
     if not f"{url}/".startswith(f"{folder.url}/"):
         note(f"{folder.url} has checkpoints of its own: it goes on from them, not from {resume}")
-    return Found(folder.url, newest[1])
+    return ResumePoint(folder.url, newest[1])
 
 
 def refuse_checkpoints(folder: Storage) -> None:

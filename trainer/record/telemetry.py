@@ -12,7 +12,7 @@ from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
-from trainer.record.checkpoint import CheckpointState
+from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, advice
 from trainer.record.position import Position
 from trainer.runtime.base import Runtime
