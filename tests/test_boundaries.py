@@ -29,7 +29,7 @@ DOORS = {
     "torch": ["trainer/*", "shardset/adapters/torch.py"],
     "torchvision": ["trainer/*"],
     "timm": ["trainer/*"],
-    "torch_xla": ["trainer/runtime/runtime.py"],
+    "torch_xla": ["trainer/runtime/xla.py"],
     "webdataset": ["trainer/*"],
     "jinja2": ["shardset/html/page.py"],
 }

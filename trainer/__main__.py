@@ -194,9 +194,9 @@ def train(options: argparse.Namespace) -> None:
     config = config_of(options)
     try:
         from trainer import loop
-        from trainer.runtime import runtime
+        from trainer.runtime.launch import launch
 
-        runtime.launch(config, loop.train)
+        launch(config, loop.train)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(after_ctrl_c(config.run_dir)) from None
 
@@ -228,9 +228,9 @@ def evaluate(options: argparse.Namespace) -> None:
             "trainer train --run-dir` made"
         )
     from trainer import loop
-    from trainer.runtime import runtime
+    from trainer.runtime.launch import launch
 
-    runtime.launch(config, loop.evaluate_checkpoint)
+    launch(config, loop.evaluate_checkpoint)
 
 
 def bench_input(options: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -176,14 +176,21 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     return manifest
 
 
-def load(url: str) -> tuple[Manifest, Storage]:
+class LoadedSet(NamedTuple):
+    """A manifest and the storage that its paths are relative to: what is read once and handed on."""
+
+    manifest: Manifest
+    storage: Storage
+
+
+def load(url: str) -> LoadedSet:
     """The manifest at `url` (the file or its folder) and the storage that its paths are relative to."""
     storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
         data = storage.read(name)
         try:
-            return parse(data, target), storage
+            return LoadedSet(parse(data, target), storage)
         except ManifestError:
             again = storage.read(name)  # damage on the way comes once
             if again == data:
@@ -192,7 +199,7 @@ def load(url: str) -> tuple[Manifest, Storage]:
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
-    return parse(again, target), storage
+    return LoadedSet(parse(again, target), storage)
 
 
 def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:

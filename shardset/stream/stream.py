@@ -42,6 +42,7 @@ from shardset.errors import ConfigError, DamagedShard, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import stored_png
 from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.manifest import LoadedSet
 from shardset.order.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
 from shardset.order.epoch import LastBatch, Order, Slots
 from shardset.order.lanes import check_world, rank_part
@@ -78,6 +79,7 @@ _PATIENCE_S = 2.0
 class Stream:
     """One replica's (or host's) part of the batches of a split.
 
+    The set is given by its URL, or as `shardset.format.manifest.load` returned it for several streams.
     `part` are other slots of the global batch than the even share of `rank`. `seed=None` is evaluation: stored order,
     every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample has
     none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: give those of the
@@ -92,7 +94,7 @@ class Stream:
 
     def __init__(
         self,
-        manifest_url: str | os.PathLike[str],
+        manifest_url: str | os.PathLike[str] | LoadedSet,
         split: str,
         *,
         global_batch_size: int,
@@ -126,7 +128,8 @@ class Stream:
         _check_choice("last_batch", last_batch, get_args(LastBatch))
         if (num_threads is not None and num_threads < 1) or prefetch < 0:
             raise ConfigError(f"num_threads is {num_threads} and prefetch {prefetch}, expected at least 1 and 0")
-        self.manifest, storage = manifests.load(os.fspath(manifest_url))
+        loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
+        self.manifest, storage = loaded
         self.split = self.manifest.split(split)
         if image is not None and not isinstance(image, ImageSpec):
             raise ConfigError(f"image is {image!r}, expected ImageSpec(size=...), or None to decode nothing")
@@ -143,7 +146,7 @@ class Stream:
         self._running: set[_Pipeline] = set()
         self.table = ShardTable(storage, self.split, with_keys=with_key)
         if disk_cache is not None and not storage.is_remote:
-            raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
+            raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
         self.disk_cache = None if disk_cache is None else BlockCache(disk_cache, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
 
@@ -178,7 +181,7 @@ class Stream:
         self.cache: MemoryCache | None = None
         self.decoders: Decoders | None = None
         self._prepare_decoding()
-        _log.info("%s %s: %s", manifest_url, split, self.memory)
+        _log.info("%s %s: %s", storage.url, split, self.memory)
 
     def __len__(self) -> int:
         """Batches of an epoch."""

@@ -111,11 +111,11 @@ def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | st
 
 def here(strategy: str) -> Devices:
     """The devices of this process; starts the runtime, and with it the TPU."""
-    from trainer.runtime import runtime
+    from trainer.runtime.launch import choose, running
 
-    chosen = runtime.choose(strategy)  # type: ignore[arg-type]
+    chosen = choose(strategy)  # type: ignore[arg-type]
     # The strategy `replica` starts its processes itself; the same devices are seen by `spmd` in one.
-    with runtime.running("spmd" if chosen == "replica" else chosen, "fp32") as found:
+    with running("spmd" if chosen == "replica" else chosen, "fp32") as found:
         found.join(DEVICES_TIMEOUT_S)
         return Devices(
             strategy=chosen,

@@ -42,8 +42,8 @@ from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
 from trainer.model.build import tiny_resnet
 from trainer.record import checkpoint
-from trainer.runtime.runtime import STATIC_OPTIMIZERS
-from trainer.supervise.heartbeat import GRACE_S, JOIN_S
+from trainer.runtime.base import STATIC_OPTIMIZERS
+from trainer.supervise.heartbeat import TIMING
 
 pytestmark = pytest.mark.slow
 
@@ -413,7 +413,7 @@ def test_a_process_whose_peer_dies_before_it_comes_names_it_within_a_minute(
     both = pair(config, config)
     both[dying].kill()
     assert finish(both[dying])[0] == -signal.SIGKILL
-    code, output = finish(both[1 - dying], timeout_s=JOIN_S + GRACE_S + START_S)
+    code, output = finish(both[1 - dying], timeout_s=TIMING.join_s + TIMING.grace_s + START_S)
     assert code == FAILED, output
     assert re.match(expected, output.splitlines()[-1]), output
     assert not (tmp_path / "logs").exists()
@@ -446,7 +446,7 @@ def test_wherever_a_process_of_ddp_dies_the_other_one_names_it_at_once(
     config = tiny_config(manifest, tmp_path, strategy="ddp", model=model)
     both = pair(config, config, {DYING: f"{dying} {point}"})
     assert finish(both[dying], timeout_s=60 + START_S)[0] == -signal.SIGKILL
-    code, output = finish(both[1 - dying], timeout_s=2 * GRACE_S + START_S)
+    code, output = finish(both[1 - dying], timeout_s=2 * TIMING.grace_s + START_S)
     assert code == FAILED, output
     who = rf"process 1 \(pid {both[1].pid} on" if dying else "the one that listens on port"
     assert re.match(f"PeerLost: another process of this run died: {who}", output.splitlines()[-1]), output

@@ -34,7 +34,7 @@ from trainer import loop
 from trainer.data.splits import SampleDigest, open_data
 from trainer.record.metrics import METRICS, records
 from trainer.run import Run
-from trainer.runtime import runtime
+from trainer.runtime.launch import running
 from trainer.tools.explain import explain_sample, explain_step, plan_of_config, plan_of_run
 
 Ids = dict[tuple[int, int], list[tuple[int, float]]]
@@ -47,14 +47,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
     url = shard_set(place / "shards")
     _write_names(url)
     seen: Ids = {}
-    with runtime.running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
+    with running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
         for fed in run.batches():
             seen[fed.epoch, fed.step] = list(zip(fed.ids.tolist(), fed.weights.tolist(), strict=True))
-            run.learn(fed)
+            run.train_step(fed)
             run.report()
             if run.epoch_is_done():
                 run.check_epoch()
-                run.close_epoch(loop.evaluate(here, run.learner, run.data.evaluation, run.was_asked_meanwhile))
+                run.close_epoch(
+                    loop.evaluate(here, run.learner, run.data.evaluation, run.stop_requested_while_evaluating)
+                )
         run.finish()
     return str(place / "run"), seen
 
@@ -95,7 +97,7 @@ def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
         counted = SampleDigest()
         for step in range(STEPS):
             found = explain_step(plan, f"{epoch}:{step}").samples
-            counted = counted.plus(np.array([one.sample.id for one in found if not one.pad]))
+            counted = counted.add(np.array([one.sample.id for one in found if not one.pad]))
         assert (counted.samples, counted.text) == (record["samples"], record["key_digest"])
     assert len(logged) == 2
 
