@@ -14,7 +14,7 @@ from pipelines.config import BuildConfig
 from tests.makers import cifar, imagenet
 from tests.makers.training import finish, largest_difference, losses, read_records, tiny_config, trainer
 from trainer import config as configs
-from trainer.__main__ import OK
+from trainer.cli import OK
 from trainer.config import ImageConfig, ModelConfig, Strategy, TrainConfig
 
 pytestmark = pytest.mark.slow

@@ -42,6 +42,7 @@ from trainer.record.metrics import (
 )
 from trainer.record.run_folder import RunFolder
 from trainer.runtime.runtime import Runtime
+from trainer.settings import values_of
 from trainer.supervise.preemption import METADATA, Notice
 from trainer.supervise.run_lock import RunLock, acquire_run_lock
 
@@ -552,7 +553,7 @@ def model_of(config: TrainConfig, data: Data) -> dict[str, Any]:
 
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
-    settings = {key: configs.value(config, key) for key in configs.keys(config) if key != "manifest"}
+    settings = {key: value for key, value in values_of(config).items() if key != "manifest"}
     return {"manifest digest": data.manifest_digest, "hosts": num_hosts, **settings}
 
 

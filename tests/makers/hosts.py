@@ -12,7 +12,7 @@ import sys
 
 from trainer import config as configs
 from trainer import loop
-from trainer.__main__ import FAILED
+from trainer.cli import FAILED
 from trainer.config import TrainConfig
 from trainer.errors import PeerLost
 from trainer.runtime import runtime

@@ -3,7 +3,6 @@
 Functions that give facts come first, then those that print them; `run` is the command.
 """
 
-import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class ExplainedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visits:
+class SampleVisits:
     """A sample and the steps that see it; of these the first `num_done` have been taken (None: no run was named)."""
 
     sample: TimetableSample
@@ -56,7 +55,7 @@ class Visits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RunPlan:
     """A timetable and what a run folder says beside it: how many steps were taken, and what to tell the user."""
 
     timetable: Timetable
@@ -68,30 +67,29 @@ class Plan:
 # --- from a run folder, or from a configuration -----------------------------------------------------------------------
 
 
-def plan_of_run(url: str) -> Plan:
-    """The plan of the run in a folder; raises ConfigError if that is no run folder, or its shard set was rebuilt."""
+def plan_of_run(url: str) -> RunPlan:
+    """The plan of the run in a folder. Raises ConfigError if there is no run, or its shard set was rebuilt."""
     folder = open_storage(url)
     try:
-        values = json.loads(folder.read(configs.RECORD))
+        config = configs.recorded(folder)
     except NotFound as error:
         raise ConfigError(
-            f"{folder.url}: no {configs.RECORD} there, so not the folder of a run; name one that "
-            "`python -m trainer train --run-dir` made, or describe the run with --manifest"
+            f"{folder.url}: no {configs.RECORD} there, expected the folder of a run; give the --run-dir of "
+            "`python -m trainer train`, or describe the run with --manifest"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{folder.url}/{configs.RECORD}: not JSON ({error}); restore it") from error
-    config = configs.from_dict(values)
     state = _recorded_order(folder)
-    timetable = timetable_of(config, state)
-    notes = [] if state is not None else [NOT_RECORDED]
-    background = backgrounds.parse(config.image.background)
-    return Plan(timetable=timetable, steps_done=steps_done(folder), notes=notes, background=background)
+    return RunPlan(
+        timetable=timetable_of(config, state),
+        steps_done=steps_done(folder),
+        notes=[] if state is not None else [NOT_RECORDED],
+        background=backgrounds.parse(config.image.background),
+    )
 
 
-def plan_of_config(config: TrainConfig) -> Plan:
+def plan_of_config(config: TrainConfig) -> RunPlan:
     """The plan that a run with this configuration would follow."""
     background = backgrounds.parse(config.image.background)
-    return Plan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
+    return RunPlan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
 
 
 def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
@@ -167,7 +165,7 @@ def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state
 # --- the two questions ------------------------------------------------------------------------------------------------
 
 
-def explain_step(plan: Plan, text: str) -> ExplainedStep:
+def explain_step(plan: RunPlan, text: str) -> ExplainedStep:
     """The step that `text` names: `123` over all epochs, or `EPOCH:STEP`."""
     timetable = plan.timetable
     first, colon, second = text.partition(":")
@@ -186,13 +184,13 @@ def explain_step(plan: Plan, text: str) -> ExplainedStep:
     )
 
 
-def explain_sample(plan: Plan, sample_id: int, epochs: range | None = None) -> Visits:
+def explain_sample(plan: RunPlan, sample_id: int, epochs: range | None = None) -> SampleVisits:
     """When a sample is seen, in the given epochs or in all that the run plans."""
     timetable = plan.timetable
     (sample,) = timetable.samples(np.array([check_id(timetable, sample_id)]))
     visits = list(timetable.visits(sample_id, range(timetable.num_epochs) if epochs is None else epochs))
     done = None if plan.steps_done is None else sum(visit.global_step < plan.steps_done for visit in visits)
-    return Visits(sample=sample, num_done=done, visits=visits)
+    return SampleVisits(sample=sample, num_done=done, visits=visits)
 
 
 def check_id(timetable: Timetable, sample_id: int) -> int:
@@ -207,65 +205,58 @@ def check_id(timetable: Timetable, sample_id: int) -> int:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def run(options: argparse.Namespace) -> None:
-    """Prints what `options` ask for as a table or as JSON."""
-    _check_options(options)
-    plan = _plan(options)
-    if options.step is not None:
-        found: ExplainedStep | Visits = explain_step(plan, options.step)
-    else:
-        sample_id = plan.timetable.id_of(options.key) if options.key is not None else options.id
-        found = explain_sample(plan, sample_id, None if options.epochs is None else _epochs(options.epochs))
-    if options.json:
-        print(json.dumps(to_json(plan, found)))
-    else:
-        _show(plan, found)
-    if isinstance(found, ExplainedStep) and options.thumbnails is not None:
-        _write_sheet(plan, found, options.thumbnails)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainQuery:
+    """What `explain` is asked: the samples of `step`, or the steps of the sample with `key` or `id`.
+
+    `epochs` limits the steps of a sample: START:STOP. `thumbnails` names a file for pictures of a step's samples.
+    """
+
+    step: str | None = None
+    key: str | None = None
+    id: int | None = None
+    epochs: str | None = None
+    thumbnails: str | None = None
+
+    def __post_init__(self) -> None:
+        if [self.step, self.key, self.id].count(None) != 2:
+            raise ConfigError("give one of --step, --key and --id: which step's samples, or which sample's steps?")
+        if self.step is None and self.thumbnails is not None:
+            raise ConfigError("--thumbnails shows the samples of a step; give --step")
+        if self.step is not None and self.epochs is not None:
+            raise ConfigError("--epochs says where to look for a sample; with --step write EPOCH:STEP")
+        if self.thumbnails is not None:
+            from trainer.tools import contact_sheet
+
+            contact_sheet.check_name(self.thumbnails)
+            open_file(self.thumbnails)
 
 
-def to_json(plan: Plan, found: ExplainedStep | Visits) -> dict[str, Any]:
+def run(plan: RunPlan, query: ExplainQuery, *, as_json: bool) -> None:
+    """Prints the answer as a table or as JSON, and writes the contact sheet."""
+    answer = answer_to(plan, query)
+    if as_json:
+        print(json.dumps(to_json(plan, answer)))
+    else:
+        _show(plan, answer)
+    if isinstance(answer, ExplainedStep) and query.thumbnails is not None:
+        _write_sheet(plan, answer, query.thumbnails)
+
+
+def answer_to(plan: RunPlan, query: ExplainQuery) -> ExplainedStep | SampleVisits:
+    """What the query asks for."""
+    if query.step is not None:
+        return explain_step(plan, query.step)
+    sample_id = plan.timetable.id_of(query.key) if query.key is not None else query.id
+    assert sample_id is not None
+    return explain_sample(plan, sample_id, None if query.epochs is None else _epochs(query.epochs))
+
+
+def to_json(plan: RunPlan, found: ExplainedStep | SampleVisits) -> dict[str, Any]:
     """Everything, with the order that it follows from."""
     order = json.loads(plan.timetable.order.state(0, 0, plan.timetable.manifest.digest).to_json())
     split = {"manifest": plan.timetable.storage.url, "split": plan.timetable.split_name}
     return split | {"order": order, "notes": plan.notes} | msgspec.to_builtins(found)
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    asked = [name for name in ("step", "key", "id") if getattr(options, name) is not None]
-    if len(asked) != 1:
-        raise ConfigError("give one of --step, --key and --id: which step's samples, or which sample's steps?")
-    if options.step is None and options.thumbnails is not None:
-        raise ConfigError("--thumbnails shows the samples of a step; give --step")
-    if options.step is not None and options.epochs is not None:
-        raise ConfigError("--epochs says where to look for a sample; with --step write EPOCH:STEP")
-    described = [
-        flag
-        for flag, value in (
-            ("--manifest", options.manifest),
-            ("--recipe", options.recipe),
-            ("--seed", options.seed),
-            ("--global-batch-size", options.global_batch_size),
-            ("--set", options.set or None),
-        )
-        if value is not None
-    ]
-    if options.run_dir is not None and described:
-        raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
-    if options.thumbnails is not None:
-        from trainer.tools import contact_sheet
-
-        contact_sheet.check_name(options.thumbnails)
-        open_file(options.thumbnails)
-
-
-def _plan(options: argparse.Namespace) -> Plan:
-    if options.run_dir is not None:
-        return plan_of_run(options.run_dir)
-    config = configs.recipe(options.recipe) if options.recipe else configs.default()
-    given = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
-    values = {key: value for key, value in given.items() if value is not None}
-    return plan_of_config(configs.with_values(config, values | configs.pairs(options.set)))
 
 
 def _epochs(text: str) -> range:
@@ -275,7 +266,7 @@ def _epochs(text: str) -> range:
     return range(int(start), int(stop))
 
 
-def _write_sheet(plan: Plan, found: ExplainedStep, path: str) -> None:
+def _write_sheet(plan: RunPlan, found: ExplainedStep, path: str) -> None:
     from trainer.tools import contact_sheet
 
     title = f"epoch {found.epoch} step {found.step} (step {found.global_step} of the run)"
@@ -287,7 +278,7 @@ def _write_sheet(plan: Plan, found: ExplainedStep, path: str) -> None:
         writer.write(sheet)
 
 
-def _show(plan: Plan, found: ExplainedStep | Visits) -> None:
+def _show(plan: RunPlan, found: ExplainedStep | SampleVisits) -> None:
     console = Console()
     for note in plan.notes:
         console.print(_plain(f"note: {note}"))
@@ -299,7 +290,7 @@ def _show(plan: Plan, found: ExplainedStep | Visits) -> None:
         console.print(_visits_table(found.visits))
 
 
-def _step_line(plan: Plan, found: ExplainedStep) -> str:
+def _step_line(plan: RunPlan, found: ExplainedStep) -> str:
     state = {None: "", True: ", taken", False: ", not logged as taken"}[found.done]
     pads = f", {found.num_pads} of them pads of weight 0" if found.num_pads else ""
     return (
@@ -308,7 +299,7 @@ def _step_line(plan: Plan, found: ExplainedStep) -> str:
     )
 
 
-def _sample_line(found: Visits) -> str:
+def _sample_line(found: SampleVisits) -> str:
     sample = found.sample
     named = f", originally {sample.name}" if sample.name is not None else ""
     done = "" if found.num_done is None else f", {found.num_done} of them taken"

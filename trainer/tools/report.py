@@ -1,11 +1,9 @@
 """`report.html` of a run: curves, epochs, checkpoints, hosts, configuration on one page; see `docs/report.md`."""
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -327,14 +325,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-# --- the verb --------------------------------------------------------------------------------------------------------
-
-
-def report(options: argparse.Namespace) -> None:
-    """`report`."""
-    if "://" not in options.run_dir and not Path(options.run_dir).is_dir():
-        raise ConfigError(f"{options.run_dir}: no such run folder")
-    run, where, num_bytes = write(options.run_dir, options.output, force=options.force)
-    print(f"report: {where} ({page.size(num_bytes)}, {count(run.last_step, 'step')})")

@@ -13,6 +13,7 @@ from shardset.errors import ConfigError
 from shardset.storage.local_folder import local_folder
 from trainer.config import TrainConfig
 from trainer.errors import CloudError, Preempted
+from trainer.flags import add_config_flags, config_flags
 from trainer.record import merge_logs
 from trainer.tpu import commands
 from trainer.tpu.commands import Node, Request, Words
@@ -38,16 +39,7 @@ NOT_SET_UP = 127
 """What a shell says where there is no such program."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingFlags:
-    """How a verb takes the flags of `train` and `doctor`: added to a parser, read as a config, as words again."""
-
-    add: Callable[[argparse.ArgumentParser], None]
-    config: Callable[[argparse.Namespace], TrainConfig]
-    words: Callable[[argparse.Namespace], list[str]]
-
-
-def register(verbs: Any, flags: TrainingFlags) -> None:
+def register(verbs: Any) -> None:
     """Adds `tpu` and its verbs to the command line of the trainer."""
     top = verbs.add_parser("tpu", help="create, set up, use and delete Cloud TPU VMs by gcloud", allow_abbrev=False)
     inner = top.add_subparsers(required=True, metavar="VERB")
@@ -68,8 +60,7 @@ def register(verbs: Any, flags: TrainingFlags) -> None:
     )  # fmt: skip
     for verb in (doctor_verb, train_verb):
         verb.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set a variable there")
-        flags.add(verb)
-        verb.set_defaults(training_flags=flags)
+        add_config_flags(verb)
     logs_verb = _verb(inner, "logs", logs, "fetch the logs of all workers, merge them by time, copy them to the bucket")
     logs_verb.add_argument("--to", default="tpu-logs", metavar="FOLDER", help="where to put them here")
     logs_verb.add_argument("--run-dir", help="the run folder in gs://; without it nothing is uploaded")
@@ -160,10 +151,11 @@ def setup(options: argparse.Namespace) -> None:
 
 def doctor(options: argparse.Namespace) -> None:
     """`doctor`: raises CloudError if a worker failed a check."""
-    options.training_flags.config(options)
+    flags = config_flags(options)
+    flags.config()  # so that a wrong flag fails here, not on the workers
     environment = commands.environment_of(options.env)
     work = _work(options)
-    words = options.training_flags.words(options)
+    words = flags.arguments()
     if options.want_images_per_second is not None:
         words.append(f"--want-images-per-second={options.want_images_per_second}")
     done = work.runner.follow(commands.doctor(work.node, words, environment))
@@ -176,15 +168,14 @@ def doctor(options: argparse.Namespace) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """`train`: until it is done, stopped by `tpu stop`, failed, or preempted too often."""
-    config = options.training_flags.config(options)
-    _check_places(config)
+    flags = config_flags(options)
+    _check_places(flags.config())
     request = None if options.accelerator_type is None else _request(options)
     if options.max_restarts and request is None:
         raise ConfigError("--max-restarts has to know what to create again; give --accelerator-type and its options")
     wheel = _wheel(options.wheel) if request is not None else None
     work = _work(options)
-    words = options.training_flags.words(options)
-    command = commands.train(work.node, words, commands.environment_of(options.env))
+    command = commands.train(work.node, flags.arguments(), commands.environment_of(options.env))
     if options.dry_run and request is not None:
         _show_restart(work, request, wheel, options.max_restarts)
     for left in range(options.max_restarts, -1, -1):

@@ -26,7 +26,7 @@ from shardset.stream.stream import Stream
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import png_samples, put, references, write_shard_set
 from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.data.splits import SampleDigest, open_data
@@ -388,7 +388,7 @@ def test_a_run_on_another_set_or_order_is_refused(recorded, tmp_path, changes, m
 def test_explaining_needs_no_torch(recorded):
     run_dir, _ = recorded
     code = (
-        "import sys; from trainer.__main__ import main\n"
+        "import sys; from trainer.cli import main\n"
         f"code = main(['explain', '--run-dir', {run_dir!r}, '--step', '3', '--json'])\n"
         "print(code, [n for n in ('torch', 'torch_xla', 'apache_beam') if n in sys.modules])"
     )

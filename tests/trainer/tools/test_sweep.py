@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
 from tests.makers.training import shard_set, tiny_config
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer.tools.sweep import (
     FILES,
     Measured,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.makers.cloud import Cloud, wheel
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer.tpu.cli import merged_lines
 
 PLACE = ["my-tpu", "--zone=us-central2-b", "--poll-seconds=0"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.tpu.fake_gcloud import parsed
-from trainer import __main__ as command
+from trainer import cli as command
 
 DOCS = Path(__file__).parents[3] / "docs"
 START = "python -m trainer tpu "

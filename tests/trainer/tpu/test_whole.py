@@ -13,7 +13,7 @@ import pytest
 from shardset.storage.base import open_storage
 from tests.makers.cloud import Cloud
 from tests.makers.training import shard_set
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer.record.metrics import METRICS, records
 from trainer.tpu import commands
 
