@@ -21,7 +21,7 @@ import webdataset
 from tests.trainer.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
 
 from shardset.format.tar import TarMember, members
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
 from tests.faulty_proxy import Fault, FaultyProxy, is_media
 from tests.makers.shardset import put

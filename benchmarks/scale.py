@@ -53,7 +53,9 @@ from shardset.format import naming
 from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
 from shardset.order.permutation import derive_key, hash64, unpermute
-from shardset.storage.base import LocalStorage, MemoryStorage, Stat, Writer
+from shardset.storage.base import Stat, Writer
+from shardset.storage.local import LocalStorage
+from shardset.storage.memory import MemoryStorage
 
 UNIT_SAMPLES = 10_000
 SAMPLE_BYTES = 100_000

@@ -30,9 +30,9 @@ from xml.sax.saxutils import escape
 import cv2
 import msgspec
 import numpy as np
-import shardset.storage.base.gcs  # noqa: F401 - no import is measured
 from sklearn.datasets import load_sample_images
 
+import shardset.storage.gcs  # noqa: F401 - no import is measured
 from benchmarks import environment, reading
 from benchmarks.far import relay
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
@@ -40,7 +40,7 @@ from pipelines.images.jpeg_restart import with_restarts
 from shardset.decode.image import ImageSpec, PadCrop, decode, decode_into, draws
 from shardset.format import stored_png
 from shardset.format.tar import StoredSample
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.conftest import BUCKET, REPOSITORY, emulator
 from tests.makers.shardset import encode, image_sample, write_shard_set

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.environment import REPOSITORY, commit, machine
 from benchmarks.inputs import make
 from pipelines import __main__ as pipelines
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
 from trainer import cli as trainer
 

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from examples.demo import commands, write_digits
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Batch
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer

@@ -25,7 +25,7 @@ from pipelines.config import BuildConfig
 from pipelines.plan.job import Job, PlanFile, read_record
 from pipelines.write.shard import write_shard
 from shardset.format import naming
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 
 NUM_SHARDS = 8
 SPLIT = "train"

@@ -1,17 +1,12 @@
 """`python -m pipelines VERB`: arguments to a configuration to one call."""
 
 import argparse
-import gc
-import io
 import json
 import logging
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,13 +14,9 @@ from rich.console import Console
 from pipelines.estimate.prices import Prices
 from pipelines.runners import forkserver
 from pipelines.runners.forkserver import ForkServer
-from pipelines.terminal import plain
-from shardset.addresses import Parser
-from shardset.errors import ConfigError, ShardsetError, missing_library
 from shardset.format.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
-from shardset.program import quiet_warnings
-from shardset.version import __version__
+from shardset.program import Parser, program_parser, run_program, run_verb
 
 COMMAND = "shardset-pipelines"
 """The installed name of this program; a shell completes commands by name, so not `python -m pipelines`."""
@@ -92,16 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("shardset").setLevel(
         logging.INFO if args.debug else logging.WARNING
     )  # a bucket that won't answer
-    try:
-        return args.run(args, rest)
-    except ShardsetError as error:
-        if args.debug:
-            raise
-        print(plain(f"{type(error).__name__}: {error}"), file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    return run_verb(
+        lambda: args.run(args, rest), debug=args.debug, stopped="stopped; the same command goes on from here"
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -110,15 +94,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    import shtab  # comes with an extra, so only a program can say which
-
-    called = Path(sys.argv[0]).name
-    parser = Parser(
-        prog=called if called == COMMAND else "python -m pipelines",
-        description="Raw image files to exact, reproducible WebDataset shards.", epilog=EXIT_CODES, allow_abbrev=False,
-    )  # fmt: skip
-    parser.add_argument("--version", action="version", version=f"shardset {__version__}")
-    shtab.add_argument_to(parser, "--print-completion", help=f"for {COMMAND}: a completion script, to be evaluated")
+    parser = program_parser(
+        COMMAND, "pipelines", description="Raw image files to exact, reproducible WebDataset shards.", epilog=EXIT_CODES
+    )
     common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
     common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
@@ -490,23 +468,8 @@ def _fail(text: str, expected: str) -> dict:
 
 
 def program() -> None:
-    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
-    quiet_warnings(show="--debug" in sys.argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
-    try:
-        code = main()
-        if sys.stdout:
-            sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    except ModuleNotFoundError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.exit(f"{type(error).__name__}: {missing_library(error, 'pipelines')}")
-    gc.freeze()  # else Python looks through all of Beam as it ends, for 0.4 s
-    sys.exit(code)
+    """What a shell runs."""
+    run_program(main, "pipelines")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import ABSENT, Storage, open_storage, os_errors_as_storage_errors
+from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.storage.open import open_storage
 
 T = TypeVar("T")
 
@@ -319,7 +320,7 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
     _check_runner(options.view_as(StandardOptions).runner)
     if "--runner" not in given:
         options.view_as(StandardOptions).runner = "FnApiRunner"
-        _set_workers(options.view_as(DirectOptions), given, in_memory=output.url.startswith("memory://"))
+        _set_workers(options.view_as(DirectOptions), given, in_memory=not output.is_shared)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
     return options
 

@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.text import Text
 
 from shardset.errors import ShardsetError
+from shardset.program import printable
 
 _NO_LIMIT = 100_000
 
 
 def plain(text: str, style: str = "") -> Text:
     """The text as it is: neither rich's markup nor a terminal's control characters act in names of the raw input."""
-    return Text("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text), style)
+    return Text(printable(text), style)
 
 
 def on_standard_output() -> Console:

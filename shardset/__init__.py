@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardset.errors import ShardsetError, missing_library
 from shardset.format.manifest import Manifest, Shard, Split, load
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 if TYPE_CHECKING:

@@ -1,8 +1,6 @@
 """Addresses as they may be shown: without the password that somebody wrote into one."""
 
-import argparse
 import re
-from typing import NoReturn
 
 # What stands between :// and the last @ before a slash. A password may hold a slash itself, a port is no password.
 _USER = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+/)\S*@)")
@@ -16,11 +14,3 @@ def masked(text: str) -> str:
 def without_user(url: str) -> str:
     """The address without user and password."""
     return _USER.sub("", url)
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser of a command line whose complaints show no password."""
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the program with usage and message."""
-        super().error(masked(message))

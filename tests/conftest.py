@@ -17,7 +17,8 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 
 REPOSITORY = Path(__file__).parent.parent
 BUCKET = "bucket"

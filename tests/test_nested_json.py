@@ -13,7 +13,8 @@ from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.order.epoch import state_from_json
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import put
 from trainer import cli as program
 from trainer import config as configs

@@ -15,7 +15,8 @@ from scripts.screenshots import browser, opened
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.shardset import jpeg_samples, put, write_shard_set
 from trainer.tools import report as run_report

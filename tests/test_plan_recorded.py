@@ -18,7 +18,7 @@ from pipelines.estimate.prices import Prices
 from shardset.decode.image import CenterCrop, ImageSpec
 from shardset.format import manifest as manifests
 from shardset.order.budget import Memory
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.conftest import BUCKET
 from tests.faulty_proxy import FaultyProxy, Seen, is_media, is_upload

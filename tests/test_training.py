@@ -11,10 +11,10 @@ import pytest
 
 from pipelines.build import build
 from pipelines.config import BuildConfig
+from shardset.program import OK
 from tests.makers import cifar, imagenet
 from tests.makers.training import finish, largest_difference, losses, read_records, tiny_config, trainer
 from trainer import config as configs
-from trainer.cli import OK
 from trainer.config import ImageConfig, ModelConfig, Strategy, TrainConfig
 
 pytestmark = pytest.mark.slow

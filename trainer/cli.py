@@ -1,8 +1,6 @@
 """`python -m trainer VERB`: arguments -> records -> one call."""
 
 import argparse
-import io
-import os
 import sys
 import threading
 import time
@@ -11,11 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardset.addresses import Parser
-from shardset.errors import ConfigError, NotFound, ShardsetError, missing_library
-from shardset.program import quiet_warnings
-from shardset.storage.base import open_storage
-from shardset.version import __version__
+from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.program import OK, PREEMPTED, Parser, program_parser, run_program, run_verb
+from shardset.storage.open import is_address, open_storage
 from trainer import recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
@@ -35,8 +31,6 @@ COMMAND = "shardset-trainer"
 CTRL_C_PATIENCE_S = 5.0
 """How long a Ctrl-C waits for the run folder's answer."""
 
-OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
-
 EXIT_CODES = """exit codes:
   0  done
   1  failed; the last line on stderr says why
@@ -53,43 +47,30 @@ RUN_DIR_HELP = "run folder, local or gs://"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code."""
     options = parser().parse_args(arguments)
+    return run_verb(lambda: _run(options), debug=options.debug)
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         options.command(options)
-        if sys.stdout:
-            sys.stdout.flush()
     except Preempted as error:
         print(error, file=sys.stderr)
         return PREEMPTED
-    except BrokenPipeError:
-        raise  # `program` handles it
-    except (ShardsetError, OSError) as error:
-        if options.debug:
-            raise
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return USAGE if isinstance(error, ConfigError) else FAILED
-    except KeyboardInterrupt as stopped:
-        print("stopped" + "".join(map(str, stopped.args)), file=sys.stderr)
-        return INTERRUPTED
     return OK
 
 
 # --- the command line ------------------------------------------------------------------------------------------------
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The command line."""
-    import shtab  # part of an extra: only `program` can name it if it is missing
-
-    called = Path(sys.argv[0]).name
-    top = Parser(
-        prog=called if called == COMMAND else "python -m trainer",
+    top = program_parser(
+        COMMAND,
+        "trainer",
         description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
         epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
-    top.add_argument("--version", action="version", version=f"shardset {__version__}")
-    shtab.add_argument_to(top, "--print-completion", help=f"for {COMMAND}: print a completion script to evaluate")
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     _add_config_verb(verbs, "train", train, "train a model on a shard set, or resume the run in the run folder")
     _add_config_verb(
@@ -321,22 +302,10 @@ def make_report(options: argparse.Namespace) -> None:
 
 
 def _check_run_dir(run_dir: str) -> None:
-    if "://" not in run_dir and not Path(run_dir).is_dir():
+    if not is_address(run_dir) and not Path(run_dir).is_dir():
         raise ConfigError(f"{run_dir}: no such run folder")
 
 
 def program() -> NoReturn:
-    """What a shell runs; a closed pipe (`| head`) ends it as it ends any other, a missing library by one sentence."""
-    quiet_warnings(show="--debug" in sys.argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
-    try:
-        code = main()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = FAILED
-    except ModuleNotFoundError as error:
-        if "--debug" in sys.argv:
-            raise
-        sys.exit(f"{type(error).__name__}: {missing_library(error, 'trainer')}")
-    sys.exit(code)
+    """What a shell runs."""
+    run_program(main, "trainer")

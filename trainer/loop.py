@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import Batches, open_data, steps_of

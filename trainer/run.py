@@ -17,7 +17,8 @@ import torch
 
 from shardset.errors import ConfigError, NotFound
 from shardset.order.epoch import state_from_json
-from shardset.storage.base import Storage, open_storage, os_errors_as_storage_errors
+from shardset.storage.base import Storage, os_errors_as_storage_errors
+from shardset.storage.open import is_address, open_storage
 from shardset.stream.stream import Stream
 from shardset.version import __version__
 from trainer import config as configs
@@ -580,7 +581,7 @@ def from_anywhere(config: TrainConfig) -> TrainConfig:
 
 
 def _absolute(url: str | None) -> str | None:
-    return url if url is None or "://" in url else os.path.abspath(url)
+    return url if url is None or is_address(url) else os.path.abspath(url)
 
 
 def check_stream(stream: Batches, state: str | None) -> None:

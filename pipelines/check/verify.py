@@ -16,10 +16,11 @@ import numpy as np
 
 from pipelines.check import quarantine
 from pipelines.images.encode import IMAGE_FIELDS, ImageOptions, UndecodableImage, examine
+from shardset.checksum import crc32c_text
 from shardset.errors import DamagedShard, NotFound, StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest, Shard, Split
-from shardset.format.tar import TarMember, crc32c_text, index_from_bytes, members, sample_members
+from shardset.format.tar import TarMember, index_from_bytes, members, sample_members
 from shardset.order.permutation import hash64
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
@@ -198,8 +199,7 @@ def _executor(tasks: list[CheckTask]) -> Executor:
     if not tasks or not tasks[0].deep:
         return ThreadPoolExecutor(SHALLOW_THREADS)
     workers = min(os.cpu_count() or 1, len(tasks), max(1, MEMORY_BYTES // max(t.shard.num_bytes for t in tasks)))
-    in_memory = tasks[0].storage.url.startswith("memory://")  # which another process would find empty
-    if in_memory or workers == 1 or sum(task.shard.num_bytes for task in tasks) < WORTH_PROCESSES:
+    if not tasks[0].storage.is_shared or workers == 1 or sum(task.shard.num_bytes for task in tasks) < WORTH_PROCESSES:
         return ThreadPoolExecutor(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 

@@ -11,13 +11,15 @@ import google_crc32c
 import numpy as np
 
 from pipelines.images.encode import IMAGE_FIELDS
+from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.manifest import Manifest, Shard, Split
 from shardset.format.naming import is_member
-from shardset.format.tar import crc32c_text, index_fields
+from shardset.format.tar import index_fields
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
+from shardset.storage.open import is_address
 
 PIECE = 8 * 2**20
 
@@ -70,10 +72,9 @@ def prefix_of(url: str, output: str, place: Place, name: str) -> str:
         return ""
     if place == "beside":
         raise ConfigError(f"{name} looks for its files beside the tars only; leave --output out, or copy the set first")
-    local = "://" not in url and "://" not in output
-    if local:
+    if not (is_address(url) or is_address(output)):
         return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"  # a link's .. is its target's
-    if "://" not in url:
+    if not is_address(url):
         raise ConfigError(
             f"no path leads from {output} to the tars in {url}; leave --output out, or copy the set first"
         )

@@ -13,7 +13,8 @@ from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
-from shardset.storage.base import ABSENT, Storage, open_storage
+from shardset.storage.base import ABSENT, Storage
+from shardset.storage.open import open_storage
 
 Outcome = Literal["written", "replaced", "unchanged"]
 

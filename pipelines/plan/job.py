@@ -16,10 +16,11 @@ from pipelines.plan.files import START_OVER
 from pipelines.plan.layout import SplitPlan, units_at_once
 from pipelines.plan.partitions import ByteRange, read_part
 from pipelines.sources.base import Source, Survey, Unit
+from shardset.checksum import extend_crc32c
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo
-from shardset.storage.base import Storage, extend_crc32c
+from shardset.storage.base import Storage
 from shardset.version import __version__
 
 PLAN_VERSION = 6

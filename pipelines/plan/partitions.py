@@ -11,7 +11,8 @@ from itertools import islice
 from typing import TypeVar
 
 from pipelines.plan import files
-from shardset.storage.base import Storage, extend_crc32c
+from shardset.checksum import extend_crc32c
+from shardset.storage.base import Storage
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -20,7 +21,6 @@ T = TypeVar("T")
 PIECE = 8 * 2**20
 """What is copied at once."""
 
-NUM_THREADS = 16
 _AT_ONCE = 64
 
 
@@ -80,11 +80,11 @@ def read_partitions(output: Storage, parts: Iterable[ByteRange]) -> Iterator[byt
 
 def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Iterator[R]:
     """What is read of each name, in order; many are on their way at once where that pays. Holds a few of them."""
-    if not output.url.startswith("gs://"):
+    if output.reads_at_once == 1:
         yield from map(read, names)
         return
     left = iter(names)
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
+    with ThreadPoolExecutor(output.reads_at_once) as pool:
         while some := list(islice(left, _AT_ONCE)):
             yield from pool.map(read, some)
 

@@ -23,6 +23,7 @@ from shardset.format.manifest import Manifest
 from shardset.html import page
 from shardset.html.page import Picture
 from shardset.storage.base import Storage
+from shardset.storage.open import is_absolute
 
 MAX_THUMBNAIL_BYTES = 2 * 2**20
 """Thumbnails beyond this are left out."""
@@ -324,7 +325,7 @@ def _rejected(entry: dict[str, Any], raw: Storage | None) -> RejectedSamples:
 
 def _picture_of_rejected(name: str, start: int, num_bytes: int, raw: Storage) -> Picture | None:
     """As much of a rejected image as can be shown; a cut JPEG is shown as far as it goes."""
-    if "://" in name or name.startswith("/") or num_bytes > MAX_RAW_BYTES:
+    if is_absolute(name) or num_bytes > MAX_RAW_BYTES:
         return None
     try:
         data = raw.read(name, start, start + num_bytes)

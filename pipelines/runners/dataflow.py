@@ -47,7 +47,7 @@ def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:
 def location(bucket: str) -> str:
     """Where a bucket lies, as Cloud Storage says it; gives up after 20 s."""
     from shardset.storage.gcs import bucket_location
-    from shardset.storage.gcs_http import RetryPolicy
+    from shardset.storage.retry import RetryPolicy
 
     return bucket_location(bucket, RetryPolicy(give_up_after_s=20))
 

@@ -53,7 +53,7 @@ class ProgressWatcher:
         self, output: Storage, num_units: int, progress: BuildProgress | None, interval_s: float | None = None
     ):
         self._output, self._num_units, self._progress = output, num_units, progress
-        self._interval_s = interval_s or (5.0 if output.url.startswith("gs://") else 0.5)
+        self._interval_s = interval_s or (5.0 if output.reads_at_once > 1 else 0.5)
         self._stop = threading.Event()
         self._started = time.monotonic()
         self._first: int | None = None

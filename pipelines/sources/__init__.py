@@ -11,7 +11,8 @@ from pipelines.sources.listing import Listing
 from pipelines.sources.webdataset import WebDataset
 from pipelines.sources.webdataset import find as find_tars
 from shardset.errors import ConfigError
-from shardset.storage.base import Storage, open_file, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_file, open_storage
 
 if TYPE_CHECKING:
     from pipelines.config import BuildConfig

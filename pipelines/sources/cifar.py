@@ -19,7 +19,8 @@ from pipelines.sources.formats.range_file import RangeFile
 from shardset.errors import NotFound, SourceError
 from shardset.format import stored_png
 from shardset.format.manifest import ClassInfo
-from shardset.storage.base import Stat, Storage, open_file, open_storage
+from shardset.storage.base import Stat, Storage
+from shardset.storage.open import open_file, open_storage
 
 ImageFormat = Literal["png", "ppm"]
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from shardset.errors import ConfigError
 from shardset.format.naming import is_split
 from shardset.order.permutation import derive_key, hash_text
-from shardset.storage.base import Storage, join, open_file
+from shardset.storage.base import Storage, join
+from shardset.storage.open import is_address, open_file
 
 REST = "train"
 """The split of what is not held out."""
@@ -53,7 +54,7 @@ class NamesBelow:
 
     def __init__(self, folder: Storage) -> None:
         self._url = folder.url.rstrip("/")
-        self._identity = None if "://" in self._url else _identity(folder.url)
+        self._identity = None if folder.is_remote else _identity(folder.url)
         self._known: dict[str, str | None] = {}
 
     def name(self, path: str) -> str:
@@ -68,7 +69,7 @@ class NamesBelow:
         """The name of a folder below this one, "" of itself; None if it stands elsewhere."""
         if f"{folder}/".startswith(f"{self._url}/"):
             return folder[len(self._url) + 1 :]
-        if self._identity is None or "://" in folder:
+        if self._identity is None or is_address(folder):
             return None
         for end in (*[at for at, letter in enumerate(folder) if letter == "/"][1:], len(folder)):
             if (found := _identity(folder[:end])) is None:

@@ -18,7 +18,8 @@ from pipelines.sources.holdout import NamesBelow, check_holdout, empty_notes, sp
 from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
 from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.format.naming import is_split
-from shardset.storage.base import Stat, Storage, open_file
+from shardset.storage.base import Stat, Storage
+from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
 MAX_LABEL = 1_000_000
@@ -177,12 +178,12 @@ class Listing:
 
     def _split_of(self, path: str, key: str, below: NamesBelow) -> str:
         """The split of a row without one: neither where the listing stands nor how its paths are spelled matters."""
-        if self.holdout and not key and _is_absolute(path):
+        if self.holdout and not key and is_absolute(path):
             key = _key_of(below.name(path))
         return split_of(key or _key_of(path), self.holdout, self.seed)
 
     def _stat(self, path: str) -> Stat | None:
-        storage, name = open_file(path) if _is_absolute(path) else (self.input, path)
+        storage, name = open_file(path) if is_absolute(path) else (self.input, path)
         try:
             return storage.stat(name)
         except NotFound:
@@ -307,7 +308,7 @@ def _check_label(label: Any, where: str) -> int | str:
 def _check_path(path: str, where: str) -> str:
     if not path or "\0" in path or path.endswith("/"):
         raise SourceError(f"{where}: path {path!r:.80}, expected that of an image")
-    if _is_absolute(path):
+    if is_absolute(path):
         return _check_absolute(path, where)
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
@@ -327,15 +328,11 @@ def _check_absolute(path: str, where: str) -> str:
 
 def _is_within(folder: Storage, path: str) -> bool:
     """Whether what is read at a path of a listing stands below the folder, symbolic links resolved."""
-    storage, name = open_file(path) if _is_absolute(path) else (folder, path)
+    storage, name = open_file(path) if is_absolute(path) else (folder, path)
     place, top = f"{storage.url}/{name}", folder.url
-    if "://" not in place and "://" not in top:
+    if not (storage.is_remote or folder.is_remote):
         place, top = os.path.realpath(place), os.path.realpath(top)
     return place.startswith(f"{top.rstrip('/')}/")
-
-
-def _is_absolute(path: str) -> bool:
-    return path.startswith("/") or "://" in path
 
 
 def _compact(value: Any) -> str:

@@ -15,7 +15,8 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.format.naming import MANIFEST, is_field, is_split, split_member
-from shardset.storage.base import Stat, Storage, open_storage
+from shardset.storage.base import Stat, Storage
+from shardset.storage.open import is_address, open_storage
 
 IMAGES = frozenset(IMAGE_FIELDS)
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))
@@ -204,8 +205,8 @@ def common_start(names: list[str]) -> str:
 
 def _common_folder(urls: list[str]) -> str:
     folder, slash, _ = common_start(urls).rpartition("/")
-    remote = any("://" in url for url in urls)
-    if (remote and "://" not in folder) or (not slash and any(url.startswith("/") for url in urls)):
+    remote = any(map(is_address, urls))
+    if (remote and not is_address(folder)) or (not slash and any(url.startswith("/") for url in urls)):
         raise ConfigError(f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one")
     return folder or slash
 

@@ -3,17 +3,17 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from itertools import islice
 
 from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
+from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
-from shardset.storage.base import Storage, extend_crc32c, open_file
+from shardset.storage.base import Storage
+from shardset.storage.open import is_absolute, open_file
 
 MAX_GAP = 4096
 MAX_READ = 8 * 2**20
-NUM_THREADS = 16
 FIRST_IN_FLIGHT = 4
 MOST_IN_FLIGHT = 32
 
@@ -40,20 +40,6 @@ class Window:
         """A read has to be tried again."""
         self.size = max(1, self.size // 2)
 
-    def watching(self, storage: Storage) -> Storage:
-        """The storage; on gs:// each pause before another try makes the window smaller."""
-        from shardset.storage.gcs import GcsStorage  # imports Google's client, which local work needs none of
-
-        if not isinstance(storage, GcsStorage):
-            return storage
-        sleep = storage.retry.sleep
-
-        def shrink_and_sleep(seconds: float) -> None:
-            self.shrink()
-            sleep(seconds)
-
-        return replace(storage, retry=replace(storage.retry, sleep=shrink_and_sleep))
-
 
 _of_process = Window()
 
@@ -71,11 +57,12 @@ def fetch(
     def read_group(group: Sequence[Extent]) -> list[bytes]:
         return _read_group(group, lambda extent: _place_of(extent, source, output))
 
-    if not any(storage.url.startswith("gs://") for storage in (source, output)):
+    num_threads = max(source.reads_at_once, output.reads_at_once)
+    if num_threads == 1:
         yield from map(read_group, groups)
         return
-    source, output = window.watching(source), window.watching(output)
-    with ThreadPoolExecutor(NUM_THREADS) as pool:
+    source, output = source.on_retry(window.shrink), output.on_retry(window.shrink)
+    with ThreadPoolExecutor(num_threads) as pool:
         yield from _ahead(pool, read_group, groups, window)
 
 
@@ -99,7 +86,7 @@ def _ahead(
 def _place_of(extent: Extent, source: Storage, output: Storage) -> tuple[Storage, str, str | None]:
     if extent.object.startswith(SPOOLED):
         return output, extent.object.removeprefix(SPOOLED), None
-    if "://" in extent.object or extent.object.startswith("/"):
+    if is_absolute(extent.object):
         return (*open_file(extent.object), extent.generation)
     return source, extent.object, extent.generation
 

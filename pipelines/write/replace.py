@@ -131,4 +131,4 @@ def remove_all(output: Storage, prefix: str, check_place: Callable[[], None]) ->
 
 def _place(storage: Storage) -> str:
     """The folder without the symbolic links on the way to it."""
-    return storage.url if "://" in storage.url else os.path.realpath(storage.url).rstrip("/")
+    return storage.url if storage.is_remote else os.path.realpath(storage.url).rstrip("/")

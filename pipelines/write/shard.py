@@ -14,11 +14,12 @@ from pipelines.plan.layout import SplitPlan
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import fetch
+from shardset.checksum import crc32c_text
 from shardset.errors import NotFound, SourceError
 from shardset.format import naming
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
-from shardset.format.tar import StoredSample, TarBuilder, crc32c_text, index_to_bytes
+from shardset.format.tar import StoredSample, TarBuilder, index_to_bytes
 from shardset.storage.base import ABSENT, Storage
 
 _ROWS_IN_PYTHON = 512

@@ -13,7 +13,7 @@ from pipelines.plan.job import BuildFile, read_record
 from pipelines.plan.layout import SplitPlan
 from pipelines.terminal import plain
 from shardset.format import naming
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
     from pipelines.build import Result

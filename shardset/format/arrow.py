@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from shardset.storage.base import extend_crc32c
+from shardset.checksum import extend_crc32c
 
 _CRC_BYTES = 4
 

@@ -5,7 +5,7 @@ Whoever reads JSON or Arrow up to its end reads such a file too. The CRC32C cove
 
 from typing import NamedTuple
 
-from shardset.storage.base import extend_crc32c
+from shardset.checksum import extend_crc32c
 
 _MARK = b"\nshardset "
 _WHOSE_BYTES, _LENGTH_BYTES, _CRC_BYTES = 16, 16, 8

@@ -12,7 +12,8 @@ import msgspec
 
 from shardset.errors import ManifestError, NotFound
 from shardset.format import naming
-from shardset.storage.base import Storage, open_file, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_file, open_storage
 
 VERSION: Final = 1
 KIND: Final = "shardset"

@@ -4,17 +4,16 @@ The tar is POSIX USTAR (IEEE 1003.1-1988): mode 0644, mtime 0, no owner, names o
 of a sample adjacent, two zero blocks at the end. The bytes depend on the samples alone.
 """
 
-import base64
 import hashlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import google_crc32c
 import msgspec
 import numpy as np
 
+from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import DamagedShard
 from shardset.format.naming import is_member, split_member
 
@@ -48,11 +47,6 @@ class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
     label: int
     source: int
     copy: int = 0
-
-
-def crc32c_text(crc: int) -> str:
-    """A CRC32C as GCS spells it: base64 of its four bytes, most significant first."""
-    return base64.b64encode(crc.to_bytes(4, "big")).decode("ascii")
 
 
 def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
@@ -110,7 +104,7 @@ class TarBuilder:
             size = len(content)
             parts += (header(f"{sample.key}.{field}".encode("ascii"), size), content, bytes(-size % BLOCK))
             places[field] = (self.num_bytes + BLOCK, size)
-            crc = google_crc32c.extend(crc, bytes(content))
+            crc = extend_crc32c(crc, content)
             self.num_bytes += BLOCK + size + -size % BLOCK
             self.num_content_bytes += size
         self.fields = list(places)
@@ -140,7 +134,7 @@ class TarBuilder:
         return self._sha.hexdigest()
 
     def _count(self, data: bytes) -> bytes:
-        self._crc = google_crc32c.extend(self._crc, data)
+        self._crc = extend_crc32c(self._crc, data)
         self._sha.update(data)
         return data
 

@@ -62,7 +62,7 @@ def refuse_foreign(storage: Storage, name: str) -> None:
     try:
         stat = storage.stat(name)
     except NotFound:
-        if "://" in where or not os.path.exists(where):
+        if storage.is_remote or not os.path.exists(where):
             return
     else:
         start = storage.read(name, 0, min(_MARKED_BYTES, stat.num_bytes), generation=stat.generation)

@@ -28,7 +28,7 @@ import numpy as np
 from shardset.errors import ConfigError
 from shardset.format.manifest import Split
 from shardset.read.threads import ProcessLock
-from shardset.storage.local_folder import local_folder
+from shardset.storage.open import local_folder
 
 MAX_OPEN_FILES = 256
 _LOCK = "lock"

@@ -29,7 +29,7 @@ from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.order.epoch import Order, RangeReads, Slots
 from shardset.read.disk_cache import BlockCache
 from shardset.read.threads import ProcessLock, Threads
-from shardset.storage.base import LocalStorage, Storage, os_errors_as_storage_errors
+from shardset.storage.base import Storage, os_errors_as_storage_errors
 from shardset.storage.checked import read_object, read_twice
 
 _log = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class ShardTable:
         """
         with self._lock:
             missing = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._kept]
-        if len(missing) < 2 or isinstance(self.storage, LocalStorage):  # of a disk nobody waits long enough
+        if len(missing) < 2 or not self.storage.is_remote:  # of a disk nobody waits long enough
             yield from map(self.index, shards)
             return
         num_threads = max(1, min(NUM_FETCHERS, len(missing), INDEX_BYTES_AT_ONCE // max(missing)))
@@ -377,7 +377,7 @@ def open_sample_reader(
     order: Order, table: ShardTable, budget_bytes: int, cache: BlockCache | None = None
 ) -> SampleReader:
     """SampleReader by sample on a local disk, by block anywhere else, from the cache what it has."""
-    if isinstance(table.storage, LocalStorage):
+    if not table.storage.is_remote:
         return LocalSampleReader(table)
     remote = RemoteReader(table)
     return BlockSampleReader(

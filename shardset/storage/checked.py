@@ -5,8 +5,8 @@ from typing import TypeVar
 
 import google_crc32c
 
+from shardset.checksum import crc32c_text
 from shardset.errors import DamagedShard
-from shardset.format.tar import crc32c_text
 from shardset.storage.base import Storage
 
 T = TypeVar("T")

@@ -11,16 +11,16 @@ import secrets
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
-from typing import IO, Annotated, Any, Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import IO, Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import requests
 import urllib3
 
+from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import NotFound, PreconditionFailed, StorageError, TransientError
-from shardset.format.tar import crc32c_text
 from shardset.storage.base import (
     ABSENT,
     Stat,
@@ -29,11 +29,11 @@ from shardset.storage.base import (
     check_name,
     check_prefix,
     check_range,
-    extend_crc32c,
     join,
     os_errors_as_storage_errors,
 )
-from shardset.storage.gcs_http import BROKEN, RetryPolicy, body_of, explain, json_object, persist, send, send_get
+from shardset.storage.gcs_http import BROKEN, body_of, explain, json_object, send, send_get
+from shardset.storage.retry import RetryPolicy, persist
 
 T = TypeVar("T")
 
@@ -42,6 +42,7 @@ _SPOOL_IN_MEMORY = 16 << 20
 _SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the time of connecting; a mebibyte is too much for a slow line
 _SLOWEST_UPLOAD = 1 << 16  # bytes a second, of each of the uploads that share a line
 _LISTED_AT_ONCE = 1000
+_READS_AT_ONCE = 16
 _ITEM_FIELDS = "name,size,generation,crc32c"
 _STAT_FIELDS = f"kind,{_ITEM_FIELDS}"
 _CRC32C_OF_NOTHING = crc32c_text(0)
@@ -110,6 +111,21 @@ class GcsStorage:
         """`gs://bucket/prefix`."""
         return f"gs://{join(self.bucket, self.prefix) if self.prefix else self.bucket}"
 
+    @property
+    def is_remote(self) -> bool:
+        """See Storage.is_remote."""
+        return True
+
+    @property
+    def is_shared(self) -> bool:
+        """See Storage.is_shared."""
+        return True
+
+    @property
+    def reads_at_once(self) -> int:
+        """See Storage.reads_at_once."""
+        return _READS_AT_ONCE
+
     def stat(self, name: str) -> Stat:
         """See Storage.stat."""
         full, where = self._full(name), f"{self.url}/{name}"
@@ -141,6 +157,16 @@ class GcsStorage:
 
     def sweep(self) -> None:
         """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""
+
+    def on_retry(self, tell: Callable[[], None]) -> Self:
+        """See Storage.on_retry."""
+        sleep = self.retry.sleep
+
+        def tell_and_sleep(seconds: float) -> None:
+            tell()
+            sleep(seconds)
+
+        return replace(self, retry=replace(self.retry, sleep=tell_and_sleep))
 
     def _delete(self, name: str, params: dict[str, str]) -> None:
         where = f"{self.url}/{name}"

@@ -1,15 +1,12 @@
-"""One request to Google Cloud Storage: credentials, connections, retries, refusals in plain words.
+"""One request to Google Cloud Storage: credentials, connections, refusals in plain words.
 
 The only import of google-cloud-storage.
 """
 
 import json
-import logging
 import os
-import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -28,12 +25,11 @@ from requests.utils import select_proxy
 
 from shardset.addresses import masked
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.storage.retry import RetryPolicy
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
-_POOL = 64
+_POOL = 64  # connections: GcsStorage.reads_at_once and what else a process does
 _PROBE_TIMEOUT_S = 1.0
 _AGAIN = frozenset({408, 416, 429, 500, 502, 503, 504})
 BROKEN = (
@@ -48,36 +44,6 @@ BROKEN = (
 """What a broken connection raises while a request is sent or its answer is read."""
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
-
-
-def _jitter() -> float:
-    return random.random()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPolicy:
-    """When a request counts as lost, how long to wait before the next, and when to give up.
-
-    A request is lost when it can't connect, hears nothing for `stall_timeout_s`, or isn't done after
-    `request_deadline_s` (looked at every 8 MiB; an upload has what it takes at 64 KiB/s besides). Pauses double from
-    `first_pause_s` to `max_pause_s`, each cut by up to half at random. An operation gives up `give_up_after_s` after
-    its first failure since the last new byte, and logs after `say_after_s` that it goes on trying.
-    """
-
-    connect_timeout_s: float = 10.0
-    stall_timeout_s: float = 20.0
-    request_deadline_s: float = 120.0
-    give_up_after_s: float = 180.0
-    say_after_s: float = 10.0
-    first_pause_s: float = 0.25
-    max_pause_s: float = 16.0
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    jitter: Callable[[], float] = _jitter
-
-    def pause_s(self, failures: int) -> float:
-        """How long to wait after that many failures in a row."""
-        return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30)) * (1 - self.jitter() / 2)
 
 
 def send(policy: RetryPolicy, method: str, path: str, where: str, **options: Any) -> requests.Response:
@@ -210,30 +176,6 @@ def body_of(response: requests.Response, where: str) -> bytes:
 
 def _beginning(body: bytes) -> str:
     return f"{len(body)} bytes, {_one_line(body[:60].decode(errors='replace'))!r}" if body else "it is empty"
-
-
-def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-    """What `attempt` returns, tried again after TransientErrors until the policy gives up.
-
-    Who waits longer than `say_after_s` is told why, once.
-    """
-    failures, since, reached, is_said = 0, 0.0, progress(), False
-    while True:
-        try:
-            return attempt()
-        except TransientError as error:
-            now = policy.clock()
-            if failures == 0 or progress() > reached:
-                failures, since, reached = 0, now, progress()
-            failures += 1
-            pause = policy.pause_s(failures)
-            if now + pause - since > policy.give_up_after_s:
-                tries = f"{failures} tries in {now - since:.0f} s"
-                raise TransientError(f"{error}; gave up after {tries}; check the network and try again") from error
-            if now + pause - since > policy.say_after_s and not is_said:
-                is_said = True
-                _log.warning("%s; trying again for %.0f s in all", error, policy.give_up_after_s)
-            policy.sleep(pause)
 
 
 @dataclass(frozen=True, slots=True)

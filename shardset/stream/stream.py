@@ -54,7 +54,6 @@ from shardset.read.fetch import (
     ShardTable,
     open_sample_reader,
 )
-from shardset.storage.base import LocalStorage
 
 SLICES_PER_THREAD = 4
 MAX_NEAR = 1024
@@ -147,7 +146,7 @@ class Stream:
         self.num_bytes_read = 0
         self._running: set[_Pipeline] = set()
         self.table = ShardTable(storage, self.split, with_keys=with_key)
-        if disk_cache is not None and isinstance(storage, LocalStorage):
+        if disk_cache is not None and not storage.is_remote:
             raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
         self.disk_cache = None if disk_cache is None else BlockCache(disk_cache, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
@@ -344,7 +343,7 @@ class _Pipeline:
             num_threads = self._parts = 1
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=_one_opencv_thread)
         jobs: list[_Job] = [("plan", self._plan, self._planned), ("hand-out", self._hand_out, self._begun)]
-        if stream.has_small_samples and isinstance(stream.table.storage, LocalStorage):
+        if stream.has_small_samples and not stream.table.storage.is_remote:
             jobs = [("fill", self._plan_and_begin, self._begun)]
         self._threads = [
             threading.Thread(target=self._guard, args=(work, out), name=f"shardset-{name}", daemon=True)

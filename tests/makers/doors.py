@@ -24,6 +24,18 @@ class Door:
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def is_remote(self) -> bool:
+        return self.inner.is_remote
+
+    @property
+    def is_shared(self) -> bool:
+        return self.inner.is_shared
+
+    @property
+    def reads_at_once(self) -> int:
+        return self.inner.reads_at_once
+
     def stat(self, name: str) -> Stat:
         self._tell("stat", name)
         return self.inner.stat(name)
@@ -46,6 +58,9 @@ class Door:
 
     def sweep(self) -> None:
         self.inner.sweep()
+
+    def on_retry(self, tell: Callable[[], None]) -> "Door":
+        return Door(self.inner.on_retry(tell), self.key)
 
     def _tell(self, verb: str, name: str) -> None:
         if self.key in _told:

@@ -15,7 +15,8 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Provenance, Quarantine, Split
 from shardset.format.tar import StoredSample
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import put, write_shard_set
 
 REPOSITORY = Path(__file__).parent.parent.parent

@@ -10,9 +10,9 @@ import json
 import os
 import sys
 
+from shardset.program import FAILED
 from trainer import config as configs
 from trainer import loop
-from trainer.cli import FAILED
 from trainer.config import TrainConfig
 from trainer.errors import PeerLost
 from trainer.runtime import runtime

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 
 Victim = Literal["launcher", "worker", "everything"]
 

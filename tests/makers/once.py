@@ -1,8 +1,9 @@
 """A storage on which damage comes once."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Self
 
 from shardset.storage.base import Stat, Storage, Writer
 
@@ -26,6 +27,21 @@ class DamagesOnce:
     def url(self) -> str:
         """That of the other storage."""
         return self.inner.url
+
+    @property
+    def is_remote(self) -> bool:
+        """That of the other storage."""
+        return self.inner.is_remote
+
+    @property
+    def is_shared(self) -> bool:
+        """That of the other storage."""
+        return self.inner.is_shared
+
+    @property
+    def reads_at_once(self) -> int:
+        """That of the other storage."""
+        return self.inner.reads_at_once
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """The bytes, flipped the first time."""
@@ -59,3 +75,7 @@ class DamagesOnce:
     def sweep(self) -> None:
         """That of the other storage."""
         self.inner.sweep()
+
+    def on_retry(self, tell: Callable[[], None]) -> Self:
+        """The same: the other storage is one that tries nothing again."""
+        return self

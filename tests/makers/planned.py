@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.plan import files
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 
 
 def record_of(output: Storage | Path, name: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.format.tar import members, sample_members
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 
 
 def files_of(folder: Path | str) -> dict[str, bytes]:

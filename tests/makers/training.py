@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from trainer.record.metrics import METRICS, records

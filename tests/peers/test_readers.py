@@ -20,7 +20,7 @@ from scripts import venvs
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.format.tar import StoredSample
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
 from tests.makers.stored import samples_of
 

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 
 
 class FakeDataflow:

@@ -34,7 +34,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.format.tar import index_from_bytes
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers import odd_images, planned
 from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_csv, write_images, write_jsonl

@@ -6,7 +6,7 @@ import pytest
 
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers import imagenet
 from tests.makers.cifar import cifar10, cifar100, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_csv

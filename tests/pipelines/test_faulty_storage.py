@@ -18,8 +18,8 @@ from pipelines.config import BuildConfig
 from shardset.errors import ChangedInput, ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import open_storage
-from shardset.storage.gcs_http import RetryPolicy
+from shardset.storage.open import open_storage
+from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 from tests.makers import imagenet
 from tests.makers.folders import write_class_folders

@@ -9,7 +9,7 @@ from pipelines.build import construct
 from pipelines.config import BuildConfig
 from pipelines.plan.job import BuildFile, Job, UnitRef
 from pipelines.sources.folder import Folder
-from shardset.storage.base import MemoryStorage
+from shardset.storage.memory import MemoryStorage
 
 OURS = {
     name

@@ -19,7 +19,9 @@ from pipelines.config import BuildConfig
 from shardset.errors import ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import LocalStorage, Writer, open_storage
+from shardset.storage.base import Writer
+from shardset.storage.local import LocalStorage
+from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.lives import Life, finish, wait_for_objects
 from tests.makers.stored import files_of

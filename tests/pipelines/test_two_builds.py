@@ -12,7 +12,7 @@ from pipelines.config import BuildConfig
 from shardset.errors import ConfigError, PreconditionFailed, ShardsetError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.doors import told
 from tests.makers.folders import write_class_folders
 from tests.makers.stored import files_of

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage.base import open_storage
+from shardset.errors import ConfigError, NotFound
+from shardset.program import FAILED, INTERRUPTED, OK, USAGE, Parser, run_verb
+from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.shardset import image_sample, write_shard_set
 
@@ -71,3 +73,46 @@ def test_what_python_was_told_itself_about_warnings_is_left_alone():
     assert "told" in said(
         "-W", "default", "-c", f"from shardset.program import quiet_warnings; quiet_warnings(show=False); {WARNS}"
     )
+
+
+def test_a_command_line_that_is_refused_shows_no_password(capsys):
+    with pytest.raises(SystemExit):
+        Parser().parse_args(["--proxy=http://user:s3cret@host"])
+    assert "http://***@host" in capsys.readouterr().err
+
+
+def raising(error: BaseException):
+    def verb():
+        raise error
+
+    return verb
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (ConfigError("8 lanes"), USAGE, "ConfigError: 8 lanes\n"),
+        (NotFound("no\x1b[2J such\nfile"), FAILED, "NotFound: no\\x1b[2J such\\nfile\n"),
+        (FileNotFoundError("gone"), FAILED, "FileNotFoundError: gone\n"),
+        (KeyboardInterrupt(" before the first checkpoint"), INTERRUPTED, "stopped before the first checkpoint\n"),
+    ],
+)
+def test_an_error_of_a_verb_is_one_sentence_and_an_exit_code(capsys, error, code, line):
+    assert run_verb(raising(error), debug=False) == code
+    assert capsys.readouterr().err == line
+
+
+def test_with_debug_an_error_keeps_its_traceback():
+    with pytest.raises(ConfigError, match="8 lanes"):
+        run_verb(raising(ConfigError("8 lanes")), debug=True)
+
+
+def test_a_verb_that_returns_nothing_is_done():
+    assert run_verb(lambda: None, debug=False) == OK
+    assert run_verb(lambda: FAILED, debug=False) == FAILED
+
+
+def test_a_closed_pipe_and_a_bug_are_left_to_the_program():
+    for error in (BrokenPipeError(), ZeroDivisionError()):
+        with pytest.raises(type(error)):
+            run_verb(raising(error), debug=False)

@@ -17,7 +17,8 @@ from torch import nn
 
 from shardset.errors import ConfigError, StorageError
 from shardset.order.epoch import state_from_json
-from shardset.storage.base import open_storage
+from shardset.program import OK
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 from tests.makers.training import (
@@ -470,7 +471,7 @@ def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
     far = replace(config, manifest="gs://bucket/set", cache_dir="cache", cache_bytes=1)
     assert from_anywhere(far) == replace(far, cache_dir=os.path.abspath("cache"))
     monkeypatch.chdir(tmp_path)
-    assert command.main(["evaluate", "--run-dir", "run"]) == command.OK
+    assert command.main(["evaluate", "--run-dir", "run"]) == OK
     assert "step 2: accuracy" in capsys.readouterr().out
 
 

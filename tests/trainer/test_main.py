@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardset.storage.base import open_storage
+from shardset.program import FAILED, INTERRUPTED, OK, USAGE
+from shardset.storage.open import open_storage
 from shardset.version import __version__
 from tests.makers.training import losses, shard_set
 from trainer import cli as command
@@ -31,17 +32,17 @@ def tiny(manifest: str, run_dir: Path) -> list[str]:
 
 
 def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["train", *tiny(manifest, tmp_path), "--epochs", "1", "--seed", "3"]) == command.OK
+    assert command.main(["train", *tiny(manifest, tmp_path), "--epochs", "1", "--seed", "3"]) == OK
     assert "test accuracy" in capsys.readouterr().out.splitlines()[-1]
     assert len(losses(tmp_path)) == 7
-    assert command.main(["evaluate", "--run-dir", str(tmp_path)]) == command.OK
+    assert command.main(["evaluate", "--run-dir", str(tmp_path)]) == OK
     assert "21 samples" in capsys.readouterr().out
-    assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == command.OK
+    assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == OK
     assert "host-000 step device=cpu epoch=0 step=0" in capsys.readouterr().out
 
 
 def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["bench-input", *tiny(manifest, tmp_path)]) == command.OK
+    assert command.main(["bench-input", *tiny(manifest, tmp_path)]) == OK
     assert capsys.readouterr().out.startswith("52 samples in 7 steps")
 
 
@@ -51,7 +52,7 @@ def test_a_budget_that_is_too_small_is_refused_with_the_one_that_every_command_t
 ) -> None:
     def run(budget: int) -> str:
         assert command.main([*words, *tiny(manifest, tmp_path), "--set", f"budget_bytes={budget}"]) in (
-            command.FAILED, command.USAGE,
+            FAILED, USAGE,
         )  # fmt: skip
         return "".join(capsys.readouterr())
 
@@ -62,15 +63,15 @@ def test_a_budget_that_is_too_small_is_refused_with_the_one_that_every_command_t
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["train", "--set", "epoch=3"], command.USAGE, "did you mean 'epochs'"),
-        (["train", "--recipe", "imagenet_resnet5"], command.USAGE, "did you mean 'imagenet_resnet50'"),
-        (["train"], command.USAGE, "--manifest"),
-        (["train", "--manifest", "memory://nothing/here"], command.FAILED, "no manifest there"),
-        (["train", "--profile-steps", "7"], command.USAGE, "START:STOP"),
-        (["train", "--strategy", "ddp", "--fake-data"], command.USAGE, "torchrun"),
-        (["merge-logs", "--run-dir", "/no/such/folder"], command.USAGE, "no such run folder"),
-        (["merge-logs", "--run-dir", "memory://no-run"], command.USAGE, "memory://no-run: no logs/host-000.log there"),
-        (["evaluate", "--run-dir", "memory://no-run"], command.USAGE, "memory://no-run: no config.json there"),
+        (["train", "--set", "epoch=3"], USAGE, "did you mean 'epochs'"),
+        (["train", "--recipe", "imagenet_resnet5"], USAGE, "did you mean 'imagenet_resnet50'"),
+        (["train"], USAGE, "--manifest"),
+        (["train", "--manifest", "memory://nothing/here"], FAILED, "no manifest there"),
+        (["train", "--profile-steps", "7"], USAGE, "START:STOP"),
+        (["train", "--strategy", "ddp", "--fake-data"], USAGE, "torchrun"),
+        (["merge-logs", "--run-dir", "/no/such/folder"], USAGE, "no such run folder"),
+        (["merge-logs", "--run-dir", "memory://no-run"], USAGE, "memory://no-run: no logs/host-000.log there"),
+        (["evaluate", "--run-dir", "memory://no-run"], USAGE, "memory://no-run: no config.json there"),
     ],
 )
 def test_errors_are_one_line_and_have_their_exit_code(
@@ -90,7 +91,7 @@ def test_a_bucket_that_cannot_be_read_is_named(
     flag: str, manifest: str, tmp_path: Path, gcs_root: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = gcs_root.replace("gs://bucket", "gs://no-such-bucket")
-    assert command.main(["train", *tiny(manifest, tmp_path), flag, url]) == command.FAILED
+    assert command.main(["train", *tiny(manifest, tmp_path), flag, url]) == FAILED
     errors = capsys.readouterr().err
     assert url in errors
     assert errors.count("\n") == 1
@@ -101,7 +102,7 @@ def test_a_manifest_of_another_version_is_refused(
 ) -> None:
     values = json.loads((Path(manifest) / "manifest.json").read_text())
     (tmp_path / "manifest.json").write_text(json.dumps({**values, "version": 99}))
-    assert command.main(["train", *tiny(str(tmp_path), tmp_path / "run")]) == command.FAILED
+    assert command.main(["train", *tiny(str(tmp_path), tmp_path / "run")]) == FAILED
     errors = capsys.readouterr().err
     assert "version 99 is newer than this program reads" in errors
     assert errors.count("\n") == 1
@@ -131,11 +132,11 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
     code, errors = interrupted(
         [*words, "--strategy", strategy], lambda: bool(checkpoint.steps(open_storage(str(tmp_path))))
     )
-    assert code == command.INTERRUPTED
+    assert code == INTERRUPTED
     assert errors.endswith("stopped; the same command goes on from the last checkpoint\n")
     assert "Traceback" not in errors
     saved = checkpoint.steps(open_storage(str(tmp_path)))[-1]
-    assert command.main([*words, "--max-steps", str(saved + 1)]) == command.OK
+    assert command.main([*words, "--max-steps", str(saved + 1)]) == OK
     assert len(losses(tmp_path)) > saved
 
 
@@ -158,7 +159,7 @@ def test_ctrl_c_before_the_first_checkpoint_says_that_there_is_none(
     code, errors = interrupted(
         [*words, "--model", "tests.trainer.test_main:sleeping_model"], (tmp_path / "logs/host-000.log").exists
     )
-    assert code == command.INTERRUPTED
+    assert code == INTERRUPTED
     expected = "stopped before the first checkpoint: nothing is saved, the same command begins again"
     assert errors.splitlines()[-1] == expected
 
@@ -180,14 +181,14 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 def test_unknown_flags_and_commands_are_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
         command.main(arguments)
-    assert exit_code.value.code == command.USAGE
+    assert exit_code.value.code == USAGE
 
 
 def test_the_old_bfloat16_switch_is_refused_with_what_replaces_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XLA_USE_BF16", "1")
-    assert command.main(["train", "--fake-data"]) == command.USAGE
+    assert command.main(["train", "--fake-data"]) == USAGE
     assert "--precision bf16" in capsys.readouterr().err
 
 
@@ -214,4 +215,4 @@ def test_a_closed_pipe_ends_a_command_without_a_word(num_lines: int, tmp_path: P
     words = [sys.executable, "-m", "trainer", "merge-logs", "--run-dir", str(tmp_path)]
     with os.fdopen(writing) as closed:
         done = subprocess.run(words, stdout=closed, stderr=subprocess.PIPE, text=True)
-    assert (done.returncode, done.stderr) == (command.FAILED, "")
+    assert (done.returncode, done.stderr) == (FAILED, "")

@@ -20,11 +20,12 @@ import google_crc32c
 import msgspec
 import torch
 
+from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, NotFound
-from shardset.format.tar import crc32c_text
 from shardset.order.epoch import state_from_json
 from shardset.order.permutation import ORDER_VERSION
-from shardset.storage.base import LocalStorage, Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite
 from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, is_folder, step_of, steps
 
@@ -353,14 +354,14 @@ def retain(storage: Storage, keep: int) -> None:
     # Commits first: a kill in between leaves a state without a commit, never the reverse.
     for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         storage.delete(name)
-    if isinstance(storage, LocalStorage):
+    if not storage.is_remote:
         _remove_empty_folders(Path(storage.url))
 
 
 def sweep(storage: Storage) -> None:
     """Removes what a run that was killed while it wrote a checkpoint has left; for who holds the run folder."""
     open_storage(f"{storage.url}/{FOLDER}").sweep()
-    if isinstance(storage, LocalStorage):
+    if not storage.is_remote:
         _remove_empty_folders(Path(storage.url))
 
 

@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 from shardset.errors import ShardsetError, TransientError
-from shardset.storage.base import Storage, open_storage, os_errors_as_storage_errors
+from shardset.storage.base import Storage, os_errors_as_storage_errors
+from shardset.storage.open import open_storage
 
 UPLOAD_EVERY_S = 30.0
 
@@ -20,7 +21,7 @@ class RunFolder:
 
     def __init__(self, url: str, resumed: tuple[str, ...]) -> None:
         self.storage: Storage = open_storage(url)
-        self._temporary = tempfile.mkdtemp(prefix="run-") if "://" in url else None
+        self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
         self.local = Path(self._temporary or url)
         self.local.mkdir(parents=True, exist_ok=True)
         self._sent: dict[str, tuple[int, int]] = {}

@@ -19,7 +19,8 @@ from typing import Protocol
 import msgspec
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
-from shardset.storage.base import ABSENT, Storage, open_storage, os_errors_as_storage_errors
+from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
 
 HOLDER = "holder.json"
@@ -56,7 +57,7 @@ def acquire_run_lock(
 ) -> RunLock:
     """Takes a run folder, local or remote, for this process; raises ConfigError naming the living run that has it."""
     storage = open_storage(url)
-    if "://" not in url:
+    if not storage.is_remote:
         return FileLock(Path(url), this_process())
     return Lease(storage, this_process(), tell, beat_s=beat_s, patience_s=patience_s)
 

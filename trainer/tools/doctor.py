@@ -8,6 +8,7 @@ from typing import Any
 
 from shardset.errors import ShardsetError
 from shardset.format import manifest as manifests
+from shardset.storage.open import bucket_of, is_address
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
 from trainer.supervise import heartbeat
@@ -41,15 +42,15 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
     yield from _check_folders(config, unreachable)
     if config.manifest is None:
         yield checks.check_batches(config, num_hosts)
-    elif probes.bucket_of(config.manifest) not in unreachable:
-        if target is None and probes.bucket_of(config.run_dir) not in unreachable:
+    elif bucket_of(config.manifest) not in unreachable:
+        if target is None and bucket_of(config.run_dir) not in unreachable:
             target = yield from _recorded_target(config)
         yield from _check_data(config, target, num_hosts)
 
 
 def _check_buckets(urls: list[str | None]) -> Generator[CheckResult, None, set[str]]:
     """Yields results; returns the buckets that can't be reached, which other checks then leave out."""
-    buckets = dict.fromkeys(bucket for url in urls if url and (bucket := probes.bucket_of(url)))
+    buckets = dict.fromkeys(bucket for url in urls if url and (bucket := bucket_of(url)))
     unreachable: set[str] = set()
     for bucket in buckets:
         location = probes.bucket_location(bucket)
@@ -65,9 +66,9 @@ def _check_buckets(urls: list[str | None]) -> Generator[CheckResult, None, set[s
 
 
 def _check_folders(config: TrainConfig, unreachable: set[str]) -> Iterator[CheckResult]:
-    if probes.bucket_of(config.run_dir) not in unreachable:
+    if bucket_of(config.run_dir) not in unreachable:
         yield checks.check_run_dir(config.run_dir, probes.write_error(config.run_dir))
-    if "://" not in config.run_dir:
+    if not is_address(config.run_dir):
         yield checks.check_disk("the run folder", config.run_dir, probes.free_bytes(config.run_dir))
     if config.cache_dir is not None and config.cache_bytes is not None:
         used, free = probes.used_bytes(config.cache_dir), probes.free_bytes(config.cache_dir)

@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 from shardset.addresses import without_user
 from shardset.errors import NotFound, ShardsetError, StorageError
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import is_address, open_storage
 from shardset.stream.stream import Stream
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -165,7 +166,7 @@ def workers() -> list[str]:
 def bucket_location(bucket: str) -> str | StorageError:
     """The location of a bucket, or the error that hides it, within seconds."""
     from shardset.storage import gcs
-    from shardset.storage.gcs_http import RetryPolicy
+    from shardset.storage.retry import RetryPolicy
 
     try:
         return gcs.bucket_location(bucket, RetryPolicy(give_up_after_s=BUCKET_TIMEOUT_S))
@@ -191,7 +192,7 @@ def clock_skew_s() -> float | None:
 
 def write_error(url: str) -> str | None:
     """Why a file can't be written, read back and deleted in a run folder; None if it can. Leaves no file behind."""
-    folder = url if "://" in url else str(nearest_folder(Path(url)))
+    folder = url if is_address(url) else str(nearest_folder(Path(url)))
     name, data = f"doctor-{uuid.uuid4().hex}", b"doctor"
     try:
         storage = open_storage(folder)
@@ -271,11 +272,6 @@ def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNE
 def environment() -> Mapping[str, str]:
     """The environment variables of this process."""
     return os.environ
-
-
-def bucket_of(url: str) -> str | None:
-    """The bucket of a `gs://` URL; None for other URLs."""
-    return url.removeprefix("gs://").partition("/")[0] if url.startswith("gs://") else None
 
 
 def stream_needs(config: TrainConfig, num_hosts: int) -> StreamNeeds:

@@ -13,7 +13,8 @@ from shardset.format import naming
 from shardset.html import page, plots
 from shardset.html.page import Finding, count
 from shardset.html.plots import Plot
-from shardset.storage.base import Storage, open_file, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_file, open_storage
 from shardset.version import __version__
 from trainer.config import RECORD
 from trainer.errors import CheckpointError

@@ -19,8 +19,7 @@ from statistics import median
 from typing import Any
 
 from shardset.errors import ConfigError
-from shardset.storage.base import open_storage
-from shardset.storage.local_folder import local_folder
+from shardset.storage.open import local_folder, open_storage
 from shardset.stream.stream import Stream
 from shardset.version import __version__
 from trainer.config import TrainConfig

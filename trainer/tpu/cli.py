@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardset.errors import ConfigError
-from shardset.storage.local_folder import local_folder
+from shardset.storage.open import bucket_of, local_folder
 from trainer.config import TrainConfig
 from trainer.errors import CloudError, Preempted
 from trainer.flags import add_config_flags, config_flags
@@ -281,7 +281,7 @@ def _check_urls(config: TrainConfig) -> None:
     """Raises ConfigError unless shard set, run folder and checkpoint are in a bucket."""
     resumed = None if config.resume in ("auto", "never") else config.resume
     for flag, url in (("--run-dir", config.run_dir), ("--manifest", config.manifest), ("--resume", resumed)):
-        if url is not None and not url.startswith("gs://"):
+        if url is not None and bucket_of(url) is None:
             raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; the workers don't see this machine's files")
 
 

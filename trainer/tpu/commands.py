@@ -220,7 +220,7 @@ def upload_logs(files: Sequence[Path], run_dir: str, project: str | None) -> Com
     return ("gcloud", "storage", "cp", *map(str, files), target, *_flag("project", project))
 
 
-# --- arguments ---------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
 def shell_line(arguments: Command) -> str:

@@ -35,7 +35,7 @@ def header_window(storage: Storage) -> int:
     A request to a bucket takes as long as some megabytes of its answer, so there whole stretches are read; on a local
     disk, jumping from header to header is three times as fast as reading 32 KiB at each.
     """
-    return _REMOTE_BYTES if storage.url.startswith("gs://") else SCATTERED_BYTES
+    return _REMOTE_BYTES if storage.reads_at_once > 1 else SCATTERED_BYTES
 
 
 def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> Iterator[tarfile.TarInfo]:

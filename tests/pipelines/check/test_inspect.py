@@ -18,7 +18,8 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Quarantine
 from shardset.format.tar import StoredSample
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, put, references, write_shard_set
 
 _counter = itertools.count()

@@ -16,13 +16,15 @@ from msgspec.structs import replace
 
 from pipelines.check import verify as verifying
 from pipelines.check.verify import VerifyReport, hash_keys, render, to_json, verify
+from shardset.checksum import crc32c_text
 from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import IndexFile, Manifest, Quarantine, Shard
-from shardset.format.tar import crc32c_text, index_dtype, index_from_bytes, index_to_bytes
+from shardset.format.tar import index_dtype, index_from_bytes, index_to_bytes
 from shardset.order.permutation import hash64
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.odd_images import BAD
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import image_sample, png_samples, put, write_shard_set

@@ -23,7 +23,8 @@ from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.webdataset import WebDataset, find
 from shardset.errors import ConfigError, SourceError
 from shardset.format.tar import StoredSample
-from shardset.storage.base import Stat, Storage, open_storage
+from shardset.storage.base import Stat, Storage
+from shardset.storage.open import open_storage
 from tests.makers import cifar, imagenet
 from tests.makers.folders import write_class_folders
 from tests.makers.images import image_bytes
@@ -43,6 +44,14 @@ class Counting:
     @property
     def url(self) -> str:
         return self.inner.url
+
+    @property
+    def is_remote(self) -> bool:
+        return self.inner.is_remote
+
+    @property
+    def reads_at_once(self) -> int:
+        return self.inner.reads_at_once
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         return self.inner.list(prefix)

@@ -18,13 +18,15 @@ from pipelines import __main__ as command
 from pipelines.check.verify import verify
 from pipelines.export import FORMATS
 from pipelines.export.export import Exported, export
+from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest, Shard
-from shardset.format.tar import StoredSample, crc32c_text, index_to_bytes, members, sample_members
+from shardset.format.tar import StoredSample, index_to_bytes, members, sample_members
 from shardset.read.indexes import read_index
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import jpeg_samples, png_samples, put, write_shard_set
 
 _counter = itertools.count()

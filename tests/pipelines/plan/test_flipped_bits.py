@@ -11,7 +11,7 @@ from pipelines.config import BuildConfig
 from shardset.errors import ManifestError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.doors import changing
 from tests.makers.folders import write_images, write_jsonl
 from tests.makers.stored import files_of

@@ -23,7 +23,8 @@ from shardset.format import naming
 from shardset.format.manifest import ClassInfo, Manifest, Quarantine
 from shardset.format.tar import StoredSample
 from shardset.html import page
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.folders import write_class_folders
 from tests.makers.once import DamagesOnce

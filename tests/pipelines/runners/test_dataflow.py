@@ -18,7 +18,7 @@ from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.runners import dataflow, errors
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TooManyBad
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.stored import files_of
 from tests.pipelines.fake_dataflow import FakeDataflow, options_of, serve

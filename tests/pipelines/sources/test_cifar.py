@@ -14,7 +14,7 @@ from pipelines.sources.cifar import Cifar10, Cifar100
 from pipelines.sources.formats import tar_gz
 from shardset.errors import ChangedInput, SourceError
 from shardset.format import naming
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.cifar import (
     CIFAR10_CLASSES,
     COARSE_CLASSES,

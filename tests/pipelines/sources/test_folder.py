@@ -8,7 +8,7 @@ from pipelines.sources import folder as module
 from pipelines.sources.base import Extent, Rejected
 from pipelines.sources.folder import Folder
 from shardset.errors import ConfigError, SourceError
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders, write_images
 from tests.makers.images import image_bytes
 from tests.makers.spools import MemorySpool

@@ -9,7 +9,8 @@ from pipelines.config import BuildConfig
 from pipelines.sources import TAKES_HOLDOUT, open_source
 from pipelines.sources.holdout import NamesBelow, check_holdout, split_of
 from shardset.errors import ConfigError
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders, write_csv
 from tests.makers.images import image_bytes
 from tests.makers.spools import MemorySpool

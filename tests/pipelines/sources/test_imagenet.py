@@ -12,7 +12,8 @@ from pipelines.sources.base import RawSample, Rejected, Survey
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.synsets import read_mapping, read_solution
 from shardset.errors import ChangedInput, SourceError
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers import imagenet as maker
 from tests.makers.shardset import put
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of

@@ -9,7 +9,7 @@ from pipelines.sources import open_source
 from pipelines.sources.base import Extent, RawSample, Rejected
 from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
-from shardset.storage.base import open_file, open_storage
+from shardset.storage.open import open_file, open_storage
 from tests.makers.folders import write_csv, write_images, write_jsonl
 from tests.makers.images import image_bytes
 from tests.makers.spools import MemorySpool

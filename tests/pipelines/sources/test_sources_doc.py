@@ -13,7 +13,7 @@ from PIL import Image
 
 from pipelines.sources.base import RawSample, Rejected
 from shardset.errors import SourceError
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
 from tests.makers.spools import MemorySpool
 

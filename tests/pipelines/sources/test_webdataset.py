@@ -10,7 +10,7 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Survey
 from pipelines.sources.webdataset import WebDataset, find
 from shardset.errors import ConfigError, ManifestError, SourceError
 from shardset.format.manifest import load
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.imagenet import put
 from tests.makers.odd_images import jpeg
 from tests.makers.shardset import png_samples, write_shard_set

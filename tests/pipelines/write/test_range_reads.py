@@ -6,8 +6,9 @@ import pytest
 
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import FIRST_IN_FLIGHT, MOST_IN_FLIGHT, Window, fetch
-from shardset.storage.base import MemoryStorage, open_storage
-from shardset.storage.gcs_http import RetryPolicy
+from shardset.storage.memory import MemoryStorage
+from shardset.storage.open import open_storage
+from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media
 
 NUM_READS = 48

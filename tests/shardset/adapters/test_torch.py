@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from shardset.adapters.torch import BatchDataset, SampleDataset
 from shardset.decode.image import ImageSpec, PadCrop
 from shardset.errors import ConfigError
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.shardset import pixels, png_samples, write_shard_set
 

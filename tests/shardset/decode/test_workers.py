@@ -20,7 +20,7 @@ from shardset.decode.shared import SharedImages
 from shardset.decode.workers import Decoders
 from shardset.errors import DecoderLost
 from shardset.format import stored_png
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import MIN_DECODED, Stream, order_options
 from tests.conftest import REPOSITORY
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set

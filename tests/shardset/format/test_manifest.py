@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest, load, parse, seal, to_json
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers import golden
 from tests.makers.shardset import put
 

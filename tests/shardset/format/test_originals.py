@@ -12,7 +12,7 @@ from shardset.errors import DamagedShard
 from shardset.format import arrow, naming
 from shardset.format.originals import Origin, read_origins, stored_key
 from shardset.format.tar import StoredSample
-from shardset.storage.base import MemoryStorage
+from shardset.storage.memory import MemoryStorage
 from tests.makers.shardset import put, references
 
 _counter = itertools.count()

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from webdataset.tariterators import tar_file_iterator
 
+from shardset.checksum import crc32c_text
 from shardset.errors import DamagedShard
 from shardset.format.naming import is_key
 from shardset.format.tar import (
@@ -25,7 +26,6 @@ from shardset.format.tar import (
     StoredSample,
     TarBuilder,
     TarMember,
-    crc32c_text,
     fits_index,
     header,
     index_dtype,

@@ -22,7 +22,7 @@ from shardset.format.manifest import load
 from shardset.read import disk_cache
 from shardset.read.disk_cache import BlockCache, DiskCache
 from shardset.read.fetch import CachedReader, RemoteReader
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.shardset import png_samples, write_shard_set
 

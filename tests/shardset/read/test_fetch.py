@@ -24,7 +24,9 @@ from shardset.read.fetch import (
     ShardTable,
     open_sample_reader,
 )
-from shardset.storage.base import MemoryStorage, Stat, open_storage
+from shardset.storage.base import Stat
+from shardset.storage.memory import MemoryStorage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, put, write_shard_set
 
 NUM_SAMPLES = 60
@@ -43,6 +45,10 @@ class WatchedStorage:
     @property
     def url(self):
         return self.inner.url
+
+    @property
+    def is_remote(self):
+        return self.inner.is_remote
 
     def stat(self, name) -> Stat:
         self.looks.append(name)

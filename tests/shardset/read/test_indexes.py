@@ -9,7 +9,8 @@ from shardset.format.manifest import Shard
 from shardset.format.tar import StoredSample
 from shardset.read import indexes
 from shardset.read.indexes import read_index, read_rows
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, put, write_shard_set
 
 _counter = itertools.count()

@@ -8,8 +8,8 @@ from shardset.errors import DamagedShard, ManifestError
 from shardset.format import manifest as manifests
 from shardset.read import indexes
 from shardset.read.indexes import read_index, read_record_type, read_rows
-from shardset.storage.base import open_storage
 from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
+from shardset.storage.open import open_storage
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import png_samples, put, write_shard_set
 

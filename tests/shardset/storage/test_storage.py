@@ -32,9 +32,12 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, StorageError, TransientError
 from shardset.storage import gcs_http
-from shardset.storage.base import ABSENT, LocalStorage, MemoryStorage, open_file, open_storage
+from shardset.storage.base import ABSENT
 from shardset.storage.gcs import _Body, bucket_location
-from shardset.storage.gcs_http import RetryPolicy
+from shardset.storage.local import LocalStorage
+from shardset.storage.memory import MemoryStorage
+from shardset.storage.open import open_file, open_storage
+from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 
 HELLO = b"hello world"

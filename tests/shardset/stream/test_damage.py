@@ -15,7 +15,7 @@ from shardset.decode.image import CenterCrop, ImageSpec
 from shardset.errors import DamagedShard, ManifestError, ShardsetError
 from shardset.format.manifest import load
 from shardset.format.tar import members
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.faulty_proxy import Fault, FaultyProxy, is_media
 from tests.makers.shardset import pixels, png_samples, put, write_shard_set

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardset.decode.image import ImageSpec, PadCrop
 from shardset.errors import ConfigError
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share, share_lanes
 from tests.makers.shardset import png_samples, write_shard_set
 

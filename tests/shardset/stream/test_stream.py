@@ -17,7 +17,7 @@ from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError, DamagedShard, ManifestError
 from shardset.format.tar import StoredSample
 from shardset.order.epoch import state_from_json
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream, order_options
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import jpeg_samples, write_shard_set
 
 PAGE = Path(__file__).parents[3] / "docs" / "stream.md"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, ManifestError
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer.config import ModelConfig

@@ -15,7 +15,9 @@ import pytest
 import torch
 
 from shardset.errors import ConfigError, TransientError
-from shardset.storage.base import MemoryStorage, Storage, Writer, open_storage
+from shardset.storage.base import Storage, Writer
+from shardset.storage.memory import MemoryStorage
+from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint
 

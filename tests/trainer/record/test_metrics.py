@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, StorageError
-from shardset.storage.base import MemoryStorage
+from shardset.storage.memory import MemoryStorage
 from trainer.record import metrics
 from trainer.record.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
 

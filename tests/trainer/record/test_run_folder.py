@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from shardset.errors import StorageError, TransientError
-from shardset.storage.base import MemoryStorage, Storage, Writer, open_storage
+from shardset.storage.base import Storage, Writer
+from shardset.storage.memory import MemoryStorage
+from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
 from trainer.record.run_folder import RunFolder
 

@@ -19,7 +19,8 @@ import torch
 from sklearn.datasets import load_digits
 
 from shardset.format.tar import StoredSample
-from shardset.storage.base import open_storage
+from shardset.program import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
+from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy
 from tests.makers import kills
 from tests.makers.shardset import encode, write_shard_set
@@ -37,7 +38,6 @@ from tests.makers.training import (
 )
 from trainer import config as configs
 from trainer import recipes
-from trainer.cli import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Strategy, TrainConfig
 from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize

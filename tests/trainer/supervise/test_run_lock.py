@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from shardset.errors import ConfigError, NotFound, StorageError
-from shardset.storage.base import Storage, open_storage
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
 from trainer.supervise import run_lock as holds
 from trainer.supervise.run_lock import HOLDER, Holder, RunLock, acquire_run_lock, this_process

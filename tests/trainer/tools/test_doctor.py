@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from shardset.errors import ConfigError
-from shardset.storage.base import open_storage
+from shardset.program import FAILED, OK, USAGE
+from shardset.storage.open import open_storage
 from tests.makers.training import shard_set, tiny_config
 from trainer import cli as command
 from trainer.tools import doctor, probes
@@ -47,7 +48,7 @@ def doctored(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 def test_a_set_on_disk_end_to_end(doctored, folder, tmp_path):
     run_dir = tmp_path / "not" / "yet" / "run"
     code, found, _ = doctored(*flags(folder, str(run_dir)), "--want-images-per-second", "0.001")
-    assert code == command.OK, found
+    assert code == OK, found
     assert list(found) == [
         "python", "versions", "variables", "devices", "global batch", "ports", "open files",
         "disk for temporary files", "run folder", "disk for the run folder", "manifest", "shards", "lanes", "memory",
@@ -65,7 +66,7 @@ def test_a_set_in_a_bucket_end_to_end(doctored, folder, gcs_root):
         with target.writer(stat.name) as writer:
             writer.write(source.read(stat.name))
     code, found, _ = doctored(*flags(f"{gcs_root}/set", f"{gcs_root}/run"))
-    assert code == command.OK, found
+    assert code == OK, found
     assert "reachable" in found["bucket bucket"]["found"]
     assert "unknown" in found["region of bucket"]["found"]
     assert found["clock"]["status"] == "pass"
@@ -73,7 +74,7 @@ def test_a_set_in_a_bucket_end_to_end(doctored, folder, gcs_root):
     assert list(open_storage(f"{gcs_root}/run").list()) == []
     target.delete("train/train-000002.tar")
     code, found, errors = doctored(*flags(f"{gcs_root}/set", f"{gcs_root}/run"))
-    assert code == command.FAILED
+    assert code == FAILED
     assert "1 missing, such as train/train-000002.tar" in found["shards"]["found"]
     assert "1 of " in errors
     assert "decode rate" not in found
@@ -82,7 +83,7 @@ def test_a_set_in_a_bucket_end_to_end(doctored, folder, gcs_root):
 @pytest.mark.gcs
 def test_a_bucket_that_does_not_exist_is_one_failure_and_no_more(doctored, gcs_root):
     code, found, _ = doctored(*flags("gs://no-such-bucket/set", "gs://no-such-bucket/run"))
-    assert code == command.FAILED
+    assert code == FAILED
     assert [check for check, finding in found.items() if finding["status"] == "fail"] == ["bucket no-such-bucket"]
     assert "run folder" not in found
 
@@ -102,7 +103,7 @@ def test_what_is_wrong_fails_with_code_1_and_says_how_much(doctored, tmp_path, m
     monkeypatch.setenv("XRT_TPU_CONFIG", "x")
     (tmp_path / "file").write_text("")
     code, found, errors = doctored(*flags(str(tmp_path / "nothing"), str(tmp_path / "file" / "run")))
-    assert code == command.FAILED
+    assert code == FAILED
     failed = {check for check, finding in found.items() if finding["status"] == "fail"}
     assert {"variables", "run folder", "manifest"} <= failed
     assert errors.strip().splitlines()[-1].startswith(f"TrainingError: {len(failed)} of {len(found)} checks failed")
@@ -115,29 +116,29 @@ def test_damage_that_only_decoding_shows_is_a_failure(doctored, tmp_path):
         data[600:640] = bytes(40)
         shard.write_bytes(data)
     code, found, _ = doctored(*flags(damaged, str(tmp_path / "run")))
-    assert code == command.FAILED
+    assert code == FAILED
     assert found["shards"]["status"] == "pass"
     assert found["decode rate"]["status"] == "fail"
 
 
 def test_a_stream_that_can_not_be_is_a_failure(doctored, folder, tmp_path):
     code, found, _ = doctored(*flags(folder, str(tmp_path)), "--set", "eval_split=test")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "eval_split is 'test'" in found["stream"]["found"]
 
 
 @pytest.mark.slow
 def test_a_run_folder_tells_its_configuration_and_what_its_devices_wanted(doctored, folder, tmp_path, capsys):
     run_dir, model = str(tmp_path / "run"), ["--model", "trainer.model:tiny_resnet"]
-    assert command.main(["train", *flags(folder, run_dir), *model, "--epochs", "2"]) == command.OK
+    assert command.main(["train", *flags(folder, run_dir), *model, "--epochs", "2"]) == OK
     capsys.readouterr()
     code, found, _ = doctored("--run-dir", run_dir)
-    assert code in (command.OK, command.FAILED), "a busy machine may decode slower than so small a model wants"
+    assert code in (OK, FAILED), "a busy machine may decode slower than so small a model wants"
     assert "train 52" in found["manifest"]["found"]
     assert "8 samples = 1 device x 8" in found["global batch"]["found"]
     assert "(the recorded run, epoch 2, " in found["decode rate"]["found"]
     code, found, _ = doctored(*flags(folder, run_dir), "--precision", "bf16", *model)
-    assert code == command.OK
+    assert code == OK
     assert "had precision=fp32, this one has bf16" in found["recorded run"]["found"]
     assert "nothing to compare with" in found["decode rate"]["found"]
 
@@ -152,7 +153,7 @@ def test_a_damaged_record_is_named(tmp_path, text, message):
 def test_a_recipe_alone_is_checked_as_far_as_it_goes(doctored, tmp_path):
     (tmp_path / "config.json").write_text("{")
     code, found, _ = doctored("--recipe", "imagenet_resnet50", "--run-dir", str(tmp_path), "--strategy", "single")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "4096 samples" in found["global batch"]["found"]
     assert found["memory"]["status"] == "fail"
     assert "manifest" not in found
@@ -184,7 +185,7 @@ def test_wrong_usage_is_code_2(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "config.json").write_text("{")
-    assert command.main(["doctor", *words]) == command.USAGE
+    assert command.main(["doctor", *words]) == USAGE
     assert message in capsys.readouterr().err
 
 
@@ -192,7 +193,7 @@ def test_wrong_usage_is_code_2(words, message, capsys, tmp_path, monkeypatch):
 def test_unknown_flags_are_usage_errors(words):
     with pytest.raises(SystemExit) as exit_code:
         command.main(["doctor", *words])
-    assert exit_code.value.code == command.USAGE
+    assert exit_code.value.code == USAGE
 
 
 def test_the_program_itself_prints_and_ends_with_its_code(tmp_path):
@@ -200,6 +201,6 @@ def test_the_program_itself_prints_and_ends_with_its_code(tmp_path):
         [sys.executable, "-m", "trainer", "doctor", "--run-dir", str(tmp_path), "--strategy", "ddp"],
         capture_output=True, text=True, env=os.environ | {"GCE_METADATA_HOST": "127.0.0.1:9"},
     )  # fmt: skip
-    assert done.returncode == command.FAILED
+    assert done.returncode == FAILED
     assert "fail  devices: " in done.stdout
     assert "torchrun" in done.stdout

@@ -19,8 +19,9 @@ from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
+from shardset.program import OK, USAGE
 from shardset.read import indexes
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
 from tests.makers.once import DamagesOnce
@@ -68,7 +69,7 @@ def _write_names(url: str) -> None:
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
-    assert command.main(["explain", *words, "--json"]) == command.OK, capsys.readouterr().err
+    assert command.main(["explain", *words, "--json"]) == OK, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -163,12 +164,12 @@ def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):
 def test_tables_say_pads_names_and_how_far_the_run_is(recorded, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     run_dir, _ = recorded
-    assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == command.OK
+    assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == OK
     text = capsys.readouterr().out
     assert "epoch 0 step 6 of 7, taken: 8 slots, 4 of them pads of weight 0" in text
     assert text.count("(pad)") == 4
     assert "<b>.png" in text
-    assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == command.OK
+    assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == OK
     assert "originally raw/7 <b>.png" in capsys.readouterr().out
 
 
@@ -278,7 +279,7 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
     for line in COMMANDS:
         python, module, trainer, *words = shlex.split(line)
         assert (python, module, trainer) == ("python", "-m", "trainer")
-        assert command.main(words) == command.OK, line
+        assert command.main(words) == OK, line
     assert len(COMMANDS) == 5
     assert (tmp_path / "step.html").exists()
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -319,12 +320,12 @@ def test_what_can_t_be_asked_is_a_wrong_command_line(recorded, words, message, c
     run_dir, _ = recorded
     words = [f"--step={words[1]}"] if words[:2] == ["--step", "-1"] else words
     words = [f"--id={words[1]}"] if words[:2] == ["--id", "-1"] else words
-    assert command.main(["explain", "--run-dir", run_dir, *words]) == command.USAGE
+    assert command.main(["explain", "--run-dir", run_dir, *words]) == USAGE
     assert message in capsys.readouterr().err
 
 
 def test_a_folder_without_a_config_is_no_run(tmp_path, capsys):
-    assert command.main(["explain", "--run-dir", str(tmp_path), "--step", "0"]) == command.USAGE
+    assert command.main(["explain", "--run-dir", str(tmp_path), "--step", "0"]) == USAGE
     assert "no config.json there" in capsys.readouterr().err
 
 
@@ -336,7 +337,7 @@ def test_a_broken_config_is_named(tmp_path, text, message):
 
 
 def test_a_run_without_a_shard_set_has_nothing_to_explain(capsys):
-    assert command.main(["explain", "--recipe", "digits_smoke", "--step", "0"]) == command.USAGE
+    assert command.main(["explain", "--recipe", "digits_smoke", "--step", "0"]) == USAGE
     assert "no shard set to explain" in capsys.readouterr().err
 
 

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from shardset.errors import ConfigError
-from shardset.storage.base import open_storage
+from shardset.program import OK, USAGE
+from shardset.storage.open import open_storage
 from tests.makers.shardset import put
 from trainer import cli as command
 from trainer import config as configs
@@ -190,7 +191,7 @@ def test_of_many_hosts_the_first_are_shown(tmp_path):
 )
 def test_a_folder_that_is_no_run_is_a_wrong_command_line(tmp_path, capsys, made, message):
     made(tmp_path / "run")
-    assert command.main(["report", str(tmp_path / "run")]) == command.USAGE
+    assert command.main(["report", str(tmp_path / "run")]) == USAGE
     found = capsys.readouterr().err
     assert message in found
     assert found.count("\n") == 1
@@ -198,7 +199,7 @@ def test_a_folder_that_is_no_run_is_a_wrong_command_line(tmp_path, capsys, made,
 
 def test_the_command_writes_where_it_is_told(tmp_path, capsys):
     path = folder(tmp_path / "run", [line(one) for one in whole()])
-    assert command.main(["report", str(path), "--output", str(tmp_path / "page.html")]) == command.OK
+    assert command.main(["report", str(path), "--output", str(tmp_path / "page.html")]) == OK
     assert capsys.readouterr().out.startswith(f"report: {tmp_path}/page.html (")
     assert not (path / "report.html").exists()
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
+from shardset.program import FAILED, OK, USAGE
 from tests.makers.training import shard_set, tiny_config
 from trainer import cli as command
 from trainer.tools.sweep import (
@@ -198,7 +199,7 @@ def arguments(manifest: str, *words: str) -> list[str]:
 def test_the_command_writes_a_table_a_plot_and_its_numbers(manifest, tmp_path, capsys):
     output = tmp_path / "deep" / "sweep"
     words = arguments(manifest, "q=4,8", "threads=1")
-    assert command.main([*words, "--seconds", "0.01", "--rounds", "2", "--output", str(output)]) == command.OK
+    assert command.main([*words, "--seconds", "0.01", "--rounds", "2", "--output", str(output)]) == OK
     printed = capsys.readouterr()
     assert printed.out.startswith("| q | threads | samples/s |")
     assert "4 of 4, 0 s left" in printed.err
@@ -211,7 +212,7 @@ def test_the_command_writes_a_table_a_plot_and_its_numbers(manifest, tmp_path, c
 
 
 def test_json_on_standard_output_is_nothing_but_json(manifest, capsys):
-    assert command.main([*arguments(manifest, "q=4"), "--seconds", "0.01", "--rounds", "1", "--json"]) == command.OK
+    assert command.main([*arguments(manifest, "q=4"), "--seconds", "0.01", "--rounds", "1", "--json"]) == OK
     assert named(json.loads(capsys.readouterr().out)["points"][0]["point"]) == "q=4"
 
 
@@ -229,7 +230,7 @@ def test_json_on_standard_output_is_nothing_but_json(manifest, capsys):
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_a_usage_error(manifest, flags, message, capsys):
-    assert command.main(["bench-input", "--manifest", manifest, *flags]) == command.USAGE
+    assert command.main(["bench-input", "--manifest", manifest, *flags]) == USAGE
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
@@ -240,7 +241,7 @@ def test_what_was_measured_is_printed_though_the_disk_does_not_take_it(manifest,
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
         words = arguments(manifest, "q=4", "--seconds", "0.01", "--rounds", "1", "--output", str(tmp_path))
-        assert command.main(words) == command.FAILED
+        assert command.main(words) == FAILED
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     printed = capsys.readouterr()
@@ -251,13 +252,13 @@ def test_what_was_measured_is_printed_though_the_disk_does_not_take_it(manifest,
 
 def test_a_folder_with_a_sweep_is_not_overwritten(manifest, tmp_path, capsys):
     (tmp_path / "sweep.json").write_text("{}")
-    assert command.main([*arguments(manifest, "q=4"), "--output", str(tmp_path)]) == command.USAGE
+    assert command.main([*arguments(manifest, "q=4"), "--output", str(tmp_path)]) == USAGE
     assert "there is a sweep in it already" in capsys.readouterr().err
     assert (tmp_path / "sweep.json").read_text() == "{}"
 
 
 def test_a_shard_set_that_is_not_there_is_a_failure(tmp_path: Path, capsys):
-    assert command.main(["bench-input", "--sweep", f"shard={tmp_path}/none"]) == command.FAILED
+    assert command.main(["bench-input", "--sweep", f"shard={tmp_path}/none"]) == FAILED
     assert "no manifest there" in capsys.readouterr().err
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from shardset.program import FAILED, OK, PREEMPTED, USAGE
 from tests.makers.cloud import Cloud, wheel
 from trainer import cli as command
 from trainer.tpu.cli import merged_lines
@@ -52,7 +53,7 @@ def last(errors: str) -> str:
 
 def test_create_asks_once_and_waits_until_it_is_ready(cloud, tpu):
     code, output, _ = tpu("create", "--accelerator-type=v4-32", "--spot", "--valid-for=6h")
-    assert code == command.OK
+    assert code == OK
     assert "my-tpu is READY, 4 workers" in output
     assert "WAITING_FOR_RESOURCES" in output
     assert "PROVISIONING" in output
@@ -62,7 +63,7 @@ def test_create_asks_once_and_waits_until_it_is_ready(cloud, tpu):
 
 
 def test_create_directly_makes_a_tpu_vm_and_no_request(cloud, tpu):
-    assert tpu("create", "--accelerator-type=v4-8", "--direct")[0] == command.OK
+    assert tpu("create", "--accelerator-type=v4-8", "--direct")[0] == OK
     assert cloud.asked("tpu-vm create") == 1
     assert cloud.asked("queued-resources create") == 0
 
@@ -71,7 +72,7 @@ def test_create_directly_makes_a_tpu_vm_and_no_request(cloud, tpu):
 def test_create_of_a_ready_one_does_nothing_and_says_so(cloud, tpu, request_):
     cloud.has("my-tpu", "v4-32", request=request_)
     code, output, _ = tpu("create", "--accelerator-type=v4-32")
-    assert code == command.OK
+    assert code == OK
     assert "READY already: nothing to do" in output
     assert cloud.asked(" create ") == 0
 
@@ -82,7 +83,7 @@ def test_create_goes_on_waiting_for_what_was_asked_for_before(cloud, tpu):
     del state["requests"]["my-tpu"]["state"]
     state["requests"]["my-tpu"]["looks"] = 0
     (cloud.folder / "state.json").write_text(json.dumps(state))
-    assert tpu("create", "--accelerator-type=v4-32")[0] == command.OK
+    assert tpu("create", "--accelerator-type=v4-32")[0] == OK
     assert cloud.asked(" create ") == 0
 
 
@@ -97,7 +98,7 @@ def test_create_goes_on_waiting_for_what_was_asked_for_before(cloud, tpu):
 def test_create_of_one_that_can_not_be_used_says_what_to_do(cloud, tpu, node, request_, advice):
     cloud.has("my-tpu", "v4-32", node=node, request=request_)
     code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == command.FAILED
+    assert code == FAILED
     assert advice in errors
     assert cloud.asked(" create ") == 0
 
@@ -105,7 +106,7 @@ def test_create_of_one_that_can_not_be_used_says_what_to_do(cloud, tpu, node, re
 def test_create_refuses_another_type_under_a_name_that_is_taken(cloud, tpu):
     cloud.has("my-tpu", "v4-8")
     code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == command.USAGE
+    assert code == USAGE
     assert "is there as v4-8" in errors
 
 
@@ -121,14 +122,14 @@ def test_create_refuses_another_type_under_a_name_that_is_taken(cloud, tpu):
 def test_a_creation_that_is_refused_is_one_line_with_what_to_do(cloud, tpu, says, advice):
     cloud.fail({"on": " create ", "says": says})
     code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == command.FAILED
+    assert code == FAILED
     assert advice in last(errors)
 
 
 def test_not_being_logged_in_is_found_before_anything_is_asked_for(cloud, tpu):
     cloud.fail({"on": "describe", "says": "ERROR: (gcloud.x) You do not currently have an active account selected."})
     code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "gcloud auth login" in last(errors)
     assert cloud.asked(" create ") == 0
 
@@ -138,7 +139,7 @@ def test_a_missing_gcloud_is_one_clear_line(cloud, tpu, verb, monkeypatch, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     more = {"train": RUN, "create": ["--accelerator-type=v4-8"], "setup": [f"--wheel={wheel(tmp_path)}"]}
     code, _, errors = tpu(verb, *more.get(verb, []))
-    assert code == command.FAILED
+    assert code == FAILED
     assert last(errors).startswith("CloudError: gcloud is not installed")
 
 
@@ -149,7 +150,7 @@ def test_setup_copies_and_installs_the_wheel_on_every_worker(cloud, tpu, tmp_pat
     cloud.has("my-tpu", "v4-32")
     homes = [cloud.home("my-tpu", worker) for worker in range(4)]
     for _ in range(2):  # again is no error
-        assert tpu("setup", f"--wheel={wheel(tmp_path)}")[0] == command.OK
+        assert tpu("setup", f"--wheel={wheel(tmp_path)}")[0] == OK
     for home in homes:
         assert (home / "installed").read_text().strip().endswith(".whl[trainer,tpu]")
         assert (home / "shardset-tpu/env/bin/python").exists()
@@ -160,7 +161,7 @@ def test_setup_fails_where_one_worker_fails(cloud, tpu, tmp_path):
     homes = [cloud.home("my-tpu", worker) for worker in range(4)]
     (homes[2] / ".local/bin/uv").write_text("#!/bin/sh\necho 'no network' >&2\nexit 9\n")
     code, _, errors = tpu("setup", f"--wheel={wheel(tmp_path)}")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "worker 2 failed with exit status 9" in errors
     assert "ended with code 9" in last(errors)
 
@@ -170,7 +171,7 @@ def test_setup_needs_a_tpu_that_is_ready(cloud, tpu, tmp_path, node):
     if node:
         cloud.has("my-tpu", "v4-32", node=node, request="SUSPENDED")
     code, _, errors = tpu("setup", f"--wheel={wheel(tmp_path)}")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "tpu create" in errors or "tpu delete" in errors
     assert cloud.asked("scp") == 0
 
@@ -178,14 +179,14 @@ def test_setup_needs_a_tpu_that_is_ready(cloud, tpu, tmp_path, node):
 @pytest.mark.parametrize("path", ["nothing.whl", "setup.py"])
 def test_something_else_than_a_wheel_is_refused(cloud, tpu, path):
     Path("setup.py").write_text("")
-    assert tpu("setup", f"--wheel={path}")[0] == command.USAGE
+    assert tpu("setup", f"--wheel={path}")[0] == USAGE
     assert cloud.calls == []
 
 
 def test_doctor_runs_on_all_workers_with_the_flags_of_a_training(cloud, tpu):
     homes = cloud.ready("my-tpu", "v4-32", 4)
     words = ["--recipe=imagenet_resnet50", "--set", "seed=3", "--want-images-per-second", "9000"]
-    assert tpu("doctor", *words)[0] == command.OK
+    assert tpu("doctor", *words)[0] == OK
     for home in homes:
         expected = "PJRT_DEVICE=TPU -m trainer doctor --recipe=imagenet_resnet50 --set=seed=3 "
         expected += "--want-images-per-second=9000"
@@ -196,7 +197,7 @@ def test_doctor_fails_where_a_check_failed_on_a_worker(cloud, tpu):
     homes = cloud.ready("my-tpu", "v4-32", 4)
     (homes[3] / "code").write_text("1")
     code, _, errors = tpu("doctor")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "a worker failed a check" in last(errors)
 
 
@@ -206,7 +207,7 @@ def test_doctor_fails_where_a_check_failed_on_a_worker(cloud, tpu):
 def test_train_hands_the_flags_of_the_trainer_to_every_worker(cloud, tpu):
     homes = cloud.ready("my-tpu", "v4-32", 4)
     flags = ["--recipe=cifar10_resnet18", "--manifest=gs://bucket/it's", "--run-dir=gs://bucket/run", "--epochs=3"]
-    assert tpu("train", *flags, "--env", "A=b c")[0] == command.OK
+    assert tpu("train", *flags, "--env", "A=b c")[0] == OK
     expected = f"PJRT_DEVICE=TPU -m trainer.tpu.worker train {' '.join(flags)}"
     assert [(home / "ran").read_text().strip() for home in homes] == [expected] * 4
     assert cloud.asked(" create ") == 0
@@ -217,7 +218,7 @@ def test_train_again_after_a_preemption_in_the_middle(cloud, tpu, tmp_path):
     cloud.fail({"on": "worker train", "preempt": True, "code": 255, "says": "Connection to 10.0.0.1 closed"})
     flags = ["--accelerator-type=v4-32", "--spot", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
     code, output, _ = tpu("train", *RUN, *flags)
-    assert code == command.OK
+    assert code == OK
     assert "interrupted (255, TPU VM PREEMPTED, queued request SUSPENDED); 1 restarts left" in output
     verbs = [call[3] for call in cloud.calls if call[3] not in ("describe",)]
     assert verbs == ["ssh", "delete", "create", "scp", "ssh", "ssh"]
@@ -227,7 +228,7 @@ def test_a_preemption_during_the_setup_counts_as_one_too(cloud, tpu, tmp_path):
     cloud.fail({"on": "scp", "preempt": True, "code": 255, "says": "Connection closed"})
     cloud.home("my-tpu", 0)
     flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
-    assert tpu("train", *RUN, *flags)[0] == command.OK
+    assert tpu("train", *RUN, *flags)[0] == OK
     assert cloud.asked(" create ") == 2
 
 
@@ -237,7 +238,7 @@ def test_a_preemption_while_it_is_waited_for_counts_as_one_too(cloud, tpu, tmp_p
     cloud.home("my-tpu", 0)
     flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
     code, output, errors = tpu("train", *RUN, *flags)
-    assert code == command.OK, errors
+    assert code == OK, errors
     assert "queued request SUSPENDED); 1 restarts left" in output
     assert cloud.asked(" create ") == 2
 
@@ -247,7 +248,7 @@ def test_a_request_that_expires_is_not_asked_for_again_and_again(cloud, tpu, tmp
     cloud.fail(look, look, {**look, "expire": True})
     flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=5"]
     code, _, errors = tpu("train", *RUN, *flags)
-    assert code == command.FAILED
+    assert code == FAILED
     assert "the request expired" in last(errors)
     assert cloud.asked(" create ") == 1
 
@@ -256,7 +257,7 @@ def test_exit_code_3_of_a_tpu_that_stays_trains_again_on_it(cloud, tpu, tmp_path
     cloud.ready("my-tpu", "v4-8", 1)
     cloud.fail({"on": "worker train", "code": 3, "says": ""})
     flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
-    assert tpu("train", *RUN, *flags)[0] == command.OK
+    assert tpu("train", *RUN, *flags)[0] == OK
     assert cloud.asked(" create ") == 0
     assert cloud.asked("worker train") == 2
 
@@ -266,7 +267,7 @@ def test_restarts_are_bounded(cloud, tpu, tmp_path):
     cloud.fail(*[{"on": "worker train", "preempt": True, "code": 255}] * 9)
     flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=2"]
     code, _, errors = tpu("train", *RUN, *flags)
-    assert code == command.FAILED
+    assert code == FAILED
     assert "no restarts are left" in last(errors)
     assert cloud.asked("worker train") == 3
 
@@ -275,7 +276,7 @@ def test_a_training_that_saved_and_may_not_restart_ends_with_code_3(cloud, tpu):
     (home,) = cloud.ready("my-tpu", "v4-8", 1)
     (home / "code").write_text("3")
     code, _, errors = tpu("train", *RUN)
-    assert code == command.PREEMPTED
+    assert code == PREEMPTED
     assert "the same command goes on" in last(errors)
 
 
@@ -283,7 +284,7 @@ def test_a_training_that_tpu_stop_ended_is_not_started_again(cloud, tpu, tmp_pat
     (home,) = cloud.ready("my-tpu", "v4-8", 1)
     (home / "code").write_text("4")
     flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=5"]
-    assert tpu("train", *RUN, *flags)[0] == command.PREEMPTED
+    assert tpu("train", *RUN, *flags)[0] == PREEMPTED
     assert cloud.asked("worker train") == 1
 
 
@@ -301,7 +302,7 @@ def test_a_training_that_failed_is_not_tried_again(cloud, tpu, tmp_path, failure
     cloud.fail({"on": "worker train", **failure})
     flags = ["--accelerator-type=v4-32", f"--wheel={wheel(tmp_path)}", "--max-restarts=5"]
     code, _, errors = tpu("train", *RUN, *flags)
-    assert code == command.FAILED
+    assert code == FAILED
     assert advice in last(errors)
     assert cloud.asked("worker train") == 1
 
@@ -321,7 +322,7 @@ def test_a_training_that_failed_is_not_tried_again(cloud, tpu, tmp_path, failure
 )
 def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message):
     code, _, errors = tpu("train", *words)
-    assert code == command.USAGE
+    assert code == USAGE
     assert message in last(errors)
     assert cloud.calls == []
 
@@ -342,7 +343,7 @@ def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message
 def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
     with pytest.raises(SystemExit) as exit_code:
         command.main(["tpu", *words])
-    assert exit_code.value.code == command.USAGE
+    assert exit_code.value.code == USAGE
     assert cloud.calls == []
 
 
@@ -368,7 +369,7 @@ def test_ctrl_c_says_what_is_left_behind(cloud, verb, words, left):
     time.sleep(0.2)
     os.killpg(program.pid, signal.SIGINT)  # as a terminal does
     _, errors = program.communicate(timeout=600)
-    assert program.returncode == command.FAILED, errors
+    assert program.returncode == FAILED, errors
     assert last(errors).startswith("CloudError: interrupted; ")
     assert left in last(errors)
 
@@ -381,7 +382,7 @@ def test_logs_of_all_workers_are_merged_by_time_and_copied_to_the_bucket(cloud, 
     for worker, home in enumerate(homes):
         stamps = (f"2026-11-21T10:00:0{second}+00:00" for second in (worker, worker + 5))
         (home / "shardset-tpu/train.log").write_text("".join(f"{stamp} step\n  more\n" for stamp in stamps))
-    assert tpu("logs", "--run-dir=gs://bucket/run/")[0] == command.OK
+    assert tpu("logs", "--run-dir=gs://bucket/run/")[0] == OK
     merged = Path("tpu-logs/merged.log").read_text().splitlines()
     assert [line.split()[1] for line in merged] == [f"worker-{n}" for n in (0, 0, 1, 1, 2, 2, 3, 3) * 2]
     assert merged[1] == "2026-11-21T10:00:00+00:00 worker-0   more"
@@ -399,7 +400,7 @@ def test_logs_of_all_workers_are_merged_by_time_and_copied_to_the_bucket(cloud, 
 )
 def test_logs_are_not_fetched_to_an_address(cloud, tpu, to, message):
     code, _, errors = tpu("logs", f"--to={to}")
-    assert code == command.USAGE
+    assert code == USAGE
     assert message in last(errors)
     assert not cloud.calls
 
@@ -414,7 +415,7 @@ def test_a_colon_in_the_folder_of_logs_is_no_machine_for_scp(cloud, tpu):
 def test_logs_of_a_worker_that_never_trained_are_an_error(cloud, tpu):
     cloud.ready("my-tpu", "v4-8", 1)
     code, _, errors = tpu("logs")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "No such file" in last(errors)
 
 
@@ -430,7 +431,7 @@ def test_lines_before_the_first_time_stay_first(tmp_path):
 def test_stop_asks_every_worker_and_says_that_the_tpu_stays(cloud, tpu):
     homes = cloud.ready("my-tpu", "v4-32", 4)
     code, output, _ = tpu("stop")
-    assert code == command.OK
+    assert code == OK
     assert "costs money" in output
     assert all((home / "ran").read_text().strip().endswith("trainer.tpu.worker stop") for home in homes)
 
@@ -442,7 +443,7 @@ def test_delete_leaves_nothing_of_that_name_and_lists_the_rest(cloud, tpu, reque
     state["nodes"]["other"] = {"state": "READY", "type": "v4-8"}
     (cloud.folder / "state.json").write_text(json.dumps(state))
     code, output, _ = tpu("delete", "--run-dir=gs://bucket/run")
-    assert code == command.OK
+    assert code == OK
     assert cloud.asked(verb) == 1
     assert "other  us-central2-b  v4-8" in output
     assert "1234567  gs://bucket/run" in output
@@ -455,7 +456,7 @@ def test_delete_leaves_nothing_of_that_name_and_lists_the_rest(cloud, tpu, reque
 
 def test_delete_of_nothing_says_so_and_still_lists_what_remains(cloud, tpu):
     code, output, _ = tpu("delete")
-    assert code == command.OK
+    assert code == OK
     assert "not there: nothing to delete" in output
     assert cloud.asked("delete") == 0
     assert cloud.asked("disks list") == 1
@@ -464,14 +465,14 @@ def test_delete_of_nothing_says_so_and_still_lists_what_remains(cloud, tpu):
 def test_delete_of_one_that_went_by_itself_meanwhile_is_no_error(cloud, tpu):
     cloud.has("my-tpu", "v4-8")
     cloud.fail({"on": "queued-resources delete", "says": "ERROR: (gcloud.x) NOT_FOUND: it was not found"})
-    assert tpu("delete")[0] == command.OK
+    assert tpu("delete")[0] == OK
 
 
 def test_a_list_that_can_not_be_had_is_said_to_be_unknown_and_the_others_are_shown(cloud, tpu):
     cloud.has("my-tpu", "v4-8")
     cloud.fail({"on": "disks list", "says": "ERROR: (gcloud.x) PERMISSION_DENIED: compute API ... it is disabled"})
     code, output, errors = tpu("delete", "--run-dir=gs://bucket/run")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "disks in this zone:\nunknown: gcloud compute disks list" in output
     assert "1234567  gs://bucket/run" in output
     assert "not known what remains of: disks" in last(errors)
@@ -481,7 +482,7 @@ def test_delete_that_is_refused_says_so(cloud, tpu):
     cloud.has("my-tpu", "v4-8")
     cloud.fail({"on": "queued-resources delete", "says": "ERROR: (gcloud.x) PERMISSION_DENIED: no"})
     code, _, errors = tpu("delete")
-    assert code == command.FAILED
+    assert code == FAILED
     assert "roles/tpu.admin" in last(errors)
 
 
@@ -511,9 +512,9 @@ def test_a_dry_run_shows_the_commands_that_a_run_calls_and_calls_none(cloud, tpu
         (home,) = cloud.ready("my-tpu", "v4-8", 1)
         (home / "shardset-tpu/train.log").write_text("")
     code, output, _ = tpu(verb, *words, "--dry-run")
-    assert code == command.OK
+    assert code == OK
     assert cloud.calls == []
-    assert tpu(verb, *words)[0] == command.OK
+    assert tpu(verb, *words)[0] == OK
     real = [call for call in cloud.calls if call[3] != "describe"]
     assert [call for call in commands_in(output) if call[3] != "describe"] == real
 
@@ -521,7 +522,7 @@ def test_a_dry_run_shows_the_commands_that_a_run_calls_and_calls_none(cloud, tpu
 def test_a_dry_run_of_a_training_that_may_restart_shows_how_it_restarts(cloud, tpu, tmp_path):
     flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=3", "--dry-run"]
     code, output, _ = tpu("train", *RUN, *flags)
-    assert code == command.OK
+    assert code == OK
     assert "# if my-tpu is absent, or preempted and deleted (at most 3 times):" in output
     assert [call[3] for call in commands_in(output) if call[3] != "describe"] == [
         "delete", "create", "scp", "ssh", "ssh",
@@ -532,4 +533,4 @@ def test_a_dry_run_of_a_training_that_may_restart_shows_how_it_restarts(cloud, t
 def test_a_dry_run_needs_no_gcloud(cloud, tpu, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert "gcloud" not in os.listdir(tmp_path)
-    assert tpu("create", "--accelerator-type=v4-8", "--dry-run")[0] == command.OK
+    assert tpu("create", "--accelerator-type=v4-8", "--dry-run")[0] == OK

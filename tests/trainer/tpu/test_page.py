@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from shardset.program import OK
 from tests.trainer.tpu.fake_gcloud import parsed
 from trainer import cli as command
 
@@ -26,7 +27,7 @@ SHOWN = [(page, line) for page, lines in PAGES.items() for line in lines]
 @pytest.mark.parametrize(("page", "line"), SHOWN)
 def test_a_command_of_the_documentation_makes_commands_that_gcloud_knows(page, line, capsys):
     words = [word for word in shlex.split(line.removeprefix("python -m trainer ")) if word != "--dry-run"]
-    assert command.main([*words, "--dry-run"]) == command.OK, capsys.readouterr().err
+    assert command.main([*words, "--dry-run"]) == OK, capsys.readouterr().err
     printed = [shlex.split(text) for text in capsys.readouterr().out.splitlines() if not text.startswith("#")]
     for words in printed:
         if words[0] == "gcloud":

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shardset.storage.base import open_storage
+from shardset.program import OK, PREEMPTED
+from shardset.storage.open import open_storage
 from tests.makers.cloud import Cloud
 from tests.makers.training import shard_set
-from trainer import cli as command
 from trainer.record.metrics import METRICS, records
 from trainer.tpu import commands
 
@@ -77,20 +77,20 @@ def test_a_run_that_is_stopped_goes_on_and_its_logs_reach_the_bucket(tmp_path, g
     first = tpu(cloud, "train", *flags, "--epochs=1000")
     while "step=20" not in (log.read_text() if log.exists() else "") and first.poll() is None:
         time.sleep(0.05)
-    assert ended(tpu(cloud, "stop"))[0] == command.OK
+    assert ended(tpu(cloud, "stop"))[0] == OK
     code, output = ended(first)
-    assert code == command.PREEMPTED, output
+    assert code == PREEMPTED, output
     assert "stopped by `tpu stop`" in output
 
     stopped = records(open_storage(run_dir).read(METRICS))[-1]["global_step"]
     second = tpu(cloud, "train", *flags, "--epochs=1000", f"--max-steps={stopped + 5}")
     code, output = ended(second)
-    assert code == command.OK, output
+    assert code == OK, output
     steps = [one["global_step"] for one in records(open_storage(run_dir).read(METRICS)) if one["kind"] == "step"]
     assert sorted(steps) == list(range(stopped + 5))
 
-    assert ended(tpu(cloud, "logs"))[0] == command.OK
+    assert ended(tpu(cloud, "logs"))[0] == OK
     assert "worker-0" in (cloud.folder / "tpu-logs/merged.log").read_text()
     code, output = ended(tpu(cloud, "delete", f"--run-dir={run_dir}"))
-    assert code == command.OK
+    assert code == OK
     assert "TPU VMs in this zone:\nnone" in output

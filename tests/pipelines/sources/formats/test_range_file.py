@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipelines.sources.formats.range_file import RangeFile
 from shardset.errors import ChangedInput
-from shardset.storage.base import open_storage
+from shardset.storage.open import open_storage
 
 CONTENT = bytes(range(256)) * 5
 

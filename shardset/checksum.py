@@ -1,0 +1,23 @@
+"""CRC32C, the checksum of the manifest, of the index and of Cloud Storage."""
+
+import base64
+
+import google_crc32c
+
+
+def extend_crc32c(crc: int, data: bytes | memoryview) -> int:
+    """The CRC32C of what `crc` covers followed by `data`."""
+    return google_crc32c.extend(crc, data if isinstance(data, bytes) else bytes(data))
+
+
+def crc32c_of(*pieces: bytes | memoryview) -> int:
+    """The CRC32C of some bytes, given in one or more pieces."""
+    crc = 0
+    for piece in pieces:
+        crc = extend_crc32c(crc, piece)
+    return crc
+
+
+def crc32c_text(crc: int) -> str:
+    """A CRC32C as GCS spells it: base64 of its four bytes, most significant first."""
+    return base64.b64encode(crc.to_bytes(4, "big")).decode("ascii")
