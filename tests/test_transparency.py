@@ -337,7 +337,7 @@ def test_the_stream_and_its_contact_sheet_show_the_background_of_the_run(tmp_pat
     (batch,) = stream.epoch(0)
     flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
     assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()
-    assert contact_sheet._small(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
+    assert contact_sheet._thumbnail_of(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
         10,
         20,
         30,

@@ -57,7 +57,13 @@ def add_config_flags(verb: argparse.ArgumentParser) -> None:
         verb.add_argument(flag, dest=key, metavar=flag.rsplit("-", 1)[-1].upper(), help=help_line)
     verb.add_argument("--fake-data", action="store_true", help=settings["fake_data"].help)
     verb.add_argument("--profile-steps", dest="profile_steps", metavar="A:B", help=settings["profile_steps"].help)
-    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change any setting, see below")
+    verb.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change any setting; `train --help` lists all of them",
+    )
 
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:

@@ -1,6 +1,6 @@
-"""What was in a step, and when is a sample seen: `python -m trainer explain`, from manifest, indexes and a few numbers.
+"""`python -m trainer explain`: the samples of a step, and the steps of a sample, from the manifest and its indexes.
 
-Functions that give facts come first, then those that print them; `run` is the command.
+Functions that return facts come first, then those that print them.
 """
 
 import json
@@ -29,14 +29,14 @@ from trainer.config import TrainConfig
 
 METRICS = "metrics.jsonl"
 MAX_ROWS = 40
-"""Longer tables are cut on a terminal, and say so; JSON holds everything."""
+"""Longer tables are cut on a terminal, with a note. JSON holds everything."""
 
-NOT_RECORDED = "the run folder has no order.json; the order is computed from config.json as this version does it"
+NOT_RECORDED = "the run folder has no order.json; this version computes the order from config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedStep:
-    """A step and its global batch; `done` says whether the run has taken it, None where no run was named."""
+    """A step and its global batch. `done`: whether the run has taken it; None without a run folder."""
 
     epoch: int
     step: int
@@ -48,7 +48,7 @@ class ExplainedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleVisits:
-    """A sample and the steps that see it; of these the first `num_done` have been taken (None: no run was named)."""
+    """A sample and the steps that use it. The run has taken the first `num_done`; None without a run folder."""
 
     sample: TimetableSample
     num_done: int | None
@@ -57,7 +57,7 @@ class SampleVisits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A timetable and what a run folder says beside it: how many steps were taken, and what to tell the user."""
+    """The timetable of a run, and from its folder the number of steps taken and notes for the user."""
 
     timetable: Timetable
     steps_done: int | None
@@ -88,15 +88,15 @@ def plan_of_run(url: str) -> RunPlan:
 
 
 def plan_of_config(config: TrainConfig) -> RunPlan:
-    """The plan that a run with this configuration would follow."""
+    """The plan of a run with this configuration."""
     background = backgrounds.parse(config.image.background)
     return RunPlan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
 
 
 def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
-    """The timetable of a configuration; `state` is the recorded order if there is one."""
+    """The timetable of a configuration. `state` is the recorded order, if there is one."""
     if config.fake_data or config.manifest is None:
-        raise ConfigError("there is no shard set to explain: name one with --manifest, or the folder of a run on one")
+        raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     manifest, storage = manifests.load(config.manifest)
     split = manifest.split(config.train_split)
     order = _order_of(config, split) if state is None else _order_of_state(config, manifest, split, state)
@@ -110,12 +110,12 @@ def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
 
 
 def steps_done(folder: Storage) -> int:
-    """How many steps the run's log has seen; more may have been taken since its last line."""
+    """The number of steps in the run's records. The run may have taken more since the last one."""
     try:
         lines = folder.read(METRICS).splitlines()
     except NotFound:
         return 0
-    return max((found for line in lines if (found := _steps_of(line)) is not None), default=0)
+    return max((steps for line in lines if (steps := _steps_of(line)) is not None), default=0)
 
 
 def _steps_of(line: bytes) -> int | None:
@@ -133,8 +133,8 @@ def _recorded_order(folder: Storage) -> OrderState | None:
         return None
     except ConfigError as error:
         raise ConfigError(
-            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); remove it, and the order is "
-            f"computed from {configs.RECORD}"
+            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); remove it to compute "
+            f"the order from {configs.RECORD}"
         ) from error
 
 
@@ -150,7 +150,9 @@ def _order_of(config: TrainConfig, split: Split) -> Order:
 
 def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state: OrderState) -> Order:
     if state.quarantine != quarantine_digest(()):
-        raise ConfigError("the run left out quarantined samples, and its folder does not say which; explain can't help")
+        raise ConfigError(
+            "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
+        )
     order = Order(
         shard_sizes=[shard.num_samples for shard in split.shards],
         seed=state.seed,
@@ -167,7 +169,7 @@ def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state
 
 
 def explain_step(plan: RunPlan, text: str) -> ExplainedStep:
-    """The step that `text` names: `123` over all epochs, or `EPOCH:STEP`."""
+    """The step in `text`: `123` over all epochs, or `EPOCH:STEP`."""
     timetable = plan.timetable
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
@@ -180,13 +182,13 @@ def explain_step(plan: RunPlan, text: str) -> ExplainedStep:
         step=step,
         global_step=global_step,
         done=None if plan.steps_done is None else global_step < plan.steps_done,
-        num_pads=sum(seen.pad for seen in samples),
+        num_pads=sum(visit.pad for visit in samples),
         samples=samples,
     )
 
 
 def explain_sample(plan: RunPlan, sample_id: int, epochs: range | None = None) -> SampleVisits:
-    """When a sample is seen, in the given epochs or in all that the run plans."""
+    """The steps that use a sample, in the given epochs or in all epochs of the run."""
     timetable = plan.timetable
     (sample,) = timetable.samples(np.array([check_id(timetable, sample_id)]))
     visits = list(timetable.visits(sample_id, range(timetable.num_epochs) if epochs is None else epochs))
@@ -195,7 +197,7 @@ def explain_sample(plan: RunPlan, sample_id: int, epochs: range | None = None) -
 
 
 def check_id(timetable: Timetable, sample_id: int) -> int:
-    """The id itself; raises ConfigError if the split has no such sample."""
+    """The id itself. Raises ConfigError if the split has no such sample."""
     if not 0 <= sample_id < timetable.split.num_samples:
         raise ConfigError(
             f"no id {sample_id} in split {timetable.split_name!r}, which has 0 to {timetable.split.num_samples - 1}"
@@ -253,11 +255,12 @@ def answer_to(plan: RunPlan, query: ExplainQuery) -> ExplainedStep | SampleVisit
     return explain_sample(plan, sample_id, None if query.epochs is None else _epochs(query.epochs))
 
 
-def to_json(plan: RunPlan, found: ExplainedStep | SampleVisits) -> dict[str, Any]:
-    """Everything, with the order that it follows from."""
+def to_json(plan: RunPlan, answer: ExplainedStep | SampleVisits) -> dict[str, Any]:
+    """The whole answer and its order as JSON values."""
     order = json.loads(plan.timetable.order.state(0, 0, plan.timetable.manifest.digest).to_json())
     split = {"manifest": plan.timetable.storage.url, "split": plan.timetable.split_name}
-    return split | {"order": order, "notes": plan.notes} | msgspec.to_builtins(found)
+    values: dict[str, Any] = msgspec.to_builtins(answer)
+    return split | {"order": order, "notes": plan.notes} | values
 
 
 def _epochs(text: str) -> range:
@@ -267,46 +270,46 @@ def _epochs(text: str) -> range:
     return range(int(start), int(stop))
 
 
-def _write_sheet(plan: RunPlan, found: ExplainedStep, path: str) -> None:
+def _write_sheet(plan: RunPlan, answer: ExplainedStep, path: str) -> None:
     from trainer.tools import contact_sheet
 
-    title = f"epoch {found.epoch} step {found.step} (step {found.global_step} of the run)"
+    title = f"epoch {answer.epoch} step {answer.step} (step {answer.global_step} of the run)"
     sheet = contact_sheet.render(
-        plan.timetable.storage, plan.timetable.split, found.samples, title=title, path=path, background=plan.background
+        plan.timetable.storage, plan.timetable.split, answer.samples, title=title, path=path, background=plan.background
     )
     storage, name = open_file(path)
     with storage.writer(name) as writer:
         writer.write(sheet)
 
 
-def _show(plan: RunPlan, found: ExplainedStep | SampleVisits) -> None:
+def _show(plan: RunPlan, answer: ExplainedStep | SampleVisits) -> None:
     console = Console()
     for note in plan.notes:
         console.print(_plain(f"note: {note}"))
-    if isinstance(found, ExplainedStep):
-        console.print(_plain(_step_line(plan, found)))
-        console.print(_step_table(found.samples))
+    if isinstance(answer, ExplainedStep):
+        console.print(_plain(_step_line(plan, answer)))
+        console.print(_step_table(answer.samples))
     else:
-        console.print(_plain(_sample_line(found)))
-        console.print(_visits_table(found.visits))
+        console.print(_plain(_sample_line(answer)))
+        console.print(_visits_table(answer.visits))
 
 
-def _step_line(plan: RunPlan, found: ExplainedStep) -> str:
-    state = {None: "", True: ", taken", False: ", not logged as taken"}[found.done]
-    pads = f", {found.num_pads} of them pads of weight 0" if found.num_pads else ""
+def _step_line(plan: RunPlan, answer: ExplainedStep) -> str:
+    state = {None: "", True: ", taken", False: ", not logged as taken"}[answer.done]
+    pads = f", {answer.num_pads} of them pads of weight 0" if answer.num_pads else ""
     return (
-        f"step {found.global_step} of the run is epoch {found.epoch} step {found.step} of "
-        f"{plan.timetable.order.num_batches}{state}: {len(found.samples)} slots{pads}"
+        f"step {answer.global_step} of the run is epoch {answer.epoch} step {answer.step} of "
+        f"{plan.timetable.order.num_batches}{state}: {len(answer.samples)} slots{pads}"
     )
 
 
-def _sample_line(found: SampleVisits) -> str:
-    sample = found.sample
+def _sample_line(answer: SampleVisits) -> str:
+    sample = answer.sample
     named = f", originally {sample.name}" if sample.name is not None else ""
-    done = "" if found.num_done is None else f", {found.num_done} of them taken"
+    done = "" if answer.num_done is None else f", {answer.num_done} of them taken"
     return (
         f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at position "
-        f"{sample.position} of {sample.shard} and in {len(found.visits)} steps{done}"
+        f"{sample.position} of {sample.shard} and in {len(answer.visits)} steps{done}"
     )
 
 
@@ -314,18 +317,18 @@ def _step_table(samples: Sequence[StepVisit]) -> Table:
     columns = ["slot", "id", "key", "label", "original name", "shard", "position", "weight"]
     rows = [
         (
-            seen.slot,
-            seen.sample.id,
-            seen.sample.key,
-            f"{seen.sample.label} {seen.sample.class_name}",
-            seen.sample.name or "",
-            seen.sample.shard.rpartition("/")[2],
-            seen.sample.position,
-            "0 (pad)" if seen.pad else "1",
+            visit.slot,
+            visit.sample.id,
+            visit.sample.key,
+            f"{visit.sample.label} {visit.sample.class_name}",
+            visit.sample.name or "",
+            visit.sample.shard.rpartition("/")[2],
+            visit.sample.position,
+            "0 (pad)" if visit.pad else "1",
         )
-        for seen in samples
+        for visit in samples
     ]
-    if any(seen.sample.name is not None for seen in samples):
+    if any(visit.sample.name is not None for visit in samples):
         return _table(columns, rows)
     return _table([*columns[:4], *columns[5:]], [(*row[:4], *row[5:]) for row in rows])
 

@@ -262,7 +262,7 @@ def delete(options: argparse.Namespace) -> None:
         unknown += [name] if result.code else []
     vm.runner.log("everything in this list costs money until it is deleted")
     if unknown:
-        raise CloudError(f"can't tell what remains of: {', '.join(unknown)}; see above")
+        raise CloudError(f"it is not known what remains of: {', '.join(unknown)}; see above")
 
 
 # --- arguments as records --------------------------------------------------------------------------------------------

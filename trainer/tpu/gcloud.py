@@ -201,7 +201,7 @@ def explain_failure(result: CommandResult) -> str:
             return f"{name}: {meaning} ({_line(text, match.start())}); {advice}"
     return (
         f"{name}: ended with code {result.code} ({_telling_line(result.errors)}); to see all its output, run it by "
-        "hand: --dry-run prints the commands"
+        "hand: --dry-run shows the commands"
     )
 
 

@@ -359,7 +359,7 @@ def test_the_recorded_order_counts_not_what_this_version_would_choose(recorded, 
 def test_a_recorded_order_that_is_damaged_is_named_with_what_helps(recorded, tmp_path):
     folder = copied(recorded[0], tmp_path / "run")
     (folder / configs.ORDER).write_text("{")
-    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; remove it, and the order is computed"):
+    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; remove it to compute the order"):
         plan_of_run(str(folder))
 
 
