@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -28,14 +28,14 @@ from examples.demo import write_digits
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from shardset.order.epoch import Order
-from trainer import config as configs
 from trainer.config import TrainConfig
+from trainer.recipes import digits_smoke
 from trainer.tools.explain import explain_sample, explain_step, plan_of_config
 
 SIZES = (1_280_000, 128_000_000, 1_000_000_000)
 SHARD_SIZE = 2000
 RUNS, RUNS_OF_LARGE, LARGE = 9, 3, 500_000_000
-IMPORTS = "import trainer.__main__, trainer.tools.explain"
+IMPORTS = "import trainer.cli, trainer.tools.explain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ def of_digits(folder: Path) -> Row:
     """The digits as `make demo` stores them."""
     raw = write_digits(folder / "raw")
     build(BuildConfig(source="folder", input=str(raw), output=str(folder / "set")), ["--direct_running_mode=in_memory"])
-    config = configs.with_values(configs.digits_smoke(), {"manifest": str(folder / "set")})
+    config = replace(digits_smoke(), manifest=str(folder / "set"))
     return of_set("the digits, with keys and labels", config)
 
 

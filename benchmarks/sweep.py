@@ -21,7 +21,7 @@ from benchmarks.inputs import make
 from pipelines import cli as pipelines
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
-from trainer import __main__ as trainer
+from trainer import cli as trainer
 
 FOLDER = REPOSITORY / ".tools" / "bench-sweep"
 NUM_IMAGES = 1024

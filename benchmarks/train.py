@@ -31,11 +31,12 @@ from shardset.storage.open import open_storage
 from shardset.stream.stream import Batch
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
-from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig, digits_smoke
+from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig
 from trainer.data.device_feed import ON_DEVICE, DeviceFeed
 from trainer.data.splits import open_data
 from trainer.model.build import DEFAULT_CLASSES
 from trainer.model.learner import Learner
+from trainer.recipes import digits_smoke
 from trainer.record.metrics import log_name
 from trainer.runtime.base import Runtime
 from trainer.runtime.launch import running

@@ -1,7 +1,6 @@
 """The pages of the site that are made from the README, the change log and the code; mkdocs calls it (mkdocs.yml)."""
 
 import argparse
-import dataclasses
 import inspect
 import pkgutil
 import re
@@ -16,8 +15,9 @@ import pipelines
 import shardset
 import trainer
 from pipelines import cli as pipelines_program
-from trainer import __main__ as trainer_program
-from trainer import config as recipes
+from trainer import cli as trainer_program
+from trainer import recipes, settings
+from trainer.config import TrainConfig
 
 REPOSITORY = Path(__file__).parent.parent
 PACKAGES = (shardset, pipelines, trainer)
@@ -67,19 +67,16 @@ def verbs_of(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Ar
 
 
 def recipes_page() -> str:
-    """Each recipe's promise, and every setting with its value in each of them."""
-    configs = {name: make() for name, make in recipes.RECIPES.items()}
-    text = "# Recipes and settings\n"
+    """Each recipe's promise and what it changes, and every setting with what it means."""
+    text, plain = "# Recipes and settings\n", settings.values_of(recipes.default())
     for name, make in recipes.RECIPES.items():
         text += f"\n## {name}\n\n{inspect.getdoc(make)}\n\n| setting | value |\n|---|---|\n"
-        plain = recipes.default()
-        for key in recipes.keys(plain):
-            value = recipes.value(configs[name], key)
-            if name == "default" or value != recipes.value(plain, key):
+        for key, value in settings.values_of(make()).items():
+            if name == "default" or value != plain[key]:
                 text += f"| `{key}` | `{value}` |\n"
-    kinds = [kind for kind in vars(recipes).values() if dataclasses.is_dataclass(kind) and isinstance(kind, type)]
-    text += "\n## What the settings mean\n\n"
-    return text + "\n".join(f"**{kind.__name__}**: {inspect.getdoc(kind)}\n" for kind in kinds)
+    text += "\n## What the settings mean\n\n| setting | meaning | value |\n|---|---|---|\n"
+    known = settings.settings_of(TrainConfig).values()
+    return text + "".join(f"| `{one.key}` | {one.help} | {one.expected} |\n" for one in known)
 
 
 def package_page(package: ModuleType) -> str:

@@ -25,7 +25,7 @@ from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
 from shardset.stream.stream import Stream
 from tests.makers.folders import write_images
-from trainer import __main__ as trainer
+from trainer import cli as trainer
 
 CLASSES = ["cat", "dog", "owl"]
 FIELDS = ["png", "jpg", "ppm", "cls"]

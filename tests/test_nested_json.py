@@ -16,7 +16,7 @@ from shardset.order.state import state_from_json
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.shardset import put
-from trainer import __main__ as program
+from trainer import cli as program
 from trainer import config as configs
 from trainer.record import metrics
 from trainer.supervise import run_lock
@@ -75,7 +75,7 @@ def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
     reads = (
         program.recorded_config,
         explain.plan_of_run,
-        probes.recorded,
+        probes.recorded_run,
         lambda url: report._config(open_storage(url)),
     )
     for read in reads:

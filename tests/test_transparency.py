@@ -23,8 +23,8 @@ from shardset.format.background import check, flattened, is_transparent, mend_tr
 from shardset.stream.stream import Stream
 from tests.makers import odd_images
 from tests.makers.training import tiny_config
-from trainer import config as configs
 from trainer.data.splits import eval_spec, train_spec
+from trainer.settings import with_values
 from trainer.tools import contact_sheet
 
 SIZE = (24, 16)
@@ -329,7 +329,7 @@ def test_stamps_that_are_resized_keep_their_shapes_and_count_as_mended(tmp_path)
 def test_the_stream_and_its_contact_sheet_show_the_background_of_the_run(tmp_path):
     output, _ = build(tmp_path, "--no-report")
     config = tiny_config(str(output), tmp_path, train_split="train", eval_split="train")
-    config = configs.changed(config, ["image.background=#0a141e", "image.train_crop=center", "image.flip=false"])
+    config = with_values(config, {"image.background": "#0a141e", "image.train_crop": "center", "image.flip": False})
     spec = train_spec(config.image)
     assert (spec.background, eval_spec(config.image).background) == ((10, 20, 30), (10, 20, 30))
     stream = Stream(
@@ -339,7 +339,7 @@ def test_the_stream_and_its_contact_sheet_show_the_background_of_the_run(tmp_pat
     (batch,) = stream.epoch(0)
     flat = batch["image"][[key.endswith("flat") for key in batch["key"]]][0]
     assert (flat == np.round(255 * 90 / 255 + np.array([10, 20, 30]) * 165 / 255)).all()
-    assert contact_sheet._small(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
+    assert contact_sheet._thumbnail_of(saved(Image.new("LA", SIZE, (0, 0)), "PNG"), (10, 20, 30)).getpixel((3, 3)) == (
         10,
         20,
         30,

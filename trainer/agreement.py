@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from shardset.errors import ConfigError
-from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.data.splits import Data
 from trainer.runtime.base import Runtime
+from trainer.settings import values_of
 from trainer.supervise.run_lock import RunLock, acquire_run_lock
 
 
@@ -46,7 +46,7 @@ def model_identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
 
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
-    settings = {key: configs.value(config, key) for key in configs.keys(config) if key != "manifest"}
+    settings = {key: value for key, value in values_of(config).items() if key != "manifest"}
     return {"manifest digest": data.manifest_digest, "hosts": num_hosts, **settings}
 
 

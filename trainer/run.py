@@ -20,7 +20,10 @@ from trainer.model import augment, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState
-from trainer.record.metrics import Totals, check_evaluation
+from trainer.record.metrics import (
+    Totals,
+    check_evaluation,
+)
 from trainer.record.position import Position, position_of
 from trainer.record.resume import find_checkpoint
 from trainer.record.run_output import RunOutput

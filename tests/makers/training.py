@@ -11,9 +11,9 @@ from typing import Any
 
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
-from trainer import config as configs
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from trainer.record.metrics import METRICS, records
+from trainer.settings import values_of
 
 NUM_TRAIN = 52
 NUM_EVAL = 21
@@ -49,7 +49,7 @@ def tiny_config(manifest: str | None, run_dir: Path | str, **changes: Any) -> Tr
 
 def arguments(config: TrainConfig, verb: str = "train") -> list[str]:
     """The command line of `python -m trainer VERB` that means this config."""
-    values = {key: configs.value(config, key) for key in configs.keys(config)}
+    values = values_of(config)
     known = [f"--set={key}={_text(value)}" for key, value in values.items() if key not in ("recipe", "profile_steps")]
     return ["-m", "trainer", verb, *known]
 

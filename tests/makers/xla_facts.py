@@ -54,10 +54,10 @@ def _agreeing(spmd: Any) -> dict[str, object]:
 
 
 def _graphs(spmd: Any) -> list[int]:
-    from trainer import config
+    from trainer import recipes
     from trainer.model.learner import Learner
 
-    learner = Learner(spmd, config.digits_smoke(), 10, None)
+    learner = Learner(spmd, recipes.digits_smoke(), 10, None)
     for step, rate in enumerate(RATES):
         learner.train_step(spmd.to_device(_batch(64, step)), rate, key=step)
     return list(spmd.graphs.values())
@@ -65,7 +65,8 @@ def _graphs(spmd: Any) -> list[int]:
 
 def _steps(spmd: Any) -> dict[str, list[float]]:
     """For each way to learn: the graphs it compiled, and how far its weights end from those of plain torch."""
-    from trainer.config import OptimizerConfig, RegularizeConfig, digits_smoke
+    from trainer.config import OptimizerConfig, RegularizeConfig
+    from trainer.recipes import digits_smoke
     from trainer.runtime.base import STATIC_OPTIMIZERS
 
     base = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16)

@@ -29,7 +29,7 @@ def main(host: int, devices: int) -> None:
     import torch_xla.runtime as xr
 
     xr.process_index, xr.process_count = lambda: host, lambda: NUM_HOSTS
-    from trainer import config
+    from trainer import recipes
     from trainer.config import ModelConfig
     from trainer.model.learner import Learner, step_key
     from trainer.runtime.launch import running
@@ -38,7 +38,7 @@ def main(host: int, devices: int) -> None:
         spmd.seed(step_key(0, 0, 0))
         kept = nn.functional.dropout(torch.ones(8, 16, device=spmd.device)).cpu().tolist()
         model = ModelConfig(name="tests.makers.xla_host:dropping")
-        learner = Learner(spmd, replace(config.digits_smoke(), model=model), 10, None)
+        learner = Learner(spmd, replace(recipes.digits_smoke(), model=model), 10, None)
         for step in range(3):
             learner.train_step(spmd.to_device(_batch(16, step)), 0.1, step_key(0, 0, step))
         weights = {name: value.tolist() for name, value in learner.state()["model"].items()}

@@ -1,20 +1,28 @@
+from typing import Any
+
 import pytest
 
 from shardset.errors import ConfigError
 from trainer import config as configs
+from trainer import recipes
 from trainer.config import TrainConfig
+from trainer.settings import assignments, settings_of, values_of, with_values
 
 
-@pytest.mark.parametrize("name", configs.RECIPES)
+def changed(*texts: str) -> TrainConfig:
+    return with_values(recipes.default(), assignments(texts))
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
 def test_every_recipe_knows_its_name_and_survives_json(name: str) -> None:
-    config = configs.recipe(name)
+    config = recipes.recipe(name)
     assert config.recipe == name
     assert configs.from_dict(configs.to_dict(config)) == config
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match="did you mean 'cifar10_resnet18'"):
-        configs.recipe("cifar10_resnet81")
+        recipes.recipe("cifar10_resnet81")
 
 
 @pytest.mark.parametrize(
@@ -31,9 +39,9 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
     ],
 )
 def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: object) -> None:
-    found = configs.value(configs.changed(configs.default(), [setting]), key)
-    assert found == value
-    assert type(found) is type(value)
+    parsed = values_of(changed(setting))[key]
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -41,64 +49,64 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
     [
         ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'"),
         ("learning_rate=1", "did you mean 'optimizer.learning_rate'"),
-        ("epochs=many", "epochs=many"),
-        ("strategy=gpu", "strategy=gpu"),
+        ("epochs=many", "epochs is many, expected int >= 1"),
+        ("strategy=gpu", "strategy is gpu, expected auto, ddp, replica, single or spmd"),
         ("optimizer=sgd", "no setting 'optimizer'"),
         ("epochs", "KEY=VALUE"),
-        ("epochs=0", "at least 1"),
+        ("epochs=0", "epochs is 0, expected int >= 1"),
         ("run_dir=", "run_dir is empty"),
-        ("target_accuracy=76", "between 0 and 1"),
-        ("profile_steps=7", "profile_steps='7' is not START:STOP, for example 10:15"),
-        ("max_steps=0", "max_steps is 0, expected at least 1"),
-        ("checkpoint_every_steps=0", "checkpoint_every_steps is 0, expected at least 1"),
-        ("stall_timeout_s=10000000000", "stall_timeout_s is 10000000000, expected at most 1000000000"),
+        ("target_accuracy=76", "target_accuracy is 76, expected finite float > 0 and <= 1 or none"),
+        ("profile_steps=7", "profile_steps is 7, expected START:STOP, for example 10:15"),
+        ("max_steps=0", "max_steps is 0, expected int >= 1"),
+        ("checkpoint_every_steps=0", "checkpoint_every_steps is 0, expected int >= 1"),
+        ("stall_timeout_s=10000000000", "stall_timeout_s is 10000000000, expected int >= 1 and <= 1000000000"),
         (
             "image.size=300",
             r"image\.eval_resize is 256, expected at least image\.size, 300.* --set image\.eval_resize=300",
         ),
         ("image.eval_resize=128", r"image\.eval_resize is 128, expected at least image\.size, 224"),
-        ("stall_timeout_s=0", "stall_timeout_s is 0, expected at least 1"),
-        ("image.size=0", "image.size is 0, expected at least 1"),
-        ("image.eval_resize=0", "image.eval_resize is 0, expected at least 1"),
-        ("model.num_classes=0", "model.num_classes is 0, expected at least 1"),
-        ("image.pad=-1", "image.pad is -1, expected at least 0"),
-        ("schedule.warmup_epochs=-1", "schedule.warmup_epochs is -1.0, expected at least 0"),
-        ("regularize.mixup=-0.2", "regularize.mixup is -0.2, expected at least 0"),
-        ("regularize.cutmix=-1", "regularize.cutmix is -1.0, expected at least 0"),
-        ("regularize.clip_norm=-1", "regularize.clip_norm is -1.0, expected at least 0"),
-        ("optimizer.learning_rate=-0.1", "optimizer.learning_rate is -0.1, expected at least 0"),
-        ("optimizer.weight_decay=-1e-4", "optimizer.weight_decay is -0.0001, expected at least 0"),
-        ("optimizer.momentum=9", "optimizer.momentum is 9.0, expected a share from 0 to below 1"),
-        ("regularize.label_smoothing=1", "label_smoothing is 1.0, expected a share from 0 to below 1"),
-        ("regularize.ema_decay=1", "ema_decay is 1.0, expected a share from 0 to below 1"),
-        ("regularize.ema_decay=-0.1", "ema_decay is -0.1, expected a share from 0 to below 1"),
-        ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan, expected a finite number"),
-        ("regularize.clip_norm=inf", "regularize.clip_norm is inf, expected a finite number"),
-        ("target_accuracy=nan", "target_accuracy is nan, expected a finite number"),
+        ("stall_timeout_s=0", "stall_timeout_s is 0, expected int >= 1"),
+        ("image.size=0", "image.size is 0, expected int >= 1"),
+        ("image.eval_resize=0", "image.eval_resize is 0, expected int >= 1"),
+        ("model.num_classes=0", "model.num_classes is 0, expected int >= 1"),
+        ("image.pad=-1", "image.pad is -1, expected int >= 0"),
+        ("schedule.warmup_epochs=-1", "schedule.warmup_epochs is -1, expected finite float >= 0"),
+        ("regularize.mixup=-0.2", "regularize.mixup is -0.2, expected finite float >= 0"),
+        ("regularize.cutmix=-1", "regularize.cutmix is -1, expected finite float >= 0"),
+        ("regularize.clip_norm=-1", "regularize.clip_norm is -1, expected finite float >= 0"),
+        ("optimizer.learning_rate=-0.1", "optimizer.learning_rate is -0.1, expected finite float >= 0"),
+        ("optimizer.weight_decay=-1e-4", "optimizer.weight_decay is -1e-4, expected finite float >= 0"),
+        ("optimizer.momentum=9", "optimizer.momentum is 9, expected finite float >= 0 and < 1"),
+        ("regularize.label_smoothing=1", "label_smoothing is 1, expected finite float >= 0 and < 1"),
+        ("regularize.ema_decay=1", "ema_decay is 1, expected finite float >= 0 and < 1"),
+        ("regularize.ema_decay=-0.1", "ema_decay is -0.1, expected finite float >= 0 and < 1"),
+        ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan, expected finite float"),
+        ("regularize.clip_norm=inf", "regularize.clip_norm is inf, expected finite float"),
+        ("target_accuracy=nan", "target_accuracy is nan, expected finite float"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        configs.changed(configs.default(), [setting])
+        changed(setting)
 
 
 def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:
     settings = ["image.size=8", "image.eval_resize=8", "image.pad=8"]
-    assert configs.changed(configs.default(), settings).image.pad == 8  # another crop takes no padding
+    assert changed(*settings).image.pad == 8  # another crop takes no padding
     with pytest.raises(ConfigError, match=r"image\.pad is 8, expected less than image\.size, 8"):
-        configs.changed(configs.default(), [*settings, "image.train_crop=pad"])
+        changed(*settings, "image.train_crop=pad")
 
 
 @pytest.mark.parametrize("setting", ["regularize.clip_norm=0", "regularize.ema_decay=0", "regularize.mixup=0"])
 def test_what_is_off_by_0_may_be_0(setting: str) -> None:
-    assert configs.value(configs.changed(configs.default(), [setting]), setting.partition("=")[0]) == 0
+    assert values_of(changed(setting))[setting.partition("=")[0]] == 0
 
 
 def test_settings_that_belong_together_are_changed_at_once() -> None:
-    found = configs.changed(configs.default(), ["cache_dir=/tmp/x", "cache_bytes=7", "image.size=8", "image.pad=1"])
-    assert (found.cache_dir, found.cache_bytes, found.image.size, found.image.pad) == ("/tmp/x", 7, 8, 1)
+    config = changed("cache_dir=/tmp/x", "cache_bytes=7", "image.size=8", "image.pad=1")
+    assert (config.cache_dir, config.cache_bytes, config.image.size, config.image.pad) == ("/tmp/x", 7, 8, 1)
     with pytest.raises(ConfigError, match="belong together"):
-        configs.changed(configs.default(), ["cache_dir=/tmp/x"])
+        changed("cache_dir=/tmp/x")
 
 
 def test_fake_data_and_a_manifest_exclude_each_other() -> None:
@@ -110,13 +118,25 @@ def test_fake_data_and_a_manifest_exclude_each_other() -> None:
 @pytest.mark.parametrize("devices", [32, 16, 8])
 def test_the_large_recipes_fit_the_slices_that_they_are_made_for(name: str, devices: int) -> None:
     # 32 cores of a v3-32, 16 chips of a v4-32, a single host of 8.
-    config = configs.recipe(name)
+    config = recipes.recipe(name)
     assert config.global_batch_size % devices == 0
     assert config.global_batch_size // 32 == 128
     assert config.precision == "bf16"
 
 
 def test_variants_differ_from_imagenet_in_what_their_names_say() -> None:
-    base, group = configs.imagenet_resnet50(), configs.imagenet_resnet50_gn()
-    different = [key for key in configs.keys(base) if configs.value(base, key) != configs.value(group, key)]
-    assert different == ["recipe", "model.norm"]
+    base, group = recipes.imagenet_resnet50(), recipes.imagenet_resnet50_gn()
+    others = values_of(group)
+    assert [key for key, value in values_of(base).items() if value != others[key]] == ["recipe", "model.norm"]
+
+
+def test_every_setting_has_a_help_line() -> None:
+    settings = settings_of(TrainConfig)
+    assert all(setting.help and setting.help[0].islower() for setting in settings.values())
+    assert all(setting.expected for setting in settings.values())
+
+
+@pytest.mark.parametrize("values", [{"epochs": 0}, {"epochs": "3"}, {"strategy": "gpu"}, {"target_accuracy": 76.0}])
+def test_a_record_refuses_wrong_values_without_a_command_line(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(values))} is .*, expected "):
+        TrainConfig(**values)

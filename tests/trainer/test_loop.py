@@ -32,7 +32,7 @@ from tests.makers.training import (
     shard_set,
     tiny_config,
 )
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig

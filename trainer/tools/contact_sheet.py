@@ -1,4 +1,4 @@
-"""A page or a picture of small images with a line under each: which samples were in a step."""
+"""A page or a picture with a thumbnail and a caption for each sample of a step."""
 
 import base64
 import html
@@ -47,62 +47,68 @@ figcaption {{ overflow-wrap: anywhere; }}
 
 @dataclass(frozen=True, slots=True)
 class Thumbnail:
-    """A small picture and what is said under it; `image` is None where the sample has none that can be decoded."""
+    """A sample and its small image; None if no image of the sample can be decoded."""
 
-    seen: StepVisit
+    visit: StepVisit
     image: Image.Image | None
 
     @property
     def lines(self) -> tuple[str, str]:
-        """The key; the label and its class, and whether it is a pad."""
-        sample = self.seen.sample
+        """The caption: the key; the label and its class, and whether the sample is a pad."""
+        sample = self.visit.sample
         label = f"{sample.label} {sample.class_name}".strip()
-        return sample.key, f"{label} (pad)" if self.seen.pad else label
+        return sample.key, f"{label} (pad)" if self.visit.pad else label
 
 
 def check_name(path: str) -> None:
-    """Raises ConfigError unless the name says one of the formats."""
+    """Raises ConfigError unless the name ends with one of the formats."""
     if not path.endswith(FORMATS):
         raise ConfigError(f"--thumbnails {path}: the name must end with {' or '.join(FORMATS)}")
 
 
 def render(
-    storage: Storage, split: Split, seen: Sequence[StepVisit], *, title: str, path: str, background: Background = WHITE
+    storage: Storage,
+    split: Split,
+    visits: Sequence[StepVisit],
+    *,
+    title: str,
+    path: str,
+    background: Background = WHITE,
 ) -> bytes:
-    """The sheet in the format that `path` ends with; reads the images, several at a time."""
+    """The contact sheet in the format that `path` ends with. Reads several images at a time."""
     check_name(path)
     numbers = {shard.path: number for number, shard in enumerate(split.shards)}
 
-    def thumbnail(one: StepVisit) -> Thumbnail:
-        image = _image_of(storage, split, numbers[one.sample.shard], one.sample.position)
-        return Thumbnail(one, _small(image, background))
+    def thumbnail(visit: StepVisit) -> Thumbnail:
+        image = _image_of(storage, split, numbers[visit.sample.shard], visit.sample.position)
+        return Thumbnail(visit, _thumbnail_of(image, background))
 
     with ThreadPoolExecutor(THREADS) as threads:
-        found = list(threads.map(thumbnail, seen))
-    return _page(found, title) if path.endswith(".html") else _picture(found)
+        thumbnails = list(threads.map(thumbnail, visits))
+    return _page(thumbnails, title) if path.endswith(".html") else _picture(thumbnails)
 
 
 def _image_of(storage: Storage, split: Split, number: int, position: int) -> bytes | None:
     shard = split.shards[number]
     row = read_rows(storage, shard, [position])[0]
     names = index_fields(row.reshape(1))
-    found = sorted((*row[f".{name}"].tolist(), name) for name in names)
-    places = [(offset, size, name) for offset, size, name in found if offset]
+    fields = sorted((*row[f".{name}"].tolist(), name) for name in names)
+    byte_ranges = [(offset, size, name) for offset, size, name in fields if offset]
     contents = read_twice(
-        lambda: _contents_of(storage, shard.path, places), lambda contents: _crc32c(contents) == row["crc32c"]
+        lambda: _contents_of(storage, shard.path, byte_ranges), lambda contents: _crc32c(contents) == row["crc32c"]
     )
     if _crc32c(contents) != row["crc32c"]:
         return None
     return next((contents[name] for name in names if name in contents and name in FIELD_OF_EXTENSION), None)
 
 
-def _contents_of(storage: Storage, path: str, places: Sequence[tuple[int, int, str]]) -> dict[str, bytes]:
+def _contents_of(storage: Storage, path: str, byte_ranges: Sequence[tuple[int, int, str]]) -> dict[str, bytes]:
     """The fields of a sample in member order."""
-    if not places:
+    if not byte_ranges:
         return {}
-    start, stop = places[0][0], max(offset + size for offset, size, _ in places)
+    start, stop = byte_ranges[0][0], max(offset + size for offset, size, _ in byte_ranges)
     data = storage.read(path, start, stop)
-    return {name: data[offset - start : offset - start + size] for offset, size, name in places}
+    return {name: data[offset - start : offset - start + size] for offset, size, name in byte_ranges}
 
 
 def _crc32c(contents: dict[str, bytes]) -> int:
@@ -112,7 +118,7 @@ def _crc32c(contents: dict[str, bytes]) -> int:
     return crc
 
 
-def _small(data: bytes | None, background: Background) -> Image.Image | None:
+def _thumbnail_of(data: bytes | None, background: Background) -> Image.Image | None:
     if data is None:
         return None
     try:
@@ -130,8 +136,8 @@ def _page(thumbnails: Sequence[Thumbnail], title: str) -> bytes:
 
 def _figure(thumbnail: Thumbnail) -> str:
     key, label = (html.escape(line) for line in thumbnail.lines)
-    name = html.escape(thumbnail.seen.sample.name or "")
-    kind = ' class="pad"' if thumbnail.seen.pad else ""
+    name = html.escape(thumbnail.visit.sample.name or "")
+    kind = ' class="pad"' if thumbnail.visit.pad else ""
     return f'<figure{kind} title="{name}">{_img(thumbnail.image)}<figcaption>{key}<br>{label}</figcaption></figure>'
 
 
@@ -144,7 +150,7 @@ def _img(image: Image.Image | None) -> str:
 
 
 def _enlarged(image: Image.Image) -> Image.Image:
-    """Whole multiples: pixels of tiny images stay sharp squares."""
+    """The image times a whole number, so that the pixels of tiny images stay sharp squares."""
     times = max(1, SIZE // max(image.size))
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 

@@ -1,9 +1,8 @@
-"""What was in a step, and when is a sample seen: `python -m trainer explain`, from manifest, indexes and a few numbers.
+"""`python -m trainer explain`: the samples of a step, and the steps of a sample, from the manifest and its indexes.
 
-Functions that give facts come first, then those that print them; `run` is the command.
+Functions that return facts come first, then those that print them.
 """
 
-import argparse
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,14 +30,14 @@ from trainer.config import TrainConfig
 
 METRICS = "metrics.jsonl"
 MAX_ROWS = 40
-"""Longer tables are cut on a terminal, and say so; JSON holds everything."""
+"""Longer tables are cut on a terminal, with a note. JSON holds everything."""
 
-NOT_RECORDED = "the run folder has no order.json; the order is computed from config.json as this version does it"
+NOT_RECORDED = "the run folder has no order.json; this version computes the order from config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedStep:
-    """A step and its global batch; `done` says whether the run has taken it, None where no run was named."""
+    """A step and its global batch. `done`: whether the run has taken it; None without a run folder."""
 
     epoch: int
     step: int
@@ -49,8 +48,8 @@ class ExplainedStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Visits:
-    """A sample and the steps that see it; of these the first `num_done` have been taken (None: no run was named)."""
+class SampleVisits:
+    """A sample and the steps that use it. The run has taken the first `num_done`; None without a run folder."""
 
     sample: TimetableSample
     num_done: int | None
@@ -58,8 +57,8 @@ class Visits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A timetable and what a run folder says beside it: how many steps were taken, and what to tell the user."""
+class RunPlan:
+    """The timetable of a run, and from its folder the number of steps taken and notes for the user."""
 
     timetable: Timetable
     steps_done: int | None
@@ -70,36 +69,35 @@ class Plan:
 # --- from a run folder, or from a configuration -----------------------------------------------------------------------
 
 
-def plan_of_run(url: str) -> Plan:
-    """The plan of the run in a folder; raises ConfigError if that is no run folder, or its shard set was rebuilt."""
+def plan_of_run(url: str) -> RunPlan:
+    """The plan of the run in a folder. Raises ConfigError if there is no run, or its shard set was rebuilt."""
     folder = open_storage(url)
     try:
-        values = json.loads(folder.read(configs.RECORD))
+        config = configs.recorded(folder)
     except NotFound as error:
         raise ConfigError(
-            f"{folder.url}: no {configs.RECORD} there, so not the folder of a run; name one that "
-            "`python -m trainer train --run-dir` made, or describe the run with --manifest"
+            f"{folder.url}: no {configs.RECORD} there, expected the folder of a run; give the --run-dir of "
+            "`python -m trainer train`, or describe the run with --manifest"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{folder.url}/{configs.RECORD}: not JSON ({error}); restore it") from error
-    config = configs.from_dict(values)
     state = _recorded_order(folder)
-    timetable = timetable_of(config, state)
-    notes = [] if state is not None else [NOT_RECORDED]
-    background = backgrounds.parse(config.image.background)
-    return Plan(timetable=timetable, steps_done=steps_done(folder), notes=notes, background=background)
+    return RunPlan(
+        timetable=timetable_of(config, state),
+        steps_done=steps_done(folder),
+        notes=[] if state is not None else [NOT_RECORDED],
+        background=backgrounds.parse(config.image.background),
+    )
 
 
-def plan_of_config(config: TrainConfig) -> Plan:
-    """The plan that a run with this configuration would follow."""
+def plan_of_config(config: TrainConfig) -> RunPlan:
+    """The plan of a run with this configuration."""
     background = backgrounds.parse(config.image.background)
-    return Plan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
+    return RunPlan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
 
 
 def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
-    """The timetable of a configuration; `state` is the recorded order if there is one."""
+    """The timetable of a configuration. `state` is the recorded order, if there is one."""
     if config.fake_data or config.manifest is None:
-        raise ConfigError("there is no shard set to explain: name one with --manifest, or the folder of a run on one")
+        raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     manifest, storage = manifests.load(config.manifest)
     split = manifest.split(config.train_split)
     order = _order_of(config, split) if state is None else _order_of_state(config, manifest, split, state)
@@ -113,12 +111,12 @@ def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
 
 
 def steps_done(folder: Storage) -> int:
-    """How many steps the run's log has seen; more may have been taken since its last line."""
+    """The number of steps in the run's records. The run may have taken more since the last one."""
     try:
         lines = folder.read(METRICS).splitlines()
     except NotFound:
         return 0
-    return max((found for line in lines if (found := _steps_of(line)) is not None), default=0)
+    return max((steps for line in lines if (steps := _steps_of(line)) is not None), default=0)
 
 
 def _steps_of(line: bytes) -> int | None:
@@ -136,8 +134,8 @@ def _recorded_order(folder: Storage) -> OrderState | None:
         return None
     except ConfigError as error:
         raise ConfigError(
-            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); remove it, and the order is "
-            f"computed from {configs.RECORD}"
+            f"{folder.url}/{configs.ORDER}: can't be read ({error.__cause__ or error}); remove it to compute "
+            f"the order from {configs.RECORD}"
         ) from error
 
 
@@ -153,7 +151,9 @@ def _order_of(config: TrainConfig, split: Split) -> Order:
 
 def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state: OrderState) -> Order:
     if state.quarantine != quarantine_digest(()):
-        raise ConfigError("the run left out quarantined samples, and its folder does not say which; explain can't help")
+        raise ConfigError(
+            "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
+        )
     order = Order(
         shard_sizes=[shard.num_samples for shard in split.shards],
         seed=state.seed,
@@ -169,8 +169,8 @@ def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state
 # --- the two questions ------------------------------------------------------------------------------------------------
 
 
-def explain_step(plan: Plan, text: str) -> ExplainedStep:
-    """The step that `text` names: `123` over all epochs, or `EPOCH:STEP`."""
+def explain_step(plan: RunPlan, text: str) -> ExplainedStep:
+    """The step in `text`: `123` over all epochs, or `EPOCH:STEP`."""
     timetable = plan.timetable
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
@@ -183,22 +183,22 @@ def explain_step(plan: Plan, text: str) -> ExplainedStep:
         step=step,
         global_step=global_step,
         done=None if plan.steps_done is None else global_step < plan.steps_done,
-        num_pads=sum(seen.pad for seen in samples),
+        num_pads=sum(visit.pad for visit in samples),
         samples=samples,
     )
 
 
-def explain_sample(plan: Plan, sample_id: int, epochs: range | None = None) -> Visits:
-    """When a sample is seen, in the given epochs or in all that the run plans."""
+def explain_sample(plan: RunPlan, sample_id: int, epochs: range | None = None) -> SampleVisits:
+    """The steps that use a sample, in the given epochs or in all epochs of the run."""
     timetable = plan.timetable
     (sample,) = timetable.samples(np.array([check_id(timetable, sample_id)]))
     visits = list(timetable.visits(sample_id, range(timetable.num_epochs) if epochs is None else epochs))
     done = None if plan.steps_done is None else sum(visit.global_step < plan.steps_done for visit in visits)
-    return Visits(sample=sample, num_done=done, visits=visits)
+    return SampleVisits(sample=sample, num_done=done, visits=visits)
 
 
 def check_id(timetable: Timetable, sample_id: int) -> int:
-    """The id itself; raises ConfigError if the split has no such sample."""
+    """The id itself. Raises ConfigError if the split has no such sample."""
     if not 0 <= sample_id < timetable.split.num_samples:
         raise ConfigError(
             f"no id {sample_id} in split {timetable.split_name!r}, which has 0 to {timetable.split.num_samples - 1}"
@@ -209,65 +209,59 @@ def check_id(timetable: Timetable, sample_id: int) -> int:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def run(options: argparse.Namespace) -> None:
-    """Prints what `options` ask for as a table or as JSON."""
-    _check_options(options)
-    plan = _plan(options)
-    if options.step is not None:
-        found: ExplainedStep | Visits = explain_step(plan, options.step)
-    else:
-        sample_id = plan.timetable.id_of(options.key) if options.key is not None else options.id
-        found = explain_sample(plan, sample_id, None if options.epochs is None else _epochs(options.epochs))
-    if options.json:
-        print(json.dumps(to_json(plan, found)))
-    else:
-        _show(plan, found)
-    if isinstance(found, ExplainedStep) and options.thumbnails is not None:
-        _write_sheet(plan, found, options.thumbnails)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainQuery:
+    """What `explain` is asked: the samples of `step`, or the steps of the sample with `key` or `id`.
+
+    `epochs` limits the steps of a sample: START:STOP. `thumbnails` names a file for pictures of a step's samples.
+    """
+
+    step: str | None = None
+    key: str | None = None
+    id: int | None = None
+    epochs: str | None = None
+    thumbnails: str | None = None
+
+    def __post_init__(self) -> None:
+        if [self.step, self.key, self.id].count(None) != 2:
+            raise ConfigError("give one of --step, --key and --id: which step's samples, or which sample's steps?")
+        if self.step is None and self.thumbnails is not None:
+            raise ConfigError("--thumbnails shows the samples of a step; give --step")
+        if self.step is not None and self.epochs is not None:
+            raise ConfigError("--epochs says where to look for a sample; with --step write EPOCH:STEP")
+        if self.thumbnails is not None:
+            from trainer.tools import contact_sheet
+
+            contact_sheet.check_name(self.thumbnails)
+            open_file(self.thumbnails)
 
 
-def to_json(plan: Plan, found: ExplainedStep | Visits) -> dict[str, Any]:
-    """Everything, with the order that it follows from."""
+def run(plan: RunPlan, query: ExplainQuery, *, as_json: bool) -> None:
+    """Prints the answer as a table or as JSON, and writes the contact sheet."""
+    answer = answer_to(plan, query)
+    if as_json:
+        print(json.dumps(to_json(plan, answer)))
+    else:
+        _show(plan, answer)
+    if isinstance(answer, ExplainedStep) and query.thumbnails is not None:
+        _write_sheet(plan, answer, query.thumbnails)
+
+
+def answer_to(plan: RunPlan, query: ExplainQuery) -> ExplainedStep | SampleVisits:
+    """What the query asks for."""
+    if query.step is not None:
+        return explain_step(plan, query.step)
+    sample_id = plan.timetable.id_of(query.key) if query.key is not None else query.id
+    assert sample_id is not None
+    return explain_sample(plan, sample_id, None if query.epochs is None else _epochs(query.epochs))
+
+
+def to_json(plan: RunPlan, answer: ExplainedStep | SampleVisits) -> dict[str, Any]:
+    """The whole answer and its order as JSON values."""
     order = json.loads(plan.timetable.order.state(0, 0, plan.timetable.manifest.digest).to_json())
     split = {"manifest": plan.timetable.storage.url, "split": plan.timetable.split_name}
-    return split | {"order": order, "notes": plan.notes} | msgspec.to_builtins(found)
-
-
-def _check_options(options: argparse.Namespace) -> None:
-    asked = [name for name in ("step", "key", "id") if getattr(options, name) is not None]
-    if len(asked) != 1:
-        raise ConfigError("give one of --step, --key and --id: which step's samples, or which sample's steps?")
-    if options.step is None and options.thumbnails is not None:
-        raise ConfigError("--thumbnails shows the samples of a step; give --step")
-    if options.step is not None and options.epochs is not None:
-        raise ConfigError("--epochs says where to look for a sample; with --step write EPOCH:STEP")
-    described = [
-        flag
-        for flag, value in (
-            ("--manifest", options.manifest),
-            ("--recipe", options.recipe),
-            ("--seed", options.seed),
-            ("--global-batch-size", options.global_batch_size),
-            ("--set", options.set or None),
-        )
-        if value is not None
-    ]
-    if options.run_dir is not None and described:
-        raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
-    if options.thumbnails is not None:
-        from trainer.tools import contact_sheet
-
-        contact_sheet.check_name(options.thumbnails)
-        open_file(options.thumbnails)
-
-
-def _plan(options: argparse.Namespace) -> Plan:
-    if options.run_dir is not None:
-        return plan_of_run(options.run_dir)
-    config = configs.recipe(options.recipe) if options.recipe else configs.default()
-    given = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
-    values = {key: value for key, value in given.items() if value is not None}
-    return plan_of_config(configs.with_values(config, values | configs.pairs(options.set)))
+    values: dict[str, Any] = msgspec.to_builtins(answer)
+    return split | {"order": order, "notes": plan.notes} | values
 
 
 def _epochs(text: str) -> range:
@@ -277,46 +271,46 @@ def _epochs(text: str) -> range:
     return range(int(start), int(stop))
 
 
-def _write_sheet(plan: Plan, found: ExplainedStep, path: str) -> None:
+def _write_sheet(plan: RunPlan, answer: ExplainedStep, path: str) -> None:
     from trainer.tools import contact_sheet
 
-    title = f"epoch {found.epoch} step {found.step} (step {found.global_step} of the run)"
+    title = f"epoch {answer.epoch} step {answer.step} (step {answer.global_step} of the run)"
     sheet = contact_sheet.render(
-        plan.timetable.storage, plan.timetable.split, found.samples, title=title, path=path, background=plan.background
+        plan.timetable.storage, plan.timetable.split, answer.samples, title=title, path=path, background=plan.background
     )
     storage, name = open_file(path)
     with storage.writer(name) as writer:
         writer.write(sheet)
 
 
-def _show(plan: Plan, found: ExplainedStep | Visits) -> None:
+def _show(plan: RunPlan, answer: ExplainedStep | SampleVisits) -> None:
     console = Console()
     for note in plan.notes:
         console.print(_plain(f"note: {note}"))
-    if isinstance(found, ExplainedStep):
-        console.print(_plain(_step_line(plan, found)))
-        console.print(_step_table(found.samples))
+    if isinstance(answer, ExplainedStep):
+        console.print(_plain(_step_line(plan, answer)))
+        console.print(_step_table(answer.samples))
     else:
-        console.print(_plain(_sample_line(found)))
-        console.print(_visits_table(found.visits))
+        console.print(_plain(_sample_line(answer)))
+        console.print(_visits_table(answer.visits))
 
 
-def _step_line(plan: Plan, found: ExplainedStep) -> str:
-    state = {None: "", True: ", taken", False: ", not logged as taken"}[found.done]
-    pads = f", {found.num_pads} of them pads of weight 0" if found.num_pads else ""
+def _step_line(plan: RunPlan, answer: ExplainedStep) -> str:
+    state = {None: "", True: ", taken", False: ", not logged as taken"}[answer.done]
+    pads = f", {answer.num_pads} of them pads of weight 0" if answer.num_pads else ""
     return (
-        f"step {found.global_step} of the run is epoch {found.epoch} step {found.step} of "
-        f"{plan.timetable.order.num_batches}{state}: {len(found.samples)} slots{pads}"
+        f"step {answer.global_step} of the run is epoch {answer.epoch} step {answer.step} of "
+        f"{plan.timetable.order.num_batches}{state}: {len(answer.samples)} slots{pads}"
     )
 
 
-def _sample_line(found: Visits) -> str:
-    sample = found.sample
+def _sample_line(answer: SampleVisits) -> str:
+    sample = answer.sample
     named = f", originally {sample.name}" if sample.name is not None else ""
-    done = "" if found.num_done is None else f", {found.num_done} of them taken"
+    done = "" if answer.num_done is None else f", {answer.num_done} of them taken"
     return (
         f"{sample.key} (id {sample.id}, label {sample.label} {sample.class_name}{named}) is at position "
-        f"{sample.position} of {sample.shard} and in {len(found.visits)} steps{done}"
+        f"{sample.position} of {sample.shard} and in {len(answer.visits)} steps{done}"
     )
 
 
@@ -324,18 +318,18 @@ def _step_table(samples: Sequence[StepVisit]) -> Table:
     columns = ["slot", "id", "key", "label", "original name", "shard", "position", "weight"]
     rows = [
         (
-            seen.slot,
-            seen.sample.id,
-            seen.sample.key,
-            f"{seen.sample.label} {seen.sample.class_name}",
-            seen.sample.name or "",
-            seen.sample.shard.rpartition("/")[2],
-            seen.sample.position,
-            "0 (pad)" if seen.pad else "1",
+            visit.slot,
+            visit.sample.id,
+            visit.sample.key,
+            f"{visit.sample.label} {visit.sample.class_name}",
+            visit.sample.name or "",
+            visit.sample.shard.rpartition("/")[2],
+            visit.sample.position,
+            "0 (pad)" if visit.pad else "1",
         )
-        for seen in samples
+        for visit in samples
     ]
-    if any(seen.sample.name is not None for seen in samples):
+    if any(visit.sample.name is not None for visit in samples):
         return _table(columns, rows)
     return _table([*columns[:4], *columns[5:]], [(*row[:4], *row[5:]) for row in rows])
 

@@ -1,12 +1,10 @@
 """`report.html` of a run: curves, epochs, checkpoints, hosts, configuration on one page; see `docs/report.md`."""
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,11 +14,11 @@ from shardset.html import page, plots
 from shardset.html.page import Finding, count
 from shardset.html.plots import Plot
 from shardset.storage.base import Storage
-from shardset.storage.open import is_address, open_file, open_storage
+from shardset.storage.open import open_file, open_storage
 from shardset.version import __version__
 from trainer.config import RECORD
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, metrics
+from trainer.record import checkpoint, checkpoint_names, metrics
 from trainer.record.checkpoint import CommitMark
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord
 
@@ -28,26 +26,29 @@ MAX_ROWS = 200
 MAX_HOSTS = 64
 END_BYTES = 4096
 
+Value = TypeVar("Value")
+Kind = TypeVar("Kind", StepRecord, EpochRecord, EvalRecord, FinalRecord)
+
 _KINDS: dict[str, type[Record]] = {"step": StepRecord, "epoch": EpochRecord, "eval": EvalRecord, "final": FinalRecord}
 _STARTED = re.compile(r" trainer (\S+), strategy (\w+), (\d+) devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLog:
-    """One host's log: its size, the times of its first and last line, and what the last one says."""
+    """The log of a host: its size, the times of its first and last line, and the text of the last one."""
 
     name: str
     num_bytes: int
     first: str
     last: str
-    words: str
+    last_text: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run folder tells. Of a step that was taken twice, by a resumed run, the last record counts.
+    """What a run folder holds. If a resumed run took a step again, the last record of the step counts.
 
-    `num_replaced` are records that a later one replaced, `num_damaged` lines of metrics.jsonl that are no records.
+    `num_replaced` counts records that a later one replaced, `num_damaged` counts damaged lines of metrics.jsonl.
     """
 
     steps: list[StepRecord]
@@ -71,32 +72,32 @@ class RunRecord:
 
     @property
     def final(self) -> FinalRecord | None:
-        """The final record if the run has ended, None if it goes on or was stopped."""
+        """The final record if the run has ended; None if it goes on or was stopped."""
         return next((one for one in self.finals if one.global_step == self.last_step), None)
 
 
 def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[RunRecord, str, int]:
-    """Makes the page of the run folder at `url` and stores it: the run, where the page stands, its bytes.
+    """Writes the page of the run folder at `url`. Returns the run, the address of the page, and its size.
 
-    Raises ConfigError if there is no metrics.jsonl with a record or, without `force`, if the page would take the place
-    of anything but a page; other damage is named on the page.
+    Raises ConfigError if metrics.jsonl holds no record, and without `force` if the page would replace anything but a
+    page. The page lists all other damage.
     """
     storage = open_storage(url)
-    found = read(storage)
+    run = read(storage)
     target, name = (storage, naming.REPORT) if output is None else open_file(output)
     if not force:
         page.refuse_foreign(target, name)
-    data = render(found)
+    data = render(run)
     with target.writer(name) as writer:
         writer.write(data)
-    return found, f"{target.url}/{name}", len(data)
+    return run, f"{target.url}/{name}", len(data)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def read(storage: Storage) -> RunRecord:
-    """Everything that the page shows of a run folder."""
+    """Everything on the page, from a run folder."""
     try:
         lines = storage.read(metrics.METRICS).splitlines()
     except NotFound as error:
@@ -104,39 +105,39 @@ def read(storage: Storage) -> RunRecord:
             f"{storage.url}: no {metrics.METRICS} there, expected the folder of a run; give the --run-dir of "
             "`python -m trainer train`"
         ) from error
-    good = [line for line in lines if _record_of(line) is not None]
-    if not good:
+    whole = [line for line in lines if _record_of(line) is not None]
+    if not whole:
         raise ConfigError(f"{storage.url}/{metrics.METRICS}: no record in it yet; wait for the first reported step")
-    kept = [_record_of(json.dumps(values).encode()) for values in metrics.records(b"\n".join(good))]
+    records = [_record_of(json.dumps(values).encode()) for values in metrics.records(b"\n".join(whole))]
     problems: list[str] = []
     hosts = sorted(stat.name for stat in storage.list(metrics.LOGS) if stat.name.endswith(".log"))
     return RunRecord(
-        steps=_of_kind(kept, StepRecord),
-        epochs=_of_kind(kept, EpochRecord),
-        evaluations=_of_kind(kept, EvalRecord),
-        finals=_of_kind(kept, FinalRecord),
-        num_replaced=len(good) - len(kept),
-        num_damaged=len(lines) - len(good),
-        config=_noting(problems, lambda: _config(storage), {}),
-        started=_noting(problems, lambda: _started(storage, hosts), None),
-        hosts=_noting(problems, lambda: [_host(storage, name) for name in hosts[:MAX_HOSTS]], []),
+        steps=_of_kind(records, StepRecord),
+        epochs=_of_kind(records, EpochRecord),
+        evaluations=_of_kind(records, EvalRecord),
+        finals=_of_kind(records, FinalRecord),
+        num_replaced=len(whole) - len(records),
+        num_damaged=len(lines) - len(whole),
+        config=_try_read(problems, lambda: _config(storage), {}),
+        started=_try_read(problems, lambda: _started(storage, hosts), None),
+        hosts=_try_read(problems, lambda: [_host(storage, name) for name in hosts[:MAX_HOSTS]], []),
         num_hosts=len(hosts),
-        checkpoints=_noting(problems, lambda: checkpoint.commits(storage, problems.append), []),
+        checkpoints=_try_read(problems, lambda: checkpoint.commits(storage, problems.append), []),
         problems=problems,
     )
 
 
-def _noting(problems: list[str], get: Callable[[], Any], otherwise: Any) -> Any:
-    """What `get` gives, or `otherwise` and a problem that says why not."""
+def _try_read(problems: list[str], read: Callable[[], Value], default: Value) -> Value:
+    """What `read` returns, else `default`, with its error added to the problems."""
     try:
-        return get()
+        return read()
     except (StorageError, CheckpointError, ConfigError) as error:
         problems.append(str(error))
-        return otherwise
+        return default
 
 
 def _record_of(line: bytes) -> Record | None:
-    """The record in a line of metrics.jsonl; None if there is none that is whole."""
+    """The record in a line of metrics.jsonl; None if the line is damaged."""
     try:
         values = json.loads(line)
         return msgspec.convert(values, _KINDS[values["kind"]])
@@ -144,8 +145,8 @@ def _record_of(line: bytes) -> Record | None:
         return None
 
 
-def _of_kind(found: Iterable[Record | None], kind: type) -> list[Any]:
-    return sorted((one for one in found if isinstance(one, kind)), key=lambda one: one.global_step)
+def _of_kind(records: Iterable[Record | None], kind: type[Kind]) -> list[Kind]:
+    return sorted((record for record in records if isinstance(record, kind)), key=lambda record: record.global_step)
 
 
 def _config(storage: Storage) -> dict[str, Any]:
@@ -162,21 +163,21 @@ def _config(storage: Storage) -> dict[str, Any]:
 
 
 def _started(storage: Storage, hosts: Sequence[str]) -> tuple[str, str, str] | None:
-    """(version, strategy, devices) as the first host's log says when it starts."""
+    """(version, strategy, devices) from the first lines of the first host's log."""
     if not hosts:
         return None
     end = min(END_BYTES, storage.stat(hosts[0]).num_bytes)
-    found = _STARTED.search(storage.read(hosts[0], 0, end).decode("utf-8", "replace"))
-    return (found[1], found[2], found[3]) if found else None
+    match = _STARTED.search(storage.read(hosts[0], 0, end).decode("utf-8", "replace"))
+    return (match[1], match[2], match[3]) if match else None
 
 
 def _host(storage: Storage, name: str) -> HostLog:
     size = storage.stat(name).num_bytes
     head = storage.read(name, 0, min(size, END_BYTES)).decode("utf-8", "replace").splitlines()
     tail = storage.read(name, max(0, size - END_BYTES), size).decode("utf-8", "replace").splitlines()
-    last, _, words = (tail or [""])[-1].partition(" ")
+    last, _, last_text = (tail or [""])[-1].partition(" ")
     first = (head or [""])[0].partition(" ")[0]
-    return HostLog(name=name, num_bytes=size, first=_minute(first), last=_minute(last), words=words)
+    return HostLog(name=name, num_bytes=size, first=_minute(first), last=_minute(last), last_text=last_text)
 
 
 def _minute(moment: str) -> str:
@@ -187,7 +188,7 @@ def _minute(moment: str) -> str:
 
 
 def render(run: RunRecord) -> bytes:
-    """The page."""
+    """The page as HTML."""
     model = run.config.get("model")
     name = model.get("name", "") if isinstance(model, dict) else ""
     anchors = ("curves", "epochs", "checkpoints", "hosts", "configuration")
@@ -210,26 +211,26 @@ def render(run: RunRecord) -> bytes:
         num_evaluations=len(run.evaluations),
         checkpoints=[_checkpoint_row(one, "best" if one is best else "") for one in run.checkpoints[-MAX_ROWS:]],
         num_checkpoints=len(run.checkpoints),
-        hosts=[(one.name, page.size(one.num_bytes), one.first, one.last, one.words) for one in run.hosts],
+        hosts=[(one.name, page.size(one.num_bytes), one.first, one.last, one.last_text) for one in run.hosts],
         num_hosts=run.num_hosts,
         settings=list(_settings(run.config))[:MAX_ROWS],
     )
 
 
-def _epoch_row(one: EpochRecord) -> tuple:
+def _epoch_row(one: EpochRecord) -> tuple[object, ...]:
     waited, busy = f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %"
     accuracy, rate = _percent(one.top1), f"{one.reduced_global_rate:,.0f}"
     return one.epoch, one.global_step, one.samples, f"{one.loss:.4f}", accuracy, rate, waited, busy, one.compilations
 
 
-def _evaluation_row(one: EvalRecord) -> tuple:
+def _evaluation_row(one: EvalRecord) -> tuple[object, ...]:
     accuracies = (_percent(one.top1), _percent(one.top5))
     return one.epoch, one.global_step, one.samples, f"{one.loss:.4f}", *accuracies, f"{one.seconds:.1f} s"
 
 
-def _checkpoint_row(one: CommitMark, word: str) -> tuple:
+def _checkpoint_row(one: CommitMark, note: str) -> tuple[object, ...]:
     accuracy = "" if one.top1 is None else _percent(one.top1)
-    return checkpoint.folder_of(one.step), one.step, one.epoch, accuracy, page.size(one.num_bytes), word
+    return checkpoint_names.folder_of(one.step), one.step, one.epoch, accuracy, page.size(one.num_bytes), note
 
 
 def _subtitle(run: RunRecord) -> str:
@@ -287,7 +288,7 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
 
 def _plots(run: RunRecord) -> list[Plot]:
     steps, epochs, evaluations = run.steps, run.epochs, run.evaluations
-    wanted = {
+    series_by_title = {
         "Loss": {"training": _points(steps, "loss"), "evaluation": _points(evaluations, "loss")},
         "Accuracy": {
             "training": _points(steps, "top1"),
@@ -304,8 +305,10 @@ def _plots(run: RunRecord) -> list[Plot]:
             "device busy": _points(epochs, "busy_percent"),
         },
     }
-    found = [(title, {name: points for name, points in of.items() if points}) for title, of in wanted.items()]
-    return [plots.curves(title, series, x_label="step") for title, series in found if series]
+    drawn = {
+        title: {name: points for name, points in series.items() if points} for title, series in series_by_title.items()
+    }
+    return [plots.curves(title, series, x_label="step") for title, series in drawn.items() if series]
 
 
 def _points(records: Sequence[Any], name: str) -> list[plots.Point]:
@@ -328,14 +331,3 @@ def _duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-# --- the verb --------------------------------------------------------------------------------------------------------
-
-
-def report(options: argparse.Namespace) -> None:
-    """`report`."""
-    if not is_address(options.run_dir) and not Path(options.run_dir).is_dir():
-        raise ConfigError(f"{options.run_dir}: no such run folder")
-    run, where, num_bytes = write(options.run_dir, options.output, force=options.force)
-    print(f"report: {where} ({page.size(num_bytes)}, {count(run.last_step, 'step')})")

@@ -1,7 +1,7 @@
-"""`bench-input --sweep`: how fast the training stream is for every combination of some of its settings.
+"""`bench-input --sweep`: the rate of the training stream for every combination of some of its settings.
 
-Each point runs the real stream for some seconds, each round runs every point, and what is shown is the median of
-the rounds, so that a machine that is busy for a moment disturbs all points alike.
+Each point runs the real stream for some seconds. Each round runs every point, and the tables show the median of the
+rounds, so that a machine that is busy for a moment slows all points alike.
 """
 
 import difflib
@@ -34,7 +34,7 @@ AXES: dict[str, tuple[str, int]] = {
     "threads": ("num_threads", 1),
     "batch": ("global_batch_size", 1),
 }
-"""What can be swept: the setting behind each axis, and the smallest number it takes."""
+"""The setting of each axis, and its smallest value."""
 
 Value = str | int
 Point = dict[str, Value]
@@ -45,10 +45,10 @@ FILES = ("sweep.json", "sweep.md", "sweep.svg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRun:
-    """One run of one point. `epochs` is how much of the split it read: more than 1 means that data came again.
+    """One run of one point. `epochs` is the share of the split that it read; above 1 it read samples again.
 
-    `rate` is samples a second after the first batch, `cpu` processor seconds for 1,000 of them, `first_s` the seconds
-    from the start of the stream to its first batch.
+    `rate` is samples a second after the first batch, `cpu` is processor seconds per 1,000 samples, `first_s` is the
+    time from the start of the stream to its first batch.
     """
 
     rate: float
@@ -58,8 +58,8 @@ class SweepRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A point, its runs, and the bytes that its stream says it holds at most."""
+class SweepResult:
+    """A point, its runs, and the largest memory of its stream."""
 
     point: Point
     memory_bytes: int
@@ -67,7 +67,7 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """Median."""
+        """The median of the runs."""
         return median(run.rate for run in self.runs)
 
     @property
@@ -76,20 +76,22 @@ class Measured:
         return min(run.rate for run in self.runs), max(run.rate for run in self.runs)
 
 
-def parse_axes(words: Sequence[str]) -> dict[str, list[Value]]:
-    """`["q=4,8", "threads=1,2"]` as values by axis; raises ConfigError."""
+def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
+    """The values by axis of texts such as `["q=4,8", "threads=1,2"]`. Raises ConfigError."""
     axes: dict[str, list[Value]] = {}
-    for word in words:
-        name, equals, text = word.partition("=")
+    for setting in texts:
+        name, equals, values_text = setting.partition("=")
         if name not in AXES:
             close = difflib.get_close_matches(name, AXES, n=1)
             hint = f", did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(f"--sweep {word!r}: no axis {name!r}{hint}; there are {', '.join(AXES)}")
+            raise ConfigError(f"--sweep {setting!r}: no axis {name!r}{hint}; there are {', '.join(AXES)}")
         if not equals or name in axes:
-            raise ConfigError(f"--sweep {word!r}: expected AXIS=VALUE,VALUE once for each axis, for example q=4,8,16")
-        values = [_value(name, part) for part in text.split(",")]
+            raise ConfigError(
+                f"--sweep {setting!r}: expected AXIS=VALUE,VALUE once for each axis, for example q=4,8,16"
+            )
+        values = [_value(name, text) for text in values_text.split(",")]
         if len(set(values)) < len(values):
-            raise ConfigError(f"--sweep {word!r}: a value stands twice; name each once")
+            raise ConfigError(f"--sweep {setting!r}: a value is given twice; name each once")
         axes[name] = values
     return axes
 
@@ -106,12 +108,12 @@ def _value(axis: str, text: str) -> Value:
 
 
 def points_of(axes: Axes) -> list[Point]:
-    """Every combination, the last axis fastest."""
+    """Every combination of values; the last axis changes fastest."""
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
 def open_stream(config: TrainConfig, point: Point) -> Stream:
-    """The training stream of one host with the settings of a point; raises ConfigError naming the point."""
+    """The training stream of one host with the settings of a point. Raises ConfigError that names the point."""
     options: dict[str, Any] = {"global_batch_size": config.global_batch_size, "manifest": config.manifest}
     options |= {AXES[axis][0]: value for axis, value in point.items()}
     manifest = options.pop("manifest")
@@ -127,24 +129,22 @@ def open_stream(config: TrainConfig, point: Point) -> Stream:
             **options,
         )
     except ConfigError as error:
-        raise ConfigError(f"{named(point)}: {error}") from error
+        raise ConfigError(f"{label_of(point)}: {error}") from error
 
 
 def check(config: TrainConfig, axes: Axes) -> None:
-    """Raises ConfigError if there is nothing to read, or something that would falsify the figures."""
+    """Raises ConfigError if there is nothing to read, or if a setting would distort the rates."""
     if config.fake_data:
         raise ConfigError("--fake-data reads nothing, so there is nothing to sweep; leave one of them out")
     if config.cache_dir is not None:
-        raise ConfigError(
-            "a sweep measures without the disk cache, which later rounds would find full; unset cache_dir"
-        )
+        raise ConfigError("a sweep can't use the disk cache, which later rounds would find full; unset cache_dir")
     if (config.manifest is None) == ("shard" not in axes):
         raise ConfigError("name the shard set with --manifest URL, or several with --sweep shard=URL,URL, and not both")
 
 
 def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.perf_counter) -> SweepRun:
-    """Reads for so many seconds after the first batch, and at least one batch more."""
-    begun = clock()
+    """The rate of a stream over some seconds after the first batch, and over at least one batch."""
+    start = clock()
     batches = stream.epochs()
     try:
         next(batches)
@@ -157,52 +157,53 @@ def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.pe
     return SweepRun(
         rate=num_samples / (now - first),
         cpu=1000 * cpu / num_samples,
-        first_s=first - begun,
+        first_s=first - start,
         epochs=(num_samples + stream.batch_size) / stream.split.num_samples,
     )
 
 
 def sweep(
-    config: TrainConfig, axes: Axes, *, seconds: float, rounds: int, say: Callable[[str], None]
-) -> list[Measured]:
-    """Measures every point once a round, every second round backwards; each is opened before anything is measured."""
+    config: TrainConfig, axes: Axes, *, seconds: float, rounds: int, log: Callable[[str], None]
+) -> list[SweepResult]:
+    """Measures every point once a round, every second round backwards. Opens all streams once before it measures."""
     check(config, axes)
     points = points_of(axes)
-    found = [Measured(point=point, memory_bytes=open_stream(config, point).memory.total, runs=[]) for point in points]
-    say(
-        f"{len(points)} points x {rounds} rounds x {seconds:g} s: about {len(points) * rounds * seconds:.0f} s and more"
-    )
-    begun = time.perf_counter()
+    results = [
+        SweepResult(point=point, memory_bytes=open_stream(config, point).memory.total, runs=[]) for point in points
+    ]
+    log(f"{len(points)} points x {rounds} rounds x {seconds:g} s: at least {len(points) * rounds * seconds:.0f} s")
+    start = time.perf_counter()
     for round_ in range(rounds):
-        for number, one in enumerate(found if round_ % 2 == 0 else found[::-1], start=1):
-            one.runs.append(measure(open_stream(config, one.point), seconds))
-            done = round_ * len(found) + number
-            left = (time.perf_counter() - begun) / done * (len(found) * rounds - done)
-            say(f"{done} of {len(found) * rounds}, {left:.0f} s left: {named(one.point)}: {one.runs[-1].rate:,.0f}/s")
-    return found
+        for number, result in enumerate(results if round_ % 2 == 0 else results[::-1], start=1):
+            result.runs.append(measure(open_stream(config, result.point), seconds))
+            done = round_ * len(results) + number
+            left = (time.perf_counter() - start) / done * (len(results) * rounds - done)
+            rate = f"{label_of(result.point)}: {result.runs[-1].rate:,.0f}/s"
+            log(f"{done} of {len(results) * rounds}, {left:.0f} s left: {rate}")
+    return results
 
 
-def named(point: Point) -> str:
+def label_of(point: Point) -> str:
     """A point in words."""
     return ", ".join(f"{axis}={value}" for axis, value in point.items())
 
 
-def effects(found: Sequence[Measured]) -> dict[str, dict[Value, float]]:
-    """By axis and value: how many times the rate of the axis' first value, a geometric mean over all else."""
-    result: dict[str, dict[Value, float]] = {}
-    for axis in found[0].point:
+def effects(results: Sequence[SweepResult]) -> dict[str, dict[Value, float]]:
+    """The rate of each value of each axis, relative to the first value: a geometric mean over all other axes."""
+    ratios: dict[str, dict[Value, float]] = {}
+    for axis in results[0].point:
         logs: dict[Value, list[float]] = {}
-        for one in found:
-            logs.setdefault(one.point[axis], []).append(math.log(one.rate))
+        for result in results:
+            logs.setdefault(result.point[axis], []).append(math.log(result.rate))
         means = {value: sum(each) / len(each) for value, each in logs.items()}
         base = next(iter(means.values()))
-        result[axis] = {value: math.exp(mean - base) for value, mean in means.items()}
-    return result
+        ratios[axis] = {value: math.exp(mean - base) for value, mean in means.items()}
+    return ratios
 
 
-def table(found: Sequence[Measured]) -> str:
-    """Medians in Markdown, in the order of the points."""
-    axes = list(found[0].point)
+def table(results: Sequence[SweepResult]) -> str:
+    """A Markdown table of the medians, in the order of the points."""
+    axes = list(results[0].point)
     head = [
         *axes,
         "samples/s",
@@ -213,54 +214,58 @@ def table(found: Sequence[Measured]) -> str:
         "at most, MiB",
     ]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for one in found:
-        low, high = one.spread
-        cpu, first, epochs = (median(getattr(run, name) for run in one.runs) for name in ("cpu", "first_s", "epochs"))
-        cells = [*map(str, one.point.values()), f"{one.rate:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{cpu:.3f}"]
-        cells += [f"{first:.2f}", f"{epochs:.2f}", f"{one.memory_bytes / 2**20:,.0f}"]
+    for result in results:
+        low, high = result.spread
+        cpu, first, epochs = (
+            median(getattr(run, name) for run in result.runs) for name in ("cpu", "first_s", "epochs")
+        )
+        cells = [*map(str, result.point.values()), f"{result.rate:,.0f}", f"{low:,.0f} to {high:,.0f}", f"{cpu:.3f}"]
+        cells += [f"{first:.2f}", f"{epochs:.2f}", f"{result.memory_bytes / 2**20:,.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def sentences(found: Sequence[Measured]) -> list[str]:
-    """The fastest point, and what each axis does by itself."""
-    best = max(found, key=lambda one: one.rate)
-    lines = [f"fastest: {named(best.point)}: {best.rate:,.0f} samples/s"]
-    for axis, values in effects(found).items():
+def summary(results: Sequence[SweepResult]) -> list[str]:
+    """The fastest point, and the effect of each axis by itself."""
+    best = max(results, key=lambda result: result.rate)
+    lines = [f"fastest: {label_of(best.point)}: {best.rate:,.0f} samples/s"]
+    for axis, values in effects(results).items():
         (first, _), *others = values.items()
         if others:
             parts = ", ".join(f"{value}: {ratio:.2f}" for value, ratio in others)
             lines.append(f"{axis}, times the rate of {first}, all else alike: {parts}")
-    if any(run.epochs > 1 for one in found for run in one.runs):
+    if any(run.epochs > 1 for result in results for run in result.runs):
         lines.append("some points read the split more than once: later passes find it in the memory of the machine")
     return lines
 
 
-def page(found: Sequence[Measured], facts: Mapping[str, Any]) -> str:
+def page(results: Sequence[SweepResult], facts: Mapping[str, Any]) -> str:
     """The Markdown page."""
-    listed = "\n".join(f"- {sentence}" for sentence in sentences(found))
+    listed = "\n".join(f"- {sentence}" for sentence in summary(results))
     stated = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    return f"# A sweep of the input\n\n{stated}\n\n{table(found)}\n{listed}\n\n![samples a second](sweep.svg)\n"
+    return f"# A sweep of the input\n\n{stated}\n\n{table(results)}\n{listed}\n\n![samples a second](sweep.svg)\n"
 
 
-def plot(found: Sequence[Measured]) -> str:
-    """Bars of the medians with the spread of the runs, as an SVG."""
+def plot(results: Sequence[SweepResult]) -> str:
+    """An SVG bar chart of the medians with the spread of the runs."""
     title = "samples a second on this host; the line is the spread of the runs"
-    return bars(title, [BarRow(label=named(one.point), value=one.rate, spread=one.spread) for one in found])
+    return bars(
+        title, [BarRow(label=label_of(result.point), value=result.rate, spread=result.spread) for result in results]
+    )
 
 
-def to_json(found: Sequence[Measured], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that was measured."""
-    points = [{**asdict(one), "rate": one.rate} for one in found]
-    return {"facts": dict(facts), "points": points, "effects": _keyed(effects(found))}
+def to_json(results: Sequence[SweepResult], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """All measurements as JSON values."""
+    points = [{**asdict(result), "rate": result.rate} for result in results]
+    return {"facts": dict(facts), "points": points, "effects": _with_text_keys(effects(results))}
 
 
-def _keyed(found: Mapping[str, Mapping[Value, float]]) -> dict[str, dict[str, float]]:
-    return {axis: {str(value): ratio for value, ratio in values.items()} for axis, values in found.items()}
+def _with_text_keys(effects: Mapping[str, Mapping[Value, float]]) -> dict[str, dict[str, float]]:
+    return {axis: {str(value): ratio for value, ratio in values.items()} for axis, values in effects.items()}
 
 
 def facts_of(config: TrainConfig, axes: Axes, *, seconds: float, rounds: int) -> dict[str, Any]:
-    """What the figures depend on beside the axes."""
+    """What the rates depend on besides the axes."""
     image = config.image
     fixed = {
         "manifest": config.manifest,
@@ -278,30 +283,30 @@ def facts_of(config: TrainConfig, axes: Axes, *, seconds: float, rounds: int) ->
 
 
 def run(
-    config: TrainConfig, words: Sequence[str], *, seconds: float, rounds: int, output: str | None, as_json: bool
+    config: TrainConfig, texts: Sequence[str], *, seconds: float, rounds: int, output: str | None, as_json: bool
 ) -> None:
-    """The verb: measures, prints, and writes FILES into a local folder."""
+    """Measures, prints the results, and writes FILES into a local folder."""
     if not 0 < seconds < float("inf") or rounds < 1:
         raise ConfigError(f"--seconds is {seconds:g} and --rounds is {rounds}, expected more than 0 s and at least 1")
-    axes = parse_axes(words)
+    axes = parse_axes(texts)
     folder = _folder(output)
-    found = sweep(config, axes, seconds=seconds, rounds=rounds, say=lambda line: print(line, file=sys.stderr))
+    results = sweep(config, axes, seconds=seconds, rounds=rounds, log=lambda line: print(line, file=sys.stderr))
     facts = facts_of(config, axes, seconds=seconds, rounds=rounds)
-    values = json.dumps(to_json(found, facts), indent=1)
-    print(values if as_json else "\n".join([table(found), *sentences(found)]), flush=True)
+    values = json.dumps(to_json(results, facts), indent=1)
+    print(values if as_json else "\n".join([table(results), *summary(results)]), flush=True)
     if folder is not None:
-        for name, text in zip(FILES, (values + "\n", page(found, facts), plot(found)), strict=True):
+        for name, text in zip(FILES, (values + "\n", page(results, facts), plot(results)), strict=True):
             with open_storage(str(folder)).writer(name) as writer:
                 writer.write(text.encode())
 
 
 def _folder(output: str | None) -> Path | None:
-    """The folder, made before anything is measured; raises ConfigError if it holds a sweep already."""
+    """The output folder, created. Raises ConfigError if it holds a sweep already."""
     if output is None:
         return None
     folder = local_folder(output, "--output")
     if (folder / FILES[0]).exists():
-        raise ConfigError(f"--output {output}: there is a sweep in it already; name another folder")
+        raise ConfigError(f"--output {output}: it holds a sweep already; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 

@@ -1,4 +1,4 @@
-"""Pure: named values with their spreads -> horizontal bars as a standalone SVG."""
+"""Pure: named values with their spreads -> a bar chart as a standalone SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class BarRow:
 
 
 def bars(title: str, rows: Sequence[BarRow]) -> str:
-    """One bar a row, in their order, a line across each from its smallest to its largest value."""
+    """An SVG with one bar a row, and a line on each bar from its smallest to its largest value."""
     left = MARGIN + LETTER * max(len(_cut(row.label)) for row in rows)
     scale = WIDTH / max(row.spread[1] for row in rows)
     height = MARGIN + ROW * (len(rows) + 1) + MARGIN

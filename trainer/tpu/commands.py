@@ -1,6 +1,6 @@
-"""Pure: what is wanted -> the words of a command. Nothing here runs anything.
+"""Pure: a TPU, a request or a training -> the command for it. Runs nothing.
 
-Every flag is one of gcloud's reference documentation (the GA commands of `gcloud compute tpus` and `gcloud storage`).
+Every flag is in the reference documentation of gcloud (the GA commands of `gcloud compute tpus` and `gcloud storage`).
 """
 
 import re
@@ -13,10 +13,10 @@ from pathlib import Path
 from shardset.errors import ConfigError
 from shardset.version import __version__
 
-Words = tuple[str, ...]
+Command = tuple[str, ...]
 
 FOLDER = "shardset-tpu"
-"""Where everything lies on a TPU VM, below the home folder."""
+"""The folder on a TPU VM for all files, below the home folder."""
 
 WHEEL = f"shardset-{__version__}-py3-none-any.whl"
 LOG = "train.log"
@@ -40,19 +40,19 @@ RUNTIMES = {
     "v5litepod": "v2-alpha-tpuv5-lite",
     "v6e": "v2-alpha-tpuv6e",
 }
-"""The runtime version that Google's table of TPU software versions names for PyTorch, by generation."""
+"""The runtime version for PyTorch by TPU generation, from Google's table of TPU software versions."""
 
 REFUSED = {
     "XLA_USE_BF16": "torch_xla no longer reads it; use --precision bf16",
     "XLA_DOWNCAST_BF16": "torch_xla no longer reads it; use --precision bf16",
     "XRT_TPU_CONFIG": "XRT is gone from torch_xla; PJRT_DEVICE=TPU is set by this command",
 }
-"""Variables of older tutorials, and what to do instead."""
+"""Environment variables of older tutorials, and what replaces them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A TPU VM or a slice of them, by name; `internal_ip` is how to reach it."""
+class TpuNode:
+    """The name and place of a TPU VM or slice. `internal_ip`: reach it by its internal address."""
 
     name: str
     zone: str
@@ -72,10 +72,10 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What is to be created. `valid_for`: a queued request that was not met after it (`6h`) fails."""
+class TpuRequest:
+    """A TPU to create. A queued request that waits longer than `valid_for` (`6h`) fails."""
 
-    node: Node
+    node: TpuNode
     accelerator_type: str
     runtime_version: str | None = None
     queued: bool = True
@@ -101,61 +101,61 @@ class Request:
 
     @property
     def runtime(self) -> str:
-        """The runtime version: the one asked for, or the usual one of this generation."""
+        """The given runtime version, or the default of this generation."""
         return self.runtime_version or RUNTIMES[self.accelerator_type.partition("-")[0]]
 
 
 # --- TPU VMs and queued resources ------------------------------------------------------------------------------------
 
 
-def describe(node: Node) -> Words:
+def describe(node: TpuNode) -> Command:
     """The state of the TPU VM, as JSON."""
-    return ("gcloud", "compute", "tpus", "tpu-vm", "describe", node.name, *_place(node), "--format=json")
+    return ("gcloud", "compute", "tpus", "tpu-vm", "describe", node.name, *_location(node), "--format=json")
 
 
-def describe_request(node: Node) -> Words:
+def describe_request(node: TpuNode) -> Command:
     """The state of its queued request, as JSON."""
-    return ("gcloud", "compute", "tpus", "queued-resources", "describe", node.name, *_place(node), "--format=json")
+    return ("gcloud", "compute", "tpus", "queued-resources", "describe", node.name, *_location(node), "--format=json")
 
 
-def create(request: Request) -> Words:
-    """Asks for the TPU: by a queued request of the same name, or directly."""
+def create(request: TpuRequest) -> Command:
+    """Creates the TPU, by a queued request of the same name or directly."""
     node = request.node
     common = (
         f"--accelerator-type={request.accelerator_type}",
-        *_given("network", request.network),
-        *_given("subnetwork", request.subnetwork),
-        *_given("service-account", request.service_account),
-        *_given("metadata-from-file", request.startup_script and f"startup-script={request.startup_script}"),
+        *_flag("network", request.network),
+        *_flag("subnetwork", request.subnetwork),
+        *_flag("service-account", request.service_account),
+        *_flag("metadata-from-file", request.startup_script and f"startup-script={request.startup_script}"),
         *(("--internal-ips",) if node.internal_ip else ()),
         *(("--spot",) if request.spot else ()),
     )
     if request.queued:
-        what = ("queued-resources", "create", node.name, f"--node-id={node.name}", *_place(node))
+        action = ("queued-resources", "create", node.name, f"--node-id={node.name}", *_location(node))
         version = f"--runtime-version={request.runtime}"
-        extra = _given("valid-until-duration", request.valid_for)
+        extra = _flag("valid-until-duration", request.valid_for)
     else:
-        what, version, extra = ("tpu-vm", "create", node.name, *_place(node)), f"--version={request.runtime}", ()
-    return ("gcloud", "compute", "tpus", *what, version, *common, *extra)
+        action, version, extra = ("tpu-vm", "create", node.name, *_location(node)), f"--version={request.runtime}", ()
+    return ("gcloud", "compute", "tpus", *action, version, *common, *extra)
 
 
-def delete(node: Node) -> Words:
+def delete(node: TpuNode) -> Command:
     """Deletes a TPU VM that was created directly."""
-    return ("gcloud", "compute", "tpus", "tpu-vm", "delete", node.name, *_place(node), "--quiet")
+    return ("gcloud", "compute", "tpus", "tpu-vm", "delete", node.name, *_location(node), "--quiet")
 
 
-def delete_request(node: Node) -> Words:
+def delete_request(node: TpuNode) -> Command:
     """Deletes a queued request together with its TPU VM."""
-    what = ("queued-resources", "delete", node.name, *_place(node))
-    return ("gcloud", "compute", "tpus", *what, "--force", "--quiet")
+    action = ("queued-resources", "delete", node.name, *_location(node))
+    return ("gcloud", "compute", "tpus", *action, "--force", "--quiet")
 
 
-def remaining(node: Node, run_dir: str | None) -> dict[str, Words]:
-    """What may still cost money, by its name: each command lists one kind."""
-    project = _given("project", node.project)
+def remaining(node: TpuNode, run_dir: str | None) -> dict[str, Command]:
+    """Commands that list what may still cost money, by what they list."""
+    project = _flag("project", node.project)
     lists = {
-        "TPU VMs in this zone": ("gcloud", "compute", "tpus", "tpu-vm", "list", *_place(node)),
-        "queued requests in this zone": ("gcloud", "compute", "tpus", "queued-resources", "list", *_place(node)),
+        "TPU VMs in this zone": ("gcloud", "compute", "tpus", "tpu-vm", "list", *_location(node)),
+        "queued requests in this zone": ("gcloud", "compute", "tpus", "queued-resources", "list", *_location(node)),
         "disks in this zone": ("gcloud", "compute", "disks", "list", f"--zones={node.zone}", *project),
     }
     if run_dir is not None:
@@ -166,20 +166,20 @@ def remaining(node: Node, run_dir: str | None) -> dict[str, Words]:
 # --- work on the workers ---------------------------------------------------------------------------------------------
 
 
-def build_wheel(source: Path, folder: Path) -> Words:
+def build_wheel(source: Path, folder: Path) -> Command:
     """Builds this project's wheel into a folder here."""
     return (sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={folder}", str(source))
 
 
-def copy_wheel(node: Node, wheel: Path) -> Words:
+def copy_wheel(node: TpuNode, wheel: Path) -> Command:
     """Copies the wheel into the home folder of every worker."""
     return _scp(node, str(wheel), f"{node.name}:", ALL)
 
 
-def install(node: Node, wheel: str = WHEEL) -> Words:
-    """Makes the environment on every worker, or brings it up to date.
+def install(node: TpuNode, wheel: str = WHEEL) -> Command:
+    """Creates or updates the Python environment on every worker.
 
-    The runtimes have Python 3.10; uv brings the 3.11 that this project needs.
+    The runtimes have Python 3.10; uv installs the 3.11 that this project needs.
     """
     uv = "~/.local/bin/uv"
     steps = (
@@ -191,22 +191,22 @@ def install(node: Node, wheel: str = WHEEL) -> Words:
     return _ssh(node, " && ".join(steps))
 
 
-def doctor(node: Node, arguments: Sequence[str], environment: Mapping[str, str]) -> Words:
-    """Checks every worker, all at the same time: the devices of a slice come up together or not at all."""
+def doctor(node: TpuNode, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
+    """Checks all workers at the same time, because the devices of a slice start together."""
     return _ssh(node, _python(environment, "-m", "trainer", "doctor", *arguments))
 
 
-def train(node: Node, arguments: Sequence[str], environment: Mapping[str, str]) -> Words:
+def train(node: TpuNode, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
     """Starts training on every worker, or joins the training that runs there, until it ends."""
     return _ssh(node, _python(environment, "-m", "trainer.tpu.worker", "train", *arguments))
 
 
-def stop(node: Node) -> Words:
-    """SIGTERM to the trainer on every worker: it saves and ends."""
+def stop(node: TpuNode) -> Command:
+    """Sends SIGTERM to the trainer on every worker, which saves and exits."""
     return _ssh(node, _python({}, "-m", "trainer.tpu.worker", "stop"))
 
 
-def fetch_log(node: Node, worker: int, target: Path) -> Words:
+def fetch_log(node: TpuNode, worker: int, target: Path) -> Command:
     """Copies the log of one worker here.
 
     Not `ssh --output-directory`: gcloud 528 writes to a folder named None with it.
@@ -214,62 +214,70 @@ def fetch_log(node: Node, worker: int, target: Path) -> Words:
     return _scp(node, f"{node.name}:{FOLDER}/{LOG}", str(target), str(worker))
 
 
-def upload_logs(files: Sequence[Path], run_dir: str, project: str | None) -> Words:
+def upload_logs(files: Sequence[Path], run_dir: str, project: str | None) -> Command:
     """Copies logs from here into the run folder."""
     target = f"{bucket_url(run_dir)}/tpu-logs/"
-    return ("gcloud", "storage", "cp", *map(str, files), target, *_given("project", project))
+    return ("gcloud", "storage", "cp", *map(str, files), target, *_flag("project", project))
 
 
-# --- parts -----------------------------------------------------------------------------------------------------------
+# --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def shown(words: Words) -> str:
-    """The command as a shell takes it."""
-    return shlex.join(words)
+def shell_line(arguments: Command) -> str:
+    """The command in shell syntax."""
+    return shlex.join(arguments)
 
 
 def environment_of(settings: Sequence[str]) -> dict[str, str]:
-    """The variables of a training: PJRT_DEVICE=TPU and those of `--env NAME=VALUE`; raises ConfigError."""
-    found = dict(ENVIRONMENT)
+    """The environment of a training: PJRT_DEVICE=TPU, and `--env NAME=VALUE` texts. Raises ConfigError."""
+    variables = dict(ENVIRONMENT)
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals or not _VARIABLE.fullmatch(name):
             raise ConfigError(f"--env {setting!r} is not NAME=VALUE, for example --env LIBTPU_INIT_ARGS=--flag=1")
         if name in REFUSED:
             raise ConfigError(f"--env {setting}: {REFUSED[name]}")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def bucket_url(url: str) -> str:
-    """The URL itself, without a slash at its end; ConfigError unless it is in a bucket."""
+    """The URL without a slash at its end. Raises ConfigError unless it is in a bucket."""
     if not re.fullmatch(r"gs://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/.*)?", url):
-        raise ConfigError(f"{url}: expected gs://BUCKET/FOLDER; the disk of a TPU VM goes with it")
+        raise ConfigError(f"{url}: expected gs://BUCKET/FOLDER; the disk of a TPU VM is deleted with it")
     return url.rstrip("/")
 
 
-def _ssh(node: Node, command: str, worker: str = ALL) -> Words:
-    what = ("tpu-vm", "ssh", node.name, *_place(node), *_internal(node), f"--worker={worker}", f"--command={command}")
-    return ("gcloud", "compute", "tpus", *what)
+def _ssh(node: TpuNode, command: str, worker: str = ALL) -> Command:
+    action = (
+        "tpu-vm",
+        "ssh",
+        node.name,
+        *_location(node),
+        *_internal(node),
+        f"--worker={worker}",
+        f"--command={command}",
+    )
+    return ("gcloud", "compute", "tpus", *action)
 
 
-def _scp(node: Node, source: str, target: str, worker: str) -> Words:
-    what = ("tpu-vm", "scp", source, target, *_place(node), *_internal(node), f"--worker={worker}")
-    return ("gcloud", "compute", "tpus", *what)
+def _scp(node: TpuNode, source: str, target: str, worker: str) -> Command:
+    action = ("tpu-vm", "scp", source, target, *_location(node), *_internal(node), f"--worker={worker}")
+    return ("gcloud", "compute", "tpus", *action)
 
 
-def _python(environment: Mapping[str, str], *words: str) -> str:
+def _python(environment: Mapping[str, str], *arguments: str) -> str:
     settings = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
-    return " ".join([*settings, PYTHON, shlex.join(words)])
+    return " ".join([*settings, PYTHON, shlex.join(arguments)])
 
 
-def _place(node: Node) -> Words:
-    return (f"--zone={node.zone}", *_given("project", node.project))
+def _location(node: TpuNode) -> Command:
+    return (f"--zone={node.zone}", *_flag("project", node.project))
 
 
-def _internal(node: Node) -> Words:
+def _internal(node: TpuNode) -> Command:
     return ("--internal-ip",) if node.internal_ip else ()
 
 
-def _given(flag: str, value: str | None) -> Words:
+def _flag(flag: str, value: str | None) -> Command:
     return (f"--{flag}={value}",) if value else ()

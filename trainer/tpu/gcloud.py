@@ -1,4 +1,4 @@
-"""Runs commands, or only shows them; says in our words why gcloud failed and what to do."""
+"""Runs commands or prints them, and explains why gcloud failed and what to do."""
 
 import itertools
 import re
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from trainer.errors import CloudError
-from trainer.tpu.commands import Words, shown
+from trainer.tpu.commands import Command, shell_line
 
-_KEPT_LINES = 200
+_TAIL_LINES = 200
 
 _ABSENT = re.compile(r"NOT_FOUND|was not found|could not be found")
 
-# What gcloud writes, what that means, what to do. The first that fits counts.
-_CAUSES: tuple[tuple[str, str, str], ...] = (
+# What gcloud prints, what it means, what to do. The first match counts.
+_FAILURES: tuple[tuple[str, str, str], ...] = (
     (
         r"currently have an active account|problem refreshing|[Rr]eauthentication|invalid_grant",
         "you are not logged in",
@@ -82,150 +82,150 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
-    """A command that has ended; of `errors` the last lines only."""
+class CommandResult:
+    """A command that has ended. `errors` holds its last lines only."""
 
-    words: Words
+    command: Command
     code: int
     output: str = ""
     errors: str = ""
 
     @property
     def is_absent(self) -> bool:
-        """Whether it failed because what it names is not there."""
+        """Whether it failed because the resource does not exist."""
         return self.code != 0 and _ABSENT.search(self.errors) is not None
 
 
-class Failed(CloudError):
-    """A command failed; `done` is what it left."""
+class CommandFailed(CloudError):
+    """A command failed. `result` holds its exit code and its last lines."""
 
-    def __init__(self, done: Done) -> None:
-        super().__init__(explained(done))
-        self.done = done
+    def __init__(self, result: CommandResult) -> None:
+        super().__init__(explain_failure(result))
+        self.result = result
 
 
 class Runner(Protocol):
-    """What runs commands; `say` tells the user what happened, `head` what the next commands are for."""
+    """Runs commands. `log` tells the user what happened, `comment` what the next commands are for."""
 
-    def capture(self, words: Words) -> Done:
+    def capture(self, command: Command) -> CommandResult:
         """Runs a command for its output."""
         ...
 
-    def follow(self, words: Words) -> Done:
+    def follow(self, command: Command) -> CommandResult:
         """Runs a command whose output is for the user."""
         ...
 
-    def say(self, text: str) -> None: ...
-    def head(self, text: str) -> None: ...
+    def log(self, text: str) -> None: ...
+    def comment(self, text: str) -> None: ...
 
 
-class Shell:
-    """Runs them here."""
+class ShellRunner:
+    """Runs commands on this machine."""
 
-    def capture(self, words: Words) -> Done:
+    def capture(self, command: Command) -> CommandResult:
         """See Runner."""
         try:
-            done = subprocess.run(words, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+            result = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         except FileNotFoundError as error:
-            raise _missing(words) from error
-        return Done(words=words, code=done.returncode, output=done.stdout, errors=done.stderr)
+            raise _missing(command) from error
+        return CommandResult(command=command, code=result.returncode, output=result.stdout, errors=result.stderr)
 
-    def follow(self, words: Words) -> Done:
-        """See Runner. Questions of gcloud (for a passphrase, say) reach the user."""
+    def follow(self, command: Command) -> CommandResult:
+        """See Runner. gcloud can ask the user questions, for a passphrase for example."""
         try:
-            process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, errors="replace")
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
         except FileNotFoundError as error:
-            raise _missing(words) from error
+            raise _missing(command) from error
         assert process.stderr is not None
-        kept: deque[str] = deque(maxlen=_KEPT_LINES)
-        reader = threading.Thread(target=_tee, args=(process.stderr, kept), daemon=True)
+        tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        reader = threading.Thread(target=_copy_lines, args=(process.stderr, tail), daemon=True)
         reader.start()
         code = process.wait()
         reader.join()
-        return Done(words=words, code=code, errors="".join(kept))
+        return CommandResult(command=command, code=code, errors="".join(tail))
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """See Runner."""
         print(text, flush=True)
 
-    head = say
+    comment = log
 
 
-class DryRun:
-    """Prints the commands instead, as a shell takes them; pretends that each one works.
+class DryRunner:
+    """Prints commands in shell syntax instead, and pretends that they succeed.
 
-    `is_there` is whether the TPU is there to begin with, so that the commands shown are those of the usual case.
+    `exists` is whether the TPU exists at first, so that the printed commands are those of the usual case.
     """
 
-    def __init__(self, *, is_there: bool) -> None:
-        self._is_there = is_there
+    def __init__(self, *, exists: bool) -> None:
+        self._exists = exists
 
-    def capture(self, words: Words) -> Done:
+    def capture(self, command: Command) -> CommandResult:
         """See Runner."""
-        print(shown(words), flush=True)
-        if "describe" not in words:
-            return Done(words=words, code=0)
-        if not self._is_there:
-            return Done(words=words, code=1, errors="NOT_FOUND")
-        state = '{"state": "ACTIVE"}' if "queued-resources" in words else '"READY", "networkEndpoints": [{}]'
-        return Done(words=words, code=0, output=f'{{"state": {state}}}')
+        print(shell_line(command), flush=True)
+        if "describe" not in command:
+            return CommandResult(command=command, code=0)
+        if not self._exists:
+            return CommandResult(command=command, code=1, errors="NOT_FOUND")
+        state = '{"state": "ACTIVE"}' if "queued-resources" in command else '"READY", "networkEndpoints": [{}]'
+        return CommandResult(command=command, code=0, output=f'{{"state": {state}}}')
 
-    def follow(self, words: Words) -> Done:
+    def follow(self, command: Command) -> CommandResult:
         """See Runner."""
-        print(shown(words), flush=True)
-        self._is_there = self._is_there or "create" in words
-        return Done(words=words, code=0)
+        print(shell_line(command), flush=True)
+        self._exists = self._exists or "create" in command
+        return CommandResult(command=command, code=0)
 
-    def say(self, text: str) -> None:
-        """See Runner: nothing has happened."""
+    def log(self, text: str) -> None:
+        """See Runner. Prints nothing, since nothing happened."""
 
-    def head(self, text: str) -> None:
-        """See Runner: a comment of the shell."""
+    def comment(self, text: str) -> None:
+        """See Runner. Prints a shell comment."""
         print(f"# {text}", flush=True)
 
 
-def checked(done: Done) -> Done:
-    """The command itself; raises Failed if it failed."""
-    if done.code == 0:
-        return done
-    raise Failed(done)
+def require_success(result: CommandResult) -> CommandResult:
+    """The result itself. Raises CommandFailed if the command failed."""
+    if result.code == 0:
+        return result
+    raise CommandFailed(result)
 
 
-def explained(done: Done) -> str:
-    """Where it failed, why, and what to do."""
-    what = " ".join(word for word in done.words[:5] if not word.startswith("-"))
-    # gcloud's own word first: what a worker printed is in the same stream.
-    own = "".join(line for line in done.errors.splitlines(keepends=True) if line.startswith("ERROR:"))
-    for text, (pattern, meaning, advice) in itertools.product((own, done.errors), _CAUSES):
-        if found := re.search(pattern, text):
-            return f"{what}: {meaning} ({_line(text, found.start())}); {advice}"
+def explain_failure(result: CommandResult) -> str:
+    """Which command failed, why, and what to do."""
+    name = " ".join(word for word in result.command[:5] if not word.startswith("-"))
+    # gcloud's own error lines first: the same stream holds what the workers printed.
+    own_errors = "".join(line for line in result.errors.splitlines(keepends=True) if line.startswith("ERROR:"))
+    for text, (pattern, meaning, advice) in itertools.product((own_errors, result.errors), _FAILURES):
+        if match := re.search(pattern, text):
+            return f"{name}: {meaning} ({_line(text, match.start())}); {advice}"
     return (
-        f"{what}: ended with code {done.code} ({_said(done.errors)}); for all that it says run it yourself: --dry-run "
-        "shows the commands"
+        f"{name}: ended with code {result.code} ({_telling_line(result.errors)}); to see all its output, run it by "
+        "hand: --dry-run shows the commands"
     )
 
 
-def _line(text: str, place: int) -> str:
-    return text[text.rfind("\n", 0, place) + 1 :].partition("\n")[0].strip()[:300]
+def _line(text: str, position: int) -> str:
+    return text[text.rfind("\n", 0, position) + 1 :].partition("\n")[0].strip()[:300]
 
 
-def _said(errors: str) -> str:
-    """The line that tells most: gcloud's own ERROR line, else the last one."""
+def _telling_line(errors: str) -> str:
+    """gcloud's own ERROR line, else the last line."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    found = next((line for line in lines if line.startswith("ERROR:")), lines[-1] if lines else "it said nothing")
-    return found[:300]
+    last = lines[-1] if lines else "it printed no error"
+    return next((line for line in lines if line.startswith("ERROR:")), last)[:300]
 
 
-def _missing(words: Words) -> CloudError:
-    if words[0] == "gcloud":
+def _missing(command: Command) -> CloudError:
+    if command[0] == "gcloud":
         return CloudError(
             "gcloud is not installed, or not on the PATH; get it from https://cloud.google.com/sdk/docs/install"
         )
-    return CloudError(f"{words[0]}: there is no such program; install it, or change the PATH")
+    return CloudError(f"{command[0]}: no such program; install it, or change the PATH")
 
 
-def _tee(stream: IO[str], kept: deque[str]) -> None:
+def _copy_lines(stream: IO[str], tail: deque[str]) -> None:
     for line in stream:
-        kept.append(line)
+        tail.append(line)
         sys.stderr.write(line)
         sys.stderr.flush()

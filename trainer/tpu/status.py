@@ -1,30 +1,30 @@
-"""Pure: what gcloud says about a TPU -> where it stands, and what follows from how a training ended."""
+"""Pure: the JSON of gcloud -> the status of a TPU; the exit code of a training -> what follows."""
 
 import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Standing = Literal["absent", "coming", "ready", "leaving", "stopped", "gone"]
-Verdict = Literal["done", "stopped", "again", "unreachable", "failed"]
+TpuStatus = Literal["absent", "pending", "ready", "ending", "stopped", "unusable"]
+Outcome = Literal["done", "stopped", "retry", "unreachable", "failed"]
 
 SAVED = 3
-"""The trainer was asked to stop and has saved (trainer/__main__.py)."""
+"""Exit code: the trainer was asked to stop and has saved (trainer/cli.py)."""
 
 STOPPED = 4
-"""The same, and `tpu stop` asked for it (trainer/tpu/worker.py)."""
+"""Exit code: the same, and `tpu stop` asked for it (trainer/tpu/worker.py)."""
 
 UNREACHABLE = 255
-"""gcloud could not reach a worker by ssh."""
+"""Exit code: gcloud could not reach a worker by ssh."""
 
-_COMING = {"CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"}
-_NODE_COMING = {"CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "UNHIDING"}
-_LEAVING = {"SUSPENDING", "DELETING", "STOPPING", "HIDING"}
-_GONE = {"SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "UNKNOWN", "HIDDEN"}
+_REQUEST_PENDING = {"CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"}
+_NODE_PENDING = {"CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "UNHIDING"}
+_ENDING = {"SUSPENDING", "DELETING", "STOPPING", "HIDING"}
+_UNUSABLE = {"SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "UNKNOWN", "HIDDEN"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudState:
-    """What gcloud described: the states of the TPU VM and of its queued request, None for what is not there."""
+    """The states of a TPU VM and of its queued request as gcloud names them; None for one that does not exist."""
 
     node: str | None = None
     request: str | None = None
@@ -34,64 +34,63 @@ class CloudState:
 
     @property
     def text(self) -> str:
-        """The states, for a line."""
+        """The states in words."""
         parts = [f"TPU VM {self.node}"] if self.node else []
         parts += [f"queued request {self.request}"] if self.request else []
         return ", ".join(parts) + (f" ({self.reason})" if self.reason else "") if parts else "absent"
 
 
-def seen(node: str | None, request: str | None) -> CloudState:
-    """From the JSON of both descriptions; None where there is nothing of that name."""
+def parse_state(node: str | None, request: str | None) -> CloudState:
+    """The state from both descriptions as JSON; None for one that does not exist."""
     vm: dict[str, Any] = json.loads(node) if node else {}
-    asked: dict[str, Any] = json.loads(request) if request else {}
-    state = asked.get("state", {})
-    specs = asked.get("tpu", {}).get("nodeSpec") or [{}]
-    wanted = specs[0].get("node", {}).get("acceleratorType", "")
+    queued: dict[str, Any] = json.loads(request) if request else {}
+    state = queued.get("state", {})
+    specs = queued.get("tpu", {}).get("nodeSpec") or [{}]
+    requested_type = specs[0].get("node", {}).get("acceleratorType", "")
     return CloudState(
         node=vm.get("state", "STATE_UNSPECIFIED") if node else None,
         request=state.get("state", "STATE_UNSPECIFIED") if request else None,
-        accelerator_type=(vm.get("acceleratorType") or wanted).rpartition("/")[2] or None,
+        accelerator_type=(vm.get("acceleratorType") or requested_type).rpartition("/")[2] or None,
         num_workers=len(vm.get("networkEndpoints", ())),
         reason=state.get("failedData", {}).get("error", {}).get("message", "") or vm.get("healthDescription", ""),
     )
 
 
-def standing(found: CloudState) -> Standing:
-    """Where a TPU stands.
+def status_of(state: CloudState) -> TpuStatus:
+    """The status of a TPU.
 
-    `coming` and `leaving` change by themselves; `stopped` can be started; what is `gone` has to be deleted and created
-    again.
+    `pending` and `ending` change without help, `stopped` can be started, `unusable` must be deleted and created again.
     """
-    if found.node is None and found.request is None:
+    if state.node is None and state.request is None:
         return "absent"
-    if found.request in _LEAVING or found.node in _LEAVING:
-        return "leaving"
-    if found.request in _GONE or found.node in _GONE:
-        return "gone"
-    if found.node == "STOPPED":
+    if state.request in _ENDING or state.node in _ENDING:
+        return "ending"
+    if state.request in _UNUSABLE or state.node in _UNUSABLE:
+        return "unusable"
+    if state.node == "STOPPED":
         return "stopped"
-    if found.node == "READY" and found.request in (None, "ACTIVE"):
+    if state.node == "READY" and state.request in (None, "ACTIVE"):
         return "ready"
-    if found.request in _COMING or found.node in _NODE_COMING:
-        return "coming"
-    # An active request has its TPU VM; without one, somebody deleted it by hand.
-    return "gone" if found.node is None else "coming"
+    if state.request in _REQUEST_PENDING or state.node in _NODE_PENDING:
+        return "pending"
+    # An active request has a TPU VM. If it has none, somebody deleted the VM by hand.
+    return "unusable" if state.node is None else "pending"
 
 
-def was_taken_away(found: CloudState) -> bool:
-    """Whether it was there, or about to be, and was preempted; a request that was never met was not."""
-    return found.request == "SUSPENDED" or found.node in ("PREEMPTED", "TERMINATED")
+def was_preempted(state: CloudState) -> bool:
+    """Whether it was preempted, ready or not. A request that expired in the queue was not preempted."""
+    return state.request == "SUSPENDED" or state.node in ("PREEMPTED", "TERMINATED")
 
 
-def verdict(code: int, now: Standing) -> Verdict:
-    """What follows from the exit code of a training and from where the TPU stands after it.
+def outcome_of(code: int, status: TpuStatus) -> Outcome:
+    """What follows from the exit code of a training and the status of the TPU after it.
 
-    With several workers gcloud returns the first code that is not 0, so the standing says more than the code.
+    With several workers gcloud returns the first code that is not 0, so the status says more than the code.
     """
     if code == 0:
         return "done"
     if code == STOPPED:
         return "stopped"
-    if now != "ready" or code == SAVED:
-        return "again"
+    if status != "ready" or code == SAVED:
+        return "retry"
     return "unreachable" if code == UNREACHABLE else "failed"

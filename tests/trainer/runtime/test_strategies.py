@@ -37,6 +37,7 @@ from tests.makers.training import (
     when,
 )
 from trainer import config as configs
+from trainer import recipes
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Strategy, TrainConfig
 from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
@@ -662,6 +663,6 @@ def digit(split: str, number: int, picture: np.ndarray, label: int) -> StoredSam
 
 def test_the_digits_recipe_reaches_97_percent_on_xla(tmp_path: Path) -> None:
     manifest = digits_set(tmp_path / "set")
-    output = succeed(replace(configs.digits_smoke(), manifest=manifest, run_dir=str(tmp_path / "run")))
+    output = succeed(replace(recipes.digits_smoke(), manifest=manifest, run_dir=str(tmp_path / "run")))
     assert read_records(tmp_path / "run", "final")[0]["accuracy"] > 0.97
     assert "test accuracy 0.9" in output.splitlines()[-1]

@@ -28,7 +28,7 @@ from shardset.stream.stream import Stream
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import png_samples, put, references, write_shard_set
 from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.data.splits import SampleDigest, open_data
@@ -362,7 +362,7 @@ def test_the_recorded_order_counts_not_what_this_version_would_choose(recorded, 
 def test_a_recorded_order_that_is_damaged_is_named_with_what_helps(recorded, tmp_path):
     folder = copied(recorded[0], tmp_path / "run")
     (folder / configs.ORDER).write_text("{")
-    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; remove it, and the order is computed"):
+    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; remove it to compute the order"):
         plan_of_run(str(folder))
 
 
@@ -392,7 +392,7 @@ def test_a_run_on_another_set_or_order_is_refused(recorded, tmp_path, changes, m
 def test_explaining_needs_no_torch(recorded):
     run_dir, _ = recorded
     code = (
-        "import sys; from trainer.__main__ import main\n"
+        "import sys; from trainer.cli import main\n"
         f"code = main(['explain', '--run-dir', {run_dir!r}, '--step', '3', '--json'])\n"
         "print(code, [n for n in ('torch', 'torch_xla', 'apache_beam') if n in sys.modules])"
     )

@@ -117,24 +117,24 @@ def test_a_port_that_swallows_connections_is_filtered():
 
 
 def test_what_a_run_folder_refuses_is_told_and_nothing_is_left(tmp_path):
-    assert probes.write_refused(str(tmp_path / "a" / "b")) is None
+    assert probes.write_error(str(tmp_path / "a" / "b")) is None
     assert list(tmp_path.iterdir()) == []
-    assert probes.write_refused("memory://probe/run") is None
+    assert probes.write_error("memory://probe/run") is None
     (tmp_path / "file").write_text("")
-    assert "expected folders" in (probes.write_refused(str(tmp_path / "file" / "run")) or "")
-    assert "not known" in (probes.write_refused("s3://bucket/run") or "")
+    assert "expected folders" in (probes.write_error(str(tmp_path / "file" / "run")) or "")
+    assert "not known" in (probes.write_error("s3://bucket/run") or "")
 
 
 @pytest.mark.gcs
 def test_a_bucket_says_where_it_is_or_why_not(gcs_root):
-    assert isinstance(probes.bucket_place("bucket"), str)
-    assert isinstance(probes.bucket_place("no-such-bucket"), NotFound)
+    assert isinstance(probes.bucket_location("bucket"), str)
+    assert isinstance(probes.bucket_location("no-such-bucket"), NotFound)
 
 
 def test_a_network_without_a_way_out_is_found_within_seconds(monkeypatch, free_port):
     monkeypatch.setattr(probes, "BUCKET_PATIENCE_S", 0.5)
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{free_port}")
-    assert isinstance(probes.bucket_place("bucket"), TransientError)
+    assert isinstance(probes.bucket_location("bucket"), TransientError)
 
 
 def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
@@ -181,7 +181,7 @@ def test_sizes_of_this_machine_are_numbers_that_can_be():
     assert 1 << 20 < probes.available_memory() < 1 << 50
     assert probes.free_bytes("/no/such/folder/at/all") == probes.free_bytes("/") > 0
     assert probes.open_file_limit() > 3
-    assert probes.standing_folder(Path("/no/such")) == Path("/")
+    assert probes.nearest_folder(Path("/no/such")) == Path("/")
 
 
 def test_versions_and_pins_are_those_of_the_installed_distributions():

@@ -13,8 +13,9 @@ from shardset.errors import ConfigError
 from shardset.program import OK, USAGE
 from shardset.storage.open import open_storage
 from tests.makers.shardset import put
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer import config as configs
+from trainer import recipes
 from trainer.record.checkpoint import FORMAT, CommitMark
 from trainer.record.checkpoint_names import folder_of
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
@@ -51,7 +52,7 @@ def folder(path: Path, lines: list[str]) -> Path:
     """A run folder as the trainer leaves it, without a checkpoint's state."""
     (path / "logs").mkdir(parents=True)
     (path / "metrics.jsonl").write_text("".join(f"{one}\n" for one in lines))
-    (path / "config.json").write_text(json.dumps(configs.to_dict(configs.digits_smoke())))
+    (path / "config.json").write_text(json.dumps(configs.to_dict(recipes.digits_smoke())))
     start = "2026-01-01T00:00:00.5+00:00 trainer 0.1.0, strategy spmd, 4 devices: {}\n"
     (path / "logs/host-000.log").write_text(start + "2026-01-01T00:01:10+00:00 test accuracy 0.5500\n")
     (path / "logs/host-001.log").write_text(start)

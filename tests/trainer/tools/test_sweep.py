@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError
 from shardset.program import FAILED, OK, USAGE
 from tests.makers.training import shard_set, tiny_config
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer.tools.sweep import (
     FILES,
-    Measured,
+    SweepResult,
     SweepRun,
     check,
     effects,
     facts_of,
+    label_of,
     measure,
-    named,
     open_stream,
     page,
     parse_axes,
     plot,
     points_of,
-    sentences,
+    summary,
     sweep,
     table,
 )
@@ -45,7 +45,7 @@ def config(manifest, tmp_path):
 
 
 def measured(point, *rates):
-    return Measured(
+    return SweepResult(
         point=point, memory_bytes=2**20, runs=[SweepRun(rate=rate, cpu=1.0, first_s=0.1, epochs=0.5) for rate in rates]
     )
 
@@ -65,7 +65,7 @@ def test_axes_are_read_and_every_combination_is_a_point():
         (["x=1"], "there are shard, q, w, L, threads, batch"),
         (["q"], "expected AXIS=VALUE,VALUE"),
         (["q=4", "q=8"], "once for each axis"),
-        (["q=4,4"], "a value stands twice"),
+        (["q=4,4"], "a value is given twice"),
         (["q=0"], "'0' is not a whole number from 1"),
         (["w=-1"], "'-1' is not a whole number from 0"),
         (["batch=4,"], "'' is not a whole number"),
@@ -117,7 +117,7 @@ def test_a_run_is_at_least_one_batch_long_and_goes_on_over_epochs(config):
 
 def test_a_sweep_runs_every_point_once_a_round_and_says_how_far_it_is(config):
     said = []
-    found = sweep(config, parse_axes(["threads=1,2", "batch=4,8"]), seconds=0.01, rounds=3, say=said.append)
+    found = sweep(config, parse_axes(["threads=1,2", "batch=4,8"]), seconds=0.01, rounds=3, log=said.append)
     assert [one.point for one in found] == points_of({"threads": [1, 2], "batch": [4, 8]})
     assert {len(one.runs) for one in found} == {3}
     assert all(run.rate > 0 and run.cpu >= 0 and run.first_s > 0 for one in found for run in one.runs)
@@ -127,14 +127,14 @@ def test_a_sweep_runs_every_point_once_a_round_and_says_how_far_it_is(config):
 
 def test_the_second_round_goes_backwards(config):
     said = []
-    sweep(config, parse_axes(["threads=1,2"]), seconds=0.01, rounds=2, say=said.append)
+    sweep(config, parse_axes(["threads=1,2"]), seconds=0.01, rounds=2, log=said.append)
     assert [line.partition("threads=")[2][0] for line in said[1:]] == ["1", "2", "2", "1"]
 
 
 def test_a_point_that_can_t_be_is_refused_before_anything_is_measured(config):
     said = []
     with pytest.raises(ConfigError, match=r"^L=5, batch=8: a global batch of 8 is not a multiple of 5 lanes"):
-        sweep(config, parse_axes(["L=4,5", "batch=8"]), seconds=60, rounds=3, say=said.append)
+        sweep(config, parse_axes(["L=4,5", "batch=8"]), seconds=60, rounds=3, log=said.append)
     assert said == []
 
 
@@ -144,7 +144,7 @@ def test_a_point_that_can_t_be_is_refused_before_anything_is_measured(config):
         ({"manifest": None, "fake_data": True}, {"q": [4]}, "nothing to sweep"),
         ({"manifest": None}, {"q": [4]}, "name the shard set with --manifest"),
         ({}, {"shard": ["a", "b"]}, "and not both"),
-        ({"cache_dir": "/cache", "cache_bytes": 1 << 30}, {"q": [4]}, "without the disk cache"),
+        ({"cache_dir": "/cache", "cache_bytes": 1 << 30}, {"q": [4]}, "can't use the disk cache"),
     ],
 )
 def test_what_would_falsify_a_sweep_is_refused(config, changes, axes, message):
@@ -157,7 +157,7 @@ def test_effects_compare_a_value_with_the_first_all_else_alike():
     found = [measured({"threads": threads, "q": q}, rate) for (threads, q), rate in rates.items()]
     assert effects(found)["threads"] == pytest.approx({1: 1.0, 2: 1.5})
     assert effects(found)["q"] == pytest.approx({4: 1.0, 8: 2.0})
-    assert sentences(found)[:3] == [
+    assert summary(found)[:3] == [
         "fastest: threads=2, q=8: 300 samples/s",
         "threads, times the rate of 1, all else alike: 2: 1.50",
         "q, times the rate of 4, all else alike: 8: 2.00",
@@ -183,7 +183,7 @@ def test_the_plot_is_xml_with_a_bar_a_point_as_long_as_its_rate():
 
 
 def test_the_page_says_when_data_was_read_twice(config):
-    again = Measured(point={"q": 4}, memory_bytes=1, runs=[SweepRun(rate=1.0, cpu=1.0, first_s=1.0, epochs=1.5)])
+    again = SweepResult(point={"q": 4}, memory_bytes=1, runs=[SweepRun(rate=1.0, cpu=1.0, first_s=1.0, epochs=1.5)])
     facts = facts_of(config, {"q": [4]}, seconds=3, rounds=1)
     assert "read the split more than once" in page([again], facts)
     assert "read the split more than once" not in page([measured({"q": 4}, 1)], facts)
@@ -213,7 +213,7 @@ def test_the_command_writes_a_table_a_plot_and_its_numbers(manifest, tmp_path, c
 
 def test_json_on_standard_output_is_nothing_but_json(manifest, capsys):
     assert command.main([*arguments(manifest, "q=4"), "--seconds", "0.01", "--rounds", "1", "--json"]) == OK
-    assert named(json.loads(capsys.readouterr().out)["points"][0]["point"]) == "q=4"
+    assert label_of(json.loads(capsys.readouterr().out)["points"][0]["point"]) == "q=4"
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_what_was_measured_is_printed_though_the_disk_does_not_take_it(manifest,
 def test_a_folder_with_a_sweep_is_not_overwritten(manifest, tmp_path, capsys):
     (tmp_path / "sweep.json").write_text("{}")
     assert command.main([*arguments(manifest, "q=4"), "--output", str(tmp_path)]) == USAGE
-    assert "there is a sweep in it already" in capsys.readouterr().err
+    assert "it holds a sweep already" in capsys.readouterr().err
     assert (tmp_path / "sweep.json").read_text() == "{}"
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from shardset.program import FAILED, OK, PREEMPTED, USAGE
 from tests.makers.cloud import Cloud, wheel
-from trainer import __main__ as command
+from trainer import cli as command
 from trainer.tpu.cli import merged_lines
 
 PLACE = ["my-tpu", "--zone=us-central2-b", "--poll-seconds=0"]

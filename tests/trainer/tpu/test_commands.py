@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError
 from tests.trainer.tpu.fake_gcloud import Refused, parsed
 from trainer.tpu import commands
-from trainer.tpu.commands import Node, Request
+from trainer.tpu.commands import TpuNode, TpuRequest
 
-NODE = Node(name="my-tpu", zone="us-central2-b", project="my-project-1")
+NODE = TpuNode(name="my-tpu", zone="us-central2-b", project="my-project-1")
 
 
-def every_command(request: Request, script: str) -> list[commands.Words]:
+def every_command(request: TpuRequest, script: str) -> list[commands.Command]:
     node, environment = request.node, commands.environment_of([])
     run_dir = "gs://bucket/run"
     return [
@@ -40,10 +40,12 @@ def every_command(request: Request, script: str) -> list[commands.Words]:
 def test_every_command_has_documented_flags_only_and_all_that_it_needs(queued, spot, everything, tmp_path):
     script = tmp_path / "start.sh"
     script.write_text("true")
-    node = Node(name="t", zone="europe-west4-a", project="my-project-1" if everything else None, internal_ip=everything)
+    node = TpuNode(
+        name="t", zone="europe-west4-a", project="my-project-1" if everything else None, internal_ip=everything
+    )
     more = {"startup_script": str(script), "network": "n", "subnetwork": "s", "service_account": "a@p.iam"}
     valid_for = {"valid_for": "6h"} if queued else {}
-    request = Request(
+    request = TpuRequest(
         node=node, accelerator_type="v4-32", queued=queued, spot=spot, **(more | valid_for if everything else {})
     )
     for words in every_command(request, str(script)):
@@ -69,7 +71,7 @@ def test_the_stand_in_refuses_what_is_not_documented():
 @given(st.lists(st.text(min_size=1).filter(lambda text: "\0" not in text), max_size=4))
 def test_a_command_that_is_shown_reads_back_as_the_same_words(texts):
     words = commands.train(NODE, [f"--set=a={text}" for text in texts], {"A": "b c"})
-    assert tuple(shlex.split(commands.shown(words))) == words
+    assert tuple(shlex.split(commands.shell_line(words))) == words
 
 
 @given(st.text(min_size=1).filter(lambda text: "\0" not in text))
@@ -89,8 +91,8 @@ def test_arguments_of_the_trainer_reach_it_whole_through_the_worker_s_shell(text
     ],
 )
 def test_each_generation_gets_the_runtime_that_google_names_for_it(type_, runtime):
-    assert Request(node=NODE, accelerator_type=type_).runtime == runtime
-    assert Request(node=NODE, accelerator_type=type_, runtime_version="mine").runtime == "mine"
+    assert TpuRequest(node=NODE, accelerator_type=type_).runtime == runtime
+    assert TpuRequest(node=NODE, accelerator_type=type_, runtime_version="mine").runtime == "mine"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_each_generation_gets_the_runtime_that_google_names_for_it(type_, runtim
 )
 def test_a_node_refuses_what_gcloud_would_not_take(changes, message):
     with pytest.raises(ConfigError, match=message):
-        Node(**({"name": "t", "zone": "us-central2-b"} | changes))
+        TpuNode(**({"name": "t", "zone": "us-central2-b"} | changes))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,7 @@ def test_a_node_refuses_what_gcloud_would_not_take(changes, message):
 )
 def test_a_request_refuses_what_can_not_be_met(changes, message):
     with pytest.raises(ConfigError, match=message):
-        Request(**({"node": NODE, "accelerator_type": "v4-8"} | changes))
+        TpuRequest(**({"node": NODE, "accelerator_type": "v4-8"} | changes))
 
 
 @pytest.mark.parametrize(

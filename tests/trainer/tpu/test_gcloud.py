@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from trainer.errors import CloudError
-from trainer.tpu.gcloud import Done, DryRun, Shell, checked, explained
+from trainer.tpu.gcloud import CommandResult, DryRunner, ShellRunner, explain_failure, require_success
 
 WORDS = ("gcloud", "compute", "tpus", "tpu-vm", "create", "t")
 
@@ -41,7 +41,7 @@ WORDS = ("gcloud", "compute", "tpus", "tpu-vm", "create", "t")
     ],
 )
 def test_a_failure_says_what_it_means_and_what_to_do(said, advice):
-    text = explained(Done(words=WORDS, code=1, errors=f"Waiting...\n{said}\nmore text\n"))
+    text = explain_failure(CommandResult(command=WORDS, code=1, errors=f"Waiting...\n{said}\nmore text\n"))
     assert advice in text
     assert said.splitlines()[-1][:60] in text
     assert text.startswith("gcloud compute tpus tpu-vm create: ")
@@ -49,60 +49,60 @@ def test_a_failure_says_what_it_means_and_what_to_do(said, advice):
 
 
 def test_a_failure_that_nobody_knows_is_told_as_it_is():
-    text = explained(Done(words=WORDS, code=7, errors="boom\n"))
+    text = explain_failure(CommandResult(command=WORDS, code=7, errors="boom\n"))
     assert "ended with code 7 (boom)" in text
     assert "--dry-run shows" in text
-    assert "it said nothing" in explained(Done(words=WORDS, code=7))
+    assert "it printed no error" in explain_failure(CommandResult(command=WORDS, code=7))
 
 
 def test_what_works_is_no_error():
-    done = Done(words=WORDS, code=0, errors="WARNING: quota")
-    assert checked(done) is done
+    result = CommandResult(command=WORDS, code=0, errors="WARNING: quota")
+    assert require_success(result) is result
     with pytest.raises(CloudError):
-        checked(Done(words=WORDS, code=1))
+        require_success(CommandResult(command=WORDS, code=1))
 
 
 def test_only_a_failed_command_can_have_found_nothing():
-    assert Done(words=WORDS, code=1, errors="ERROR: NOT_FOUND: Resource 't' was not found").is_absent
-    assert not Done(words=WORDS, code=0, errors="NOT_FOUND").is_absent
-    assert not Done(words=WORDS, code=1, errors="PERMISSION_DENIED").is_absent
+    assert CommandResult(command=WORDS, code=1, errors="ERROR: NOT_FOUND: Resource 't' was not found").is_absent
+    assert not CommandResult(command=WORDS, code=0, errors="NOT_FOUND").is_absent
+    assert not CommandResult(command=WORDS, code=1, errors="PERMISSION_DENIED").is_absent
 
 
 def test_a_shell_gives_output_errors_and_code(capfd):
-    words = (sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
-    captured = Shell().capture(words)
+    command = (sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
+    captured = ShellRunner().capture(command)
     assert (captured.code, captured.output, captured.errors) == (3, "out\n", "err\n")
     assert capfd.readouterr() == ("", "")
-    followed = Shell().follow(words)
+    followed = ShellRunner().follow(command)
     assert (followed.code, followed.output, followed.errors) == (3, "", "err\n")
     assert capfd.readouterr() == ("out\n", "err\n")
 
 
 def test_of_errors_without_end_the_last_lines_are_kept():
-    words = (sys.executable, "-c", "import sys; [print(n, file=sys.stderr) for n in range(1000)]")
-    assert Shell().follow(words).errors.splitlines()[-1] == "999"
-    assert len(Shell().follow(words).errors.splitlines()) == 200
+    command = (sys.executable, "-c", "import sys; [print(n, file=sys.stderr) for n in range(1000)]")
+    assert ShellRunner().follow(command).errors.splitlines()[-1] == "999"
+    assert len(ShellRunner().follow(command).errors.splitlines()) == 200
 
 
 @pytest.mark.parametrize("way", ["capture", "follow"])
 def test_a_missing_gcloud_is_said_to_be_missing(way, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CloudError, match="gcloud is not installed"):
-        getattr(Shell(), way)(("gcloud", "version"))
+        getattr(ShellRunner(), way)(("gcloud", "version"))
     with pytest.raises(CloudError, match="no such program"):
-        getattr(Shell(), way)(("no-such-program",))
+        getattr(ShellRunner(), way)(("no-such-program",))
 
 
 def test_a_dry_run_runs_nothing(capsys, tmp_path):
-    runner = DryRun(is_there=True)
+    runner = DryRunner(exists=True)
     file = tmp_path / "made"
     runner.follow((sys.executable, "-c", f"open({str(file)!r}, 'w')"))
     runner.capture(("touch", str(file)))
-    runner.say("it was made")
+    runner.log("it was made")
     assert not file.exists()
     assert "it was made" not in capsys.readouterr().out
 
 
 def test_what_gcloud_says_counts_more_than_what_a_worker_printed():
     errors = "worker 2: disk quota exceeded\nERROR: (gcloud.x) PERMISSION_DENIED: no\n"
-    assert "roles/tpu.admin" in explained(Done(words=WORDS, code=1, errors=errors))
+    assert "roles/tpu.admin" in explain_failure(CommandResult(command=WORDS, code=1, errors=errors))

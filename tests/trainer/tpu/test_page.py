@@ -8,7 +8,7 @@ import pytest
 
 from shardset.program import OK
 from tests.trainer.tpu.fake_gcloud import parsed
-from trainer import __main__ as command
+from trainer import cli as command
 
 DOCS = Path(__file__).parents[3] / "docs"
 START = "python -m trainer tpu "

@@ -2,7 +2,16 @@ import json
 
 import pytest
 
-from trainer.tpu.status import SAVED, STOPPED, UNREACHABLE, CloudState, seen, standing, verdict, was_taken_away
+from trainer.tpu.status import (
+    SAVED,
+    STOPPED,
+    UNREACHABLE,
+    CloudState,
+    outcome_of,
+    parse_state,
+    status_of,
+    was_preempted,
+)
 
 
 @pytest.mark.parametrize(
@@ -11,38 +20,38 @@ from trainer.tpu.status import SAVED, STOPPED, UNREACHABLE, CloudState, seen, st
         (None, None, "absent"),
         ("READY", None, "ready"),
         ("READY", "ACTIVE", "ready"),
-        (None, "WAITING_FOR_RESOURCES", "coming"),
-        (None, "PROVISIONING", "coming"),
-        ("CREATING", "PROVISIONING", "coming"),
-        ("REPAIRING", "ACTIVE", "coming"),
-        ("READY", "PROVISIONING", "coming"),
-        ("STATE_UNSPECIFIED", None, "coming"),
-        ("READY", "SUSPENDING", "leaving"),
-        ("DELETING", None, "leaving"),
-        ("PREEMPTED", None, "gone"),
-        ("PREEMPTED", "SUSPENDED", "gone"),
-        ("TERMINATED", None, "gone"),
-        (None, "FAILED", "gone"),
-        (None, "ACTIVE", "gone"),
+        (None, "WAITING_FOR_RESOURCES", "pending"),
+        (None, "PROVISIONING", "pending"),
+        ("CREATING", "PROVISIONING", "pending"),
+        ("REPAIRING", "ACTIVE", "pending"),
+        ("READY", "PROVISIONING", "pending"),
+        ("STATE_UNSPECIFIED", None, "pending"),
+        ("READY", "SUSPENDING", "ending"),
+        ("DELETING", None, "ending"),
+        ("PREEMPTED", None, "unusable"),
+        ("PREEMPTED", "SUSPENDED", "unusable"),
+        ("TERMINATED", None, "unusable"),
+        (None, "FAILED", "unusable"),
+        (None, "ACTIVE", "unusable"),
         ("STOPPED", None, "stopped"),
     ],
 )
 def test_where_a_tpu_stands(node, request_, expected):
-    assert standing(CloudState(node=node, request=request_)) == expected
+    assert status_of(CloudState(node=node, request=request_)) == expected
 
 
 @pytest.mark.parametrize(
     ("code", "now", "expected"),
     [
         (0, "ready", "done"),
-        (0, "gone", "done"),
+        (0, "unusable", "done"),
         (STOPPED, "ready", "stopped"),
-        (SAVED, "ready", "again"),
-        (SAVED, "gone", "again"),
-        (1, "gone", "again"),
-        (1, "absent", "again"),
-        (1, "coming", "again"),
-        (UNREACHABLE, "leaving", "again"),
+        (SAVED, "ready", "retry"),
+        (SAVED, "unusable", "retry"),
+        (1, "unusable", "retry"),
+        (1, "absent", "retry"),
+        (1, "pending", "retry"),
+        (UNREACHABLE, "ending", "retry"),
         (UNREACHABLE, "ready", "unreachable"),
         (1, "ready", "failed"),
         (2, "ready", "failed"),
@@ -50,7 +59,7 @@ def test_where_a_tpu_stands(node, request_, expected):
     ],
 )
 def test_what_follows_from_how_a_training_ended(code, now, expected):
-    assert verdict(code, now) == expected
+    assert outcome_of(code, now) == expected
 
 
 def test_descriptions_are_read_as_gcloud_gives_them():
@@ -62,19 +71,19 @@ def test_descriptions_are_read_as_gcloud_gives_them():
     }
     spec = [{"node": {"acceleratorType": "projects/p/locations/z/acceleratorTypes/v4-32"}, "nodeId": "t"}]
     request = {"state": {"state": "ACTIVE"}, "tpu": {"nodeSpec": spec}}
-    found = seen(json.dumps(node), json.dumps(request))
+    found = parse_state(json.dumps(node), json.dumps(request))
     assert found == CloudState(node="READY", request="ACTIVE", accelerator_type="v4-32", num_workers=4)
-    assert seen(None, json.dumps(request)).accelerator_type == "v4-32"
-    assert seen(None, None) == CloudState()
+    assert parse_state(None, json.dumps(request)).accelerator_type == "v4-32"
+    assert parse_state(None, None) == CloudState()
 
 
 def test_the_reason_of_a_failed_request_is_told():
     state = {"state": "FAILED", "failedData": {"error": {"code": 8, "message": "no capacity until 6h passed"}}}
-    assert "no capacity until 6h passed" in seen(None, json.dumps({"state": state})).text
+    assert "no capacity until 6h passed" in parse_state(None, json.dumps({"state": state})).text
 
 
 def test_a_description_without_a_state_is_not_taken_for_ready():
-    assert standing(seen("{}", None)) == "coming"
+    assert status_of(parse_state("{}", None)) == "pending"
 
 
 @pytest.mark.parametrize(
@@ -89,4 +98,4 @@ def test_a_description_without_a_state_is_not_taken_for_ready():
     ],
 )
 def test_a_request_that_was_never_met_was_not_taken_away(node, request_, expected):
-    assert was_taken_away(CloudState(node=node, request=request_)) is expected
+    assert was_preempted(CloudState(node=node, request=request_)) is expected

@@ -12,7 +12,7 @@ import pytest
 
 from trainer.tpu import worker
 from trainer.tpu.commands import FOLDER
-from trainer.tpu.worker import Place
+from trainer.tpu.worker import WorkerFolder
 
 # Takes the place of the trainer: prints, waits for a file or SIGTERM, ends with the code that its arguments say.
 STAND_IN = """\
@@ -63,8 +63,8 @@ class Machine:
         (self.home / "go").touch()
 
     @property
-    def place(self) -> Place:
-        return Place(self.home / FOLDER)
+    def folder(self) -> WorkerFolder:
+        return WorkerFolder(self.home / FOLDER)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 def test_a_training_prints_its_lines_and_ends_with_its_code(machine, code):
     machine.go()
     assert ended(machine.train(code))[:2] == (code, "step 0\nfinal\n")
-    lines = machine.place.log.read_text().splitlines()
+    lines = machine.folder.log.read_text().splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == ["step 0", "final"]
     assert all(line.startswith("20") for line in lines)
 
@@ -100,7 +100,7 @@ def test_a_training_goes_on_when_the_connection_breaks_and_can_be_joined(machine
     first = machine.train(1)
     first.kill()
     first.wait()
-    assert machine.place.is_training
+    assert machine.folder.is_training
     second = machine.start("train", str(machine.home), "1")
     assert second.stdout is not None
     assert second.stdout.readline() == "joining the training that runs here\n"
@@ -114,10 +114,10 @@ def test_a_training_does_not_end_with_the_session_that_started_it(machine, numbe
     first = machine.train(0)
     os.killpg(first.pid, number)
     first.wait(timeout=600)
-    assert machine.place.is_training
+    assert machine.folder.is_training
     machine.go()
-    until(lambda: not machine.place.is_training)
-    assert machine.place.code.read_text() == "0"
+    until(lambda: not machine.folder.is_training)
+    assert machine.folder.code.read_text() == "0"
 
 
 def test_another_training_is_refused_while_one_runs(machine):
@@ -138,7 +138,7 @@ def test_stop_lets_the_trainer_save_and_both_commands_say_so(machine):
 
 def test_a_training_that_is_asked_to_stop_by_the_machine_ends_with_3(machine):
     training = machine.train(0)
-    os.kill(int(machine.place.pid.read_text()), signal.SIGTERM)
+    os.kill(int(machine.folder.pid.read_text()), signal.SIGTERM)
     assert ended(training)[0] == worker.SAVED
 
 
@@ -147,7 +147,7 @@ def test_a_training_after_a_stop_is_a_new_one(machine):
     assert ended(machine.start("stop"))[0] == 0
     machine.go()
     assert ended(machine.train(0))[:2] == (0, "step 0\nfinal\n")
-    assert len(machine.place.log.read_text().splitlines()) == 4
+    assert len(machine.folder.log.read_text().splitlines()) == 4
 
 
 def test_stop_where_nothing_trains_is_no_error(machine):
@@ -156,12 +156,12 @@ def test_stop_where_nothing_trains_is_no_error(machine):
 
 def test_a_trainer_that_is_killed_leaves_the_code_of_its_signal(machine):
     training = machine.train(0)
-    os.kill(int(machine.place.pid.read_text()), signal.SIGKILL)
+    os.kill(int(machine.folder.pid.read_text()), signal.SIGKILL)
     assert ended(training)[0] == 128 + signal.SIGKILL
 
 
 def test_a_training_of_which_nobody_knows_the_end_has_failed(tmp_path, capsys):
-    assert worker._code(Place(tmp_path)) == worker.FAILED
+    assert worker._code(WorkerFolder(tmp_path)) == worker.FAILED
     assert "left no exit code" in capsys.readouterr().err
 
 

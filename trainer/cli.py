@@ -1,0 +1,312 @@
+"""`python -m trainer VERB`: arguments -> records -> one call."""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.program import OK, PREEMPTED, Parser, program_parser, run_program, run_verb
+from shardset.storage.open import is_address, open_storage
+from trainer import recipes
+from trainer.config import RECORD, TrainConfig, recorded, resumed
+from trainer.errors import Preempted
+from trainer.flags import add_config_flags, config_flags
+from trainer.record import checkpoint_names
+from trainer.settings import assignments, help_text, with_values
+from trainer.tpu import cli as tpu
+
+if TYPE_CHECKING:
+    from trainer.tools.explain import RunPlan
+
+    Verbs = argparse._SubParsersAction[Parser]
+
+COMMAND = "shardset-trainer"
+"""The installed name of this program. Shells complete commands by name, so not `python -m trainer`."""
+
+CTRL_C_PATIENCE_S = 5.0
+"""How long a Ctrl-C waits for the run folder's answer."""
+
+EXIT_CODES = """exit codes:
+  0  done
+  1  failed; the last line on stderr says why
+  2  wrong usage
+  3  asked to stop (SIGTERM) and saved everything; the same command goes on from there
+  130  stopped by Ctrl-C; train goes on from the last checkpoint, if there is one
+"""
+
+DEBUG_HELP = "show tracebacks and warnings of libraries"
+MANIFEST_HELP = "shard set: its folder or manifest.json, local or gs://"
+RUN_DIR_HELP = "run folder, local or gs://"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns its exit code."""
+    options = parser().parse_args(arguments)
+    return run_verb(lambda: _run(options), debug=options.debug)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        options.command(options)
+    except Preempted as error:
+        print(error, file=sys.stderr)
+        return PREEMPTED
+    return OK
+
+
+# --- the command line ------------------------------------------------------------------------------------------------
+
+
+def parser() -> Parser:
+    """The command line."""
+    top = program_parser(
+        COMMAND,
+        "trainer",
+        description="Trains on a shard set, with plain PyTorch or PyTorch/XLA.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    verbs = top.add_subparsers(required=True, metavar="COMMAND")
+    _add_config_verb(verbs, "train", train, "train a model on a shard set, or resume the run in the run folder")
+    _add_config_verb(
+        verbs, "evaluate", evaluate, "print the accuracy of a run folder's best checkpoint, or of --resume URL"
+    )
+    _add_bench_input(verbs)
+    _add_doctor(verbs)
+    _add_merge_logs(verbs)
+    _add_explain(verbs)
+    tpu.register(verbs)
+    _add_report(verbs)
+    return top
+
+
+def _add_config_verb(
+    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str
+) -> argparse.ArgumentParser:
+    settings = "settings for --set KEY=VALUE, with their values in the recipe `default`:\n"
+    verb = verbs.add_parser(
+        name,
+        help=text,
+        description=text,
+        epilog=f"{settings}{help_text(recipes.default())}{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_config_flags(verb)
+    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.set_defaults(command=command)
+    return verb
+
+
+def _add_bench_input(verbs: "Verbs") -> None:
+    text = "read and decode as training does, without a model, and print the rate"
+    group = _add_config_verb(verbs, "bench-input", bench_input, text).add_argument_group("sweeps (docs/sweep.md)")
+    group.add_argument("--sweep", action="extend", nargs="+", metavar="AXIS=VALUE,VALUE",
+                       help="measure every combination; axes: shard (manifests), q, w, L, threads, batch")  # fmt: skip
+    group.add_argument("--seconds", type=float, metavar="N", help="with --sweep: length of each run (default 3)")
+    group.add_argument("--rounds", type=int, metavar="N", help="with --sweep: runs of each point (default 3)")
+    group.add_argument("--output", metavar="FOLDER", help="with --sweep: folder for sweep.json, .md and .svg")
+    group.add_argument("--json", action="store_true", help="with --sweep: print JSON instead of a table")
+
+
+def _add_doctor(verbs: "Verbs") -> None:
+    verb = _add_config_verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
+    verb.add_argument(
+        "--want-images-per-second", type=float, metavar="N", help="the rate that the whole run should read at"
+    )
+    verb.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+
+def _add_merge_logs(verbs: "Verbs") -> None:
+    verb = verbs.add_parser("merge-logs", help="print the logs of all hosts by time", allow_abbrev=False)
+    verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
+    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.set_defaults(command=merge_logs)
+
+
+def _add_explain(verbs: "Verbs") -> None:
+    text = "print the samples of a step, or the steps of a sample, for a past or future run"
+    verb = verbs.add_parser("explain", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False,
+                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    verb.add_argument("--run-dir", help=f"{RUN_DIR_HELP}; or describe a run with the next five flags:")
+    verb.add_argument("--manifest", help=MANIFEST_HELP)
+    verb.add_argument("--recipe", help=f"one of {', '.join(recipes.RECIPES)}")
+    verb.add_argument("--seed", help="seed of the order")
+    verb.add_argument("--global-batch-size", metavar="SIZE", help="samples per step over all replicas")
+    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
+    verb.add_argument("--step", metavar="STEP", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP")
+    verb.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
+    verb.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
+    verb.add_argument("--epochs", metavar="A:B", help="with --key or --id: epochs A to B - 1 (default: all)")
+    verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet, .html or .png")
+    verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
+    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.set_defaults(command=explain)
+
+
+def _add_report(verbs: "Verbs") -> None:
+    verb = verbs.add_parser("report", help="make one HTML page that shows a run", allow_abbrev=False)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
+    verb.add_argument("--force", action="store_true", help="replace any file at --output")
+    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.set_defaults(command=make_report)
+
+
+# --- the verbs -------------------------------------------------------------------------------------------------------
+
+
+def train(options: argparse.Namespace) -> None:
+    """`train`."""
+    config = config_flags(options).config()
+    try:
+        from trainer import loop
+        from trainer.runtime.launch import launch
+
+        launch(config, loop.train)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(after_ctrl_c(config.run_dir)) from None
+
+
+def after_ctrl_c(run_dir: str, patience_s: float = CTRL_C_PATIENCE_S) -> str:
+    """What the same command does after a Ctrl-C. Does not wait longer for the answer of a run folder."""
+    listings: list[list[int]] = []
+
+    def list_checkpoints() -> None:
+        with suppress(ShardsetError):
+            listings.append(checkpoint_names.steps(open_storage(run_dir)))
+
+    # A daemon, so that the program can end although a bucket is out of reach.
+    thread = threading.Thread(target=list_checkpoints, daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if listings == [[]]:
+        return " before the first checkpoint: nothing is saved, the same command begins again"
+    goes_on = "; the same command goes on from the last checkpoint"
+    return goes_on if listings else f"{goes_on}, if there is one: {run_dir} does not answer"
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """`evaluate`: without a recipe, with the configuration in the run folder."""
+    config = config_flags(options).config(recorded_config(options.run_dir) if options.run_dir else None)
+    if options.run_dir and config.manifest is None and not config.fake_data:
+        raise ConfigError(
+            f"{options.run_dir}: no {RECORD} there, expected the folder of a run; give the --run-dir of "
+            "`python -m trainer train`"
+        )
+    from trainer import loop
+    from trainer.runtime.launch import launch
+
+    launch(config, loop.evaluate_checkpoint)
+
+
+def recorded_config(run_dir: str) -> TrainConfig:
+    """The configuration in a run folder, to be resumed; the default recipe if there is none. Raises ConfigError."""
+    try:
+        return resumed(recorded(open_storage(run_dir)))
+    except NotFound:
+        return recipes.default()
+
+
+def bench_input(options: argparse.Namespace) -> None:
+    """`bench-input`: the training stream of one host that feeds all replicas."""
+    config = config_flags(options).config()
+    if options.sweep:
+        from trainer.tools import sweep
+
+        seconds = 3.0 if options.seconds is None else options.seconds
+        rounds = 3 if options.rounds is None else options.rounds
+        sweep.run(
+            config, options.sweep, seconds=seconds, rounds=rounds, output=options.output, as_json=options.json
+        )  # fmt: skip
+        return
+    _refuse_sweep_flags(options)
+    from trainer.data.splits import open_data
+
+    stream = open_data(config, 0, 1).train
+    limit = min(len(stream), config.max_steps or len(stream))
+    start, num_samples = time.perf_counter(), 0
+    for _, _, batch in stream.run(iter([(0, range(limit))])):
+        num_samples += int((batch["weight"] > 0).sum())
+    seconds = time.perf_counter() - start
+    rate = num_samples / seconds
+    print(f"{num_samples} samples in {limit} steps and {seconds:.2f} s: {rate:.0f} samples/s on this host")
+
+
+def _refuse_sweep_flags(options: argparse.Namespace) -> None:
+    given = [name for name in ("seconds", "rounds", "output", "json") if getattr(options, name) not in (None, False)]
+    if given:
+        raise ConfigError(f"--{given[0]} goes with --sweep; leave it out, or name what to sweep, for example q=4,8")
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """`doctor`: without a recipe and a manifest, for the configuration in the run folder."""
+    from trainer.tools import doctor
+    from trainer.tools.checks import TargetRate
+
+    rate = options.want_images_per_second
+    if rate is not None and not 0 < rate < float("inf"):
+        raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
+    target = None if rate is None else TargetRate(rate, "as given")
+    from_record = options.run_dir and not (options.recipe or options.manifest)
+    config = config_flags(options).config(recorded_config(options.run_dir) if from_record else None)
+    doctor.report(doctor.run_checks(config, target), as_json=options.json)
+
+
+def explain(options: argparse.Namespace) -> None:
+    """`explain`."""
+    from trainer.tools import explain
+
+    query = explain.ExplainQuery(
+        step=options.step, key=options.key, id=options.id, epochs=options.epochs, thumbnails=options.thumbnails
+    )
+    explain.run(_explained_plan(options), query, as_json=options.json)
+
+
+def _explained_plan(options: argparse.Namespace) -> "RunPlan":
+    from trainer.tools import explain
+
+    values = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
+    given = {key: value for key, value in values.items() if value is not None}
+    if options.run_dir is None:
+        config = recipes.recipe(options.recipe) if options.recipe else recipes.default()
+        return explain.plan_of_config(with_values(config, given | assignments(options.set)))
+    described = [*given, *(name for name in ("recipe", "set") if getattr(options, name))]
+    if described:
+        flag = f"--{described[0].replace('_', '-')}"
+        raise ConfigError(f"--run-dir says everything about the run, so {flag} can't be given beside it")
+    return explain.plan_of_run(options.run_dir)
+
+
+def merge_logs(options: argparse.Namespace) -> None:
+    """`merge-logs`."""
+    from trainer.record.metrics import merged_logs
+
+    _check_run_dir(options.run_dir)
+    for line in merged_logs(open_storage(options.run_dir)):
+        print(line)
+
+
+def make_report(options: argparse.Namespace) -> None:
+    """`report`."""
+    from shardset.html.page import count, size
+    from trainer.tools import report
+
+    _check_run_dir(options.run_dir)
+    run, url, num_bytes = report.write(options.run_dir, options.output, force=options.force)
+    print(f"report: {url} ({size(num_bytes)}, {count(run.last_step, 'step')})")
+
+
+def _check_run_dir(run_dir: str) -> None:
+    if not is_address(run_dir) and not Path(run_dir).is_dir():
+        raise ConfigError(f"{run_dir}: no such run folder")
+
+
+def program() -> NoReturn:
+    """What a shell runs."""
+    run_program(main, "trainer")

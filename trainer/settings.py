@@ -1,0 +1,165 @@
+"""Settings by name: the fields of a config record and of the records inside it, with types, help lines and checks.
+
+A field made by `setting` carries its help line. Its type carries its limits, as `msgspec.Meta`.
+"""
+
+import dataclasses
+import difflib
+import operator
+import shutil
+import sys
+import textwrap
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from shardset.errors import ConfigError
+
+Default = typing.TypeVar("Default")
+Record = typing.TypeVar("Record")
+
+HELP_COLUMN = 38
+_LIMITS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+_NO_LIMIT = (None, sys.float_info.max)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting: its name (`optimizer.momentum`), the type of its field, and its help line."""
+
+    key: str
+    hint: Any
+    help: str
+
+    @property
+    def group(self) -> str:
+        """The name of the record that holds it; empty for the outermost one."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def expected(self) -> str:
+        """What it accepts, in words."""
+        return _in_words(inspect.type_info(self.hint))
+
+    def convert(self, value: Any, *, strict: bool = True) -> Any:
+        """The value as the field holds it; reads text unless `strict`. Raises ConfigError."""
+        try:
+            return msgspec.convert(value, self.hint, strict=strict)
+        except msgspec.ValidationError as error:
+            given = ":".join(value) if isinstance(value, list) else value
+            raise ConfigError(f"{self.key} is {given}, expected {self.expected}") from error
+
+    def parse(self, text: str) -> Any:
+        """The value that a text means: `none`, START:STOP, or what the type of the field reads. Raises ConfigError."""
+        if text.lower() == "none":
+            return self.convert(None)
+        is_span = any(typing.get_origin(option) is tuple for option in typing.get_args(self.hint))
+        return self.convert(text.split(":") if is_span else text, strict=False)
+
+
+def setting(default: Default, help: str) -> Default:
+    """A field of a frozen dataclass, with its help line."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+def settings_of(kind: type) -> dict[str, Setting]:
+    """All settings of a record type by name. Those of inner records have a dot: `optimizer.learning_rate`."""
+    settings: dict[str, Setting] = {}
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for field in dataclasses.fields(kind):
+        name, hint = field.name, hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            inner = settings_of(typing.cast(type, hint)).values()
+            settings |= {f"{name}.{one.key}": Setting(f"{name}.{one.key}", one.hint, one.help) for one in inner}
+        else:
+            settings[name] = Setting(name, hint, field.metadata["help"])
+    return settings
+
+
+def values_of(record: object) -> dict[str, Any]:
+    """The value of every setting by name."""
+    return {key: operator.attrgetter(key)(record) for key in settings_of(type(record))}
+
+
+def check(record: object) -> None:
+    """Raises ConfigError for the first setting whose value its type does not allow."""
+    settings = settings_of(type(record))
+    for key, value in values_of(record).items():
+        settings[key].convert(value)
+
+
+def with_values(record: Record, values: Mapping[str, Any]) -> Record:
+    """The record with these settings changed all at once, since some belong together. Text is parsed.
+
+    Raises ConfigError for an unknown name, naming the nearest one, and for a value that does not fit.
+    """
+    settings, tree = settings_of(type(record)), msgspec.to_builtins(record)
+    for key, value in values.items():
+        if key not in settings:
+            raise ConfigError(f"no setting {key!r}{did_you_mean(key, settings)}; `train --help` lists all of them")
+        group, _, name = key.rpartition(".")
+        inner = tree[group] if group else tree
+        inner[name] = settings[key].parse(value) if isinstance(value, str) else value
+    return msgspec.convert(tree, type(record))
+
+
+def assignments(texts: Iterable[str]) -> dict[str, str]:
+    """The values of `KEY=VALUE` texts by key. The last one of a key counts. Raises ConfigError."""
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text!r} is not KEY=VALUE, for example --set optimizer.learning_rate=0.2")
+        values[key] = value
+    return values
+
+
+def help_text(record: object) -> str:
+    """Every setting of the record in its group: name, value, help line, and what it accepts."""
+    values, settings = values_of(record), settings_of(type(record)).values()
+    width = max(80, shutil.get_terminal_size().columns) - 2
+    text = ""
+    for _, group in groupby(settings, key=lambda one: one.group):
+        for one in group:
+            name = f"  {one.key} = {values[one.key]}"
+            line = f"{name.ljust(HELP_COLUMN - 2)}  {one.help} ({one.expected})"
+            text += textwrap.fill(line, width, subsequent_indent=" " * HELP_COLUMN, break_on_hyphens=False) + "\n"
+        text += "\n"
+    return text
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """A hint at the nearest name, else at the one whose last part is nearest; empty if none is near."""
+    last_parts = {known.rpartition(".")[2]: known for known in names}
+    near = difflib.get_close_matches(name, names, n=1)
+    near = near or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=1)]
+    return f", did you mean {near[0]!r}?" if near else ""
+
+
+def _in_words(info: inspect.Type) -> str:
+    match info:
+        case inspect.UnionType(types=types):
+            return " or ".join(map(_in_words, types))
+        case inspect.LiteralType(values=values):
+            return " or ".join(filter(None, (", ".join(map(str, values[:-1])), str(values[-1]))))
+        case inspect.IntType():
+            return f"int{_limits_in_words(info)}"
+        case inspect.FloatType():
+            return f"finite float{_limits_in_words(info)}"
+        case inspect.TupleType():
+            return "START:STOP, for example 10:15,"
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.NoneType():
+            return "none"
+    return "text"
+
+
+def _limits_in_words(info: inspect.IntType | inspect.FloatType) -> str:
+    limits = {sign: getattr(info, name) for name, sign in _LIMITS.items()}
+    return " and".join(f" {sign} {limit}" for sign, limit in limits.items() if limit not in _NO_LIMIT)
