@@ -13,7 +13,8 @@ from shardset.storage.base import Storage, open_storage
 from shardset.version import __version__
 
 if TYPE_CHECKING:
-    from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop
+    from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+    from shardset.decode.image import ImageSpec
     from shardset.order.epoch import OrderState
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.mixture import MixedStream
@@ -41,13 +42,13 @@ __all__ = [
 ]
 
 _READER = {
-    "CenterCrop": "shardset.decode.image",
+    "CenterCrop": "shardset.decode.crops",
     "DiskCache": "shardset.read.disk_cache",
     "ImageSpec": "shardset.decode.image",
     "MixedStream": "shardset.stream.mixture",
     "OrderState": "shardset.order.epoch",
-    "PadCrop": "shardset.decode.image",
-    "RandomResizedCrop": "shardset.decode.image",
+    "PadCrop": "shardset.decode.crops",
+    "RandomResizedCrop": "shardset.decode.crops",
     "Stream": "shardset.stream.stream",
     "Timetable": "shardset.stream.timetable",
 }

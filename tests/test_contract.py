@@ -18,7 +18,8 @@ from pipelines import __main__ as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.images.encode import IMAGE_FIELDS, PIXEL_LIMIT
-from shardset.decode.image import MAX_PIXELS, CenterCrop, ImageSpec
+from shardset.decode.crops import MAX_PIXELS, CenterCrop
+from shardset.decode.image import ImageSpec
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest

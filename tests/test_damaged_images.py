@@ -6,8 +6,8 @@ import pytest
 
 from pipelines.images import encode
 from pipelines.images.encode import ImageOptions, examine
-from shardset.decode import image as decoding
 from shardset.decode.image import decode
+from shardset.errors import UndecodableImage
 from tests.makers import odd_images
 
 MADE = {
@@ -50,7 +50,7 @@ def refused_by_the_build(data: bytes) -> str:
 def refused_by_the_reader(data: bytes) -> bool:
     try:
         decode(data)
-    except decoding.UndecodableImage:
+    except UndecodableImage:
         return True
     return False
 

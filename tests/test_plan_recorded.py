@@ -15,7 +15,8 @@ from pipelines.estimate.archives import SAMPLED_ARCHIVES, SAMPLED_BYTES
 from pipelines.estimate.inputs import from_listing, from_manifest
 from pipelines.estimate.model import Forecast, ReadEstimate, Reading, forecast
 from pipelines.estimate.prices import Prices
-from shardset.decode.image import CenterCrop, ImageSpec
+from shardset.decode.crops import CenterCrop
+from shardset.decode.image import ImageSpec
 from shardset.format import manifest as manifests
 from shardset.order.budget import Memory
 from shardset.storage.base import open_storage

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from pipelines.images.encode import ImageOptions, encode, examine, thumbnail_of
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.decode.worker_main import decode_whole
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from shardset.decode.image import ImageSpec, PadCrop, pad_crops
+from shardset.decode.crops import PadCrop, pad_crops
+from shardset.decode.image import ImageSpec
 from shardset.decode.shared import SharedImages
 
 

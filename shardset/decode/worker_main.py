@@ -18,6 +18,7 @@ import numpy as np
 
 from shardset.decode import png
 from shardset.decode.shared import opened
+from shardset.errors import UndecodableImage
 from shardset.format.background import Background
 
 HELLO = b"+"
@@ -87,7 +88,7 @@ def _whole_into(image: np.ndarray, data: bytes, background: Background) -> bool:
 
 
 def _decoded(data: bytes, background: Background) -> np.ndarray | None:
-    from shardset.decode.image import UndecodableImage, decode
+    from shardset.decode.image import decode
 
     try:
         return decode(data, background=background)

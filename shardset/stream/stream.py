@@ -23,22 +23,12 @@ from typing import Any, Literal, get_args
 import cv2
 import numpy as np
 
-from shardset.decode.image import (
-    CenterCrop,
-    ImageSpec,
-    PadCrop,
-    RandomResizedCrop,
-    UndecodableImage,
-    decode,
-    decode_into,
-    draws,
-    pad_crop,
-    pad_crops,
-)
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop, pad_crop, pad_crops
+from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.shared import SharedImages
 from shardset.decode.workers import Decoder, Decoders
-from shardset.errors import ConfigError, DamagedShard
+from shardset.errors import ConfigError, DamagedShard, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import stored_png
 from shardset.order.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once

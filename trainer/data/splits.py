@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shardset.decode.image import CenterCrop, Crop, ImageSpec, PadCrop, RandomResizedCrop
+from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format import manifest as manifests

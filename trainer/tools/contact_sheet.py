@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import google_crc32c
 from PIL import Image, ImageDraw
 
-from shardset.decode.image import UndecodableImage, decode
-from shardset.errors import ConfigError
+from shardset.decode.image import decode
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.background import WHITE, Background
 from shardset.format.manifest import Split
 from shardset.format.tar import index_fields

@@ -9,21 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardset.decode import png
-from shardset.decode.image import (
-    CenterCrop,
-    ImageSpec,
-    PadCrop,
-    RandomResizedCrop,
-    UndecodableImage,
-    decode,
-    decode_into,
-    draws,
-    image_size,
-    pad_crop,
-    pad_crops,
-    random_box,
-)
-from shardset.errors import ConfigError
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop, pad_crop, pad_crops, random_box
+from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_size
+from shardset.errors import ConfigError, UndecodableImage
 from tests.makers.shardset import encode, pixels
 
 RANDOM = ImageSpec(size=24, crop=RandomResizedCrop(), flip=True)

@@ -8,7 +8,8 @@ from PIL import Image
 
 from pipelines.images.encode import ImageOptions, UndecodableImage, examine, thumbnail_of
 from shardset.decode import image as decoding
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.errors import ConfigError
 from shardset.format import limits
 from tests.makers import odd_images

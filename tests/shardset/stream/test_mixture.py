@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardset.decode.image import ImageSpec, PadCrop
+from shardset.decode.crops import PadCrop
+from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.storage.base import open_storage
 from shardset.stream.mixture import MixedStream, Share, share_lanes

@@ -10,16 +10,17 @@ import uuid
 import msgspec
 import numpy as np
 import pytest
-from tests.trainer.test_fetch import WatchedStorage
 
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, UndecodableImage
+from shardset.decode.crops import CenterCrop, PadCrop
+from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
 from shardset.order.epoch import state_from_json
 from shardset.storage.base import open_storage
 from shardset.stream.stream import Stream, order_options
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.shardset.read.test_fetch import WatchedStorage
 
 WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
 PADDED = ImageSpec(size=16, crop=PadCrop(2), flip=True)
