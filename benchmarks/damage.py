@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import webdataset
-from tests.trainer.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
 
 from shardset.format.tar import TarMember, members
 from shardset.storage.base import open_storage
 from tests.conftest import BUCKET, emulator
 from tests.faulty_proxy import Fault, FaultyProxy, is_media
 from tests.makers.shardset import put
+from tests.shardset.stream.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
 
 FIRST = "train/train-000000.tar"
 IN_SAMPLE, IN_TAR = 60, 572

@@ -30,9 +30,9 @@ from xml.sax.saxutils import escape
 import cv2
 import msgspec
 import numpy as np
-import shardset.storage.base.gcs  # noqa: F401 - no import is measured
 from sklearn.datasets import load_sample_images
 
+import shardset.storage.gcs  # noqa: F401 - no import is measured
 from benchmarks import environment, reading
 from benchmarks.far import relay
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data

@@ -9,17 +9,19 @@ Each shard set has epochs of its own length and starts its next one when the las
 of a shard set can fill are left out of that epoch (the next one's order takes others), so quotas hold in every batch.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from shardset.errors import BudgetTooSmall, ConfigError
-from shardset.order.budget import MIB
+from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.epoch import OrderState, check_world, default_lanes, rank_part, require_int
 from shardset.order.permutation import derive_key
-from shardset.stream.stream import BUDGET_BYTES, Batch, Stream
+from shardset.stream.batch import Batch
+from shardset.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +104,14 @@ class MixedStream:
 
     def batches(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
         """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
-        own = [(number, stream) for number, stream in enumerate(self.streams) if stream.part]
-        runs = [stream.epochs(*divmod(start_step, len(stream))) for _, stream in own]
-        step = start_step
+        numbered = [(number, stream) for number, stream in enumerate(self.streams) if stream.batch_size]
+        runs = [stream.epochs(*divmod(start_step, len(stream))) for _, stream in numbered]
         try:
-            while True:
-                found = [next(run)[2] for run in runs]
-                sources = [np.full(len(batch["id"]), number) for (number, _), batch in zip(own, found, strict=True)]
-                yield step, _joined(found) | {"source": np.concatenate(sources).astype(np.int64)}
-                step += 1
+            for step in itertools.count(start_step):
+                batches = [next(run)[2] for run in runs]
+                for (number, stream), batch in zip(numbered, batches, strict=True):
+                    batch["source"] = np.full(stream.batch_size, number, np.int64)
+                yield step, _concatenate(batches)
         finally:
             for run in runs:
                 run.close()
@@ -164,11 +165,12 @@ def _not_empty(stream: Stream, share: Share) -> Stream:
     return stream
 
 
-def _joined(batches: list[Batch]) -> Batch:
-    return {name: _join([batch[name] for batch in batches]) for name in batches[0]}
+def _concatenate(batches: Sequence[Batch]) -> Batch:
+    columns = {name: [cast("dict[str, Any]", batch)[name] for batch in batches] for name in batches[0]}
+    return cast(Batch, {name: _concatenate_values(values) for name, values in columns.items()})
 
 
-def _join(values: list[Any]) -> Any:
+def _concatenate_values(values: Sequence[Any]) -> Any:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values) if len(values) > 1 else values[0]
-    return [value for part in values for value in part]
+    return list(itertools.chain(*values))

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.order.permutation import derive_key, hash64
 from shardset.read.disk_cache import DiskCache
+from shardset.stream.batch import Batch
 from shardset.stream.stream import Stream
 from trainer.config import ImageConfig, TrainConfig
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
@@ -28,7 +29,7 @@ class Batches(Protocol):
     """A stream as the loop sees it (see shardset/stream/stream.py)."""
 
     def __len__(self) -> int: ...
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, Any]]]: ...
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
     def stop(self) -> None: ...
 
 
@@ -119,7 +120,7 @@ def steps_of(stream: Batches, start: int, stop: int) -> Iterator[tuple[int, int,
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
         if (epoch, step) != divmod(due, len(stream)):
             raise PlanMismatch(f"the stream brought epoch {epoch} step {step} where step {due} of the run was due")
-        yield epoch, step, batch
+        yield epoch, step, cast("dict[str, Any]", batch)
         due += 1
     if due != stop:
         raise PlanMismatch(f"the stream ended before step {due} of the run, the plan says {stop}")

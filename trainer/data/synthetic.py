@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardset.errors import ConfigError
+from shardset.stream.batch import Batch
 
 NUM_SAMPLES = 1_281_167
 """Samples of a fake training epoch: as many as ImageNet has; `--max-steps` stops earlier."""
@@ -37,7 +38,7 @@ class SyntheticStream:
     def stop(self) -> None:
         """Nothing to do: it never waits."""
 
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
         """(epoch, step, batch) as a Stream gives them, over some spans (epoch, steps)."""
         per_host = self.global_batch_size // self.world_size
         draw = np.random.default_rng(0)
@@ -46,5 +47,6 @@ class SyntheticStream:
         for epoch, steps in spans:
             for step in steps:
                 ids = step * self.global_batch_size + self.rank * per_host + np.arange(per_host)
-                batch = {"image": image, "label": label, "flip": label % 2 == 0, "id": ids % self.num_samples}
-                yield epoch, step, {**batch, "weight": (ids < self.num_samples).astype(np.float32)}
+                weight = (ids < self.num_samples).astype(np.float32)
+                flip, ids = label % 2 == 0, ids % self.num_samples
+                yield epoch, step, {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight}

@@ -18,7 +18,7 @@ from shardset.format.tar import index_fields
 from shardset.read.indexes import read_rows
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
-from shardset.stream.stream import IMAGE_FIELDS
+from shardset.stream.source import IMAGE_FIELDS
 from shardset.stream.timetable import StepVisit
 
 SIZE = 112
