@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from shardset.decode.image import ImageSpec
     from shardset.order.epoch import OrderState
     from shardset.read.disk_cache import DiskCache
+    from shardset.stream.batch import Batch
     from shardset.stream.mixture import MixedStream
     from shardset.stream.stream import Stream
     from shardset.stream.timetable import Timetable
 
 __all__ = [
+    "Batch",
     "CenterCrop",
     "DiskCache",
     "ImageSpec",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _READER = {
+    "Batch": "shardset.stream.batch",
     "CenterCrop": "shardset.decode.crops",
     "DiskCache": "shardset.read.disk_cache",
     "ImageSpec": "shardset.decode.image",

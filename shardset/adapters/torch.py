@@ -21,7 +21,7 @@ from shardset.stream.batch import Batch
 from shardset.stream.stream import Stream
 
 
-class BatchDataset(IterableDataset):
+class BatchDataset(IterableDataset[dict[str, Any]]):
     """The batches of one epoch, arrays as tensors; give it to a DataLoader with `batch_size=None`.
 
     Raises ConfigError for a `start_step` that no epoch has.
@@ -40,7 +40,7 @@ class BatchDataset(IterableDataset):
         return map(as_tensors, _own_steps(self.stream, self.epoch, self.start_step))
 
 
-class SampleDataset(IterableDataset):
+class SampleDataset(IterableDataset[dict[str, Any]]):
     """The samples of one epoch as webdataset stages take them: `__key__`, `__url__`, `__id__` and bytes by field.
 
     The stream must have `image=None`, `fields` and `with_key=True`. Pads are left out, so replicas may differ by one

@@ -120,6 +120,8 @@ class CenterCrop(Crop):
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         """See Crop."""
+        if image_size == (size, size) and self.resize == size:
+            return _UNCHANGED
         height, width = short_side(*image_size, self.resize)
         if height * width > MAX_PIXELS:
             raise UndecodableImage(
@@ -268,10 +270,17 @@ def _put_resized(row: np.ndarray, pixels: np.ndarray) -> None:
     _resize(pixels, row, cv2.INTER_LINEAR)
 
 
+def _put_unchanged(row: np.ndarray, pixels: np.ndarray) -> None:
+    row[:] = pixels
+
+
+_UNCHANGED = Region(None, (0, 0), _put_unchanged)
+
+
 def _put_centre(resized: tuple[int, int], row: np.ndarray, pixels: np.ndarray) -> None:
     if resized != pixels.shape[:2]:
         pixels = _resize(pixels, np.empty((*resized, 3), np.uint8), cv2.INTER_AREA)
-    top, left = (round((side - out) / 2) for side, out in zip(resized, row.shape[:2], strict=True))
+    top, left = round((resized[0] - row.shape[0]) / 2), round((resized[1] - row.shape[1]) / 2)
     row[:] = pixels[top : top + row.shape[0], left : left + row.shape[1]]
 
 

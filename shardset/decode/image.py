@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from shardset.decode import jpeg, png
-from shardset.decode.crops import MAX_PIXELS, Crop, RandomResizedCrop, Region
+from shardset.decode.crops import MAX_PIXELS, Box, Crop, RandomResizedCrop
 from shardset.decode.jpeg_restart import Grid, grid_of
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import background as backgrounds
@@ -86,7 +86,11 @@ def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray
     size = _size(data, grid)
     region = spec.crop.region(size, row.shape[0], drawn)
     with _memory_for(data, size, spec.decoded_bytes, grid, region.num_bytes):
-        region.put(row, _pixels(data, size, grid, region, spec.background))
+        if region.box is None:
+            pixels = _decode_whole(data, region.least, spec.background)
+        else:
+            pixels = _decode_box(data, size, grid, region.box, region.least, spec.background)
+        region.put(row, pixels)
 
 
 def decode(
@@ -150,17 +154,15 @@ def _kind(data: bytes) -> str:
     return "tif" if data[:2] in (b"II", b"MM") else "jpg" if jpeg.is_jpeg(data) else "image"
 
 
-def _pixels(
-    data: bytes, size: tuple[int, int], grid: Grid | None, region: Region, background: Background
+def _decode_box(
+    data: bytes, size: tuple[int, int], grid: Grid | None, box: Box, least: tuple[int, int], background: Background
 ) -> np.ndarray:
-    """The pixels that a crop needs: of a JPEG decoded in part where its grid allows it."""
-    if region.box is None:
-        return _decode_whole(data, region.least, background)
-    window = jpeg.decode_window(data, grid, region.box, region.least) if grid else None
+    """The pixels of a box: of a JPEG from a part of it where its grid allows that."""
+    window = jpeg.decode_window(data, grid, box, least) if grid else None
     if window is not None:
         return window
-    image = _decode_whole(data, region.least, background)
-    inside = jpeg.scaled(region.box, size, (image.shape[0], image.shape[1]))
+    image = _decode_whole(data, least, background)
+    inside = jpeg.scaled(box, size, (image.shape[0], image.shape[1]))
     return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
 
 

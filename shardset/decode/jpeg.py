@@ -93,6 +93,9 @@ def _header(data: bytes) -> tuple[int, int, str] | None:
 
 def _turbo(data: bytes | bytearray, least: tuple[int, int], *, strict: bool = True) -> np.ndarray | None:
     try:
-        return simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], min_factor=2, strict=strict)
+        pixels: np.ndarray = simplejpeg.decode_jpeg(
+            data, "RGB", min_height=least[0], min_width=least[1], min_factor=2, strict=strict
+        )
     except ValueError:
         return None
+    return pixels
