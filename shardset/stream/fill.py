@@ -44,7 +44,7 @@ class FillHere:
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
         """See BatchFiller."""
         samples = list(self._writer.read(batch, step, 0, len(step.slots.ids)))
-        _write_all(self._writer, batch, step, self._writer.write_stored_pngs(batch, step, samples))
+        _write_all(self._writer, batch, step, self._writer.write_undecoded(batch, step, samples))
         return ()
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
@@ -95,7 +95,7 @@ class FillInProcesses:
         futures = []
         for start, stop in even_slices(len(step.slots.ids), self._workers.num_processes):
             samples = list(self._writer.read(batch, step, start, stop))
-            samples = self._writer.write_stored_pngs(batch, step, samples)
+            samples = self._writer.write_undecoded(batch, step, samples)
             if samples:
                 self._workers.start()
                 futures.append(self._pool.submit(self._decode_in_workers, batch, step, samples))

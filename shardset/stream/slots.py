@@ -59,8 +59,14 @@ class SlotWriter:
         except UndecodableImage as error:
             self._handle_bad_sample(batch, step, slot, error)
 
-    def write_stored_pngs(self, batch: Batch, step: PlannedStep, samples: list[StoredContents]) -> list[StoredContents]:
-        """Writes the samples whose images are stored PNGs of the wanted size, all at once; returns the others."""
+    def write_undecoded(self, batch: Batch, step: PlannedStep, samples: list[StoredContents]) -> list[StoredContents]:
+        """Writes all at once the samples that need no decoder; returns the others.
+
+        Those are stored PNGs of the wanted size, and every sample where no image is decoded.
+        """
+        if self._spec.image is None:
+            self.pass_through(batch, samples)
+            return []
         if self._stored_png_size is None:
             return samples
         done, pixels = stored_png.pixels(self.images(samples), self._stored_png_size, self._stored_png_size)
