@@ -91,13 +91,16 @@ class SlotWriter:
         return [self._image(contents) or b"" for _, contents in samples]
 
     def _image(self, contents: Contents) -> bytes | None:
-        return next((contents[column] for column in self._image_columns if contents[column] is not None), None)
+        for column in self._image_columns:
+            if contents[column] is not None:
+                return contents[column]
+        return None
 
     def _write_sample(
         self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray, pending: PendingSamples, number: int
     ) -> None:
-        if self._columns:
-            self.pass_through(batch, [(slot, contents)])
+        for name, column in self._columns:
+            batch[name][slot] = contents[column]  # type: ignore[literal-required] # a stored field
         if self._spec.image is None:
             return
         image = self._image(contents)
