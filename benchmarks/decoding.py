@@ -22,7 +22,8 @@ from PIL import Image
 from benchmarks.reading import Data
 from benchmarks.stream import samples_of
 from pipelines.images import jpeg_restart
-from shardset.decode.image import ImageSpec, PadCrop, decode, decode_into, draws
+from shardset.decode.crops import PadCrop
+from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.format import stored_png
 
 NUM_IMAGES = 64

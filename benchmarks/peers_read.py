@@ -27,7 +27,7 @@ import simplejpeg
 from PIL import Image
 
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data, main
-from shardset.decode.image import NUM_TRIES, RandomResizedCrop, random_box
+from shardset.decode.crops import NUM_TRIES, RandomResizedCrop, random_box
 
 
 def convert(data: Data) -> None:

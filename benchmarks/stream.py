@@ -37,7 +37,8 @@ from benchmarks import environment, reading
 from benchmarks.far import relay
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
 from pipelines.images.jpeg_restart import add_restart_markers
-from shardset.decode.image import ImageSpec, PadCrop, decode, decode_into, draws
+from shardset.decode.crops import PadCrop
+from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.format import stored_png
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage

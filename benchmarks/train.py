@@ -28,7 +28,7 @@ import torch
 
 from examples.demo import commands, write_digits
 from shardset.storage.open import open_storage
-from shardset.stream.stream import Batch
+from shardset.stream.batch import Batch
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
 from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig

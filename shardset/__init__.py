@@ -14,14 +14,17 @@ from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 if TYPE_CHECKING:
-    from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop
+    from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+    from shardset.decode.image import ImageSpec
     from shardset.order.state import OrderState
     from shardset.read.disk_cache import DiskCache
+    from shardset.stream.batch import Batch
     from shardset.stream.mixture import MixedStream, Share
     from shardset.stream.stream import Stream
     from shardset.stream.timetable import Timetable
 
 __all__ = [
+    "Batch",
     "CenterCrop",
     "DiskCache",
     "ImageSpec",
@@ -43,13 +46,14 @@ __all__ = [
 ]
 
 _READER = {
-    "CenterCrop": "shardset.decode.image",
+    "Batch": "shardset.stream.batch",
+    "CenterCrop": "shardset.decode.crops",
     "DiskCache": "shardset.read.disk_cache",
     "ImageSpec": "shardset.decode.image",
     "MixedStream": "shardset.stream.mixture",
     "OrderState": "shardset.order.state",
-    "PadCrop": "shardset.decode.image",
-    "RandomResizedCrop": "shardset.decode.image",
+    "PadCrop": "shardset.decode.crops",
+    "RandomResizedCrop": "shardset.decode.crops",
     "Share": "shardset.stream.mixture",
     "Stream": "shardset.stream.stream",
     "Timetable": "shardset.stream.timetable",

@@ -9,6 +9,7 @@
     ├── TooManyBad           more raw samples were rejected than allowed
     ├── ManifestError        a manifest is missing, broken or of a newer version
     ├── DamagedShard         stored bytes differ from what the manifest or index says
+    ├── UndecodableImage     the stored bytes are what was written, but no image comes out of them
     ├── DecoderLost          a process that decoded images for this one ended
     └── StorageError         storage said no
         ├── NotFound

@@ -17,7 +17,8 @@ from PIL import Image
 from pipelines import cli as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from shardset.decode.image import CenterCrop, ImageSpec
+from shardset.decode.crops import CenterCrop
+from shardset.decode.image import ImageSpec
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.images import IMAGE_FIELDS, MAX_PIXELS

@@ -6,7 +6,6 @@ import pytest
 
 from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
-from shardset.decode import image as decoding
 from shardset.decode.image import decode
 from shardset.errors import UndecodableImage
 from tests.makers import odd_images
@@ -51,7 +50,7 @@ def refused_by_the_build(data: bytes) -> str:
 def refused_by_the_reader(data: bytes) -> bool:
     try:
         decode(data)
-    except decoding.UndecodableImage:
+    except UndecodableImage:
         return True
     return False
 

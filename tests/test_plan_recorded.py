@@ -15,7 +15,8 @@ from pipelines.estimate.model import Estimate, estimate
 from pipelines.estimate.prices import Prices
 from pipelines.estimate.reading import Reading
 from pipelines.estimate.requests import ReadEstimate
-from shardset.decode.image import CenterCrop, ImageSpec
+from shardset.decode.crops import CenterCrop
+from shardset.decode.image import ImageSpec
 from shardset.format import manifest as manifests
 from shardset.order.budget import Memory
 from shardset.storage.open import open_storage

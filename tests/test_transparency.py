@@ -15,8 +15,9 @@ from PIL import Image
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
-from shardset.decode.worker_main import decode_whole
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec, decode, decode_into
+from shardset.decode.workers import DecodeWhole
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
@@ -182,7 +183,7 @@ def test_a_crop_shows_the_background(crop, kind):
 def test_a_process_that_decodes_whole_images_puts_them_on_the_background():
     images = np.zeros((2, 16, 16, 3), np.uint8)
     contents = [saved(Image.new(mode, (16, 16), 0), "PNG") for mode in ("RGBA", "LA")]
-    assert decode_whole(images, np.arange(2), contents, np.zeros((2, 0)), (10, 20, 30)).all()
+    assert DecodeWhole((10, 20, 30)).decode(images, np.arange(2), contents, np.zeros((2, 0))).all()
     assert (images == (10, 20, 30)).all()
 
 

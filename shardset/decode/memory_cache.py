@@ -2,42 +2,47 @@
 
 import numpy as np
 
-from shardset.decode.image import ImageSpec, PadCrop, pad_crops
-from shardset.decode.shared import SharedImages
+from shardset.decode.crops import Crop
+from shardset.decode.image import ImageSpec
+from shardset.decode.workers import SharedImages
 
 
 class MemoryCache:
-    """Decoded images of `spec.size` for PadCrop, by id.
+    """Decoded images of one size by id, for a crop that does not resize them.
 
-    Any thread may put; a batch is taken only when all of it is there. With `shared` the images are kept there, where
-    other processes may put them too.
+    Any thread may put; a batch is taken only when all of it is there. With `shared` the images lie there, where worker
+    processes may put them too. A copy in another process (pickled) is empty.
     """
 
-    def __init__(self, num_samples: int, size: int, padding: int, shared: SharedImages | None = None) -> None:
-        self.size, self.padding, self._shared = size, padding, shared
+    def __init__(self, num_samples: int, size: int, crop: Crop, shared: SharedImages | None = None) -> None:
+        self.size, self.crop, self._shared = size, crop, shared
         self.images_NHWC = shared.images_NHWC if shared else np.zeros((num_samples, size, size, 3), dtype=np.uint8)
         self.labels = np.zeros(num_samples, dtype=np.int64)
         self.filled = np.zeros(num_samples, dtype=bool)
 
-    def __reduce__(self) -> tuple:
-        return MemoryCache, (len(self.filled), self.size, self.padding, self._shared)
+    def __reduce__(self) -> tuple[type["MemoryCache"], tuple[int, int, Crop, SharedImages | None]]:
+        return MemoryCache, (len(self.filled), self.size, self.crop, self._shared)
 
     @staticmethod
     def num_bytes(num_samples: int, spec: ImageSpec) -> int | None:
-        """What a cache for that many images holds; None if the crop needs more than images of the wanted size."""
-        if not isinstance(spec.crop, PadCrop):
+        """Memory for that many images; None where they are not kept.
+
+        They are kept for a random crop of images of the wanted size. Evaluation, which sees each image once, needs
+        none of the memory.
+        """
+        if not (spec.crop.num_draws and spec.crop.keeps_size(spec.size)):
             return None
         return num_samples * 3 * spec.size**2
 
     def put(self, ids: int | np.ndarray, images_NHWC: np.ndarray, labels: int | np.ndarray) -> None:
-        """Keeps images of the wanted size, or one; those of another size it leaves."""
+        """Keeps images of the wanted size, or one; leaves those of another size."""
         if images_NHWC.shape[-3:-1] != (self.size, self.size):
             return
         self.images_NHWC[ids] = images_NHWC
-        self.note(ids, labels)
+        self.mark_filled(ids, labels)
 
-    def note(self, ids: int | np.ndarray, labels: int | np.ndarray) -> None:
-        """Says that these images are there; another process may have put them."""
+    def mark_filled(self, ids: int | np.ndarray, labels: int | np.ndarray) -> None:
+        """Says that these images are there; a worker process may have put them."""
         self.labels[ids] = labels
         self.filled[ids] = True  # last: whoever sees it may read the rest
 
@@ -45,6 +50,6 @@ class MemoryCache:
         """Whether all of them are there."""
         return bool(self.filled[ids].all())
 
-    def crop(self, out: np.ndarray, slots: np.ndarray, ids: np.ndarray, drawn: np.ndarray) -> None:
+    def crop_into(self, out: np.ndarray, slots: np.ndarray, ids: np.ndarray, drawn: np.ndarray) -> None:
         """The crops that the draws choose, as `decode_into` would make them: into `out[slots]`, uint8 RGB."""
-        pad_crops(out, slots, self.images_NHWC, ids, self.padding, drawn)
+        self.crop.put_many(out, slots, self.images_NHWC, ids, drawn)

@@ -1,7 +1,7 @@
 """8-bit PNGs to RGB pixels; imports no more than that needs, because processes are started for it.
 
-kornia_rs (Rust's png) decodes RGB in little more than half the time of pyspng (libspng), which converts all others.
-Neither knows a colour that a PNG calls transparent: such a PNG is left to Pillow.
+kornia_rs (Rust's png) decodes RGB and RGBA in little more than half the time of pyspng (libspng), which converts grey
+and palettes. Neither knows a colour that a PNG calls transparent: such a PNG is left to Pillow.
 """
 
 import struct
@@ -17,7 +17,7 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
 _SIZE, _CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
-_RGB, _WITH_ALPHA = 2, (4, 6)
+_RGB, _GREY_ALPHA, _RGBA = 2, 4, 6
 _LEFT_TO_PILLOW = (b"acTL", b"tRNS")
 _END = b"\0\0\0\0IEND\xaeB`\x82"
 
@@ -38,22 +38,28 @@ def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
 
     None also of animated ones, and where a colour is transparent. What a header may claim is for the caller to check.
     """
-    is_rgb = data[25] == _RGB
-    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=not is_rgb):
+    colours = data[25]
+    if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=colours not in (_RGB, _RGBA)):
         return None
     try:
-        if is_rgb:
-            return kornia.decode_image_png_u8(data, size(data), "rgb")
-        if data[25] in _WITH_ALPHA:
-            return over(pyspng.load(data, "RGBA"), background)
-        return pyspng.load(data, "RGB")
+        pixels = _decode_colours(data, colours)
     except Exception:  # noqa: BLE001 - kornia_rs knows no narrower one
         return None
+    return over(pixels, background) if colours in (_GREY_ALPHA, _RGBA) else pixels
 
 
 def is_cut(data: bytes) -> bool:
     """Whether the end mark of a PNG is missing, as the build asks: Pillow does without it."""
     return _END not in data
+
+
+def _decode_colours(data: bytes, colours: int) -> np.ndarray:
+    """The pixels as they are stored, with alpha if there is one: uint8 [height, width, 3 or 4]."""
+    if colours in (_RGB, _RGBA):
+        pixels: np.ndarray = kornia.decode_image_png_u8(data, size(data), "rgb" if colours == _RGB else "rgba")
+    else:
+        pixels = pyspng.load(data, "RGBA" if colours == _GREY_ALPHA else "RGB")
+    return pixels
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:

@@ -22,6 +22,9 @@ Background = tuple[int, int, int]
 WHITE: Background = (255, 255, 255)
 
 _STRIP_PIXELS = 2**18
+_OPAQUE = 255 << 24
+"""From here on the alpha of an RGBA pixel, read as one little-endian number, is 255."""
+
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
 _SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 _GREY = frozenset({"1", "L", "LA", "La"}) | _SIXTEEN_BIT
@@ -50,11 +53,12 @@ def check(background: Background) -> None:
 def over(pixels: np.ndarray, background: Background = WHITE) -> np.ndarray:
     """The colours of RGBA pixels on a background: uint8 [height, width, 4] -> [height, width, 3]."""
     height, width = pixels.shape[:2]
-    if pixels[:, :, 3].min() == 255:
-        # Whole pixels are copied in half the time of their bytes.
-        colours = np.ascontiguousarray(pixels).view("V4").view([("rgb", "V3"), ("alpha", "u1")])["rgb"]
-        return colours.copy().view(np.uint8).reshape(height, width, 3)
     out = np.empty((height, width, 3), np.uint8)
+    pixels = np.ascontiguousarray(pixels)
+    if np.bitwise_and.reduce(pixels.view("<u4"), axis=None) >= _OPAQUE:
+        # Whole pixels are copied in a third of the time of their bytes.
+        np.ndarray((height, width), "V3", out)[:] = np.ndarray((height, width), "V3", pixels, 0, (4 * width, 4))
+        return out
     for start, stop in _strips(height, width):
         _put_over(out[start:stop], pixels[start:stop], background)
     return out

@@ -1,17 +1,18 @@
-"""Several shard sets in every batch, each with its exact share: a share of the lanes.
+"""Several shard sets in every batch, each with its exact share of the lanes.
 
     mixed = MixedStream([Share("gs://bucket/photos", "train", 3), Share("gs://bucket/drawings", "train", 1)],
                         global_batch_size=256, rank=0, world_size=1, seed=7, image=ImageSpec(size=224))
     for step, batch in mixed.batches():
         batch["image"], batch["label"], batch["source"]   # 0: photos, 1: drawings
 
-Each shard set has epochs of its own length and starts its next one when the last is through. Rows that not all lanes
-of a shard set can fill are left out of that epoch (the next one's order takes others), so quotas hold in every batch.
+Each shard set has epochs of its own length and starts the next one when one ends. Rows that not all lanes of a shard
+set can fill are left out of that epoch (the next epoch's order leaves out others), so quotas hold in every batch.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,12 +22,13 @@ from shardset.order.budget import BUDGET_BYTES, MIB
 from shardset.order.lanes import check_world, default_lanes, rank_part
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
-from shardset.stream.stream import Batch, Stream
+from shardset.stream.batch import Batch
+from shardset.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A split of a shard set and its weight among the others."""
+    """A split of a shard set and its weight in the mixture."""
 
     manifest_url: str
     split: str
@@ -34,7 +36,7 @@ class Share:
 
 
 def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
-    """Lanes of each set: the largest remainders of `weight * num_lanes`; raises ConfigError if one gets none."""
+    """Lanes of each set, by largest remainder of `weight * num_lanes`; raises ConfigError if a set gets none."""
     if not weights or min(weights) <= 0:
         raise ConfigError(f"weights are {list(weights)}, expected at least one, all above 0")
     wanted = np.array(weights, dtype=np.float64) / sum(weights) * num_lanes
@@ -46,13 +48,13 @@ def share_lanes(weights: Sequence[float], num_lanes: int) -> list[int]:
             f"weights {list(weights)} over {num_lanes} lanes leave set {lanes.argmin()} without one; "
             "raise its weight, or the lanes (a divisor of the global batch size)"
         )
-    return lanes.tolist()
+    return [int(count) for count in lanes]
 
 
 class MixedStream:
     """One replica's part of batches that hold every shard set's exact share of lanes; `options` are those of Stream.
 
-    `budget_bytes` are for all shard sets together, each of which gets the same part of it, whatever its weight.
+    `budget_bytes` is for all shard sets together; each gets an equal part of it, whatever its weight.
     Raises ConfigError where weights, lanes, batch and world do not fit.
     """
 
@@ -80,8 +82,8 @@ class MixedStream:
         items, part = global_batch_size // lanes, rank_part(global_batch_size, rank, world_size)
         self.streams: list[Stream] = []
         refused: list[BudgetTooSmall] = []
-        for number, (share, own) in enumerate(zip(shares, self.lanes, strict=True)):
-            size, begin = own * items, sum(self.lanes[:number]) * items
+        for number, (share, num_own) in enumerate(zip(shares, self.lanes, strict=True)):
+            size, begin = num_own * items, sum(self.lanes[:number]) * items
             try:
                 stream = Stream(
                     share.manifest_url,
@@ -89,9 +91,9 @@ class MixedStream:
                     global_batch_size=size,
                     rank=0,
                     world_size=1,
-                    part=range(_within(part.start - begin, size), _within(part.stop - begin, size)),
+                    part=range(_clamp(part.start - begin, size), _clamp(part.stop - begin, size)),
                     seed=derive_key(seed, "mixture", number),
-                    num_lanes=own,
+                    num_lanes=num_own,
                     last_batch="drop",
                     budget_bytes=budget_bytes // len(shares),
                     **options,
@@ -104,15 +106,14 @@ class MixedStream:
 
     def batches(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
         """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
-        own = [(number, stream) for number, stream in enumerate(self.streams) if stream.part]
-        runs = [stream.epochs(*divmod(start_step, len(stream))) for _, stream in own]
-        step = start_step
+        numbered = [(number, stream) for number, stream in enumerate(self.streams) if stream.batch_size]
+        runs = [stream.epochs(*divmod(start_step, len(stream))) for _, stream in numbered]
         try:
-            while True:
-                found = [next(run)[2] for run in runs]
-                sources = [np.full(len(batch["id"]), number) for (number, _), batch in zip(own, found, strict=True)]
-                yield step, _joined(found) | {"source": np.concatenate(sources).astype(np.int64)}
-                step += 1
+            for step in itertools.count(start_step):
+                batches = [next(run)[2] for run in runs]
+                for (number, stream), batch in zip(numbered, batches, strict=True):
+                    batch["source"] = np.full(stream.batch_size, number, np.int64)
+                yield step, _concatenate(batches)
         finally:
             for run in runs:
                 run.close()
@@ -134,23 +135,23 @@ class MixedStream:
                 f"the shard sets have {self.lanes} lanes here and had {lanes} lanes there; they follow from the "
                 "weights and num_lanes, and that from the global batch size; use the same, or start a new run"
             )
-        places = [stream.resume(state) for stream, state in zip(self.streams, states, strict=True)]
-        steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(self.streams, places, strict=True)}
+        positions = [stream.resume(state) for stream, state in zip(self.streams, states, strict=True)]
+        steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(self.streams, positions, strict=True)}
         if len(steps) != 1:
             raise ConfigError(f"the states stand at steps {sorted(steps)}, expected one; they are not of one mixture")
         return steps.pop()
 
 
-def _within(slot: int, size: int) -> int:
+def _clamp(slot: int, size: int) -> int:
     return min(max(slot, 0), size)
 
 
 def _check_budget(refused: Sequence[BudgetTooSmall], num_shares: int, budget_bytes: int) -> None:
-    """Refuses a budget that is too small for some sets with one that is enough for all; each gets the same part."""
+    """Raises BudgetTooSmall if the budget is too small for some sets, with one that is enough for all."""
     if refused:
         enough = num_shares * max(error.enough for error in refused)
         raise BudgetTooSmall(
-            f"{num_shares} shard sets have {budget_bytes // MIB:,} MiB together and the same part of it each, too "
+            f"{num_shares} shard sets have {budget_bytes // MIB:,} MiB together, an equal part each, which is too "
             f"little for {len(refused)} of them; raise budget_bytes to {enough} ({enough // MIB:,} MiB), or lower "
             "window, num_lanes, prefetch or the batch size",
             enough,
@@ -166,11 +167,12 @@ def _not_empty(stream: Stream, share: Share) -> Stream:
     return stream
 
 
-def _joined(batches: list[Batch]) -> Batch:
-    return {name: _join([batch[name] for batch in batches]) for name in batches[0]}
+def _concatenate(batches: Sequence[Batch]) -> Batch:
+    columns = {name: [cast("dict[str, Any]", batch)[name] for batch in batches] for name in batches[0]}
+    return cast(Batch, {name: _concatenate_values(values) for name, values in columns.items()})
 
 
-def _join(values: list[Any]) -> Any:
+def _concatenate_values(values: Sequence[Any]) -> Any:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values) if len(values) > 1 else values[0]
-    return [value for part in values for value in part]
+    return list(itertools.chain(*values))

@@ -1,4 +1,4 @@
-"""Which sample a run sees in which step: arithmetic over manifest, order and indexes; no epoch is ever listed."""
+"""Which sample a run sees in which step: computed from manifest, order and indexes without listing an epoch."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ NEAREST = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimetableSample:
-    """One stored sample. `name` is what it was called in the raw input, None if the plan is not there any more."""
+    """One stored sample. `name` is its name in the raw input, None if the plan was deleted."""
 
     id: int
     key: str
@@ -33,7 +33,7 @@ class TimetableSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVisit:
-    """A sample in its slot of a global batch. A `pad` repeats a sample with weight 0, to fill up the last batch."""
+    """A sample in its slot of a global batch. A `pad` repeats a sample with weight 0 to fill the last batch."""
 
     slot: int
     lane: int
@@ -128,12 +128,12 @@ class Timetable:
             yield from self._pads(epoch, sample_id)
 
     def samples(self, ids: np.ndarray) -> list[TimetableSample]:
-        """Samples by id, in the order asked for; reads the rows of their shards' indexes."""
-        numbers = np.searchsorted(self.order.first_ids, ids, side="right") - 1
-        places = [np.unique(ids[numbers == number]) for number in np.unique(numbers)]
+        """Samples by id, in the order of `ids`; reads the rows of their shards' indexes."""
+        shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
+        ids_by_shard = [np.unique(ids[shards == shard]) for shard in np.unique(shards)]
         with ThreadPoolExecutor(THREADS) as threads:
-            found = threads.map(self._of_shard, np.unique(numbers).tolist(), places)
-            by_id = {sample.id: sample for samples in found for sample in samples}
+            samples_by_shard = threads.map(self._samples_of_shard, np.unique(shards).tolist(), ids_by_shard)
+            by_id = {sample.id: sample for samples in samples_by_shard for sample in samples}
         return [by_id[sample_id] for sample_id in ids.tolist()]
 
     def id_of(self, key: str) -> int:
@@ -141,7 +141,7 @@ class Timetable:
         wanted, near = key.encode("ascii", "replace"), []
         with ThreadPoolExecutor(THREADS) as threads:
             for number, (position, around) in enumerate(
-                threads.map(lambda shard: self._look(shard, wanted), range(self.split.num_shards))
+                threads.map(lambda shard: self._find_key(shard, wanted), range(self.split.num_shards))
             ):
                 if position is not None:
                     threads.shutdown(wait=False, cancel_futures=True)
@@ -167,7 +167,7 @@ class Timetable:
     def _has_pads(self) -> bool:
         return self.order.num_batches * self.order.global_batch_size > self.order.num_samples
 
-    def _of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
+    def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
         shard = self.split.shards[number]
         positions = (ids - self.order.first_ids[number]).tolist()
         rows = read_rows(self.storage, shard, positions)
@@ -187,8 +187,8 @@ class Timetable:
             )
         ]
 
-    def _look(self, number: int, wanted: bytes) -> tuple[int | None, list[str]]:
-        """Where in a shard a key is; if it is not, the keys that would stand around it."""
+    def _find_key(self, number: int, wanted: bytes) -> tuple[int | None, list[str]]:
+        """The position of a key in a shard, or None and the keys that would stand next to it."""
         keys = read_index(self.storage, self.split.shards[number])["key"]
         here = np.flatnonzero(keys == wanted)
         if here.size:
@@ -200,10 +200,10 @@ class Timetable:
 
 
 def _nearest(key: str, keys: Sequence[str]) -> list[str]:
-    """Those that begin like the key for longest."""
-    return sorted(keys, key=lambda other: (-_num_common(key, other), other))[:NEAREST]
+    """The keys that share the longest prefix with `key`."""
+    return sorted(keys, key=lambda other: (-_prefix_length(key, other), other))[:NEAREST]
 
 
-def _num_common(key: str, other: str) -> int:
-    """The length of what both begin with."""
+def _prefix_length(key: str, other: str) -> int:
+    """Characters that both begin with."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(key, other, strict=False)))

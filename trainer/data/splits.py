@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
-from shardset.decode.image import CenterCrop, Crop, ImageSpec, PadCrop, RandomResizedCrop
+from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format import manifest as manifests
@@ -14,7 +15,8 @@ from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
-from shardset.stream.stream import Batch, Stream
+from shardset.stream.batch import Batch
+from shardset.stream.stream import Stream
 from trainer.config import ImageConfig, TrainConfig
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
 from trainer.errors import PlanMismatch
@@ -26,7 +28,10 @@ SYNTHETIC_DIGEST = "fake data"
 DIGEST_MASK = (1 << 48) - 1
 """48 bits: sums over hosts stay within the integers that every runtime can add up."""
 
-Step = tuple[int, int, Batch]
+HostBatch = dict[str, Any]
+"""A stream's batch by name; mixing adds to it."""
+
+Step = tuple[int, int, HostBatch]
 """(epoch, step in the epoch, batch)."""
 
 
@@ -34,7 +39,7 @@ class BatchSource(Protocol):
     """A stream as the training loop sees it (see shardset/stream/stream.py)."""
 
     def __len__(self) -> int: ...
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[Step]: ...
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
     def state(self, epoch: int, step: int) -> OrderState | None: ...
     def resume(self, state: OrderState) -> object: ...
     def stop(self) -> None: ...
@@ -255,7 +260,7 @@ def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
         if (epoch, step) != divmod(due, len(stream)):
             raise PlanMismatch(f"the stream brought epoch {epoch} step {step} where step {due} of the run was due")
-        yield epoch, step, batch
+        yield epoch, step, cast("HostBatch", batch)
         due += 1
     if due != stop:
         raise PlanMismatch(f"the stream ended before step {due} of the run, the plan says {stop}")

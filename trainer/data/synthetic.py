@@ -7,7 +7,7 @@ import numpy as np
 
 from shardset.errors import ConfigError
 from shardset.order.state import OrderState
-from shardset.stream.stream import Batch
+from shardset.stream.batch import Batch
 
 NUM_SAMPLES = 1_281_167
 """Samples of a synthetic training epoch: as many as ImageNet has; `--max-steps` stops earlier."""
@@ -55,5 +55,6 @@ class SyntheticStream:
         for epoch, steps in spans:
             for step in steps:
                 ids = step * self.global_batch_size + self.rank * per_host + np.arange(per_host)
-                batch = {"image": image, "label": label, "flip": label % 2 == 0, "id": ids % self.num_samples}
-                yield epoch, step, {**batch, "weight": (ids < self.num_samples).astype(np.float32)}
+                weight = (ids < self.num_samples).astype(np.float32)
+                flip, ids = label % 2 == 0, ids % self.num_samples
+                yield epoch, step, {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight}

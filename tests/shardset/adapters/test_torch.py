@@ -8,7 +8,8 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from shardset.adapters.torch import BatchDataset, SampleDataset
-from shardset.decode.image import ImageSpec, PadCrop
+from shardset.decode.crops import PadCrop
+from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream

@@ -9,19 +9,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shardset.decode import png
-from shardset.decode.image import (
-    CenterCrop,
-    ImageSpec,
-    PadCrop,
-    RandomResizedCrop,
-    decode,
-    decode_into,
-    draws,
-    image_size,
-    pad_crop,
-    pad_crops,
-    random_box,
-)
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop, pad_crop, pad_crops, random_box
+from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_size
 from shardset.errors import ConfigError, UndecodableImage
 from tests.makers.shardset import encode, pixels
 

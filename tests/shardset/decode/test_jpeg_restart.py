@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from shardset.decode import image as decoding
-from shardset.decode.image import ImageSpec, RandomResizedCrop, decode, decode_into, draws
+from shardset.decode import jpeg
+from shardset.decode.crops import Box, RandomResizedCrop
+from shardset.decode.image import ImageSpec, decode, decode_into, draws
 from shardset.decode.jpeg_restart import cut, grid_of, head
 from shardset.errors import UndecodableImage
 from tests.shardset.decode.test_image import busy
@@ -20,13 +21,20 @@ BLOCKS = {"4:2:0": (16, 16), "4:2:2": (8, 16), "4:4:4": (8, 8), "grey": (8, 8)}
 SIZES = [(128, 128), (131, 161), (97, 64), (33, 240), (16, 16)]
 
 
-def jpeg(kind, size=(131, 161), run=1, **options):
+def restarted(kind, size=(131, 161), run=1, **options):
     """A busy picture with a marker after every `run` blocks, 0 for none."""
     image = Image.fromarray(busy(*size)).convert("L" if kind == "grey" else "RGB")
     buffer = io.BytesIO()
     subsampling = {} if kind == "grey" else {"subsampling": kind}
     image.save(buffer, "JPEG", quality=90, restart_marker_blocks=run, **subsampling, **options)
     return buffer.getvalue()
+
+
+def window_of_whole(data, size, box, least):
+    """The pixels of a box, from the whole image decoded at no less than `least`."""
+    image = decode(data, least)
+    inside = jpeg.scaled(box, size, image.shape[:2])
+    return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
 
 
 def crop(data, spec, row):
@@ -40,7 +48,7 @@ def crop(data, spec, row):
 def test_random_crops_have_the_same_pixels_with_restarts_and_without(kind, size):
     runs = -(-size[1] // BLOCKS[kind][1])
     for run in [n for n in range(1, runs + 1) if runs % n == 0]:
-        whole, parts = jpeg(kind, size, 0), jpeg(kind, size, run)
+        whole, parts = restarted(kind, size, 0), restarted(kind, size, run)
         assert np.array_equal(decode(whole), decode(parts))
         for spec in (SPEC, ImageSpec(size=8), ImageSpec(size=160), ImageSpec(size=1)):
             for row in range(12):
@@ -51,24 +59,24 @@ def test_random_crops_have_the_same_pixels_with_restarts_and_without(kind, size)
 @given(st.data())
 def test_every_window_at_every_reduction_has_the_pixels_of_the_whole(data):
     kind = data.draw(st.sampled_from(sorted(BLOCKS)))
-    image, size = jpeg(kind, run=data.draw(st.integers(0, 1))), (131, 161)
+    image, size = restarted(kind, run=data.draw(st.integers(0, 1))), (131, 161)
     top, left = data.draw(st.integers(0, size[0] - 1)), data.draw(st.integers(0, size[1] - 1))
     height, width = data.draw(st.integers(1, size[0] - top)), data.draw(st.integers(1, size[1] - left))
-    box = decoding.Box(top, left, height, width)
+    box = Box(top, left, height, width)
     least = data.draw(st.integers(1, size[0])), data.draw(st.integers(1, size[1]))
-    found = decoding._part_window(image, grid_of(image), box, least)
+    found = jpeg.decode_window(image, grid_of(image), box, least)
     if found is not None:
-        assert np.array_equal(found, decoding._window(image, size, box, least))
+        assert np.array_equal(found, window_of_whole(image, size, box, least))
 
 
 @pytest.mark.parametrize("kind", ["4:2:0", "4:2:2"])
 @pytest.mark.parametrize(("left", "least"), [(50, 52), (51, 52), (4, 13)])
 def test_a_part_of_a_few_columns_has_the_pixels_of_the_whole(kind, left, least):
-    image, size = jpeg(kind, (64, 52)), (64, 52)
+    image, size = restarted(kind, (64, 52)), (64, 52)
     for top in range(0, 60, 7):
-        box = decoding.Box(top, left, 4, 1)
-        found = decoding._part_window(image, grid_of(image), box, (least, least))
-        assert found is None or np.array_equal(found, decoding._window(image, size, box, (least, least)))
+        box = Box(top, left, 4, 1)
+        found = jpeg.decode_window(image, grid_of(image), box, (least, least))
+        assert found is None or np.array_equal(found, window_of_whole(image, size, box, (least, least)))
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.data())
@@ -76,12 +84,12 @@ def test_the_reduction_is_the_one_that_simplejpeg_takes(height, width, data):
     least = data.draw(st.integers(1, height)), data.draw(st.integers(1, width))
     image = simplejpeg.encode_jpeg(np.zeros((height, width, 3), np.uint8))
     found = simplejpeg.decode_jpeg(image, min_height=least[0], min_width=least[1], min_factor=2).shape[:2]
-    eighths = decoding._eighths((height, width), least)
-    assert found == decoding._reduced((height, width), eighths)
+    eighths = jpeg.reduction((height, width), least)
+    assert found == jpeg.reduced((height, width), eighths)
 
 
 def test_only_the_runs_around_a_window_are_decoded():
-    data = jpeg("4:2:0", (256, 256))
+    data = restarted("4:2:0", (256, 256))
     part = cut(data, grid_of(data), 70, 40, 90, 60)
     assert (part.top, part.left, part.size) == (64, 32, (32, 32))
     assert len(part.data) < len(data) / 10
@@ -89,7 +97,7 @@ def test_only_the_runs_around_a_window_are_decoded():
 
 
 def test_without_markers_the_rows_below_a_window_are_not_decoded():
-    data = jpeg("4:2:0", (256, 256), 0)
+    data = restarted("4:2:0", (256, 256), 0)
     part = head(data, grid_of(data), 90)
     assert (part.top, part.left, part.size) == (0, 0, (96, 256))
     assert np.array_equal(simplejpeg.decode_jpeg(part.data, strict=False)[:94], decode(data)[:94])
@@ -97,7 +105,7 @@ def test_without_markers_the_rows_below_a_window_are_not_decoded():
 
 
 def test_the_head_of_a_jpeg_that_is_cut_is_not_taken():
-    data = jpeg("4:2:0", (256, 256), 0)[:-100]
+    data = restarted("4:2:0", (256, 256), 0)[:-100]
     assert head(data, grid_of(data), 90) is None
     with pytest.raises(UndecodableImage, match="truncated"):
         crop(data, ImageSpec(size=8), 3)
@@ -107,17 +115,17 @@ def test_the_head_of_a_jpeg_that_is_cut_is_not_taken():
 def test_exif_orientation_is_left_alone_with_restarts_and_without(orientation):
     exif = Image.Exif()
     exif[274] = orientation
-    whole, parts = (jpeg("4:2:0", run=run, exif=exif) for run in (0, 1))
+    whole, parts = (restarted("4:2:0", run=run, exif=exif) for run in (0, 1))
     assert all(np.array_equal(crop(whole, SPEC, row), crop(parts, SPEC, row)) for row in range(5))
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        jpeg("4:2:0", progressive=True),
+        restarted("4:2:0", progressive=True),
         b"",
         b"\xff\xd8\xff",
-        jpeg("4:2:0")[:400],
+        restarted("4:2:0")[:400],
     ],
     ids=["progressive", "nothing", "a beginning", "half a header"],
 )
@@ -125,13 +133,15 @@ def test_what_does_not_come_row_by_row_is_decoded_whole(data):
     assert grid_of(data) is None
 
 
-@pytest.mark.parametrize("data", [jpeg("4:2:0", run=0), jpeg("4:2:0", (64, 80), run=2)], ids=["none", "across rows"])
+@pytest.mark.parametrize(
+    "data", [restarted("4:2:0", run=0), restarted("4:2:0", (64, 80), run=2)], ids=["none", "across rows"]
+)
 def test_markers_that_can_not_be_cut_at_count_as_none(data):
     assert grid_of(data).run == 0
 
 
 def test_a_jpeg_whose_markers_are_not_those_that_its_header_promises_is_decoded_whole():
-    data = bytearray(jpeg("4:2:0"))
+    data = bytearray(restarted("4:2:0"))
     at = data.index(b"\xff\xd3", grid_of(bytes(data)).begin)
     data[at + 1] = 0xD5
     assert cut(bytes(data), grid_of(bytes(data)), 0, 0, 16, 16) is None
@@ -140,7 +150,7 @@ def test_a_jpeg_whose_markers_are_not_those_that_its_header_promises_is_decoded_
 @settings(deadline=None)
 @given(st.data())
 def test_a_damaged_jpeg_decodes_or_is_refused(data):
-    image = bytearray(jpeg(data.draw(st.sampled_from(sorted(BLOCKS))), (70, 64)))
+    image = bytearray(restarted(data.draw(st.sampled_from(sorted(BLOCKS))), (70, 64)))
     for _ in range(3):
         image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
     try:
@@ -150,7 +160,7 @@ def test_a_damaged_jpeg_decodes_or_is_refused(data):
 
 
 def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
-    data = bytearray(jpeg("4:2:0"))
+    data = bytearray(restarted("4:2:0"))
     at = grid_of(bytes(data)).size_at
     data[at : at + 4] = b"\xfd\xe8\xfd\xe8"
     with pytest.raises(UndecodableImage, match="65000 x 65000 pixels"):

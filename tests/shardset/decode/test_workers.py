@@ -15,13 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode
-from shardset.decode.shared import SharedImages
-from shardset.decode.workers import Decoders
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec, decode
+from shardset.decode.workers import SharedImages, WorkerPool
 from shardset.errors import DecoderLost, UndecodableImage
 from shardset.format import stored_png
 from shardset.storage.open import open_storage
-from shardset.stream.stream import MIN_DECODED, Stream, order_options
+from shardset.stream.source import MIN_DECODED
+from shardset.stream.stream import Stream, order_options
 from tests.conftest import REPOSITORY
 from tests.makers.shardset import encode, image_sample, pixels, write_shard_set
 
@@ -64,7 +65,7 @@ def from_second(stream, epoch=0):
     """The batches of an epoch but the first one; other processes decode all of them but a few."""
     batches = stream.epoch(epoch)
     next(batches)
-    while stream.decoders is not None and not are_ready(stream.decoders):
+    while stream.aids.workers is not None and not are_ready(stream.aids.workers):
         time.sleep(0.01)
     return batches
 
@@ -93,16 +94,16 @@ def same(one, other):
 @pytest.mark.parametrize("name", SPECS)
 def test_processes_give_the_batches_that_one_thread_gives(shards, name):
     alone, many = make(shards, image=SPECS[name], num_threads=1), make(shards, image=SPECS[name])
-    assert alone.decoders is None
-    assert many.decoders is not None
+    assert alone.aids.workers is None
+    assert many.aids.workers is not None
     assert all(same(one, other) for one, other in zip(from_second(alone), from_second(many), strict=True))
 
 
 def test_what_they_decoded_is_kept_for_later_epochs(shards):
     alone, many = make(shards, num_threads=1), make(shards)
-    assert many.cache is not None
+    assert many.aids.cache is not None
     assert all(batch["id"].size for batch in from_second(many))
-    assert many.cache.filled.sum() == MIN_DECODED - 2
+    assert many.aids.cache.filled.sum() == MIN_DECODED - 2
     assert all(same(one, other) for one, other in zip(alone.epoch(1), many.epoch(1), strict=True))
 
 
@@ -113,8 +114,8 @@ def test_pictures_that_are_stored_as_they_are_give_the_same_batches(shards, stor
     decoded = make(shards, image=SPECS[name], num_threads=1, **order_options(found.state(0, 0)))
     for one, other in zip(found.epoch(0), decoded.epoch(0), strict=True):
         assert same(one, other)
-    assert (found.cache is None) == (decoded.cache is None)
-    assert found.cache is None or np.array_equal(found.cache.images_NHWC, decoded.cache.images_NHWC)
+    assert (found.aids.cache is None) == (decoded.aids.cache is None)
+    assert found.aids.cache is None or np.array_equal(found.aids.cache.images_NHWC, decoded.aids.cache.images_NHWC)
 
 
 def test_no_process_is_started_where_none_has_to_decode(stored):
@@ -224,7 +225,7 @@ def test_a_copy_starts_its_own_with_images_of_its_own(shards):
     stream = make(shards)
     assert all(batch["id"].size for batch in from_second(stream))
     copy = pickle.loads(pickle.dumps(stream))
-    assert not copy.cache.images_NHWC.any()
+    assert not copy.aids.cache.images_NHWC.any()
     assert all(
         same(one, other)
         for one, other in zip(itertools.islice(stream.epoch(1), 1, None), from_second(copy, 1), strict=True)
@@ -236,7 +237,7 @@ def test_a_copy_that_is_forked_while_others_ask_for_a_process_starts_its_own(sha
     batches = stream.epoch(0)
     next(batches)
     child = multiprocessing.get_context("fork").Process(target=from_second, args=[stream])
-    with stream.decoders._lock:
+    with stream.aids.workers._lock:
         child.start()
     child.join(600)
     code = child.exitcode
@@ -246,7 +247,7 @@ def test_a_copy_that_is_forked_while_others_ask_for_a_process_starts_its_own(sha
 
 def test_whole_images_of_any_kind_are_put_where_they_belong():
     shared = SharedImages(5, 8)
-    decoders = Decoders(PADDED, 1, 4, shared)
+    decoders = WorkerPool(PADDED, 1, 4, shared)
     decoder = ready(decoders)
     contents = [
         encode(pixels(1, 8, 8), "png"),

@@ -10,7 +10,8 @@ from pipelines.images.check import examine
 from pipelines.images.encode import thumbnail_of
 from pipelines.images.options import ImageOptions
 from shardset.decode import image as decoding
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import limits
 from tests.makers import odd_images

@@ -90,7 +90,7 @@ def test_the_second_epoch_reads_nothing_from_the_bucket(url, tmp_path, expected)
     stream = opened(url, tmp_path)
     contents, num_bytes = read(stream)
     assert contents == expected
-    assert 0 < num_bytes < stream.stored_bytes
+    assert 0 < num_bytes < stream.source.stored_bytes
     assert read(stream, 1) == (expected, 0)
 
 
@@ -228,8 +228,9 @@ class Held:
 def test_closing_fails_what_the_cache_has_not_read(url, tmp_path):
     stream, goes_on = opened(url, tmp_path), threading.Event()
     read(stream)
-    reader = CachedReader(RemoteReader(stream.table), stream.table, Held(stream.disk_cache, goes_on))
-    index = stream.table.index(0)
+    table = stream.source.table
+    reader = CachedReader(RemoteReader(table), table, Held(stream.source.disk_cache, goes_on))
+    index = table.index(0)
     results = [reader.submit(0, index.start(number), index.stop(number)) for number in range(20)]
     threading.Timer(0.2, goes_on.set).start()
     reader.close()

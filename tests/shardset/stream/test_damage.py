@@ -11,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardset.decode.image import CenterCrop, ImageSpec
+from shardset.decode.crops import CenterCrop
+from shardset.decode.image import ImageSpec
 from shardset.errors import DamagedShard, ManifestError, ShardsetError
 from shardset.format.manifest import load
 from shardset.format.tar import members

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardset.decode.image import ImageSpec, PadCrop
+from shardset.decode.crops import PadCrop
+from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share, share_lanes
@@ -152,5 +153,5 @@ def test_a_replica_counts_its_own_part_of_a_batch(larger):
     parts = [make_larger(larger, rank=rank, world_size=8) for rank in range(8)]
     for number, stream in enumerate(whole.streams):
         assert sum(part.streams[number].memory.decoded for part in parts) == stream.memory.decoded
-        assert stream.memory.decoded == 4 * len(stream.part) * 3 * 224**2
+        assert stream.memory.decoded == 4 * stream.batch_size * 3 * 224**2
     assert named_budget(larger, rank=7, world_size=8) < named_budget(larger) / 2

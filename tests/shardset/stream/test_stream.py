@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop
+from shardset.decode.crops import CenterCrop, PadCrop
+from shardset.decode.image import ImageSpec
 from shardset.decode.memory_cache import MemoryCache
 from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
@@ -107,16 +108,16 @@ def test_threads_change_nothing(shards):
 
 def test_later_epochs_come_from_the_cache_with_the_same_order_crops_and_flips(shards):
     cached, fresh = make(shards), make(shards, budget_bytes=300_000, window=6)
-    assert cached.cache is not None
-    assert fresh.cache is None
+    assert cached.aids.cache is not None
+    assert fresh.aids.cache is None
     list(cached.epoch(0))
-    cached.addresses = None  # nothing is looked up any more
+    cached.source.table.addresses = None  # nothing is looked up any more
     for epoch in (1, 2):
         assert all(same(one, two) for one, two in zip(cached.epoch(epoch), fresh.epoch(epoch), strict=True))
 
 
 def test_a_cache_keeps_no_image_of_another_size_and_travels_empty():
-    cache = MemoryCache(4, 8, 1)
+    cache = MemoryCache(4, 8, PadCrop(1))
     cache.put(0, pixels(0, 9, 8), 3)
     cache.put(1, pixels(1, 8, 8), 5)
     assert not cache.holds(np.array([0, 1]))
@@ -393,7 +394,7 @@ def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
 
     write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=16)}, num_shards=4)
     stream = make(url, image=None)
-    stream.table.storage = RecordingStorage(stream.table.storage, before=hold)
+    stream.source.table.storage = RecordingStorage(stream.source.table.storage, before=hold)
     batches, begun = stream.epoch(0), time.monotonic()
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
@@ -492,4 +493,4 @@ def test_an_epoch_reads_hardly_more_than_is_stored_in_any_world_that_divides_the
     streams = [make(many, image=None, fields=("png",), rank=rank, **options) for rank in range(world)]
     ids = [id_ for stream in streams for batch in stream.epoch(0) for id_ in batch["id"][batch["weight"] == 1]]
     assert sorted(ids) == list(range(2000))
-    assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].stored_bytes
+    assert sum(stream.num_bytes_read for stream in streams) <= 1.05 * streams[0].source.stored_bytes

@@ -1,0 +1,302 @@
+"""Crops: which window of an image becomes a row of a batch, and how its pixels get there.
+
+A new crop is one class here: it says how many numbers it draws, which region of an image it needs, and how that region
+fills a row. Crops come from keyed draws, so a slot gets the same crop whatever decodes its image.
+"""
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from shardset.arguments import require_int
+from shardset.errors import ConfigError, UndecodableImage
+from shardset.format.images import MAX_PIXELS
+
+NUM_TRIES = 10
+_FRAMES_BYTES = 2**18
+"""Bytes of padded images that stay in the processor's cache."""
+
+
+class Box(NamedTuple):
+    """A window of an image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+class Region(NamedTuple):
+    """What a crop needs of one image, and how that fills a row.
+
+    `box` is a window of the full-size image; None is all of it. The image may be decoded smaller, with at least the
+    height and width of `least`. `put(row, pixels)` fills a row from the pixels of the box and takes `num_bytes`.
+    """
+
+    box: Box | None
+    least: tuple[int, int]
+    put: Callable[[np.ndarray, np.ndarray], None]
+    num_bytes: int = 0
+
+
+class Crop(ABC):
+    """How an image becomes a row: uint8 [size, size, 3]."""
+
+    __slots__ = ()
+
+    @property
+    def num_draws(self) -> int:
+        """Numbers that it draws for each slot; 0 where it takes the same window every time."""
+        return 0
+
+    def check(self, size: int) -> None:
+        """Raises ConfigError where it can't fill a row of that size."""
+        return None
+
+    @abstractmethod
+    def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
+        """The region of an image (height, width) for a row of `size`.
+
+        `drawn` are the slot's draws: first that of the flip, then those of the crop. Raises UndecodableImage.
+        """
+
+    def keeps_size(self, size: int) -> bool:
+        """Whether it does not resize an image of that size, so that `put_many` may crop many such images at once."""
+        return False
+
+    def put_many(
+        self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
+    ) -> None:
+        """Crops image `ids[n]` into `out[slots[n]]`; all images have the size of a row."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class RandomResizedCrop(Crop):
+    """A crop of `scale` of the area and an aspect of `ratio`, resized: torchvision's rule on keyed draws."""
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        for name, ends in (("scale", self.scale), ("ratio", self.ratio)):
+            if not _is_range(ends):
+                raise ConfigError(f"crop {name} is {ends!r}, expected (low, high) with 0 < low <= high")
+
+    @property
+    def num_draws(self) -> int:
+        """See Crop: the place of the window, then the area and the aspect of each try."""
+        return 2 + 2 * NUM_TRIES
+
+    def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
+        """See Crop."""
+        box = random_box(self, *image_size, drawn)
+        ratio = max(size / box.height, size / box.width)
+        return Region(box, (math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)), _put_resized)
+
+
+@dataclass(frozen=True, slots=True)
+class CenterCrop(Crop):
+    """The shorter side resized to `resize`, then the centre; `resize` equal to the image's size resizes nothing."""
+
+    resize: int
+
+    def __post_init__(self) -> None:
+        require_int("resize", self.resize)
+
+    def check(self, size: int) -> None:
+        """See Crop."""
+        if self.resize < size:
+            raise ConfigError(f"the centre {size} of a side of {self.resize} does not exist; raise resize")
+
+    def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
+        """See Crop."""
+        if image_size == (size, size) and self.resize == size:
+            return _UNCHANGED
+        height, width = short_side(*image_size, self.resize)
+        if height * width > MAX_PIXELS:
+            raise UndecodableImage(
+                f"its {image_size[0]} x {image_size[1]} pixels would become {height} x {width} with a shorter side of "
+                f"{self.resize}, more than {MAX_PIXELS}; crop it before it is stored"
+            )
+        return Region(None, (height, width), partial(_put_centre, (height, width)), 3 * height * width)
+
+    def keeps_size(self, size: int) -> bool:
+        """See Crop."""
+        return self.resize == size
+
+    def put_many(
+        self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
+    ) -> None:
+        """See Crop."""
+        out[slots] = images_NHWC[ids]
+
+
+@dataclass(frozen=True, slots=True)
+class PadCrop(Crop):
+    """A random window of the image with `padding` black pixels around it: no resizing, for small images."""
+
+    padding: int = 4
+
+    def __post_init__(self) -> None:
+        if require_int("padding", self.padding) < 0:
+            raise ConfigError(f"padding is {self.padding}, expected 0 or more pixels")
+
+    @property
+    def num_draws(self) -> int:
+        """See Crop: the place of the window."""
+        return 2
+
+    def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
+        """See Crop."""
+        return Region(None, (0, 0), partial(_put_padded, self.padding, drawn))
+
+    def keeps_size(self, size: int) -> bool:
+        """See Crop."""
+        return True
+
+    def put_many(
+        self, out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, drawn: np.ndarray
+    ) -> None:
+        """See Crop."""
+        pad_crops(out, slots, images_NHWC, ids, self.padding, drawn)
+
+
+def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarray) -> Box:
+    """The crop that a slot's draws choose in an image of that size; the largest centred one if ten tries miss."""
+    log_low, log_high = math.log(crop.ratio[0]), math.log(crop.ratio[1])
+    down, right, *tries = drawn[1:].tolist()
+    for area_draw, aspect in zip(tries[::2], tries[1::2], strict=True):
+        area = height * width * (crop.scale[0] + area_draw * (crop.scale[1] - crop.scale[0]))
+        ratio = math.exp(log_low + aspect * (log_high - log_low))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            return Box(int(down * (height - h + 1)), int(right * (width - w + 1)), h, w)
+    return _widest_box(crop, height, width)
+
+
+def short_side(height: int, width: int, side: int) -> tuple[int, int]:
+    """The (height, width) whose shorter side is `side`: torchvision's rounding."""
+    if height <= width:
+        return side, int(side * width / height)
+    return int(side * height / width), side
+
+
+def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
+    """The window that a slot's draws choose in the black-padded image; raises UndecodableImage if it is too small."""
+    down, right = (side + 2 * padding - out for side, out in zip(image.shape[:2], row.shape[:2], strict=True))
+    if min(down, right) < 0:
+        raise UndecodableImage(
+            f"its {image.shape[0]} x {image.shape[1]} pixels with {padding} around them are fewer than the crop's "
+            f"{row.shape[0]}; use RandomResizedCrop or CenterCrop"
+        )
+    top, left = int(drawn[1] * (down + 1)) - padding, int(drawn[2] * (right + 1)) - padding
+    from_top, from_left, to_top, to_left = max(0, top), max(0, left), max(0, -top), max(0, -left)
+    height = min(image.shape[0], top + row.shape[0]) - from_top
+    width = min(image.shape[1], left + row.shape[1]) - from_left
+    row.data.cast("B")[:] = bytes(row.nbytes)
+    if height <= 0 or width <= 0:  # the window lies in the padding
+        return
+    window = _rows(np.ascontiguousarray(image), from_top, from_left, height, width)
+    _rows(row, to_top, to_left, height, width)[:] = window
+
+
+def pad_crops(
+    out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, padding: int, drawn: np.ndarray
+) -> None:
+    """`pad_crop` of image `ids[n]` into `out[slots[n]]`, all of one size and contiguous: uint8 [., size, size, 3]."""
+    size, num_offsets = out.shape[1], 2 * padding + 1
+    offsets = (drawn[:, 1:3] * num_offsets).astype(np.int64)
+    frames = _frames.of(size, padding)
+    row, (frame, stride, pixel, _) = np.dtype((np.void, 3 * size)), frames.strides
+    shape, strides = (len(frames), num_offsets, num_offsets, size), (frame, stride, pixel, stride)
+    windows = np.ndarray(shape, row, frames, 0, strides)  # every window at every offset
+    images, crops = (np.ndarray((len(each), size), row, each) for each in (images_NHWC, out))
+    for start in range(0, len(ids), len(frames)):
+        chunk = slice(start, start + len(frames))
+        numbers = np.arange(len(ids[chunk]))
+        windows[numbers, padding, padding] = images[ids[chunk]]
+        crops[slots[chunk]] = windows[numbers, offsets[chunk, 0], offsets[chunk, 1]]
+
+
+def use_one_opencv_thread() -> None:
+    """Has OpenCV resize in the calling thread: every core decodes already."""
+    cv2.setNumThreads(1)
+
+
+class _Frames(threading.local):
+    """Black frames around images, which each thread uses again: new memory takes as long as the crop."""
+
+    _key: tuple[int, int] | None = None
+    _images = np.empty((0, 0, 0, 3), np.uint8)
+
+    def of(self, size: int, padding: int) -> np.ndarray:
+        """Frames for images of that size: uint8 [n, side, side, 3], black but for the images of earlier calls."""
+        if self._key != (size, padding):
+            side = size + 2 * padding
+            self._images = np.zeros((max(1, _FRAMES_BYTES // (3 * side**2)), side, side, 3), np.uint8)
+            self._key = size, padding
+        return self._images
+
+
+_frames = _Frames()
+
+
+def _is_range(ends: Sequence[float]) -> bool:
+    try:
+        low, high = ends
+        return 0 < low <= high
+    except (TypeError, ValueError):
+        return False
+
+
+def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
+    ratio = min(max(width / height, crop.ratio[0]), crop.ratio[1])
+    w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
+    return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def _put_resized(row: np.ndarray, pixels: np.ndarray) -> None:
+    # Linear is seven times faster than area and good enough to train on.
+    _resize(pixels, row, cv2.INTER_LINEAR)
+
+
+def _put_unchanged(row: np.ndarray, pixels: np.ndarray) -> None:
+    row[:] = pixels
+
+
+_UNCHANGED = Region(None, (0, 0), _put_unchanged)
+
+
+def _put_centre(resized: tuple[int, int], row: np.ndarray, pixels: np.ndarray) -> None:
+    if resized != pixels.shape[:2]:
+        pixels = _resize(pixels, np.empty((*resized, 3), np.uint8), cv2.INTER_AREA)
+    top, left = round((resized[0] - row.shape[0]) / 2), round((resized[1] - row.shape[1]) / 2)
+    row[:] = pixels[top : top + row.shape[0], left : left + row.shape[1]]
+
+
+def _put_padded(padding: int, drawn: np.ndarray, row: np.ndarray, pixels: np.ndarray) -> None:
+    pad_crop(row, pixels, padding, drawn)
+
+
+def _resize(image: np.ndarray, out: np.ndarray, interpolation: int) -> np.ndarray:
+    # Beyond a factor of 2 linear would skip pixels.
+    if image.shape[0] >= 2 * out.shape[0] or image.shape[1] >= 2 * out.shape[1]:
+        interpolation = cv2.INTER_AREA
+    return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=interpolation)
+
+
+def _rows(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
+    """A window of a contiguous image, each of its rows as one element: [height].
+
+    NumPy releases the interpreter while it copies more than 500 elements; to get it back takes longer than the copy.
+    """
+    stride = 3 * image.shape[1]
+    return np.ndarray((height,), (np.void, 3 * width), image.data, top * stride + 3 * left, (stride,))

@@ -1,0 +1,175 @@
+"""How a batch is filled: in the calling thread, in threads, in processes, or from memory; a class for each."""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from shardset.decode.crops import use_one_opencv_thread
+from shardset.decode.memory_cache import MemoryCache
+from shardset.decode.workers import Worker, WorkerPool
+from shardset.stream.batch import Batch
+from shardset.stream.slots import SlotWriter, StoredContents, slots_of
+from shardset.stream.source import StreamSource
+from shardset.stream.steps import PlannedStep
+
+SLICES_PER_THREAD = 4
+
+
+class BatchFiller(Protocol):
+    """A way to fill the slots of a batch."""
+
+    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+        """Begins to fill a batch; it is full when all the futures are done. Raises what prevents it."""
+        ...
+
+    def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
+        """Runs any other job where this one decodes."""
+        ...
+
+    def close(self) -> None:
+        """Waits for what has begun, cancels the rest."""
+        ...
+
+
+class FillHere:
+    """Fills in the calling thread: a small sample takes less time than handing Python's interpreter to another."""
+
+    def __init__(self, writer: SlotWriter) -> None:
+        self._writer = writer
+
+    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        samples = list(self._writer.read(batch, step, 0, len(step.slots.ids)))
+        _write_all(self._writer, batch, step, self._writer.write_undecoded(batch, step, samples))
+        return ()
+
+    def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        job()
+        return ()
+
+    def close(self) -> None:
+        """See BatchFiller."""
+
+
+class FillInThreads:
+    """Cuts a batch into slices that threads read and decode."""
+
+    def __init__(self, writer: SlotWriter, num_threads: int, num_slices: int) -> None:
+        self._writer, self._num_slices = writer, num_slices
+        self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=use_one_opencv_thread)
+
+    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        slices = even_slices(len(step.slots.ids), self._num_slices)
+        return [
+            self._pool.submit(_write_all, self._writer, batch, step, self._writer.read(batch, step, start, stop))
+            for start, stop in slices
+        ]
+
+    def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        return [self._pool.submit(job)]
+
+    def close(self) -> None:
+        """See BatchFiller."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class FillInProcesses:
+    """Has worker processes decode the slices of a batch; a thread for each waits for it and does what it can't.
+
+    The bytes are read in the calling thread, as in FillHere and for the same reason.
+    """
+
+    def __init__(self, writer: SlotWriter, workers: WorkerPool) -> None:
+        self._writer, self._workers = writer, workers
+        self._pool = ThreadPoolExecutor(workers.num_processes, "shardset-decode", initializer=use_one_opencv_thread)
+
+    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        futures = []
+        for start, stop in even_slices(len(step.slots.ids), self._workers.num_processes):
+            samples = list(self._writer.read(batch, step, start, stop))
+            samples = self._writer.write_undecoded(batch, step, samples)
+            if samples:
+                self._workers.start()
+                futures.append(self._pool.submit(self._decode_in_workers, batch, step, samples))
+        return futures
+
+    def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        return [self._pool.submit(job)]
+
+    def close(self) -> None:
+        """See BatchFiller."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _decode_in_workers(self, batch: Batch, step: PlannedStep, samples: list[StoredContents]) -> None:
+        """Fills a slice with what an idle worker decodes; decodes here what is left."""
+        with self._workers.idle() as worker:
+            if worker is not None and not self._writer.stopped.is_set():
+                samples = self._decode_by(worker, batch, step, samples)
+        for slot, contents in samples:
+            if self._writer.stopped.is_set():
+                return
+            self._writer.write(batch, step, slot, contents)
+
+    def _decode_by(
+        self, worker: Worker, batch: Batch, step: PlannedStep, samples: list[StoredContents]
+    ) -> list[StoredContents]:
+        """Fills what a worker can decode; returns the samples that it can't."""
+        slots, cache = slots_of(samples), self._writer.cache
+        numbers = np.arange(len(slots)) if cache is None else step.slots.ids[slots]
+        done = worker.decode(self._writer.images(samples), step.drawn[slots], numbers)
+        slots, numbers = slots[done], numbers[done]
+        if cache is None:
+            batch["image"][slots] = worker.images_NHWC[numbers]
+        else:
+            cache.mark_filled(numbers, step.labels[slots])
+            cache.crop_into(batch["image"], slots, numbers, step.drawn[slots])
+        self._writer.pass_through(batch, list(itertools.compress(samples, done)))
+        return list(itertools.compress(samples, ~done))
+
+
+class FillFromMemory:
+    """Crops the images of a step that the memory cache holds; leaves the other steps to another filler."""
+
+    def __init__(self, cache: MemoryCache, others: BatchFiller) -> None:
+        self._cache, self._others = cache, others
+        self.submit, self.close = others.submit, others.close
+
+    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        if step.pending is not None:
+            return self._others.begin(batch, step)
+        slots = np.arange(len(step.slots.ids))
+        return self.submit(partial(self._cache.crop_into, batch["image"], slots, step.slots.ids, step.drawn))
+
+
+def open_filler(source: StreamSource, writer: SlotWriter, workers: WorkerPool | None) -> BatchFiller:
+    """The way to fill the batches of a source that takes least time."""
+    filler: BatchFiller
+    if workers is not None:
+        filler = FillInProcesses(writer, workers)
+    elif source.has_small_samples:
+        filler = FillHere(writer)
+    else:
+        num_threads = source.spec.num_decode_threads
+        num_slices = 1 if source.spec.image is None else SLICES_PER_THREAD * num_threads
+        filler = FillInThreads(writer, num_threads, num_slices)
+    return filler if writer.cache is None else FillFromMemory(writer.cache, filler)
+
+
+def even_slices(size: int, num_slices: int) -> Iterable[tuple[int, int]]:
+    """Cuts a range from 0 into about equal (start, stop), none of them empty."""
+    return itertools.pairwise(np.linspace(0, size, min(size, num_slices) + 1).astype(int).tolist())
+
+
+def _write_all(writer: SlotWriter, batch: Batch, step: PlannedStep, samples: Iterable[StoredContents]) -> None:
+    for slot, contents in samples:
+        writer.write(batch, step, slot, contents)

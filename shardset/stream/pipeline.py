@@ -1,0 +1,145 @@
+"""The threads of one run over a stream: plan -> begin to fill -> whoever iterates."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from shardset.order.budget import READ_AHEAD
+from shardset.read.open import open_sample_reader
+from shardset.read.pending import SampleReader
+from shardset.stream.batch import Batch
+from shardset.stream.fill import open_filler
+from shardset.stream.slots import SlotWriter
+from shardset.stream.source import DecodeAids, StreamSource
+from shardset.stream.steps import PlannedStep, Spans, StepPlanner, empty_batch
+
+POLL_S = 0.1
+JOIN_S = 2.0
+"""How long the end of a run waits for a thread: one that reads an index may wait for a bucket, and ends with that."""
+
+ROOM_POLL_S = 0.005
+"""Between two looks at whether the budget has room for another step."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _FillingBatch:
+    """A batch that is full when its futures are done."""
+
+    epoch: int
+    step: int
+    batch: Batch
+    futures: Sequence[Future[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    error: BaseException
+
+
+class Pipeline:
+    """One run: iterate over it for (epoch, step, batch), inside `with`."""
+
+    def __init__(self, source: StreamSource, aids: DecodeAids, spans: Spans) -> None:
+        self._source, self._spans = source, spans
+        self._stopped = threading.Event()
+        self._reader: SampleReader = open_sample_reader(
+            source.order, source.table, source.memory.raw, source.disk_cache
+        )
+        self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
+        self._filler = open_filler(source, SlotWriter(source, aids.cache, self._reader, self._stopped), aids.workers)
+        self._planned: queue.Queue[PlannedStep | _Failure | None] = queue.Queue(READ_AHEAD)
+        self._filling: queue.Queue[_FillingBatch | _Failure | None] = queue.Queue(max(1, source.spec.prefetch))
+        self._threads = self._make_threads()
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of samples that storage has sent so far."""
+        return self._reader.num_bytes_read
+
+    def __enter__(self) -> "Pipeline":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.stop()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        self._filler.close()
+
+    def __iter__(self) -> Iterator[tuple[int, int, Batch]]:
+        while (filling := self._receive(self._filling)) is not None:
+            if isinstance(filling, _Failure):
+                raise filling.error
+            for future in filling.futures:
+                future.result()
+            yield filling.epoch, filling.step, filling.batch
+
+    def stop(self) -> None:
+        """Has all threads end, and fails the reads that one of them may wait for."""
+        self._stopped.set()
+        self._reader.close()
+
+    def _make_threads(self) -> list[threading.Thread]:
+        """One thread plans and fills small local samples, because nothing has to be waited for; else one for each."""
+        if self._source.has_small_samples and self._source.is_local:
+            return [self._thread("fill", lambda: map(self._begin, self._plan()), self._filling)]
+        return [
+            self._thread("plan", self._plan, self._planned),
+            self._thread("fill", lambda: map(self._begin, self._receive_planned()), self._filling),
+        ]
+
+    def _thread(
+        self, name: str, produce: Callable[[], Iterator[T]], out: "queue.Queue[T | _Failure | None]"
+    ) -> threading.Thread:
+        """A thread that puts what `produce` yields into a queue, then None, or the failure that ended it."""
+
+        def run() -> None:
+            try:
+                for item in produce():
+                    self._send(out, item)
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread that iterates
+                self._send(out, _Failure(error))
+            else:
+                self._send(out, None)
+
+        return threading.Thread(target=run, name=f"shardset-{name}", daemon=True)
+
+    def _plan(self) -> Iterator[PlannedStep]:
+        return self._planner.plan(self._spans, self._wait_for_budget)
+
+    def _receive_planned(self) -> Iterator[PlannedStep]:
+        while (step := self._receive(self._planned)) is not None:
+            if isinstance(step, _Failure):
+                raise step.error
+            yield step
+
+    def _begin(self, step: PlannedStep) -> _FillingBatch:
+        batch = empty_batch(self._source, step)
+        return _FillingBatch(step.epoch, step.step, batch, self._filler.begin(batch, step))
+
+    def _wait_for_budget(self) -> None:
+        """Waits while the budget is used up and a planned step can still free some of it."""
+        while not self._reader.within_budget() and not self._planned.empty() and not self._stopped.is_set():
+            self._stopped.wait(ROOM_POLL_S)
+
+    def _send(self, out: "queue.Queue[T | _Failure | None]", item: T | _Failure | None) -> None:
+        while not self._stopped.is_set():
+            try:
+                out.put(item, timeout=POLL_S)
+            except queue.Full:
+                continue
+            return
+
+    def _receive(self, source: "queue.Queue[T | _Failure | None]") -> T | _Failure | None:
+        while not self._stopped.is_set():
+            try:
+                return source.get(timeout=POLL_S)
+            except queue.Empty:
+                continue
+        return None

@@ -1,0 +1,174 @@
+"""Stored samples into the slots of a batch: fields pass through, images are decoded, bad samples replaced."""
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import numpy as np
+
+from shardset.decode.image import ImageSpec, decode, decode_into
+from shardset.decode.memory_cache import MemoryCache
+from shardset.errors import DamagedShard, UndecodableImage
+from shardset.format import stored_png
+from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.read.pending import Contents, PendingSamples, SampleReader
+from shardset.stream.batch import Batch, mask, set_sample
+from shardset.stream.source import StreamSource
+from shardset.stream.steps import PlannedStep
+from shardset.stream.substitutes import Substitutes
+
+StoredContents = tuple[int, Contents]
+"""A slot and the fields that are stored for it."""
+
+_log = logging.getLogger(__name__)
+
+
+class SlotWriter:
+    """Writes samples into their slots of a batch; any thread may."""
+
+    def __init__(
+        self, source: StreamSource, cache: MemoryCache | None, reader: SampleReader, stopped: threading.Event
+    ) -> None:
+        self.cache, self.stopped = cache, stopped
+        self._spec, self._source, self._reader = source.spec, source, reader
+        self._columns = [(name, source.split.fields.index(name)) for name in source.spec.fields]
+        self._image_columns = [at for at, name in enumerate(source.split.fields) if name in FIELD_OF_EXTENSION]
+        self._stored_png_size = _stored_png_size(source.spec.image)
+        self._substitutes = Substitutes(source.order)
+
+    def read(self, batch: Batch, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
+        """The slots [start, stop) with what is stored for them; damaged samples are handled here and left out."""
+        assert step.pending is not None
+        slot = start
+        while slot < stop:
+            try:
+                for contents in step.pending.contents(slot, stop):
+                    if self.stopped.is_set():
+                        return
+                    yield slot, contents
+                    slot += 1
+            except DamagedShard as error:
+                self._handle_bad_sample(batch, step, slot, error)
+                slot += 1
+
+    def write(self, batch: Batch, step: PlannedStep, slot: int, contents: Contents) -> None:
+        """Writes one sample into its slot, or what `bad_samples` says if it is no image."""
+        assert step.pending is not None
+        try:
+            self._write_sample(batch, slot, contents, step.drawn[slot], step.pending, slot)
+        except UndecodableImage as error:
+            self._handle_bad_sample(batch, step, slot, error)
+
+    def write_undecoded(self, batch: Batch, step: PlannedStep, samples: list[StoredContents]) -> list[StoredContents]:
+        """Writes all at once the samples that need no decoder; returns the others.
+
+        Those are stored PNGs of the wanted size, and every sample where no image is decoded.
+        """
+        if self._spec.image is None:
+            self.pass_through(batch, samples)
+            return []
+        if self._stored_png_size is None:
+            return samples
+        done, pixels = stored_png.pixels(self.images(samples), self._stored_png_size, self._stored_png_size)
+        if not done.any():
+            return samples
+        self._put_whole(batch, step, slots_of(samples)[done], pixels)
+        self.pass_through(batch, [sample for sample, is_done in zip(samples, done, strict=True) if is_done])
+        return [sample for sample, is_done in zip(samples, done, strict=True) if not is_done]
+
+    def pass_through(self, batch: Batch, samples: Sequence[StoredContents]) -> None:
+        """Copies the fields that were asked for as bytes."""
+        for name, column in self._columns:
+            values = cast("dict[str, list[bytes | None]]", batch)[name]
+            for slot, contents in samples:
+                values[slot] = contents[column]
+
+    def images(self, samples: Sequence[StoredContents]) -> list[bytes]:
+        """The encoded images of samples; empty where one has none."""
+        if len(self._image_columns) == 1:
+            [column] = self._image_columns
+            return [contents[column] or b"" for _, contents in samples]
+        return [self._image(contents) or b"" for _, contents in samples]
+
+    def _image(self, contents: Contents) -> bytes | None:
+        for column in self._image_columns:
+            if contents[column] is not None:
+                return contents[column]
+        return None
+
+    def _write_sample(
+        self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray, pending: PendingSamples, number: int
+    ) -> None:
+        for name, column in self._columns:
+            batch[name][slot] = contents[column]  # type: ignore[literal-required] # a stored field
+        if self._spec.image is None:
+            return
+        image = self._image(contents)
+        if image is None:
+            stored = [name for name, one in zip(self._source.split.fields, contents, strict=True) if one is not None]
+            raise UndecodableImage(f"{pending.describe(number)}: it has no image among {stored}")
+        try:
+            if self.cache is None:
+                decode_into(batch["image"][slot], image, self._spec.image, drawn)
+            else:
+                self._decode_once(batch["image"][slot], image, self._spec.image, drawn, pending, number)
+        except UndecodableImage as error:
+            raise UndecodableImage(f"{pending.describe(number)}: {error}") from error
+
+    def _decode_once(
+        self, row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray, pending: PendingSamples, number: int
+    ) -> None:
+        """Decodes an image into the memory cache and crops it into `row`."""
+        assert self.cache is not None
+        pixels = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes)
+        addresses = pending.addresses
+        first_id = self._source.order.first_ids.item(addresses.shards.item(number))
+        self.cache.put(first_id + addresses.positions.item(number), pixels, addresses.label(number))
+        spec.crop.region((pixels.shape[0], pixels.shape[1]), spec.size, drawn).put(row, pixels)
+
+    def _put_whole(self, batch: Batch, step: PlannedStep, slots: np.ndarray, pixels: np.ndarray) -> None:
+        """Crops images of the wanted size, uint8 [n, size, size, 3], and keeps them if there is a cache."""
+        assert self._spec.image is not None
+        if self.cache is not None:
+            self.cache.put(step.slots.ids[slots], pixels, step.labels[slots])
+        self._spec.image.crop.put_many(batch["image"], slots, pixels, np.arange(len(slots)), step.drawn[slots])
+
+    def _handle_bad_sample(
+        self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage
+    ) -> None:
+        policy = self._spec.bad_samples
+        if policy == "raise":
+            raise error
+        _log.warning("epoch %d step %d slot %d: %s: %s", step.epoch, step.step, slot, policy, error)
+        if policy == "mask":
+            mask(batch, slot)
+        else:
+            self._substitute(batch, step, slot, error)
+
+    def _substitute(self, batch: Batch, step: PlannedStep, slot: int, error: DamagedShard | UndecodableImage) -> None:
+        self._substitutes.mark_bad(step.slots.ids.item(slot), error)
+        lane, row = step.slots.lanes.item(slot), step.slots.rows.item(slot)
+        for id_ in self._substitutes.candidates(step.epoch, lane, row):
+            other = self._reader.read_single(self._source.addresses(np.array([id_])))
+            try:
+                self._write_sample(batch, slot, other.take(0), step.drawn[slot], other, 0)
+            except (DamagedShard, UndecodableImage) as again:
+                _log.warning("the substitute is bad too: %s", again)
+                self._substitutes.mark_bad(id_, again)
+                continue
+            set_sample(batch, slot, id_, other.addresses)
+            return
+        raise error
+
+
+def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:
+    """The slots of samples: int64 [n]."""
+    return np.array([slot for slot, _ in samples], dtype=np.int64)
+
+
+def _stored_png_size(spec: ImageSpec | None) -> int | None:
+    """The side of images that a stored PNG may hold and the crop does not resize."""
+    if spec is None or not spec.crop.keeps_size(spec.size) or not stored_png.fits(spec.size, spec.size):
+        return None
+    return spec.size

@@ -1,0 +1,157 @@
+"""An opened split: its order, its memory and its shards, built from a spec by one function."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardset.decode.memory_cache import MemoryCache
+from shardset.decode.workers import SharedImages, WorkerPool
+from shardset.errors import ConfigError
+from shardset.format import manifest as manifests
+from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.manifest import LoadedSet, Manifest, Split
+from shardset.order.budget import Memory, fit_memory, fit_order
+from shardset.order.epoch import Order
+from shardset.read.addresses import SampleAddresses
+from shardset.read.disk_cache import BlockCache
+from shardset.read.indexes import ShardTable
+from shardset.read.local import SMALL_BYTES
+from shardset.storage.base import Storage
+from shardset.stream.batch import BATCH_NAMES
+from shardset.stream.spec import StreamSpec
+
+MAX_WORKERS = 8
+"""Processes that decode small images: more would wait for the thread that feeds them."""
+
+MIN_DECODED = 20_000
+"""Small images from which on it pays to start such processes, which takes 0.2 s of a core each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSource:
+    """What a stream reads from: the split of a manifest, the order of its samples and where their bytes are."""
+
+    spec: StreamSpec
+    manifest: Manifest
+    split: Split
+    order: Order
+    memory: Memory
+    table: ShardTable
+    disk_cache: BlockCache | None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all shards."""
+        return stored_bytes(self.split)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the shards lie on a local disk."""
+        return not self.table.storage.is_remote
+
+    @property
+    def has_small_samples(self) -> bool:
+        """Whether a sample takes little longer than handing Python's interpreter from thread to thread."""
+        return self.stored_bytes <= SMALL_BYTES * self.split.num_samples
+
+    def addresses(self, ids: np.ndarray) -> SampleAddresses:
+        """Where samples are stored, by id."""
+        shards = np.searchsorted(self.order.first_ids, ids, side="right") - 1
+        return self.table.addresses(shards, ids - self.order.first_ids[shards])
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeAids:
+    """What speeds up small images over the life of a stream: a cache of all of them, and processes that decode."""
+
+    cache: MemoryCache | None = None
+    workers: WorkerPool | None = None
+
+
+def open_source(spec: StreamSpec) -> StreamSource:
+    """Opens the split of a spec and fits order and memory to its budget.
+
+    Raises ConfigError where the spec does not fit the split, ManifestError where there is no whole shard set.
+    """
+    url = spec.manifest_url
+    manifest, storage = url if isinstance(url, LoadedSet) else manifests.load(os.fspath(url))
+    split = manifest.split(spec.split)
+    _check_fields(split.fields, spec)
+    disk_cache = _open_disk_cache(spec, split, storage)
+    order = _fit_order(spec, split, spec.budget_bytes)
+    memory = fit_memory(
+        order,
+        spec.slots,
+        order_within=lambda budget: _fit_order(spec, split, budget),
+        stored_bytes=stored_bytes(split),
+        image_bytes=3 * spec.image.size**2 if spec.image else 0,
+        cache_bytes=_cache_bytes(spec, split),
+        prefetch=spec.prefetch,
+        budget_bytes=spec.budget_bytes,
+    )
+    table = ShardTable(storage, split, with_keys=spec.with_key)
+    return StreamSource(
+        spec=spec, manifest=manifest, split=split, order=order, memory=memory, table=table, disk_cache=disk_cache
+    )
+
+
+def open_decode_aids(source: StreamSource) -> DecodeAids:
+    """The cache where all images fit the budget, and the processes where many small images are to be decoded."""
+    spec, num_images = source.spec, source.split.num_samples
+    if spec.image is None:
+        return DecodeAids()
+    cache, kept = None, None
+    has_workers = source.has_small_samples and num_images >= MIN_DECODED and spec.num_decode_threads > 1
+    if source.memory.cache:
+        kept = SharedImages(num_images, spec.image.size) if has_workers else None
+        cache = MemoryCache(num_images, spec.image.size, spec.image.crop, kept)
+    if not has_workers:
+        return DecodeAids(cache)
+    return DecodeAids(cache, WorkerPool(spec.image, min(spec.num_decode_threads, MAX_WORKERS), len(spec.slots), kept))
+
+
+def stored_bytes(split: Split) -> int:
+    """Bytes of all shards of a split."""
+    return sum(shard.num_bytes for shard in split.shards)
+
+
+def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
+    return fit_order(
+        [shard.num_samples for shard in split.shards],
+        stored_bytes=stored_bytes(split),
+        seed=spec.seed,
+        global_batch_size=spec.global_batch_size,
+        num_lanes=spec.num_lanes,
+        block_size=spec.block_size,
+        window=spec.window,
+        quarantined=spec.quarantined,
+        last_batch=spec.last_batch,
+        budget_bytes=budget_bytes,
+    )
+
+
+def _open_disk_cache(spec: StreamSpec, split: Split, storage: Storage) -> BlockCache | None:
+    if spec.disk_cache is None:
+        return None
+    if not storage.is_remote:
+        raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
+    return BlockCache(spec.disk_cache, split)
+
+
+def _cache_bytes(spec: StreamSpec, split: Split) -> int | None:
+    if spec.image is None or spec.fields or spec.with_key:
+        return None
+    return MemoryCache.num_bytes(split.num_samples, spec.image)
+
+
+def _check_fields(stored: Sequence[str], spec: StreamSpec) -> None:
+    missing = [name for name in spec.fields if name not in stored]
+    if missing:
+        raise ConfigError(f"no field {missing[0]!r} in this split; it has {', '.join(stored)}")
+    reserved = [name for name in spec.fields if name in BATCH_NAMES]
+    if reserved:
+        raise ConfigError(f"a batch has a {reserved[0]!r} of its own; build the set with another name for that field")
+    if spec.image is not None and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
+        raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")

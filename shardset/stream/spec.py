@@ -1,0 +1,128 @@
+"""What a stream reads and how, checked where it is born."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypedDict, get_args
+
+from shardset.arguments import require_int
+from shardset.decode.image import ImageSpec
+from shardset.errors import ConfigError
+from shardset.format.manifest import LoadedSet
+from shardset.order.budget import BUDGET_BYTES, PREFETCH
+from shardset.order.epoch import LastBatch
+from shardset.order.lanes import check_world, rank_part
+from shardset.read.disk_cache import DiskCache
+
+BadSamples = Literal["raise", "substitute", "mask"]
+
+
+class StreamOptions(TypedDict, total=False):
+    """The options of a stream that have a default; `StreamSpec` says what they mean."""
+
+    part: range | None
+    fields: Sequence[str]
+    with_key: bool
+    num_lanes: int | None
+    block_size: int | None
+    window: int | None
+    quarantined: Sequence[int]
+    last_batch: LastBatch
+    bad_samples: BadSamples
+    num_threads: int | None
+    prefetch: int
+    budget_bytes: int
+    disk_cache: DiskCache | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSpec:
+    """One replica's (or host's) part of the batches of a split.
+
+    `manifest_url` may also be the set that `shardset.load` returned, so that several streams read one manifest once.
+
+    `part` replaces the even share of `rank` by other slots of the global batch. `seed=None` is evaluation: stored
+    order, every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample
+    has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to go on with a
+    run, give those of its state. `bad_samples` says what happens to a sample whose bytes are damaged or no image:
+    `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black image of weight 0. Slots
+    never shift, and each case is logged. `budget_bytes` limits the memory; small images (PadCrop) that all fit what
+    remains of it are decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
+    disk.
+
+    Raises ConfigError where the values do not fit.
+    """
+
+    manifest_url: str | os.PathLike[str] | LoadedSet
+    split: str
+    global_batch_size: int
+    rank: int
+    world_size: int
+    seed: int | None
+    image: ImageSpec | None
+    part: range | None = None
+    fields: Sequence[str] = ()
+    with_key: bool = False
+    num_lanes: int | None = None
+    block_size: int | None = None
+    window: int | None = None
+    quarantined: Sequence[int] = ()
+    last_batch: LastBatch = "pad"
+    bad_samples: BadSamples = "raise"
+    num_threads: int | None = None
+    prefetch: int = PREFETCH
+    budget_bytes: int = BUDGET_BYTES
+    disk_cache: DiskCache | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifest_url, LoadedSet):
+            object.__setattr__(self, "manifest_url", os.fspath(self.manifest_url))
+        self._require_ints("rank", "world_size", "global_batch_size", "prefetch", "budget_bytes")
+        if self.num_threads is not None:
+            self._require_ints("num_threads")
+        check_world(self.global_batch_size, self.rank, self.world_size)
+        _check_choice("bad_samples", self.bad_samples, get_args(BadSamples))
+        _check_choice("last_batch", self.last_batch, get_args(LastBatch))
+        self._check_threads()
+        self._check_image()
+        self._check_part()
+
+    @property
+    def slots(self) -> range:
+        """The slots of the global batch that this replica takes."""
+        return rank_part(self.global_batch_size, self.rank, self.world_size) if self.part is None else self.part
+
+    @property
+    def num_decode_threads(self) -> int:
+        """Threads that decode: `num_threads`, or one for each core."""
+        return self.num_threads or len(os.sched_getaffinity(0))
+
+    def _require_ints(self, *names: str) -> None:
+        for name in names:
+            object.__setattr__(self, name, require_int(name, getattr(self, name)))
+
+    def _check_threads(self) -> None:
+        if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
+            raise ConfigError(
+                f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least 1 and 0"
+            )
+
+    def _check_image(self) -> None:
+        if self.image is not None and not isinstance(self.image, ImageSpec):
+            raise ConfigError(f"image is {self.image!r}, expected ImageSpec(size=...), or None to decode nothing")
+        if isinstance(self.fields, str):
+            raise ConfigError(f"fields is {self.fields!r}, expected several, such as ({self.fields!r},)")
+        if self.seed is None and self.image is not None and self.image.is_random:
+            raise ConfigError(
+                "the stored order (seed None) takes no random crop or flip; use CenterCrop, or give a seed"
+            )
+
+    def _check_part(self) -> None:
+        slots, size = self.slots, self.global_batch_size
+        if slots.step != 1 or not 0 <= slots.start <= slots.stop <= size:
+            raise ConfigError(f"part is {self.part}, expected consecutive slots of a global batch of {size}")
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}, expected {' or '.join(choices)}")

@@ -1,0 +1,105 @@
+"""Steps as planned: which samples stand in their slots, where their bytes are, and what their crops draw."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardset.decode.image import draws
+from shardset.decode.memory_cache import MemoryCache
+from shardset.errors import ConfigError
+from shardset.order.budget import steps_at_once
+from shardset.order.epoch import Slots
+from shardset.read.addresses import SampleAddresses
+from shardset.read.pending import PendingSamples, SampleReader
+from shardset.stream.batch import Batch
+from shardset.stream.source import StreamSource
+from shardset.stream.substitutes import growing_slices
+
+Spans = Iterator[tuple[int, range]]
+"""(epoch, steps), one after the other; steps may be every n-th."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """One step: its slots, the draws of their crops and their labels.
+
+    `pending` are the samples that are being read; None where all of them come from the memory cache.
+    """
+
+    epoch: int
+    step: int
+    slots: Slots
+    pending: PendingSamples | None
+    drawn: np.ndarray
+    labels: np.ndarray
+
+
+class StepPlanner:
+    """Plans steps and asks for their bytes, in the order of the spans."""
+
+    def __init__(
+        self, source: StreamSource, cache: MemoryCache | None, reader: SampleReader, stopped: threading.Event
+    ) -> None:
+        self._source, self._cache, self._reader, self._stopped = source, cache, reader, stopped
+
+    def plan(self, spans: Spans, wait: Callable[[], None]) -> Iterator[PlannedStep]:
+        """The steps of the spans; calls `wait` before each. Raises ConfigError for a step that no epoch has."""
+        for epoch, steps in spans if self._source.spec.slots else ():
+            self._check_span(epoch, steps)
+            for start, stop in growing_slices(steps, steps_at_once(self._source.order)):
+                if self._stopped.is_set():
+                    return
+                yield from self._plan_slice(epoch, range(start, stop), steps, wait)
+
+    def _plan_slice(self, epoch: int, together: range, steps: range, wait: Callable[[], None]) -> Iterator[PlannedStep]:
+        """The steps among `together` that are wanted; every index that they need is looked into once."""
+        part = self._source.spec.slots
+        slots = self._source.order.slots(epoch, together, part.start, part.stop)
+        wanted = [step for step in together if step in steps]
+        if not wanted:
+            return
+        addresses = self._addresses(slots.ids[[step - together.start for step in wanted]])
+        for number, step in enumerate(wanted):
+            wait()
+            if self._stopped.is_set():
+                return
+            own = addresses and addresses.part(number * len(part), (number + 1) * len(part))
+            yield self._plan_step(epoch, step, slots[step - together.start], own)
+
+    def _check_span(self, epoch: int, steps: range) -> None:
+        num_steps = self._source.order.num_batches
+        if epoch < 0 or steps.step < 1 or (steps and (steps.start < 0 or steps[-1] >= num_steps)):
+            raise ConfigError(f"steps {steps} of epoch {epoch} were asked for, expected some of 0 to {num_steps - 1}")
+
+    def _addresses(self, ids: np.ndarray) -> SampleAddresses | None:
+        """Where the samples of several steps are stored; None if all of them are cached."""
+        if self._cache is not None and self._cache.holds(ids):
+            return None
+        return self._source.addresses(ids.ravel())
+
+    def _plan_step(self, epoch: int, step: int, slots: Slots, addresses: SampleAddresses | None) -> PlannedStep:
+        image, seed = self._source.spec.image, self._source.spec.seed
+        drawn = np.zeros((len(slots.ids), 0))
+        if image is not None and image.is_random and seed is not None:
+            drawn = draws(image, seed, epoch, slots.rows, slots.lanes)
+        if self._cache is not None and (addresses is None or self._cache.holds(slots.ids)):
+            return PlannedStep(epoch, step, slots, None, drawn, self._cache.labels[slots.ids])
+        assert addresses is not None, "only cached samples have no address"
+        return PlannedStep(epoch, step, slots, self._reader.read_step(epoch, slots, addresses), drawn, addresses.labels)
+
+
+def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
+    """The batch of a step, without its images and stored fields."""
+    spec, num_slots = source.spec, len(step.slots.ids)
+    batch: Batch = {"label": step.labels, "weight": step.slots.weights.copy(), "id": step.slots.ids.copy()}
+    if spec.image is not None:
+        batch["image"] = np.empty((num_slots, spec.image.size, spec.image.size, 3), dtype=np.uint8)
+        if spec.image.flip:
+            batch["flip"] = step.drawn[:, 0] < 0.5
+    if step.pending is not None and step.pending.addresses.keys is not None:
+        batch["key"] = list(step.pending.addresses.keys)
+    for name in spec.fields:
+        batch[name] = [None] * num_slots  # type: ignore[literal-required] # a stored field
+    return batch
