@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import webdataset
-from tests.trainer.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
 
 from shardset.format.tar import TarMember, members
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
 from tests.faulty_proxy import Fault, FaultyProxy, is_media
 from tests.makers.shardset import put
+from tests.shardset.stream.test_damage import INDEX, NUM_SAMPLES, SHARD, borders, flip, refusal, write
 
 FIRST = "train/train-000000.tar"
 IN_SAMPLE, IN_TAR = 60, 572
@@ -198,6 +198,8 @@ not the bucket's.
 What `verify`, `report`, `inspect`, `export` and `explain` read of a finished set (manifest, indexes, samples, the
 quarantine list) is read a second time if it is not what the manifest or the index says. Only what differs again is
 called damaged.
+
+[Faults that were found from outside](faults.md) lists what else was tried, before and after.
 """
 
 

@@ -39,12 +39,7 @@ def crops_ms(files: Sequence[bytes], repeats: int) -> float:
 
 def rewritten(files: Sequence[bytes], least: int, most: int) -> list[bytes]:
     """The files with segments of that many pixels."""
-    kept = jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS
-    jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS = least, most
-    try:
-        return [jpeg_restart.with_restarts(data) for data in files]
-    finally:
-        jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS = kept
+    return [jpeg_restart.add_restart_markers(data, segment_pixels=(least, most)) for data in files]
 
 
 def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
@@ -61,7 +56,7 @@ def jpeg_table(files: Sequence[bytes], repeats: int) -> str:
         size = sum(map(len, found))
         lines.append(f"| {name} | {size / total:.3f} | {size / own:.3f} | {crops_ms(found, repeats):.2f} |")
     started = time.process_time()
-    rewritten(files, jpeg_restart.LEAST_PIXELS, jpeg_restart.MOST_PIXELS)
+    rewritten(files, *jpeg_restart.SEGMENT_PIXELS)
     cost = 1e3 * (time.process_time() - started) / len(files)
     return (
         "\n".join(lines)

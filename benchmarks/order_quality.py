@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelines.estimate.model import classes_in
+from pipelines.estimate.mixing import classes_in
 from shardset.order.epoch import Order
 
 NUM_SAMPLES, NUM_SHARDS, NUM_CLASSES, BATCH = 1_281_167, 640, 1000, 1024

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -30,25 +30,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.config import BuildConfig
-from pipelines.plan import layout, tables
-from pipelines.plan.assign import (
-    KEY,
-    UnitOffsets,
-    assign_batch,
-    find_duplicate_keys,
-    plan_group,
-    read_summaries,
-    spread_keys,
-)
-from pipelines.plan.index import summarize
-from pipelines.plan.job import Job, PlanFile, write_units
-from pipelines.plan.layout import Sizing, SplitPlan, UnitOffset, UnitSummary, plan_split
+from pipelines.plan import layout, paths, summaries, tables
+from pipelines.plan.assign import assign_batch, plan_group
+from pipelines.plan.duplicate_keys import KEY, find_duplicate_keys, spread_keys
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.layout import Sizing, SplitPlan, UnitOffset, plan_split
 from pipelines.plan.partitions import ByteRange, write_partitions
+from pipelines.plan.records import PlanFile, ShardRecord
+from pipelines.plan.summaries import SplitCount, UnitOffsets, UnitSummary, read_summaries, summarize
+from pipelines.plan.survey import write_units
 from pipelines.plan.tables import Content, UnitRow
 from pipelines.sources.base import Extent
 from pipelines.sources.folder import Folder
-from pipelines.write.commit import read_records, write_manifest
-from pipelines.write.shard import ShardRecord
+from pipelines.write.commit import Committer
 from shardset.format import naming
 from shardset.format.frame import frame
 from shardset.format.manifest import ClassInfo, IndexFile, Shard
@@ -131,46 +125,47 @@ def index_units(n: int) -> tuple[int, int, int]:
 
 def plan_all(n: int) -> tuple[int, int, int]:
     """The summaries of all units to the plan and to where each batch starts: the one step that sees all units."""
-    split, job = plan_of(n), made_job(n, _summary)
+    split, files = plan_of(n), made_files(_summary)
     started()
-    whole = layout.merge(read_summaries(job, num_units(n)))
+    whole = summaries.merge(read_summaries(files, num_units(n)))
     assert whole.splits["train"].num_samples == UNIT_SAMPLES * num_units(n)
-    at_once = layout.units_at_once(num_units(n), [split])
-    starts = layout.batch_offsets(read_summaries(job, num_units(n)), ["train"], at_once=at_once, stratified=True)
-    num_bytes = [len(pickle.dumps(start)) for start in starts]
+    size = layout.units_per_batch(num_units(n), [split])
+    units = read_summaries(files, num_units(n))
+    offsets = summaries.unit_offsets(units, ["train"], units_per_batch=size, stratified=True)
+    num_bytes = [len(pickle.dumps(offset)) for offset in offsets]
     return n, len(num_bytes), sum(num_bytes)
 
 
 def spread_batch(n: int) -> tuple[int, int, int]:
     """The key hashes of one batch of units, cut by bucket."""
-    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
-    units = put_units(job, plan)
+    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
+    units = put_units(files, plan)
     started()
-    parts = spread_keys(job, plan, 0)
+    parts = spread_keys(files, plan, 0)
     share = num_units(n) / len(units)
     return UNIT_SAMPLES * len(units), round(len(parts) * share), 16 * n
 
 
-def find_twins_in_bucket(n: int) -> tuple[int, int, int]:
+def find_duplicates_in_bucket(n: int) -> tuple[int, int, int]:
     """One bucket of key hashes, all different."""
-    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
+    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
     buckets = layout.num_buckets(plan.splits.values())
     keys = np.zeros(n // buckets, KEY)
     keys["hash"] = hash64(7, np.arange(len(keys)))
-    per_part = max(1, len(keys) // -(-num_units(n) // plan.units_at_once))
+    per_part = max(1, len(keys) // -(-num_units(n) // plan.units_per_batch))
     parts = [
         part for first in range(0, len(keys), per_part)
-        for _, part in write_partitions(job.output, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
+        for _, part in write_partitions(files.output, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
     ]  # fmt: skip
     started()
-    assert not find_duplicate_keys(job, plan, 0, parts)
+    assert not find_duplicate_keys(files, plan, 0, parts)
     return len(keys), buckets, 16 * n
 
 
 def place_all(n: int) -> tuple[int, int, int]:
     """Every sample to its shard and rank: arithmetic alone."""
     plan = plan_of(n)
-    at_once = layout.ROWS_AT_ONCE
+    at_once = layout.MAX_PLACEMENTS
     some = range(0, n, at_once)[:SOME_UNITS]
     labels = np.zeros(at_once, np.int64)
     started()
@@ -183,10 +178,10 @@ def place_all(n: int) -> tuple[int, int, int]:
 
 def assign(n: int) -> tuple[int, int, int]:
     """A batch of units: read, placed, cut by group of shards and written for the groups."""
-    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
-    units = put_units(job, plan)
+    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
+    units = put_units(files, plan)
     started()
-    parts = assign_batch(job, plan, 0, _start(0), [])
+    parts = assign_batch(files, plan, 0, _offsets(0), [], seed=0, stratified=False)
     share = num_units(n) / len(units)
     num_bytes = sum(part.stop - part.start for _, part in parts)
     return UNIT_SAMPLES * len(units), round(len(parts) * share), round(num_bytes * share)
@@ -194,13 +189,13 @@ def assign(n: int) -> tuple[int, int, int]:
 
 def gather_group(n: int) -> tuple[int, int, int]:
     """The references of the first group of shards: read from all batches, sorted and written, shard by shard."""
-    job, plan = job_of(n), plan_file(plan_of(n), num_units(n))
+    files, plan = files_of(n), plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
-    num_batches = -(-plan.num_units // plan.units_at_once)
-    parts, num_refs = put_group(job, split, num_batches)
+    num_batches = -(-plan.num_units // plan.units_per_batch)
+    parts, num_refs = put_group(files, split, num_batches)
     started()
-    numbers = list(plan_group(job, split, parts))
-    num_bytes = sum(found.num_bytes for found in job.output.list(naming.PLAN_FOLDER + "shards/"))
+    numbers = list(plan_group(files, split, parts))
+    num_bytes = sum(found.num_bytes for found in files.output.list(naming.PLAN_FOLDER + "shards/"))
     return num_refs, split.num_shards, round(num_bytes / len(numbers) * split.num_shards)
 
 
@@ -209,9 +204,10 @@ def commit_all(n: int) -> tuple[int, int, int]:
     plan = plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
     with tempfile.TemporaryDirectory() as folder:
-        job = made_job(n, lambda number: _record(split, number), folder)
+        files = made_files(lambda number: _record(split, number), folder)
+        committer = Committer(files, BuildConfig(source="folder", input="synthetic", output=folder), suffix="")
         started()
-        write_manifest(job, plan, {"train": read_records(job, plan, "train")})
+        committer.write_manifest(plan, {"train": committer.read_records(plan, "train")})
         return n, split.num_shards, os.path.getsize(os.path.join(folder, naming.MANIFEST))
 
 
@@ -220,7 +216,7 @@ def survey_folder(n: int) -> tuple[int, int, int]:
     source = Folder(_Listing(n))
     started()
     with tempfile.TemporaryFile() as file:
-        _, lines = write_units(source.survey(), file)
+        _, lines = write_units(source.survey().units, file)
         return n, len(lines), lines[-1].stop
 
 
@@ -229,18 +225,18 @@ STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {
     "index_units": index_units,
     "plan_all": plan_all,
     "spread_batch": spread_batch,
-    "find_twins_in_bucket": find_twins_in_bucket,
+    "find_duplicates_in_bucket": find_duplicates_in_bucket,
     "place_all": place_all,
     "assign": assign,
     "gather_group": gather_group,
     "commit_all": commit_all,
 }
-PLANNING = ("plan_all", "spread_batch", "find_twins_in_bucket", "assign", "gather_group")
+PLANNING = ("plan_all", "spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
 """What is done with every reference once it is indexed; `place_all` is a part of `assign`."""
 
 """Each returns how many references it treated, and the number and bytes of all objects or elements of that kind."""
 
-REPEATED = ("spread_batch", "find_twins_in_bucket", "assign", "gather_group")
+REPEATED = ("spread_batch", "find_duplicates_in_bucket", "assign", "gather_group")
 """What a worker does with one batch, bucket or group after the other; so they are called again, so many times:"""
 AGAIN = 9
 
@@ -334,11 +330,9 @@ def _record(split: SplitPlan, number: int) -> ShardRecord:
     )  # fmt: skip
 
 
-def job_of(n: int) -> Job:
-    """A build whose output is empty memory."""
-    output = MemoryStorage(f"scale-{n}")
-    config = BuildConfig(source="folder", input="synthetic", output=output.url)
-    return Job(config=config, source=Folder(output), output=output)
+def files_of(n: int) -> PlanFiles:
+    """The plan files of a build whose output is empty memory."""
+    return PlanFiles(MemoryStorage(f"scale-{n}"), build="")
 
 
 def plan_file(split: SplitPlan, units: int) -> PlanFile:
@@ -346,15 +340,15 @@ def plan_file(split: SplitPlan, units: int) -> PlanFile:
     classes = [ClassInfo(label=label, name=str(label)) for label in range(NUM_CLASSES)]
     return PlanFile(
         digest="", source_digest="", num_classes=NUM_CLASSES, classes=classes, splits={split.name: split}, fixes={},
-        num_rejected=0, rejected=ByteRange(naming.REJECTED, 0, 0, 0), num_units=units, notes=[],
+        num_rejected=0, rejected=ByteRange(paths.REJECTED, 0, 0, 0), num_units=units, notes=[],
     )  # fmt: skip
 
 
-def put_units(job: Job, plan: PlanFile) -> range:
+def put_units(files: PlanFiles, plan: PlanFile) -> range:
     """The indexes of the units of the first batch, in the output."""
     units = plan.units_of(0)
     for unit, table in zip(units, unit_tables(len(units)), strict=True):
-        job.put(naming.unit_path(unit), tables.unit_to_bytes(table))
+        files.write(paths.unit_path(unit), tables.unit_to_bytes(table))
     return units
 
 
@@ -368,7 +362,7 @@ def unit_tables(num_units: int) -> Iterator[pa.RecordBatch]:
         yield tables.from_columns(first.schema, columns | {"row": named, "key_hash": keys})
 
 
-def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRange], int]:
+def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRange], int]:
     """All references of group 0, by the inverse of what places them, a part from each batch; and how many they are."""
     shards = np.arange(plan.num_shards)
     shards = shards[plan.group_of(shards) == 0]
@@ -385,19 +379,19 @@ def put_group(job: Job, plan: SplitPlan, num_batches: int) -> tuple[list[ByteRan
     bounds = np.linspace(0, len(line), num_batches + 1).astype(int).tolist()
     parts = []
     for number, piece in enumerate(tables.slices(placed, bounds)):
-        name = naming.partition_path("references", number)
-        parts += write_partitions(job.output, name, [(0, tables.placements_to_bytes(piece))])
+        name = paths.partition_path("references", number)
+        parts += write_partitions(files.output, name, [(0, tables.placements_to_bytes(piece))])
     return [part for _, part in parts], len(line)
 
 
-def _start(unit: int) -> UnitOffsets:
+def _offsets(unit: int) -> UnitOffsets:
     serial = unit * UNIT_SAMPLES
     return {"train": UnitOffset(serial=serial, strata={0: serial})}
 
 
 def _summary(unit: int) -> UnitSummary:
     """What a worker writes of a unit in which all classes are mixed, the largest there is."""
-    count = layout.SplitCount(
+    count = SplitCount(
         num_samples=UNIT_SAMPLES, num_rejected=0, num_bytes=UNIT_SAMPLES * SAMPLE_BYTES,
         strata=dict.fromkeys(range(NUM_CLASSES), UNIT_SAMPLES // NUM_CLASSES),
     )  # fmt: skip
@@ -436,20 +430,20 @@ class _Made(MemoryStorage):
         object.__setattr__(self, "folder", folder)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        return self.make(int(re.findall(r"[0-9]+", name)[-1])) if name != naming.BUILD else frame("", b"")
+        return self.make(int(re.findall(r"[0-9]+", name)[-1])) if name != paths.BUILD else frame("", b"")
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         return LocalStorage(self.folder).writer(name, if_generation=if_generation)
 
 
-def made_job(n: int, make: Callable[[int], Any], folder: str = "") -> Job:
-    """A build whose output holds, as JSON, what `make` gives for a number."""
+def made_files(make: Callable[[int], Any], folder: str = "") -> PlanFiles:
+    """The plan files of a build whose output holds, as JSON, what `make` gives for a number."""
 
     def made(number: int) -> bytes:
         content = msgspec.json.encode(make(number))
         return content + frame("", content)
 
-    return replace(job_of(n), output=_Made(made, folder))
+    return PlanFiles(_Made(made, folder), build="")
 
 
 def _peak_bytes() -> int:

@@ -36,7 +36,7 @@ import shardset.storage.gcs  # noqa: F401 - no import is measured
 from benchmarks import environment, reading
 from benchmarks.far import relay
 from benchmarks.reading import BATCH, WORKERS, Contestant, Data
-from pipelines.images.jpeg_restart import with_restarts
+from pipelines.images.jpeg_restart import add_restart_markers
 from shardset.decode.image import ImageSpec, PadCrop, decode, decode_into, draws
 from shardset.format import stored_png
 from shardset.format.tar import StoredSample
@@ -89,7 +89,7 @@ def samples_of(data: Data) -> Iterator[StoredSample]:
 
 def _rewritten(sample: StoredSample, kind: str) -> StoredSample:
     (name, content), *others = sample.fields
-    content = with_restarts(content) if kind == "jpeg" else stored_png.stored(decode(content)[None])[0]
+    content = add_restart_markers(content) if kind == "jpeg" else stored_png.stored(decode(content)[None])[0]
     return msgspec.structs.replace(sample, fields=((name, content), *others))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.environment import REPOSITORY, commit, machine
 from benchmarks.inputs import make
-from pipelines import __main__ as pipelines
+from pipelines import cli as pipelines
 from shardset.storage.open import open_storage
 from tests.conftest import BUCKET, emulator
 from trainer import cli as trainer

@@ -38,7 +38,8 @@ from trainer.model.build import DEFAULT_CLASSES
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
 from trainer.record.metrics import log_name
-from trainer.runtime.runtime import Runtime, running
+from trainer.runtime.base import Runtime
+from trainer.runtime.launch import running
 
 WORLDS = (1, 2, 4)
 ACCURACIES = (0.9, 0.95, 0.97)
@@ -115,7 +116,7 @@ def ratio_table(config: TrainConfig, folder: Path, rounds: int) -> str:
         learner = Learner(runtime, config, DEFAULT_CLASSES, None)
         for number in range(rounds + 1):
             for kind in kinds_of(number):
-                with DeviceFeed(streams[kind].run(iter([(number, range(steps))])), runtime.put) as feed:
+                with DeviceFeed(streams[kind].run(iter([(number, range(steps))])), runtime.to_device) as feed:
                     turns[kind].append(turn_of(learner, feed))
             real, fake = turns["real"][-1], turns["fake"][-1]
             text = f"round {number}: {real.rate:.3f} of {fake.rate:.3f} samples/s"
@@ -164,7 +165,7 @@ def quotients(left: Sequence[float], right: Sequence[float]) -> tuple[float, lis
 
 def train(learner: Learner, runtime: Runtime, batch: Batch, step: int) -> None:
     """One step as a run takes it."""
-    placed = runtime.put({name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch})
+    placed = runtime.to_device({name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch})
     learner.train_step(placed, 0.0, step)
 
 

@@ -20,11 +20,13 @@ from statistics import median
 import google_crc32c
 
 from benchmarks import environment, inputs
-from pipelines.build import build, prepare
+from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.plan.job import Job, PlanFile, read_record
-from pipelines.write.shard import write_shard
-from shardset.format import naming
+from pipelines.plan import files, paths
+from pipelines.plan.records import PlanFile
+from pipelines.runners.options import prepare
+from pipelines.write.shard import ShardWriter
+from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 
 NUM_SHARDS = 8
@@ -37,7 +39,7 @@ def processor_s() -> float:
     return sum(one.ru_utime + one.ru_stime for one in found)
 
 
-def planned(folder: Path, num_images: int) -> tuple[Job, PlanFile]:
+def planned(folder: Path, num_images: int) -> tuple[ShardWriter, PlanFile]:
     """A build of that many images, as the step that writes shards sees it."""
     inputs.make("imagenet", folder / "raw", num_images)
     config = BuildConfig(
@@ -49,29 +51,31 @@ def planned(folder: Path, num_images: int) -> tuple[Job, PlanFile]:
     )
     build(config)
     output = open_storage(config.output)
-    return prepare(config, output)[0], read_record(output, naming.PLAN, PlanFile)
+    prepared, plan = prepare(config, output), files.find_record(output, paths.PLAN, PlanFile)
+    assert plan
+    return ShardWriter(prepared.files, prepared.source.input, config.image, prepared.file.suffix), plan
 
 
-def write_all(job: Job, plan: PlanFile) -> None:
+def write_all(writer: ShardWriter, plan: PlanFile) -> None:
     """Every shard anew."""
     for number in range(NUM_SHARDS):
-        write_shard(job, plan.digest, plan.splits[SPLIT], number, len(plan.classes))
+        writer.write(plan, SPLIT, number)
 
 
-def forget(job: Job) -> None:
+def forget(output: Storage) -> None:
     """No shard stands any more."""
-    for found in [*job.output.list(f"{SPLIT}/"), *job.output.list(naming.record_path(SPLIT, 0).rpartition("/")[0])]:
-        job.output.delete(found.name)
+    for stat in [*output.list(f"{SPLIT}/"), *output.list(paths.RECORDS)]:
+        output.delete(stat.name)
 
 
 def parts(folder: Path) -> dict[str, Callable[[], None]]:
     """What the bytes of the images cost by themselves."""
-    paths = sorted((folder / "raw").glob("*.tar"))
-    image = paths[0].read_bytes()[: 110 * 1024]
-    extents = [(path, start) for path in paths for start in range(0, path.stat().st_size - len(image), len(image))]
+    tars = sorted((folder / "raw").glob("*.tar"))
+    image = tars[0].read_bytes()[: 110 * 1024]
+    extents = [(path, start) for path in tars for start in range(0, path.stat().st_size - len(image), len(image))]
 
     def read() -> None:
-        files = {path: os.open(path, os.O_RDONLY) for path in paths}
+        files = {path: os.open(path, os.O_RDONLY) for path in tars}
         for path, start in extents:
             os.pread(files[path], len(image), start)
         for file in files.values():
@@ -106,12 +110,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as name:
         folder = Path(name)
-        job, plan = planned(folder, args.images)
-        works = {"write_shard": lambda: write_all(job, plan), **parts(folder)}
+        writer, plan = planned(folder, args.images)
+        works = {"write_shard": lambda: write_all(writer, plan), **parts(folder)}
         costs: dict[str, list[float]] = {what: [] for what in works}
         for _ in range(args.rounds):
             for what, work in works.items():
-                forget(job)
+                forget(writer.files.output)
                 (folder / "written").unlink(missing_ok=True)
                 before = processor_s()
                 work()

@@ -1,81 +1,57 @@
 """The build, top to bottom: survey, index, plan, write, and the manifest last."""
 
 import hashlib
+import json
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, TypeVar
+from typing import IO
 
 import apache_beam as beam
 import msgspec
 from apache_beam.metrics.execution import MetricResult
-from apache_beam.options.pipeline_options import (
-    DirectOptions,
-    PipelineOptions,
-    PortableOptions,
-    SetupOptions,
-    StandardOptions,
-)
-from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
-from apache_beam.runners.runner import PipelineState, create_runner
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import PipelineState
 
 from pipelines import sources
 from pipelines.config import BuildConfig
-from pipelines.pipeline import (
-    NAMESPACE,
-    AssignBatch,
-    CommitManifest,
-    FindDuplicateKeys,
-    IndexUnit,
-    MakePlan,
-    PlanGroup,
-    SpreadKeys,
-    WriteShard,
-)
-from pipelines.plan import files
-from pipelines.plan.job import (
-    BuildFile,
-    Job,
-    PlanFile,
-    UnitRef,
-    describe_build,
-    differences,
-    read_record,
-    record_of,
-    write_units,
-)
-from pipelines.plan.partitions import PIECE
-from pipelines.runners import dataflow, errors, forkserver, local
-from pipelines.runners.forkserver import ForkServer
+from pipelines.images.encode import libraries
+from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
+from pipelines.plan import files as plan_files
+from pipelines.plan import paths
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.partitions import COPY_BYTES
+from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
+from pipelines.plan.survey import write_units
+from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, ProgressWatcher
 from pipelines.sources.base import Survey
 from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.manifest import Manifest
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
+from shardset.version import __version__
 
-T = TypeVar("T")
-
-_OF_SURVEY = ("seed", "holdout")
+_SURVEY_OPTIONS = ("seed", "holdout")
 """The options that decide what a survey says of the same input."""
 
 
 class _Fixes(msgspec.Struct):
-    """What is needed of `plan/plan.json` before it is known whether it is of this version."""
+    """What is read of `plan/plan.json` before its version is known."""
 
     fixes: dict[str, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a build did; `published` is the head of its manifest, None after a dry run or of a part of the shards.
+    """What a build did; `published` is the head of its manifest, None after a dry run or a build of some shards.
 
-    The manifest itself, which lists every shard, is read by `shardset.format.manifest.load`.
+    `shardset.format.manifest.load` reads the manifest itself, which lists every shard.
     """
 
     plan: PlanFile
@@ -85,316 +61,226 @@ class Result:
     seconds: float
 
 
-def build(
-    config: BuildConfig,
-    beam_flags: Sequence[str] = (),
-    progress: BuildProgress | None = None,
-    server: ForkServer | None = None,
-) -> Result:
+def build(config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None) -> Result:
     """Builds the shard set that `config` describes and returns what was done.
 
-    An unfinished build of the same input and options is taken up where it stopped; a finished one is checked and,
-    where a shard is missing or damaged, mended. `server` starts the worker processes, if it is running already.
-    Raises ShardsetError, with nothing published.
+    Resumes an unfinished build of the same input and options; checks a finished one and mends missing or damaged
+    shards. Raises ShardsetError, with nothing published.
     """
-    return _run(config, open_storage(config.output), beam_flags, progress, server, dry_run=False)
+    return _run(config, open_storage(config.output), beam_flags, progress, dry_run=False)
 
 
-def dry_run(
-    config: BuildConfig,
-    beam_flags: Sequence[str] = (),
-    progress: BuildProgress | None = None,
-    server: ForkServer | None = None,
-) -> Result:
-    """The plan of a build, made in a temporary folder; nothing is written to the output."""
+def dry_run(config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None) -> Result:
+    """The plan of a build, made in a temporary folder; writes nothing to the output."""
     with tempfile.TemporaryDirectory(prefix="shardset-plan-") as folder:
-        return _run(config, open_storage(folder), beam_flags, progress, server, dry_run=True)
+        return _run(config, open_storage(folder), beam_flags, progress, dry_run=True)
 
 
 def _run(
-    config: BuildConfig,
-    output: Storage,
-    beam_flags: Sequence[str],
-    progress: BuildProgress | None,
-    server: ForkServer | None,
-    *,
-    dry_run: bool,
+    config: BuildConfig, output: Storage, beam_flags: Sequence[str], progress: BuildProgress | None, *, dry_run: bool
 ) -> Result:
     started = time.monotonic()
-    options = beam_options(beam_flags, output)
-    if dataflow.is_wanted(options):
-        dataflow.check(options, source=config.input, output=output.url)
-    _check_job_server(options)
-    _check_flags_of_beam(options)
-    job, file, lines = prepare(config, output)
-    with ProgressWatcher(output, len(lines), progress):
-        counters = run_pipeline(
-            options,
-            lambda pipeline: construct(pipeline, job, file, lines, dry_run=dry_run),
-            progress.say if progress else None,
-            server,
-        )
-    with job.in_place():
-        remove_parts(job)
-        plan = record_of(output, naming.PLAN, job.read(naming.PLAN), PlanFile)
-    published = None if dry_run else _published(output, plan)
-    plan_bytes = sum(found.num_bytes for found in output.list(naming.PLAN_FOLDER))
+    beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    prepared = prepare(config, output)
+    with ProgressWatcher(output, len(prepared.units), progress):
+        counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
+    files = prepared.files
+    with files.while_current():
+        replacing.remove_partitions(files)
+        plan = files.read_record(paths.PLAN, PlanFile)
     return Result(
-        plan=plan, plan_bytes=plan_bytes, published=published, counters=counters, seconds=time.monotonic() - started
+        plan=plan,
+        plan_bytes=sum(stat.num_bytes for stat in output.list(naming.PLAN_FOLDER)),
+        published=None if dry_run else _published(output, plan),
+        counters=counters,
+        seconds=time.monotonic() - started,
     )
 
 
-def construct(pipeline: beam.Pipeline, job: Job, file: BuildFile, lines: Sequence[UnitRef], *, dry_run: bool) -> None:
-    """The pipeline, with the element type between the steps."""
-    indexed = (
-        pipeline
-        | "List units" >> beam.Create(lines)  # UnitLine
-        | "Spread units" >> beam.Reshuffle()
-        | "Index" >> beam.ParDo(IndexUnit(job))  # unit
-        | "Count units" >> beam.combiners.Count.Globally()
-    )
-    planned = (
-        pipeline
-        | "Once all is indexed" >> beam.Create([None])
-        | "Plan"
-        >> beam.ParDo(MakePlan(job, file), beam.pvalue.AsSingleton(indexed)).with_outputs("starts", main="plan")
-    )
-    if dry_run:
-        return
-    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of its own.
-    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(_same))  # PlanFile
-    twins = (
-        planned.starts
-        | "Spread batches" >> beam.Reshuffle()
-        | "Spread keys" >> beam.ParDo(SpreadKeys(job), plan)  # (bucket, Part)
-        | "Gather keys" >> beam.GroupByKey()
-        | "Find twins" >> beam.ParDo(FindDuplicateKeys(job), plan)  # (batch, Part)
-    )
-    shards = (
-        {"starts": planned.starts, "twins": twins}
-        | "Join" >> beam.CoGroupByKey()  # (batch, {starts, twins})
-        | "Assign places" >> beam.ParDo(AssignBatch(job), plan)  # ((split, group), Part)
-        | "Gather references" >> beam.GroupByKey()
-        | "Plan shards" >> beam.ParDo(PlanGroup(job), plan)  # (split, shard)
-        | "Choose shards" >> beam.Filter(_is_wanted, job.config.only_shards)
-        | "Spread shards" >> beam.Reshuffle()
-    )
-    finished = (
-        shards
-        | "Write shards" >> beam.ParDo(WriteShard(job), plan)  # (split, shard)
-        | "Count shards" >> beam.combiners.Count.Globally()
-    )
-    (
-        pipeline
-        | "Once all is written" >> beam.Create([None])
-        | "CommitManifest" >> beam.ParDo(CommitManifest(job), beam.pvalue.AsSingleton(finished), plan)  # str
-    )
-
-
-def remove_parts(job: Job) -> None:
-    """Removes what the steps left for each other: a run that is over needs none."""
-    replacing.remove_all(job.output, naming.PARTITIONS, job.check_place)
-
-
-def prepare(config: BuildConfig, output: Storage) -> tuple[Job, BuildFile, list[UnitRef]]:
-    """Surveys the input and lays down (or finds again) what the workers start from."""
-    source = sources.open_source(config)
-    if folder := sources.folder_of(config):
-        replacing.refuse_among_raw(open_storage(config.output), folder)
-    survey = source.survey()
-    with (
-        os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"),
-        tempfile.TemporaryFile() as units,
-    ):
-        digest, lines = write_units(survey, units)
-        file = describe_build(config, survey, digest, suffix="")
-        build, file = _begin(config, output, file, units, (source.input, survey))
-    return Job(config=config, source=source, output=output, suffix=file.suffix, build=build), file, lines
-
-
-def _begin(
-    config: BuildConfig, output: Storage, file: BuildFile, units: IO[bytes], read: tuple[Storage, Survey]
-) -> tuple[str, BuildFile]:
-    """Lays down the survey and what is built, unless a build of the same stands there; its digest, and it as it stands.
-
-    What an earlier build left unfinished goes; a set that is to be replaced stays. ConfigError, with nothing removed,
-    if any of it is `read` by this build, whose input and survey that are, or what it writes would be by the next.
-    """
-    generation = files.generation_of(output, naming.BUILD)
-    found = files.find(output, naming.BUILD)
-    old: BuildFile | None = record_of(output, naming.BUILD, found.content, BuildFile) if found else None
-    changed = _changes(config, output, old, file) if old else []
-    before = files.generation_of(output, naming.MANIFEST)
-    output.sweep()
-    if found and found.build and old and not changed and old.ready:
-        file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
-        if file != old:  # other libraries, on which no byte depends so far
-            _put_build(output, found.build, file, generation)
-        return found.build, file
-    _refuse_what_stands(config, output, before != ABSENT, begun=old is not None, changed=changed)
-    replaced = replacing.manifest_at(output, naming.MANIFEST)
-    left = replacing.left_behind(output) - replacing.files_of(replaced)
-    source, survey = read
-    replacing.refuse_input(output, replacing.files_of(replaced) | left, source, survey.objects)
-    if survey.all_tars:
-        replacing.refuse_inside(output, source)
-    suffix = _suffix(file, replaced.digest) if replaced else ""
-    suffixes = sorted({old.suffix, *old.before}) if old else []
-    file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=suffixes)
-    build = file.digest
-    # From here on the output is this build's: others see that when they look next, and a manifest that one of them
-    # wrote since it looked is seen below.
-    _put_build(output, build, file, generation)
-    generation = files.generation_of(output, naming.BUILD)
-
-    def check_place() -> None:
-        found = files.find(output, naming.BUILD)
-        if found is None or found.build != build:
-            raise files.another_build(output, naming.BUILD)
-
-    if files.generation_of(output, naming.MANIFEST) != before:
-        raise files.another_build(output, naming.MANIFEST)
-    replacing.remove(output, left, check_place)
-    doomed = {one.name for one in output.list(naming.PLAN_FOLDER) if naming.is_plan(one.name)} - {naming.BUILD}
-    replacing.remove(output, doomed, check_place)
-    if replaced:
-        files.put(output, naming.REPLACED, build, manifests.to_json(replaced))
-    with output.writer(naming.SURVEY) as out:
-        units.seek(0)
-        shutil.copyfileobj(units, out, PIECE)
-    check_place()
-    file = msgspec.structs.replace(file, ready=True, before=[])
-    _put_build(output, build, file, generation)
-    return build, file
-
-
-def _changes(config: BuildConfig, output: Storage, old: BuildFile, file: BuildFile) -> list[str]:
-    """In which words this build differs from the one that stands there."""
-    return differences(old, _surveyed_as(config, old, file), writes_images=config.writes_images(_fixes(output)))
-
-
-def _surveyed_as(config: BuildConfig, old: BuildFile, file: BuildFile) -> BuildFile:
-    """The build with the survey that the options of the old one give: so only another input makes another survey."""
-    if old.survey == file.survey:
-        return file
-    if old.options.get("source") != file.options["source"]:
-        return msgspec.structs.replace(file, survey=old.survey, classes=old.classes)
-    asked = {name: old.options[name] for name in _OF_SURVEY if name in old.options}
-    if asked == {name: file.options[name] for name in _OF_SURVEY}:
-        return file
-    survey = sources.open_source(replace(config, **asked)).survey()
-    with tempfile.TemporaryFile() as units:
-        digest, _ = write_units(survey, units)
-    return msgspec.structs.replace(file, survey=digest, classes=survey.classes)
-
-
-def _put_build(output: Storage, build: str, file: BuildFile, generation: str) -> None:
-    """Writes `plan/build.json` in place of that generation; ManifestError if another build was faster."""
-    data = msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
-    try:
-        files.put(output, naming.BUILD, build, data, if_generation=generation)
-    except PreconditionFailed as error:
-        raise files.another_build(output, naming.BUILD) from error
-
-
-def _fixes(output: Storage) -> dict[str, int]:
-    """The fixes of the build whose plan stands there; none before it is planned."""
-    plan: _Fixes | None = read_record(output, naming.PLAN, _Fixes)
-    return plan.fixes if plan else {}
-
-
-def _suffix(file: BuildFile, replaced: str) -> str:
-    """What keeps a build's folders apart from those of the set that it replaces, which may be of the same options."""
-    return "-" + hashlib.sha256(msgspec.json.encode([file, replaced])).hexdigest()[:8]
-
-
-def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
-    """Beam's options: by default FnApiRunner on all cores; the mode that loses elements is refused."""
-    options = PipelineOptions(list(flags))
-    given = {flag.split("=")[0] for flag in flags}
-    if options.get_all_options().get("direct_running_mode") == "multi_threading":
-        raise ConfigError(
-            "--direct_running_mode=multi_threading loses elements after a GroupByKey (Beam 2.77): "
-            "use multi_processing or in_memory"
-        )
-    _check_runner(options.view_as(StandardOptions).runner)
-    if "--runner" not in given:
-        options.view_as(StandardOptions).runner = "FnApiRunner"
-        _set_workers(options.view_as(DirectOptions), given, in_memory=not output.is_shared)
-    options.view_as(SetupOptions).pickle_library = "cloudpickle"
-    return options
-
-
-def _check_runner(name: str | None) -> None:
-    """ConfigError if Beam has no such runner: it would say so with a traceback, after the input was surveyed."""
-    if name is None:
-        return
-    try:
-        create_runner(name)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(f"--runner {name}: {error}; leave it out to build here") from error
-
-
-def _check_job_server(options: PipelineOptions) -> None:
-    """ConfigError if nobody listens where the job is to be sent: Beam would wait there for five minutes."""
-    endpoint = options.view_as(PortableOptions).job_endpoint or ""
-    host, _, port = endpoint.rpartition(":")
-    if not port.isdigit():  # none is given, or another kind of address
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except OSError as error:
-        raise ConfigError(
-            f"--job_endpoint {endpoint}: nobody listens there ({error}); start the job server (docs/flink.md)"
-        ) from error
-
-
-def _check_flags_of_beam(options: PipelineOptions) -> None:
-    """ConfigError if Beam refuses a flag: it would say so with a traceback, after the survey was laid down."""
-    runner = create_runner(options.view_as(StandardOptions).runner)
-    refusals = PipelineOptionsValidator(options, runner).validate()
-    if refusals:
-        raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
-
-
-def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) -> None:
-    """A process a core, or as many as asked for, unless the mode is given; Beam's own default is one thread in all."""
-    if "--direct_running_mode" in given or in_memory:
-        return
-    if options.direct_num_workers < 0:
-        raise ConfigError(f"--direct_num_workers is {options.direct_num_workers}, expected a number from 1, or 0: all")
-    if "--direct_num_workers" not in given or not options.direct_num_workers:
-        options.direct_num_workers = forkserver.num_cores()
-    if options.direct_num_workers > 1:
-        options.direct_running_mode = "multi_processing"
-
-
-def run_pipeline(
-    options: PipelineOptions,
-    fill: Callable[[beam.Pipeline], None],
-    say: Callable[[str], None] | None = None,
-    server: ForkServer | None = None,
+def run(
+    prepared: PreparedBuild,
+    beam_options: PipelineOptions,
+    show: Callable[[str], None] | None = None,
+    *,
+    dry_run: bool = False,
 ) -> dict[str, int]:
-    """Runs what `fill` puts into a pipeline and returns its counters; a worker's ShardsetError is raised as itself.
+    """Runs the pipeline and returns its counters; a worker's ShardsetError is raised as itself.
 
-    `say` is told where a job on Dataflow can be watched.
+    `show` gets the address of a job on Dataflow.
     """
-    pipeline = beam.Pipeline(options=options)
-    fill(pipeline)
-    with local.watched(server), errors.translated(dataflow.failures(options)):
+    pipeline = beam.Pipeline(options=beam_options)
+    construct(pipeline, prepared, dry_run=dry_run)
+    with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
         result = pipeline.run()
-        if say and dataflow.is_wanted(options):
-            say(f"the job runs on at {dataflow.page_of(options, result)}")
+        if show and dataflow.is_wanted(beam_options):
+            show(f"the job runs on at {dataflow.page_of(beam_options, result)}")
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):
         raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun goes on where it stopped")
     return counters_of(result.metrics().query()["counters"])
 
 
-def counters_of(found: Iterable[MetricResult]) -> dict[str, int]:
-    """Our own counters among a runner's; of a runner that knows no committed values (Spark), the attempted ones."""
-    ours = (counter for counter in found if counter.key.metric.namespace == NAMESPACE)
+def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:
+    """Our own counters among a runner's; attempted values from a runner that has no committed ones (Spark)."""
+    ours = (counter for counter in counters if counter.key.metric.namespace == NAMESPACE)
     return {counter.key.metric.name: counter.result or 0 for counter in ours}
+
+
+def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
+    """Surveys the input and writes what the workers start from, or finds what an earlier build wrote."""
+    source = sources.open_source(config)
+    if folder := sources.input_folder(config):
+        replacing.refuse_among_raw(open_storage(config.output), folder)
+    survey = source.survey()
+    with (
+        os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"),
+        tempfile.TemporaryFile() as lines,
+    ):
+        digest, units = write_units(survey.units, lines)
+        start = _Start(config, output, source.input, survey)
+        files, file = start.begin(_describe(config, survey, digest), lines)
+    return PreparedBuild(config=config, source=source, files=files, file=file, units=units)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Decides whether a build resumes, begins or replaces another one, and prepares the output for it."""
+
+    config: BuildConfig
+    output: Storage
+    input: Storage
+    survey: Survey
+
+    def begin(self, file: BuildFile, lines: IO[bytes]) -> tuple[PlanFiles, BuildFile]:
+        """Writes the survey's `lines` and what is built, unless a build of the same was begun there.
+
+        Removes what an earlier build left unfinished, and keeps a set that is to be replaced. Raises ConfigError, with
+        nothing removed, if this build reads any of those files, or if the next one would read what this one writes.
+        """
+        output = self.output
+        generation = plan_files.generation_of(output, paths.BUILD)
+        stored = plan_files.find(output, paths.BUILD)
+        old = plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile) if stored else None
+        changes = self._changes(old, file) if old else []
+        manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
+        output.sweep()
+        if stored and stored.build and old and not changes and old.ready:
+            files = PlanFiles(output, stored.build)
+            return files, _resume(files, old, file, generation)
+        self._refuse_existing(has_manifest=manifest_generation != ABSENT, has_build=old is not None, changes=changes)
+        replaced = replacing.manifest_at(output, naming.MANIFEST)
+        unfinished = replacing.unfinished_files(output) - replacing.files_of(replaced)
+        self._refuse_input(replacing.files_of(replaced) | unfinished)
+        suffix = _suffix(file, replaced.digest) if replaced else ""
+        before = sorted({old.suffix, *old.before}) if old else []
+        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
+        files = PlanFiles(output, file.digest)
+        # From here on the output is this build's: other builds see that when they look next. A manifest that one of
+        # them wrote since our own look shows below.
+        _write_build(files, file, generation)
+        generation = plan_files.generation_of(output, paths.BUILD)
+        if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
+            raise plan_files.another_build(output, naming.MANIFEST)
+        _lay_out(files, unfinished, replaced, lines)
+        file = msgspec.structs.replace(file, ready=True, before=[])
+        _write_build(files, file, generation)
+        return files, file
+
+    def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
+        """In which words this build differs from the one at the output."""
+        plan = plan_files.find_record(self.output, paths.PLAN, _Fixes)
+        writes_images = self.config.writes_images(plan.fixes if plan else {})
+        return self._surveyed_as(old, file).differences_from(old, writes_images=writes_images)
+
+    def _surveyed_as(self, old: BuildFile, file: BuildFile) -> BuildFile:
+        """The build as surveyed with the options of the old one, so that only another input makes another survey."""
+        if old.survey == file.survey:
+            return file
+        if old.options.get("source") != file.options["source"]:
+            return msgspec.structs.replace(file, survey=old.survey, classes=old.classes)
+        old_options = {name: old.options[name] for name in _SURVEY_OPTIONS if name in old.options}
+        if old_options == {name: file.options[name] for name in _SURVEY_OPTIONS}:
+            return file
+        survey = sources.open_source(replace(self.config, **old_options)).survey()
+        with tempfile.TemporaryFile() as lines:
+            digest, _ = write_units(survey.units, lines)
+        return msgspec.structs.replace(file, survey=digest, classes=survey.classes)
+
+    def _refuse_existing(self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]) -> None:
+        """Raises ConfigError if the files at the output may not be replaced."""
+        url, overwrite = self.output.url, self.config.overwrite
+        why = f" ({'; '.join(changes)})" if changes else ""
+        if has_manifest and not overwrite:
+            raise ConfigError(
+                f"{url}: another shard set stands there{why}; give another --output, or --overwrite to replace it"
+            )
+        if changes and not overwrite:
+            raise ConfigError(
+                f"{url}: an unfinished build stands there{why}; finish it with its own options, "
+                "give another --output, or --overwrite to start over"
+            )
+        if has_manifest or has_build:
+            return
+        foreign = next((stat.name for stat in self.output.list() if naming.is_shard_file(stat.name)), None)
+        if foreign:
+            raise ConfigError(
+                f"{url}: {foreign} stands there without a manifest or plan, so whose it is can't be told; "
+                "move such files away or give another --output (--overwrite leaves them alone)"
+            )
+
+    def _refuse_input(self, names: Iterable[str]) -> None:
+        """Raises ConfigError if the input is among the files to be removed, or will be among those to be written."""
+        replacing.refuse_input(self.output, names, self.input, self.survey.objects)
+        if self.survey.all_tars:
+            replacing.refuse_inside(self.output, self.input)
+
+
+def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
+    """What this build writes into `plan/build.json`; `digest` is that of the survey's units."""
+    return BuildFile(
+        tool=f"shardset {__version__}, plan {PLAN_VERSION}",
+        libraries=libraries(config.image),
+        options=json.loads(json.dumps(config.what_decides_bytes())),
+        survey=digest,
+        num_units=len(survey.units),
+        suffix="",
+        classes=survey.classes,
+        notes=list(survey.notes),
+    )
+
+
+def _resume(files: PlanFiles, old: BuildFile, file: BuildFile, generation: str) -> BuildFile:
+    file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
+    if file != old:  # other libraries, on which no byte depends so far
+        _write_build(files, file, generation)
+    return file
+
+
+def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, lines: IO[bytes]) -> None:
+    """Removes the files of earlier builds, and writes what the workers start from."""
+    replacing.remove(files, unfinished)
+    plan_names = {stat.name for stat in files.output.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)}
+    replacing.remove(files, plan_names - {paths.BUILD})
+    if replaced:
+        files.write(paths.REPLACED, manifests.to_json(replaced))
+    with files.output.writer(paths.SURVEY) as out:
+        lines.seek(0)
+        shutil.copyfileobj(lines, out, COPY_BYTES)
+    files.check_current()
+
+
+def _write_build(files: PlanFiles, file: BuildFile, generation: str) -> None:
+    """Writes `plan/build.json` in place of that generation; ManifestError if another build was faster."""
+    content = plan_files.encode_record(file)
+    try:
+        plan_files.write(files.output, paths.BUILD, files.build, content, if_generation=generation)
+    except PreconditionFailed as error:
+        raise plan_files.another_build(files.output, paths.BUILD) from error
+
+
+def _suffix(file: BuildFile, replaced: str) -> str:
+    """Keeps a build's folders apart from those of the set that it replaces, which may have the same options."""
+    return "-" + hashlib.sha256(msgspec.json.encode([file, replaced])).hexdigest()[:8]
 
 
 def _published(output: Storage, plan: PlanFile) -> manifests.Head | None:
@@ -403,34 +289,3 @@ def _published(output: Storage, plan: PlanFile) -> manifests.Head | None:
     except NotFound:
         return None
     return head if head.plan_digest == plan.digest else None
-
-
-def _same(element: T) -> T:
-    return element
-
-
-def _is_wanted(slot: tuple[str, int], wanted: frozenset[tuple[str, int]]) -> bool:
-    return not wanted or tuple(slot) in wanted
-
-
-def _refuse_what_stands(
-    config: BuildConfig, output: Storage, stands: bool, *, begun: bool, changed: Sequence[str]
-) -> None:
-    why = f" ({'; '.join(changed)})" if changed else ""
-    if stands and not config.overwrite:
-        raise ConfigError(
-            f"{output.url}: another shard set stands there{why}; give another --output, or --overwrite to replace it"
-        )
-    if changed and not config.overwrite:
-        raise ConfigError(
-            f"{output.url}: an unfinished build stands there{why}; finish it with its own options, "
-            "give another --output, or --overwrite to start over"
-        )
-    if stands or begun:
-        return
-    foreign = next((found.name for found in output.list() if naming.is_shard_file(found.name)), None)
-    if foreign:
-        raise ConfigError(
-            f"{output.url}: {foreign} stands there without a manifest or plan, so whose it is can't be told; "
-            "move such files away or give another --output (--overwrite leaves them alone)"
-        )

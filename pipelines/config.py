@@ -4,12 +4,13 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pipelines.images.encode import CMYK_TO_RGB, ImageOptions
+from pipelines.images.check import CMYK_TO_RGB
+from pipelines.images.options import ImageOptions, Verify
 from pipelines.plan.layout import Sizing
+from pipelines.sources.holdout import Holdout
 from shardset.errors import ConfigError
 from shardset.format.manifest import Remainder
 
-Verify = Literal["decode", "header", "none"]
 Balance = Literal["none", "stratified"]
 
 
@@ -39,14 +40,17 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
-        for split, share in self.holdout.items():
-            if not 0 < share < 1:
-                raise ConfigError(f"--holdout {split}={share}: expected a fraction between 0 and 1")
+        Holdout(self.holdout, self.seed)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")
         if self.image.jpeg_restart and self.verify != "decode":
             raise ConfigError("--jpeg-restart would make a cut JPEG look whole, so it needs --verify decode")
         self.sizing("")
+
+    @property
+    def stratified(self) -> bool:
+        """Whether every shard gets each class in proportion."""
+        return self.balance == "stratified"
 
     def sizing(self, split: str) -> Sizing:
         """What is asked of one split's size."""

@@ -1,142 +1,224 @@
-"""Thin Beam shells around indexing, assigning, writing and committing."""
+"""The Beam graph of a build and its DoFns: each DoFn hands one element to a function of `plan` or `write`.
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+Image bytes never go through the runner. What a step leaves for the next one is a file below `plan/`; only its name,
+or the byte range of a receiver's part, is an element.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
 
 import apache_beam as beam
 import msgspec
 from apache_beam.metrics import Metrics
 
+from pipelines.config import BuildConfig
 from pipelines.plan import tables
-from pipelines.plan.assign import (
-    Group,
-    UnitOffsets,
-    assign_batch,
-    find_duplicate_keys,
-    make_plan,
-    plan_group,
-    spread_keys,
-    unit_offsets_of,
-)
+from pipelines.plan.assign import Group, assign_batch, plan_group
+from pipelines.plan.duplicate_keys import find_duplicate_keys, spread_keys
+from pipelines.plan.files import PlanFiles
 from pipelines.plan.index import index_unit
-from pipelines.plan.job import BuildFile, Job, PlanFile, UnitRef
-from pipelines.plan.layout import UnitSummary
 from pipelines.plan.partitions import ByteRange
-from pipelines.write.commit import commit
-from pipelines.write.shard import ShardRecord, write_shard
+from pipelines.plan.records import BuildFile, PlanFile
+from pipelines.plan.splits import batch_offsets, make_plan
+from pipelines.plan.summaries import UnitOffsets
+from pipelines.plan.survey import UnitRef
+from pipelines.sources.base import Source
+from pipelines.write.commit import Committer
+from pipelines.write.shard import ShardWriter
+
+T = TypeVar("T")
+Slot = tuple[str, int]
+"""A split and the number of one of its shards."""
 
 NAMESPACE = "shardset"
-"""Of our counters; runners have their own beside them."""
+"""Of our counters; runners keep their own beside them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedBuild:
+    """A build that is ready to run: what was asked for, what was surveyed, and where its plan files are."""
+
+    config: BuildConfig
+    source: Source
+    files: PlanFiles
+    file: BuildFile
+    units: Sequence[UnitRef]
+
+
+def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
+    """Adds the steps of a build to the pipeline; a dry run ends with the plan. Each line names its element type."""
+    config, files, suffix = build.config, build.files, build.file.suffix
+    num_indexed = (
+        pipeline
+        | "List units" >> beam.Create(build.units)  # UnitRef
+        | "Spread units" >> beam.Reshuffle()
+        | "Index" >> beam.ParDo(IndexUnit(files, build.source, config))  # unit
+        | "Count units" >> beam.combiners.Count.Globally()  # int
+    )
+    planned = (
+        pipeline
+        | "Once all is indexed" >> beam.Create([None])
+        | "Plan"  # PlanFile, and (batch, UnitOffsets) tagged `offsets`
+        >> beam.ParDo(MakePlan(files, config, build.file), beam.pvalue.AsSingleton(num_indexed)).with_outputs(
+            "offsets", main="plan"
+        )
+    )
+    if dry_run:
+        return
+    # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of its own.
+    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(_same))  # PlanFile
+    duplicate_keys = (
+        planned.offsets
+        | "Spread batches" >> beam.Reshuffle()
+        | "Spread keys" >> beam.ParDo(SpreadKeys(files), plan)  # (bucket, ByteRange)
+        | "Group keys" >> beam.GroupByKey()
+        | "Find duplicate keys" >> beam.ParDo(FindDuplicateKeys(files), plan)  # (batch, ByteRange)
+    )
+    num_written = (
+        {"offsets": planned.offsets, "duplicate_keys": duplicate_keys}
+        | "Join" >> beam.CoGroupByKey()  # (batch, {offsets, duplicate_keys})
+        | "Assign" >> beam.ParDo(AssignBatch(files, config), plan)  # ((split, group), ByteRange)
+        | "Group references" >> beam.GroupByKey()
+        | "Plan shards" >> beam.ParDo(PlanGroup(files), plan)  # (split, shard)
+        | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
+        | "Spread shards" >> beam.Reshuffle()
+        | "Write shards" >> beam.ParDo(WriteShard(ShardWriter(files, build.source.input, config.image, suffix)), plan)
+        | "Count shards" >> beam.combiners.Count.Globally()  # int
+    )
+    _ = (
+        pipeline
+        | "Once all is written" >> beam.Create([None])
+        | "Commit"  # the manifest's digest
+        >> beam.ParDo(CommitManifest(Committer(files, config, suffix)), beam.pvalue.AsSingleton(num_written), plan)
+    )
 
 
 class BuildStep(beam.DoFn):
-    """A step of a build; what it needed of memory is kept from one element to the next, not for the next step."""
+    """A step of a build. It keeps memory from one element to the next, and frees it for the next step."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, files: PlanFiles) -> None:
+        self._files = files
 
     def finish_bundle(self) -> None:
         tables.release_memory()
 
 
 class IndexUnit(BuildStep):
-    """UnitLine -> unit, its index and its summary written."""
+    """Writes the table and the summary of a unit."""
+
+    def __init__(self, files: PlanFiles, source: Source, config: BuildConfig) -> None:
+        super().__init__(files)
+        self._source, self._config = source, config
 
     def process(self, element: UnitRef) -> Iterator[int]:
-        with self._job.in_place():
-            _count_indexed(index_unit(self._job, element))
+        with self._files.while_current():
+            summary = index_unit(self._files, self._source, self._config, element)
+        for count in summary.splits.values():
+            _count("samples_indexed", count.num_samples)
+            _count("samples_quarantined", count.num_rejected)
+        for fix, number in summary.fixes.items():
+            _count(f"fixed_{fix}", number)
         yield element.number
 
 
 class MakePlan(BuildStep):
-    """Once all units are indexed -> PlanFile, its classes left out.
+    """Writes the plan once all units are indexed. Yields it without classes, and the offsets of each batch of units."""
 
-    Tagged `starts`: (batch of units, where its samples start).
-    """
-
-    def __init__(self, job: Job, build: BuildFile) -> None:
-        super().__init__(job)
-        self._build = build
+    def __init__(self, files: PlanFiles, config: BuildConfig, file: BuildFile) -> None:
+        super().__init__(files)
+        self._config, self._file = config, file
 
     def process(self, element: None, num_indexed: int) -> Iterator[Any]:
-        assert num_indexed == self._build.num_units, "every unit is indexed"
-        with self._job.in_place():
-            plan = make_plan(self._job, self._build)
+        assert num_indexed == self._file.num_units, "every unit is indexed"
+        with self._files.while_current():
+            plan = make_plan(self._files, self._config, self._file)
             yield msgspec.structs.replace(plan, classes=[])
-            for batch, starts in enumerate(unit_offsets_of(self._job, plan)):
-                yield beam.pvalue.TaggedOutput("starts", (batch, starts))
+            offsets = batch_offsets(self._files, plan, stratified=self._config.stratified)
+            for batch, offset in enumerate(offsets):
+                yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
 
 
 class SpreadKeys(BuildStep):
-    """(batch of units, starts) -> (bucket, where the batch's key hashes of that bucket stand)."""
+    """Cuts the key hashes of a batch of units by bucket."""
 
-    def process(self, element: tuple[int, UnitOffsets], plan: PlanFile) -> Iterator[tuple[int, ByteRange]]:
-        with self._job.in_place():
-            found = spread_keys(self._job, plan, element[0])
-        yield from found
+    def process(self, element: tuple[int, UnitOffsets], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
+        with self._files.while_current():
+            return spread_keys(self._files, plan, element[0])
 
 
 class FindDuplicateKeys(BuildStep):
-    """(bucket, parts) -> (batch of units, where the rows of it stand whose wanted key is taken)."""
+    """Finds the rows of one bucket that want a key that is taken, by batch of units."""
 
-    def process(self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile) -> Iterator[tuple[int, ByteRange]]:
-        with self._job.in_place():
-            found = find_duplicate_keys(self._job, plan, *element)
-        yield from found
+    def process(self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
+        with self._files.while_current():
+            return find_duplicate_keys(self._files, plan, *element)
 
 
 class AssignBatch(BuildStep):
-    """(batch of units, its starts and twins) -> ((split, group), where the batch's references of that group stand)."""
+    """Cuts the references of a batch of units by group of shards."""
 
-    def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterator[tuple[Group, ByteRange]]:
-        batch, found = element
-        (starts,) = found["starts"]
-        with self._job.in_place():
-            parts = assign_batch(self._job, plan, batch, starts, found["twins"])
-        yield from parts
+    def __init__(self, files: PlanFiles, config: BuildConfig) -> None:
+        super().__init__(files)
+        self._seed, self._stratified = config.seed, config.stratified
+
+    def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterable[tuple[Group, ByteRange]]:
+        batch, joined = element
+        (offsets,) = joined["offsets"]
+        assign = partial(assign_batch, seed=self._seed, stratified=self._stratified)
+        with self._files.while_current():
+            return assign(self._files, plan, batch, offsets, joined["duplicate_keys"])
 
 
 class PlanGroup(BuildStep):
-    """((split, group), parts) -> (split, shard) for each shard of the group, its references written."""
+    """Writes the references of each shard of a group."""
 
-    def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterator[tuple[str, int]]:
-        (split, _), parts = element
-        with self._job.in_place():
-            for number in plan_group(self._job, plan.splits[split], parts):
+    def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterator[Slot]:
+        (split, _), partitions = element
+        with self._files.while_current():
+            for number in plan_group(self._files, plan.splits[split], partitions):
                 yield split, number
 
 
 class WriteShard(BuildStep):
-    """(split, shard) -> the same, its tar, index and record written."""
+    """Writes the tar, the index and the record of a shard."""
 
-    def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[tuple[str, int]]:
-        split, number = element
-        with self._job.in_place():
-            record, written = write_shard(self._job, plan.digest, plan.splits[split], number, plan.num_classes)
-        _count_written(record, written)
+    def __init__(self, writer: ShardWriter) -> None:
+        super().__init__(writer.files)
+        self._writer = writer
+
+    def process(self, element: Slot, plan: PlanFile) -> Iterator[Slot]:
+        with self._files.while_current():
+            record, is_new = self._writer.write(plan, *element)
+        _count("shards_written" if is_new else "shards_skipped", 1)
+        if is_new:
+            _count("samples_written", record.shard.num_samples)
+            _count("bytes_written", record.shard.num_bytes)
         yield element
 
 
 class CommitManifest(BuildStep):
-    """Once the wanted shards are written -> the manifest's digest, if these are all."""
+    """Publishes the manifest once the wanted shards are written, if these are all."""
+
+    def __init__(self, committer: Committer) -> None:
+        super().__init__(committer.files)
+        self._committer = committer
 
     def process(self, element: None, num_finished: int, plan: PlanFile) -> Iterator[str]:
-        with self._job.in_place():
-            digest = commit(self._job, plan, num_finished)
+        with self._files.while_current():
+            digest = self._committer.commit(plan, num_finished)
         if digest:
             yield digest
 
 
-def _count_indexed(summary: UnitSummary) -> None:
-    for count in summary.splits.values():
-        Metrics.counter(NAMESPACE, "samples_indexed").inc(count.num_samples)
-        Metrics.counter(NAMESPACE, "samples_quarantined").inc(count.num_rejected)
-    for fix, number in summary.fixes.items():
-        Metrics.counter(NAMESPACE, f"fixed_{fix}").inc(number)
+def _count(name: str, number: int) -> None:
+    Metrics.counter(NAMESPACE, name).inc(number)
 
 
-def _count_written(record: ShardRecord, written: bool) -> None:
-    Metrics.counter(NAMESPACE, "shards_written" if written else "shards_skipped").inc()
-    if written:
-        Metrics.counter(NAMESPACE, "samples_written").inc(record.shard.num_samples)
-        Metrics.counter(NAMESPACE, "bytes_written").inc(record.shard.num_bytes)
+def _same(element: T) -> T:
+    return element
+
+
+def _is_wanted(slot: Slot, wanted: frozenset[Slot]) -> bool:
+    return not wanted or tuple(slot) in wanted

@@ -1,4 +1,4 @@
-"""What a terminal shows: names as they are, and what the runner's processes print only where it is needed."""
+"""Consoles: names are shown as they are, and the output of worker processes only where it helps."""
 
 import os
 import sys
@@ -16,12 +16,12 @@ _NO_LIMIT = 100_000
 
 
 def plain(text: str, style: str = "") -> Text:
-    """The text as it is: neither rich's markup nor a terminal's control characters act in names of the raw input."""
+    """The text shown as it is, even where a raw name holds rich's markup or terminal control characters."""
     return Text(printable(text), style)
 
 
 def on_standard_output() -> Console:
-    """A console on standard output. Lines to a file or another program are as long as they have to be."""
+    """A console on standard output; it does not wrap lines for a file or another program."""
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _NO_LIMIT
@@ -30,10 +30,10 @@ def on_standard_output() -> Console:
 
 @contextmanager
 def quiet_workers(*, show: bool) -> Iterator[Console]:
-    """A console on the real standard error, while what processes print there goes to a file.
+    """A console on the real standard error; whatever else prints there goes to a file until the block ends.
 
-    Beam prints a failing worker's traceback there, several times over. It is shown if the block ends by an error
-    that is not ours, and not kept apart at all with `show`.
+    Beam prints a failing worker's traceback several times. The file is shown only if the block ends with an unexpected
+    error; with `show`, nothing is redirected.
     """
     if show:
         yield Console(stderr=True)

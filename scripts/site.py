@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 import pipelines
 import shardset
 import trainer
-from pipelines import __main__ as pipelines_program
+from pipelines import cli as pipelines_program
 from trainer import cli as trainer_program
 from trainer import recipes, settings
 from trainer.config import TrainConfig
@@ -28,6 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {
         "index.md": from_root("README.md"),
         "changelog.md": from_root("CHANGELOG.md"),
+        "contributing.md": from_root("CONTRIBUTING.md"),
         "reference/commands.md": commands_page(),
         "reference/recipes.md": recipes_page(),
         **{f"reference/{package.__name__}.md": package_page(package) for package in PACKAGES},
@@ -40,8 +41,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def from_root(name: str) -> str:
     """A Markdown file of the repository's root, with its links as seen from docs/."""
     text = (REPOSITORY / name).read_text()
-    text = re.sub(r"\]\((docs/)?decisions\)|\]\(docs/decisions\)", "](decisions/0001-third-package.md)", text)
+    text = re.sub(r"\]\((docs/)?decisions\)|\]\(docs/decisions\)", "](decisions/0001-library-and-programs.md)", text)
     text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
+    for page in ("CONTRIBUTING.md", "CHANGELOG.md"):
+        text = text.replace(f"]({page})", f"]({page.lower()})")
     return text.replace("](docs/", "](")
 
 

@@ -1,6 +1,6 @@
 """A shard set: its format, its order, its storage, and the reader that any loop can import.
 
-The names of the reader (`Stream` and what it takes) come in when they are first used: they need the decoders of
+The reader's names (`Stream` and what it takes) are imported on first use, because they need the decoders of
 `pip install 'shardset[read]'`. Nothing here imports Beam or torch.
 """
 
@@ -15,9 +15,9 @@ from shardset.version import __version__
 
 if TYPE_CHECKING:
     from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop
-    from shardset.order.epoch import OrderState
+    from shardset.order.state import OrderState
     from shardset.read.disk_cache import DiskCache
-    from shardset.stream.mixture import MixedStream
+    from shardset.stream.mixture import MixedStream, Share
     from shardset.stream.stream import Stream
     from shardset.stream.timetable import Timetable
 
@@ -32,6 +32,7 @@ __all__ = [
     "RandomResizedCrop",
     "Shard",
     "ShardsetError",
+    "Share",
     "Split",
     "Storage",
     "Stream",
@@ -46,13 +47,14 @@ _READER = {
     "DiskCache": "shardset.read.disk_cache",
     "ImageSpec": "shardset.decode.image",
     "MixedStream": "shardset.stream.mixture",
-    "OrderState": "shardset.order.epoch",
+    "OrderState": "shardset.order.state",
     "PadCrop": "shardset.decode.image",
     "RandomResizedCrop": "shardset.decode.image",
+    "Share": "shardset.stream.mixture",
     "Stream": "shardset.stream.stream",
     "Timetable": "shardset.stream.timetable",
 }
-"""Where the names that need more than the base requirements stand."""
+"""Modules of the names that need more than the base requirements."""
 
 
 def __getattr__(name: str) -> Any:

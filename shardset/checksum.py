@@ -7,7 +7,7 @@ import google_crc32c
 
 def extend_crc32c(crc: int, data: bytes | memoryview) -> int:
     """The CRC32C of what `crc` covers followed by `data`."""
-    return google_crc32c.extend(crc, data if isinstance(data, bytes) else bytes(data))
+    return int(google_crc32c.extend(crc, data if isinstance(data, bytes) else bytes(data)))
 
 
 def crc32c_of(*pieces: bytes | memoryview) -> int:

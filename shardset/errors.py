@@ -4,7 +4,8 @@
     ├── ConfigError          what was asked for can't be done
     │   └── BudgetTooSmall   in so little memory; it knows how much is enough
     ├── SourceError          raw input is missing or not what its format says
-    │   └── ChangedInput     it was one thing when planned and another when written
+    │   ├── ChangedInput     it was one thing when planned and another when written
+    │   └── UndecodableImage no image that can be a sample comes out of the bytes
     ├── TooManyBad           more raw samples were rejected than allowed
     ├── ManifestError        a manifest is missing, broken or of a newer version
     ├── DamagedShard         stored bytes differ from what the manifest or index says
@@ -59,6 +60,21 @@ class ManifestError(ShardsetError):
 
 class DamagedShard(ShardsetError):
     """Stored bytes differ from what the manifest or the index says."""
+
+
+class UndecodableImage(SourceError):
+    """No image that can be a sample comes out of the bytes.
+
+    The build counts images by `reason`, which is short and stable there; `detail` is for the reader of the message.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return masked(f"{self.reason}: {self.detail}" if self.detail else self.reason)
 
 
 class DecoderLost(ShardsetError):

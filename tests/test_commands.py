@@ -62,9 +62,9 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 
 
 @pytest.mark.parametrize(("redirected", "shown"), [("", "shards \\u2192 tars\n"), (">&-", "")])
-@pytest.mark.parametrize("program", ["pipelines", "trainer"])
-def test_what_standard_output_can_not_take_does_not_end_a_program(program, redirected, shown):
-    start = f"import {program}.__main__ as it; it.main = lambda: print('shards → tars') or 0; it.program()"
+@pytest.mark.parametrize(("program", "module"), [("pipelines", "cli"), ("trainer", "__main__")])
+def test_what_standard_output_can_not_take_does_not_end_a_program(program, module, redirected, shown):
+    start = f"import {program}.{module} as it; it.main = lambda: print('shards → tars') or 0; it.program()"
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, start], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"},

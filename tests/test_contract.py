@@ -14,15 +14,15 @@ import pytest
 import webdataset
 from PIL import Image
 
-from pipelines import __main__ as pipelines
+from pipelines import cli as pipelines
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.images.encode import IMAGE_FIELDS, PIXEL_LIMIT
-from shardset.decode.image import MAX_PIXELS, CenterCrop, ImageSpec
+from shardset.decode.image import CenterCrop, ImageSpec
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.images import IMAGE_FIELDS, MAX_PIXELS
+from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
-from shardset.format.tar import index_fields
 from shardset.stream.stream import Stream
 from tests.makers.folders import write_images
 from trainer import cli as trainer
@@ -180,8 +180,9 @@ def test_the_pixels_that_arrive_are_those_of_the_raw_file(built):
             assert np.array_equal(pixels, np.asarray(raw))
 
 
-def test_the_stream_reads_images_as_large_as_a_build_stores():
-    assert MAX_PIXELS == PIXEL_LIMIT
+def test_the_pixel_limit_of_both_sides_is_that_of_pillow():
+    assert Image.MAX_IMAGE_PIXELS is not None
+    assert MAX_PIXELS == 2 * Image.MAX_IMAGE_PIXELS
 
 
 @pytest.mark.parametrize("field", sorted(IMAGE_FIELDS))

@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from pipelines.images import encode
-from pipelines.images.encode import ImageOptions, examine
+from pipelines.images.check import examine
+from pipelines.images.options import ImageOptions
 from shardset.decode import image as decoding
 from shardset.decode.image import decode
+from shardset.errors import UndecodableImage
 from tests.makers import odd_images
 
 MADE = {
@@ -42,7 +43,7 @@ def damaged(kind: str) -> list[bytes]:
 def refused_by_the_build(data: bytes) -> str:
     try:
         examine(data, field="", verify="decode", options=ImageOptions())
-    except encode.UndecodableImage as error:
+    except UndecodableImage as error:
         return error.reason
     return ""
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from shardset.format import manifest as manifests
+from shardset.format.index import index_dtype
 from shardset.format.naming import MAX_FIELD_BYTES, MAX_KEY_BYTES
-from shardset.format.tar import index_dtype
 from tests.makers import golden
 
 PAGE = (golden.REPOSITORY / "docs/manifest.md").read_text(encoding="utf-8")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from pipelines.check import quarantine
-from pipelines.plan import job
-from pipelines.plan.job import BuildFile
+from pipelines.plan import files, paths
+from pipelines.plan.records import BuildFile
 from pipelines.sources.webdataset import WebDataset
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.order.epoch import state_from_json
+from shardset.order.state import state_from_json
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.shardset import put
@@ -52,9 +52,9 @@ def test_the_head_of_a_manifest(folder: Storage, data: bytes):
 
 @EITHER
 def test_a_record_of_the_plan(folder: Storage, data: bytes):
-    put(folder, naming.BUILD, data)
+    put(folder, paths.BUILD, data)
     with pytest.raises(ConfigError, match=r"plan/build\.json: not readable"):
-        job.read_record(folder, naming.BUILD, BuildFile)
+        files.find_record(folder, paths.BUILD, BuildFile)
 
 
 @EITHER

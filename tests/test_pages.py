@@ -8,7 +8,7 @@ from pipelines.report import page as set_report
 from tests.makers import folders
 from tests.makers.training import tiny_config
 from trainer import loop
-from trainer.runtime import runtime
+from trainer.runtime.launch import launch
 from trainer.tools import report as run_report
 
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -28,7 +28,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ["--direct_running_mode=in_memory"],
     )
     set_report.write(str(place / "set"))
-    runtime.launch(tiny_config(str(place / "set"), place / "run", epochs=1), loop.train)
+    launch(tiny_config(str(place / "set"), place / "run", epochs=1), loop.train)
     run_report.write(str(place / "run"))
     return {name: (place / name / "report.html").read_text(encoding="utf-8") for name in ("set", "run")}
 

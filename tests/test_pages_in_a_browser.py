@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser
-from tests.trainer.test_report import folder, line, whole
 
 from pipelines.report import page as set_report
 from scripts.screenshots import browser, opened
@@ -19,6 +18,7 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.shardset import jpeg_samples, put, write_shard_set
+from tests.trainer.tools.test_report import folder, line, whole
 from trainer.tools import report as run_report
 
 pytestmark = pytest.mark.slow

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-import numpy as np
 import pytest
 
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.estimate.archives import SAMPLED_ARCHIVES, SAMPLED_BYTES
 from pipelines.estimate.inputs import from_listing, from_manifest
-from pipelines.estimate.model import Forecast, ReadEstimate, Reading, forecast
+from pipelines.estimate.model import Estimate, estimate
 from pipelines.estimate.prices import Prices
+from pipelines.estimate.reading import Reading
+from pipelines.estimate.requests import ReadEstimate
 from shardset.decode.image import CenterCrop, ImageSpec
 from shardset.format import manifest as manifests
 from shardset.order.budget import Memory
@@ -24,7 +24,6 @@ from tests.conftest import BUCKET
 from tests.faulty_proxy import FaultyProxy, Seen, is_media, is_upload
 from tests.makers.images import image_bytes
 from tests.makers.shardset import put
-from tests.makers.tars import tar_bytes
 
 pytestmark = pytest.mark.gcs
 
@@ -38,7 +37,7 @@ class Built:
     """A shard set in a bucket, its configuration, what was foreseen, and the requests that building it took."""
 
     config: BuildConfig
-    foreseen: Forecast
+    foreseen: Estimate
     requests: list[Seen]
 
 
@@ -56,7 +55,7 @@ def built(proxy: FaultyProxy) -> Built:
     for number in range(NUM_IMAGES):
         put(raw, f"{CLASSES[number % 3]}/{number:04d}.ppm", picture(number))
     config = BuildConfig(source="folder", input=f"{root}/raw", output=f"{root}/out", num_shards={"": 7})
-    foreseen = forecast(from_listing(config), "train", Reading(global_batch_size=BATCH), Prices())
+    foreseen = estimate(from_listing(config), "train", Reading(global_batch_size=BATCH), Prices())
     before = len(proxy.seen)
     build(config, ["--direct_running_mode=in_memory"])
     return Built(config=config, foreseen=foreseen, requests=proxy.seen[before:])
@@ -91,7 +90,7 @@ def test_sizes_foreseen_from_a_listing_are_those_that_were_built(built):
 
 
 def test_what_is_foreseen_before_a_build_is_what_its_manifest_says_afterwards(built):
-    after = forecast(from_manifest(built.config.output), "train", Reading(global_batch_size=BATCH), Prices())
+    after = estimate(from_manifest(built.config.output), "train", Reading(global_batch_size=BATCH), Prices())
     assert (after.steps, after.reads, after.memory, after.mixing) == (
         built.foreseen.steps,
         built.foreseen.reads,
@@ -129,7 +128,7 @@ def test_a_build_from_another_source_asks_for_what_was_foreseen(proxy, made):
     root = f"gs://{BUCKET}/recorded-{made.__name__}"
     source, raw = made(root)
     config = BuildConfig(source=source, input=raw, output=f"{root}/out", num_shards={"": 7})
-    foreseen = forecast(from_listing(config), "train", Reading(global_batch_size=BATCH), Prices()).build
+    foreseen = estimate(from_listing(config), "train", Reading(global_batch_size=BATCH), Prices()).build
     before = len(proxy.seen)
     build(config, ["--direct_running_mode=in_memory"])
     found = kinds(proxy.seen[before:])
@@ -138,25 +137,11 @@ def test_a_build_from_another_source_asks_for_what_was_foreseen(proxy, made):
     assert foreseen.class_b == pytest.approx(found.total() - writes, rel=0.03)
 
 
-def test_of_tars_in_a_bucket_a_plan_reads_a_mib_each_of_a_few(proxy):
-    raw, random = open_storage(f"gs://{BUCKET}/tars"), np.random.default_rng(0)
-    for number in range(SAMPLED_ARCHIVES + 2):
-        put(raw, f"train-{number}.tar", tar_bytes({f"{number}-{n}.jpg": random.bytes(150_000) for n in range(10)}))
-    before = len(proxy.seen)
-    found = from_listing(BuildConfig(source="webdataset", input=raw.url, output=""))
-    requests = proxy.seen[before:]
-    assert found.splits["train"].plan.num_stored == pytest.approx(10 * (SAMPLED_ARCHIVES + 2), rel=0.02)
-    reads = [seen for seen in requests if is_media(seen)]
-    assert len({seen.path for seen in reads}) == SAMPLED_ARCHIVES
-    assert num_bytes(reads) <= SAMPLED_ARCHIVES * SAMPLED_BYTES
-    assert kinds(requests).keys() <= {"block", "list"}
-
-
 @pytest.mark.parametrize("num_readers", [1, 2, 4])
 def test_an_epoch_takes_what_was_foreseen(built, proxy, num_readers):
     options = {"num_lanes": 8, "block_size": 5, "window": 6}
     reading = Reading(global_batch_size=BATCH, num_replicas=4, num_hosts=num_readers, image_size=16, **options)
-    foreseen = forecast(from_manifest(built.config.output), "train", reading, Prices())
+    foreseen = estimate(from_manifest(built.config.output), "train", reading, Prices())
     epochs = [epoch_of(built, proxy, rank, num_readers, options) for rank in range(num_readers)]
     assert {epoch.num_steps for epoch in epochs} == {foreseen.steps.num_steps}
     assert foreseen.memory in [epoch.memory for epoch in epochs]

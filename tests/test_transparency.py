@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.images.encode import ImageOptions, encode, examine, thumbnail_of
+from pipelines.images.check import examine
+from pipelines.images.encode import encode, thumbnail_of
+from pipelines.images.options import ImageOptions
 from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
 from shardset.decode.worker_main import decode_whole
 from shardset.errors import ConfigError

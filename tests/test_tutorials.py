@@ -6,7 +6,7 @@ import shlex
 import pytest
 import torch
 
-from pipelines.__main__ import main as pipelines
+from pipelines.cli import main as pipelines
 from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
 from tests.makers.shardset import png_samples, write_shard_set

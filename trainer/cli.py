@@ -166,9 +166,9 @@ def train(options: argparse.Namespace) -> None:
     config = config_flags(options).config()
     try:
         from trainer import loop
-        from trainer.runtime import runtime
+        from trainer.runtime.launch import launch
 
-        runtime.launch(config, loop.train)
+        launch(config, loop.train)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(after_ctrl_c(config.run_dir)) from None
 
@@ -200,9 +200,9 @@ def evaluate(options: argparse.Namespace) -> None:
             "`python -m trainer train`"
         )
     from trainer import loop
-    from trainer.runtime import runtime
+    from trainer.runtime.launch import launch
 
-    runtime.launch(config, loop.evaluate_checkpoint)
+    launch(config, loop.evaluate_checkpoint)
 
 
 def recorded_config(run_dir: str) -> TrainConfig:

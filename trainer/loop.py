@@ -3,38 +3,42 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from shardset.storage.open import open_storage
+from trainer.agreement import check_batch_size, model_identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceFeed
-from trainer.data.splits import Batches, open_data, steps_of
+from trainer.data.splits import BatchSource, open_data, steps_of
 from trainer.model.learner import Learner
 from trainer.record import checkpoint
-from trainer.record.metrics import Totals
-from trainer.run import Run, check_batch, check_evaluation, model_of
-from trainer.runtime.runtime import Runtime
+from trainer.record.checkpoint import CommitMark
+from trainer.record.checkpoint_state import CheckpointState
+from trainer.record.metrics import Totals, check_evaluation
+from trainer.run import OpenData, Run
+from trainer.runtime.base import Runtime
 
-EVAL_ROWS = 16
-"""Evaluation steps between two looks at the device, and at whether to stop."""
+FETCH_EVERY = 16
+"""Evaluation steps between two fetches from the device, each of which also asks whether to stop."""
 
 
-def train(runtime: Runtime, config: TrainConfig) -> None:
+def train(
+    runtime: Runtime, config: TrainConfig, *, open_data: OpenData = open_data, fetch_every: int = FETCH_EVERY
+) -> None:
     """Trains from the beginning or the newest checkpoint to the end, and leaves everything in the run folder.
 
     Raises Preempted when asked to stop, with everything saved; other ShardsetErrors say what went wrong.
     """
-    with Run(runtime, config) as run:
-        if run.was_asked():
+    with Run(runtime, config, open_data) as run:
+        if run.stop_requested():
             run.stop()
         if run.epoch_is_done():
-            _end_epoch(run)
-        for fed in run.batches():
-            run.learn(fed)
+            _end_epoch(run, fetch_every)
+        for batch in run.batches():
+            run.train_step(batch)
             if run.report_is_due():
                 run.report()
             if run.epoch_is_done():
-                _end_epoch(run)
+                _end_epoch(run, fetch_every)
             elif run.save_is_due():
                 run.save()
             if run.is_done():
@@ -49,36 +53,37 @@ def train(runtime: Runtime, config: TrainConfig) -> None:
 def evaluate(
     runtime: Runtime,
     learner: Learner,
-    stream: Batches,
+    stream: BatchSource,
     must_stop: Callable[[], bool],
     gives_up: Callable[[], bool] = lambda: False,
+    fetch_every: int = FETCH_EVERY,
 ) -> Totals | None:
     """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way.
 
-    `gives_up` is asked while there is no batch.
+    `must_stop` is asked after each fetch, `gives_up` while there is no batch.
     """
     totals, rows = Totals(), []
-    with DeviceFeed(steps_of(stream, 0, len(stream)), runtime.put, stream.stop, gives_up) as feed:
-        for fed in feed:
-            rows.append(learner.eval_step(fed.tensors))
-            if len(rows) == EVAL_ROWS:
-                totals, rows = totals.plus(runtime.fetch(rows)), []
+    with DeviceFeed(steps_of(stream, 0, len(stream)), runtime.to_device, stream.stop, gives_up) as feed:
+        for batch in feed:
+            rows.append(learner.eval_step(batch.tensors))
+            if len(rows) == fetch_every:
+                totals, rows = totals.add(runtime.fetch(rows)), []
                 if must_stop():
                     return None
     if feed.gave_up:
         return None
-    return totals.plus(runtime.fetch(rows)) if rows else totals
+    return totals.add(runtime.fetch(rows)) if rows else totals
 
 
 def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     """Prints the accuracy of a checkpoint (`config.resume`, or the best of the run folder) on the evaluation split.
 
-    Its averaged weights are evaluated if it has them, as in its run, unless the config turns them off by 0.
+    Evaluates its averaged weights if it has them, as its run did, unless the config turns them off by 0.
     """
-    check_batch(config, runtime)
+    check_batch_size(config, runtime)
     data = open_data(config, runtime.host, runtime.num_hosts)
-    commit, state = _chosen(config)
-    checkpoint.check_identity(commit.identity, model_of(config, data), f"step {commit.step}")
+    commit, state = _choose_checkpoint(config)
+    checkpoint.check_identity(commit.identity, model_identity_of(config, data), f"step {commit.step}")
     learner = Learner(runtime, _with_averages(config, state), data.num_classes, state)
     start = time.perf_counter()
     totals = evaluate(runtime, learner, data.evaluation, lambda: False) or Totals()
@@ -90,13 +95,20 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
         )
 
 
-def _end_epoch(run: Run) -> None:
+def _end_epoch(run: Run, fetch_every: int) -> None:
     run.check_epoch()
-    evaluation = run.data.evaluation
-    run.close_epoch(evaluate(run.runtime, run.learner, evaluation, run.was_asked_meanwhile, run.was_asked_alone))
+    totals = evaluate(
+        run.runtime,
+        run.learner,
+        run.data.evaluation,
+        run.stop_requested_while_evaluating,
+        run.stop_requested_while_waiting,
+        fetch_every,
+    )
+    run.close_epoch(totals)
 
 
-def _chosen(config: TrainConfig) -> tuple[checkpoint.CommitMark, dict[str, Any]]:
+def _choose_checkpoint(config: TrainConfig) -> tuple[CommitMark, CheckpointState]:
     if config.resume not in ("auto", "never"):
         return checkpoint.at(open_storage(config.resume), print)
     storage = open_storage(config.run_dir)
@@ -104,7 +116,7 @@ def _chosen(config: TrainConfig) -> tuple[checkpoint.CommitMark, dict[str, Any]]
     return (commit, checkpoint.read(storage, commit)) if commit else checkpoint.at(storage, print)
 
 
-def _with_averages(config: TrainConfig, state: dict[str, Any]) -> TrainConfig:
+def _with_averages(config: TrainConfig, state: CheckpointState) -> TrainConfig:
     if state["ema"] is None or config.regularize.ema_decay is not None:
         return config
     decay = state["config"]["regularize"]["ema_decay"]

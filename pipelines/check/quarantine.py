@@ -1,4 +1,4 @@
-"""The list of raw samples that a build rejected, `quarantine.jsonl`: a JSON object a line."""
+"""The list of raw samples that a build rejected, `quarantine.jsonl`: one JSON object per line."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from shardset.storage.checked import read_twice
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:
-    """One entry of the list; None if the line is no JSON object."""
+    """One entry of the list; None if the line is not a JSON object."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -19,9 +19,9 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
 
 
 def read(storage: Storage, listed: Quarantine) -> list[dict[str, Any] | None]:
-    """All entries, None for a line that is no JSON object; raises StorageError.
+    """All entries, None for a line that is not a JSON object; raises StorageError.
 
-    The list is read a second time where it has such a line, or is not as long as the manifest says.
+    Reads the list a second time if it has such a line, or is not as long as the manifest says.
     """
     return read_twice(
         lambda: [entry_of(line) for line in storage.read(listed.path).splitlines()],
@@ -30,7 +30,7 @@ def read(storage: Storage, listed: Quarantine) -> list[dict[str, Any] | None]:
 
 
 def find(storage: Storage, manifest: Manifest, name: str) -> Iterator[dict[str, Any]]:
-    """The entries of that original name, or of a name that ends with `/` and it; raises StorageError."""
+    """The entries with that original name, or with a name that ends with `/` and it; raises StorageError."""
     entries = read(storage, manifest.quarantine) if manifest.quarantine.count else []
     for entry in entries:
         if entry and f"/{entry.get('name')}".endswith(f"/{name}"):

@@ -1,1 +1,1 @@
-"""What a set takes to build, keep and read: the verb `plan`."""
+"""Estimates what a shard set takes to build, store and read: the verb `plan`."""

@@ -1,6 +1,4 @@
-"""What a shard set is or will be, without reading it through: from its manifest, from the raw input, or from bare
-numbers.
-"""
+"""The sizes of a shard set, with no sample read: from its manifest, a listing of raw files, or bare numbers."""
 
 import io
 import math
@@ -13,37 +11,94 @@ import numpy as np
 
 from pipelines import sources
 from pipelines.config import BuildConfig
-from pipelines.estimate import archives
-from pipelines.estimate.archives import Found
-from pipelines.estimate.counts import SplitStats, digits, of_mean, spread
-from pipelines.estimate.model import LISTED_AT_ONCE, Assumption, Raw, StoredSet, StoredSplit
+from pipelines.estimate.requests import LISTED_AT_ONCE
+from pipelines.estimate.split_stats import SplitStats, even_strata, stats_of_mean
+from pipelines.estimate.stored import RawInput, StoredSet, StoredSplit
 from pipelines.plan import layout
-from pipelines.plan.assign import refuse_unknown_splits
 from pipelines.plan.layout import SplitPlan
+from pipelines.plan.splits import refuse_unknown_splits
 from pipelines.sources.base import Rejected
+from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_dtype
 from shardset.format.manifest import Split
-from shardset.format.tar import END, index_dtype
+from shardset.format.tar import END
 from shardset.storage.base import Stat, Storage
 
+# Measured on manifests of real builds; tests/test_plan_recorded.py holds the sum within 10 %.
 MANIFEST_BYTES = 1_100
-"""About what a manifest holds beside shards and classes."""
 SHARD_ENTRY_BYTES = 395
 CLASS_ENTRY_BYTES = 55
-GUESSED_KEY_BYTES = 16
-GUESSED_UNIT = 1_000
-_GUESSED = f"images are JPEGs of the given mean size, each with a label and a key of {GUESSED_KEY_BYTES} letters"
+
+ASSUMED_KEY_BYTES = 16
+ASSUMED_UNIT_SAMPLES = 1_000
+
+_ARCHIVES = frozenset({"cifar10", "cifar100", "webdataset"})
+_SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """One of three ways in: `manifest`, a build's `source` and `input`, or `num_samples` of `mean_bytes`.
+
+    `build` holds the source, the input and the sizes; "" in `num_samples` stands for `train`. Raises ConfigError for
+    none or several ways in, and for options that belong to another one.
+    """
+
+    build: BuildConfig
+    manifest: str | None = None
+    num_samples: Mapping[str, int] = field(default_factory=dict)
+    mean_bytes: float | None = None
+    num_classes: int | None = None
+
+    def __post_init__(self) -> None:
+        ways = {"MANIFEST": self.manifest, "--source": self.build.source, "--samples": self.num_samples}
+        given = [name for name, value in ways.items() if value]
+        if len(given) != 1:
+            raise ConfigError(
+                f"plan takes {' and '.join(given) or 'nothing'}, expected one of MANIFEST, --source with --input, "
+                "or --samples with --mean-bytes"
+            )
+        self._check_options(given[0])
+
+    def _check_options(self, way: str) -> None:
+        options = {
+            "--input": ("--source", self.build.input),
+            "--holdout": ("--source", self.build.holdout),
+            "--mean-bytes": ("--samples", self.mean_bytes),
+            "--classes": ("--samples", self.num_classes),
+        }
+        for flag, (owner, value) in options.items():
+            if value and way != owner:
+                raise ConfigError(f"{flag} goes with {owner}, not with {way}; leave one of them out")
+            if way == owner and not value and flag in ("--input", "--mean-bytes"):
+                raise ConfigError(f"{owner} needs {flag} too; see the examples of `plan --help`")
+        default = BuildConfig(source="", input="", output="")
+        changed = [name for name in _SIZES if getattr(self.build, name) != getattr(default, name)]
+        if way == "MANIFEST" and changed:
+            flag = "--" + changed[0].replace("_", "-")
+            raise ConfigError(f"{flag}: the shards of a set that stands have their sizes; leave it out")
+
+
+def stored_set(asked: PlanInput) -> StoredSet:
+    """The shard set that `asked` names or describes."""
+    if asked.manifest:
+        return from_manifest(asked.manifest)
+    if asked.build.source:
+        return from_listing(asked.build)
+    assert asked.mean_bytes is not None
+    return from_numbers(asked.build, asked.num_samples, mean_bytes=asked.mean_bytes, num_classes=asked.num_classes or 1)
 
 
 def from_manifest(url: str) -> StoredSet:
-    """A shard set that stands, by its manifest alone."""
+    """A shard set that stands, from its manifest alone."""
     manifest, _ = manifests.load(url)
     return StoredSet(
         title=url,
-        splits={name: _stored_split(name, split) for name, split in sorted(manifest.splits.items())},
+        splits={name: _standing_split(name, split) for name, split in sorted(manifest.splits.items())},
         manifest_bytes=len(manifests.to_json(manifest)),
         num_classes=len(manifest.classes),
         raw=None,
@@ -51,53 +106,49 @@ def from_manifest(url: str) -> StoredSet:
 
 
 def from_listing(config: BuildConfig) -> StoredSet:
-    """What `build` would make of its input if every image is good: by names and sizes, of archives by `archives.look`.
+    """What `build` would make of its input if every image is good, from names and sizes.
 
-    Raises ConfigError for a source that has to be read to know its samples.
+    Raises ConfigError for archives, which a build has to read to know their samples.
     """
-    source = sources.open_source(config)
-    found = archives.look(source) or _listed(source, config)
-    if not any(counted.num_samples for counted in found.splits.values()):
+    source = _listed_source(config)
+    survey = source.survey()
+    listing = _ListingOnly(source.input, config)
+    listed = replace(source, input=listing)
+    stats: dict[str, SplitStats] = {}
+    for unit in survey.units:
+        for sample in listed.index(unit, None):  # what a source spools, it has read before: `listing` refuses that
+            if not isinstance(sample, Rejected):
+                stats.setdefault(sample.split, SplitStats()).add(sample)
+    if not stats:
         raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
-    splits = _planned_splits(config, found.splits)
+    splits = _planned_splits(config, stats)
+    num_samples = sum(split.num_samples for split in stats.values())
+    largest = max(label for split in stats.values() for label in split.strata)
+    num_classes = len(survey.classes) if survey.classes else 1 + largest
+    is_table = isinstance(source, Listing)  # a table does not tell sizes: a build asks for each
     return StoredSet(
         title=f"{config.source}: {config.input}",
         splits=splits,
-        manifest_bytes=_manifest_bytes(splits, found.num_classes),
-        num_classes=found.num_classes,
-        raw=Raw(
-            num_reads=found.num_reads,
-            num_units=found.num_units,
-            num_files=found.num_files,
-            num_looks=found.num_looks,
-            unit_lists=found.unit_lists,
+        manifest_bytes=_manifest_bytes(splits, num_classes),
+        num_classes=num_classes,
+        raw=RawInput(
+            num_reads=num_samples,
+            num_units=len(survey.units),
+            num_files=0 if is_table else num_samples,
+            num_stats=num_samples if is_table else 0,
+            unit_lists=listing.lists.total(),
         ),
-        assumptions=found.assumptions,
     )
 
 
-def _listed(source: Any, config: BuildConfig) -> Found:
-    """Single files: a listing says all of them."""
-    survey = source.survey()
-    names = _Listed(source.input, config)
-    listed = replace(source, input=names)
-    splits: dict[str, SplitStats] = {}
-    for unit in survey.units:
-        for sample in listed.index(unit, _NoSpool(config)):
-            if not isinstance(sample, Rejected):
-                splits.setdefault(sample.split, SplitStats()).add(sample)
-    num_samples = sum(counted.num_samples for counted in splits.values())
-    largest = max((label for counted in splits.values() for label in counted.strata), default=-1)
-    looks = isinstance(source, Listing)
-    return Found(
-        splits=splits,
-        num_classes=len(survey.classes) if survey.classes else 1 + largest,
-        num_units=len(survey.units),
-        num_files=0 if looks else num_samples,
-        num_reads=num_samples,
-        num_looks=num_samples if looks else 0,
-        unit_lists=names.lists.total(),
-    )
+def _listed_source(config: BuildConfig) -> Any:
+    """The source, if a listing tells its samples; any source whose instances hold `input`."""
+    if config.source in _ARCHIVES:
+        _refuse_to_read(config)
+    source = sources.open_source(config)
+    if isinstance(source, ImageNet) and source.archives():
+        _refuse_to_read(config)
+    return source
 
 
 def from_numbers(
@@ -106,64 +157,66 @@ def from_numbers(
     """What `build` would make of so many images of `mean_bytes`, by split; "" stands for train."""
     if not 1 <= mean_bytes < float("inf"):
         raise ConfigError(f"--mean-bytes is {mean_bytes:g}, expected the mean size of an image in bytes, from 1")
-    sizes = {"jpg": mean_bytes, "cls": digits(num_classes)}
-    found = {
-        name or "train": of_mean(spread(count, num_classes), sizes, key_bytes=GUESSED_KEY_BYTES)
+    longest_label = len(str(num_classes - 1))
+    sizes = {"jpg": mean_bytes, "cls": longest_label}
+    stats = {
+        name or "train": stats_of_mean(even_strata(count, num_classes), sizes, key_bytes=ASSUMED_KEY_BYTES)
         for name, count in num_samples.items()
     }
-    if len(found) < len(num_samples):
+    if len(stats) < len(num_samples):
         raise ConfigError("--samples names the split train twice; a number without a name is that of train")
-    for name in found:
+    for name in stats:
         if not naming.is_split(name):
             raise ConfigError(
                 f"--samples: {name!r} can't name a split; use letters, digits, - and _ (at most 40, not plan)"
             )
-    splits, total = _planned_splits(config, found), sum(num_samples.values())
+    splits, total = _planned_splits(config, stats), sum(num_samples.values())
     return StoredSet(
         title=f"{total:,} images of {mean_bytes:,.0f} bytes",
         splits=splits,
         manifest_bytes=_manifest_bytes(splits, num_classes),
         num_classes=num_classes,
-        raw=Raw(num_reads=total, num_units=math.ceil(total / GUESSED_UNIT), num_files=total),
-        assumptions=[Assumption("bytes", _GUESSED)],
+        raw=RawInput(num_reads=total, num_units=math.ceil(total / ASSUMED_UNIT_SAMPLES), num_files=total),
+        assumption="images are JPEGs of the given mean size, each with a label and a key of "
+        f"{ASSUMED_KEY_BYTES} letters",
     )
 
 
-def _planned_splits(config: BuildConfig, found: Mapping[str, SplitStats]) -> dict[str, StoredSplit]:
-    wanted = config.num_shards | config.samples_per_shard | config.target_samples | config.repeat
-    refuse_unknown_splits(wanted, sorted(found))
-    return {name: _planned_split(config, name, counted) for name, counted in sorted(found.items())}
+def _planned_splits(config: BuildConfig, stats: Mapping[str, SplitStats]) -> dict[str, StoredSplit]:
+    sized = config.num_shards | config.samples_per_shard | config.target_samples | config.repeat
+    refuse_unknown_splits(sized, sorted(stats))
+    return {name: _planned_split(config, name, split) for name, split in sorted(stats.items())}
 
 
-def _planned_split(config: BuildConfig, name: str, counted: SplitStats) -> StoredSplit:
+def _planned_split(config: BuildConfig, name: str, stats: SplitStats) -> StoredSplit:
     plan = layout.plan_split(
         name,
-        counted.strata,
-        num_bytes=counted.num_bytes,
-        fields=list(counted.fields),
+        stats.strata,
+        num_bytes=stats.num_bytes,
+        fields=list(stats.fields),
         sizing=config.sizing(name),
         balance=config.balance,
     )
     sizes = [plan.shard_size(number) for number in range(plan.num_shards)]
-    mean, ends = counted.tar_bytes / counted.num_samples, np.cumsum([0, *sizes])
-    copies = plan.num_repeats // plan.num_source + (plan.num_repeats % plan.num_source > 0)
-    key_bytes = counted.key_bytes + (len(f"@{copies}") if copies else 0)
-    index = {size: _index_bytes(plan, size, key_bytes) for size in set(sizes)}
+    mean, ends = stats.tar_bytes / stats.num_samples, np.cumsum([0, *sizes])
+    copies = math.ceil(plan.num_repeats / plan.num_source)
+    key_bytes = stats.key_bytes + (len(f"@{copies}") if copies else 0)
+    index_bytes = {size: _index_bytes(plan, size, key_bytes) for size in set(sizes)}
     return StoredSplit(
         plan=plan,
         shard_sizes=sizes,
         tar_bytes=[len(END) + size for size in np.diff(np.rint(mean * ends).astype(np.int64)).tolist()],
-        index_bytes=[index[size] for size in sizes],
+        index_bytes=[index_bytes[size] for size in sizes],
     )
 
 
 def _index_bytes(plan: SplitPlan, num_samples: int, key_bytes: int) -> int:
     dtype = index_dtype(plan.fields, key_bytes)
-    head = io.BytesIO()
+    header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        head, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_samples,)}
+        header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_samples,)}
     )
-    return len(head.getvalue()) + num_samples * dtype.itemsize
+    return len(header.getvalue()) + num_samples * dtype.itemsize
 
 
 def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:
@@ -174,7 +227,8 @@ def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:
     return total
 
 
-def _stored_split(name: str, split: Split) -> StoredSplit:
+def _standing_split(name: str, split: Split) -> StoredSplit:
+    tar_bytes = [shard.num_bytes for shard in split.shards]
     return StoredSplit(
         plan=SplitPlan(
             name=name,
@@ -183,22 +237,19 @@ def _stored_split(name: str, split: Split) -> StoredSplit:
             num_shards=split.num_shards,
             num_dropped=split.num_dropped,
             num_repeats=split.num_repeats,
-            num_bytes=sum(shard.num_bytes for shard in split.shards),
+            num_bytes=sum(tar_bytes),
             fields=split.fields,
             strata={},
         ),
         shard_sizes=[shard.num_samples for shard in split.shards],
-        tar_bytes=[shard.num_bytes for shard in split.shards],
+        tar_bytes=tar_bytes,
         index_bytes=[shard.index.num_bytes for shard in split.shards],
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
-    """A storage that lists and looks but never reads: what a plan may know before anything is read.
-
-    `lists` counts the requests of its listings, by prefix.
-    """
+class _ListingOnly:
+    """A storage that lists and stats but refuses to read; `lists` counts its list requests by prefix."""
 
     inner: Storage
     config: BuildConfig
@@ -217,19 +268,11 @@ class _Listed:
         return self.inner.stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> NoReturn:
-        _refuse(self.config)
+        _refuse_to_read(self.config)
 
 
-@dataclass(frozen=True, slots=True)
-class _NoSpool:
-    config: BuildConfig
-
-    def add(self, content: bytes) -> NoReturn:
-        _refuse(self.config)
-
-
-def _refuse(config: BuildConfig) -> NoReturn:
+def _refuse_to_read(config: BuildConfig) -> NoReturn:
     raise ConfigError(
-        f"a listing of {config.input} does not say how many samples it holds: {config.source} has to be read; give "
-        "--samples and --mean-bytes instead, or let `build --dry-run` look at every sample"
+        f"plan --source {config.source}: only reading {config.input} tells how many samples it holds; "
+        "`build --dry-run` does that and prints the exact plan, or give plan --samples and --mean-bytes instead"
     )

@@ -1,9 +1,9 @@
-"""What a bucket costs. The only place where a price stands; every one has a flag of `plan`.
+"""Prices of a bucket. No other file states a price; each one has a flag of `plan`.
 
-Google's price list, https://cloud.google.com/storage/pricing: Standard storage in one region of North America
-(us-central1), US dollars, as of 2026-09-20. A list or a write is a class A operation, a read or a look at an
-object's metadata is class B. Reading in the bucket's own region costs nothing for the bytes; other places are not
-counted here, and neither are taxes, discounts and free quotas.
+Source: Google's price list, https://cloud.google.com/storage/pricing, Standard storage in one region of North America
+(us-central1), US dollars, as of 2026-09-20. Writes and lists are class A operations, reads and metadata requests class
+B. Reading inside the bucket's region costs nothing for the bytes. Traffic elsewhere, taxes, discounts and free quotas
+are not counted.
 """
 
 from dataclasses import dataclass, fields
@@ -15,7 +15,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Prices:
-    """In US dollars: a GiB for a month, and 1,000 operations of each class."""
+    """US dollars for a GiB a month, and for 1,000 operations of each class."""
 
     storage: float = 0.020
     class_a: float = 0.005
@@ -27,9 +27,9 @@ class Prices:
                 raise ConfigError(f"--price-{field.name.replace('_', '-')} is {value}, expected dollars from 0")
 
     def month(self, num_bytes: float) -> float:
-        """Keeping so many bytes for a month."""
+        """The price of storing `num_bytes` for a month."""
         return num_bytes / GIB * self.storage
 
     def requests(self, *, class_a: int = 0, class_b: int = 0) -> float:
-        """So many operations."""
+        """The price of these operations."""
         return (class_a * self.class_a + class_b * self.class_b) / 1000

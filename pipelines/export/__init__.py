@@ -1,6 +1,6 @@
-"""The side files of other readers, by format. A new one is a module of its own and one line in FORMATS."""
+"""The verb `export`: side files of other readers, one module a reader. A new one also needs a line in FORMATS."""
 
-from pipelines.export.base import Format
+from pipelines.export.base import SideFormat
 from pipelines.export.dali import DALI
 from pipelines.export.energon import ENERGON
 from pipelines.export.hf import HF
@@ -8,7 +8,7 @@ from pipelines.export.tfds import TFDS
 from pipelines.export.timm import TIMM
 from pipelines.export.wids import WIDS
 
-FORMATS: dict[str, Format] = {
+FORMATS: dict[str, SideFormat] = {
     "wids": WIDS,
     "timm": TIMM,
     "energon": ENERGON,

@@ -1,4 +1,4 @@
-"""What every format starts from: a shard set, and how its tars are called from where the side files go."""
+"""What every format starts from: a shard set, and the paths or URLs that lead from the side files to its tars."""
 
 import hashlib
 import json
@@ -10,22 +10,22 @@ from typing import Any, Literal
 import google_crc32c
 import numpy as np
 
-from pipelines.images.encode import IMAGE_FIELDS
 from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard, Split
 from shardset.format.naming import is_member
-from shardset.format.tar import index_fields
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
 from shardset.storage.open import is_address
 
-PIECE = 8 * 2**20
+READ_BYTES = 8 * 2**20
 
-Place = Literal["beside", "relative", "anywhere"]
-"""Where a format's files can stand: in the set's own folder; in any from which a relative path leads to the tars; or
-anywhere, because it takes URLs."""
+Location = Literal["beside", "relative", "anywhere"]
+"""Where the files of a format can stand: in the set's own folder, wherever a relative path leads to the tars, or
+anywhere, since it takes URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSet:
-    """A shard set; `prefix` before a path of the manifest names that file from the output folder."""
+    """A shard set; `prefix` and a path of the manifest name that file, as seen from the output folder."""
 
     manifest: Manifest
     storage: Storage
     prefix: str
 
     def address(self, shard: Shard) -> str:
-        """What a side file calls a tar."""
+        """The path or URL of a tar in a side file."""
         return self.prefix + shard.path
 
     def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard, compared with the manifest; raises NotFound, StorageError or DamagedShard."""
+        """The index of a shard, checked against the manifest; raises NotFound, StorageError or DamagedShard."""
         return read_index(self.storage, shard)
 
     def shards(self) -> list[Shard]:
@@ -58,33 +58,38 @@ class ShardSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
-    """One reader's side files: where they can stand, and what makes them. `check` raises ConfigError."""
+class SideFormat:
+    """One reader's side files: where they can stand, and what makes them.
 
-    place: Place
+    `check` raises ConfigError for a set that the reader can't take.
+    """
+
+    location: Location
     files: Callable[[ShardSet], Iterator[SideFile]]
     check: Callable[[Manifest], None] = lambda manifest: None
 
 
-def prefix_of(url: str, output: str, place: Place, name: str) -> str:
-    """What leads from the folder `output` to the set at `url`; raises ConfigError if that format can't say it."""
+def prefix_of(url: str, output: str, location: Location, name: str) -> str:
+    """What leads from the folder `output` to the set at `url`; raises ConfigError if the format can't express it."""
     if output == url:
         return ""
-    if place == "beside":
-        raise ConfigError(f"{name} looks for its files beside the tars only; leave --output out, or copy the set first")
+    if location == "beside":
+        raise ConfigError(f"{name} reads its files only beside the tars; leave --output out, or copy the set first")
     if not (is_address(url) or is_address(output)):
         return os.path.relpath(os.path.realpath(url), os.path.realpath(output)) + "/"  # a link's .. is its target's
     if not is_address(url):
         raise ConfigError(
             f"no path leads from {output} to the tars in {url}; leave --output out, or copy the set first"
         )
-    if place == "relative":
-        raise ConfigError(f"{name} takes relative paths only, none leads from {output} to {url}; leave --output out")
+    if location == "relative":
+        raise ConfigError(
+            f"{name} takes relative paths only, and none leads from {output} to {url}; leave --output out"
+        )
     return f"{url}/"
 
 
 def md5_of(storage: Storage, shard: Shard) -> str:
-    """The MD5 of a tar, from a pass over its bytes; raises DamagedShard unless they are those of the manifest."""
+    """The MD5 of a tar, from one pass over its bytes; raises DamagedShard if they do not match the manifest."""
     md5, crc32c = read_twice(lambda: _sums(storage, shard), lambda sums: sums[1] == shard.crc32c)
     if crc32c != shard.crc32c:
         raise DamagedShard(
@@ -97,30 +102,30 @@ def md5_of(storage: Storage, shard: Shard) -> str:
 def _sums(storage: Storage, shard: Shard) -> tuple[str, str]:
     """MD5 and CRC32C of a tar."""
     md5, crc = hashlib.md5(usedforsecurity=False), 0
-    for start in range(0, shard.num_bytes, PIECE):
-        data = storage.read(shard.path, start, min(start + PIECE, shard.num_bytes))
+    for start in range(0, shard.num_bytes, READ_BYTES):
+        data = storage.read(shard.path, start, min(start + READ_BYTES, shard.num_bytes))
         md5.update(data)
         crc = google_crc32c.extend(crc, data)
     return md5.hexdigest(), crc32c_text(crc)
 
 
 def components(index: np.ndarray, where: str) -> Iterator[tuple[str, list[tuple[str, int, int]]]]:
-    """For each sample its key and its members as they stand: (field, offset of the content, size in bytes).
+    """For each sample its key and its members in tar order: (field, offset of the content, bytes).
 
-    Raises DamagedShard at a key that no tar of ours can have: the formats rely on what stands in none.
+    Raises DamagedShard for a key that no shard can have: the formats use its dots and spaces as separators.
     """
     fields = index_fields(index)
     columns = [index[f".{field}"].tolist() for field in fields]
     keys = (key.decode("ascii", "replace") for key in index["key"].tolist())
-    for key, *places in zip(keys, *columns, strict=True):
+    for key, *ranges in zip(keys, *columns, strict=True):
         if "." in key or not is_member(f"{key}.cls"):
             raise DamagedShard(f"{where}: {key!r} can't be a key; verify the set, then rebuild the shard")
-        there = [(field, *place) for field, place in zip(fields, places, strict=True) if place[0]]
-        yield key, sorted(there, key=lambda member: member[1])
+        stored = [(field, *each) for field, each in zip(fields, ranges, strict=True) if each[0]]
+        yield key, sorted(stored, key=lambda member: member[1])
 
 
 def image_fields(manifest: Manifest) -> list[str]:
-    """The fields that hold images, over all splits."""
+    """The fields that hold images, of all splits."""
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
     return [field for field in fields if field in IMAGE_FIELDS]
 
@@ -131,5 +136,5 @@ def all_labelled(split: Split) -> bool:
 
 
 def json_bytes(value: Any) -> bytes:
-    """Readable JSON with a final newline."""
+    """Indented JSON with a final newline."""
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()

@@ -4,15 +4,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from pipelines.export.base import Format, ShardSet, SideFile, components
+from pipelines.export.base import ShardSet, SideFile, SideFormat, components
 
 VERSION = "v1.2"
 
 
-def files(found: ShardSet) -> Iterator[SideFile]:
+def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """`SPLIT/SPLIT-000000.idx` for each tar; reads the indexes."""
-    for shard in found.shards():
-        yield SideFile(shard.path.removesuffix(".tar") + ".idx", text(found.index(shard), shard.index.path))
+    for shard in shard_set.shards():
+        yield SideFile(shard.path.removesuffix(".tar") + ".idx", text(shard_set.index(shard), shard.index.path))
 
 
 def text(index: np.ndarray, where: str) -> bytes:
@@ -23,4 +23,4 @@ def text(index: np.ndarray, where: str) -> bytes:
     return ("\n".join(lines) + "\n").encode("ascii")
 
 
-DALI = Format(place="anywhere", files=files)
+DALI = SideFormat(location="anywhere", files=files)

@@ -4,11 +4,12 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import yaml
 
-from pipelines.export.base import Format, ShardSet, SideFile, all_labelled, components, image_fields, json_bytes
+from pipelines.export.base import ShardSet, SideFile, SideFormat, all_labelled, components, image_fields, json_bytes
 from shardset.errors import DamagedShard
 from shardset.format.manifest import Manifest, Shard
 from shardset.format.tar import END
@@ -31,15 +32,15 @@ CREATE INDEX idx_sample_parts_full
 """
 
 
-def files(found: ShardSet) -> Iterator[SideFile]:
+def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """The folder's six files and the `.tar.idx` of each shard; reads the indexes, and holds the database in memory."""
-    manifest = found.manifest
-    counts = {shard.path: shard.num_samples for shard in found.shards()}
+    manifest = shard_set.manifest
+    counts = {shard.path: shard.num_samples for shard in shard_set.shards()}
     parts = {name: [shard.path for shard in split.shards] for name, split in manifest.splits.items()}
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(_TABLES)
-        for number, shard in enumerate(found.shards()):
-            index = found.index(shard)
+        for number, shard in enumerate(shard_set.shards()):
+            index = shard_set.index(shard)
             _add(database, number, shard, index)
             yield SideFile(f"{shard.path}.idx", _ends(index["offset"], shard).astype("<u8").tobytes())
         database.executescript(_INDEXES)
@@ -50,7 +51,7 @@ def files(found: ShardSet) -> Iterator[SideFile]:
     yield SideFile(f"{META}/dataset.yaml", _yaml(dataset(manifest)))
 
 
-def dataset(manifest: Manifest) -> dict:
+def dataset(manifest: Manifest) -> dict[str, Any]:
     """What samples become: images with labels where all have one, and otherwise dicts of their raw fields."""
     images = image_fields(manifest)
     if not images or not all(map(all_labelled, manifest.splits.values())):
@@ -83,8 +84,9 @@ def _add(database: sqlite3.Connection, number: int, shard: Shard, index: np.ndar
     database.commit()
 
 
-def _yaml(value: dict) -> bytes:
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode()
+def _yaml(value: dict[str, Any]) -> bytes:
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return text.encode()
 
 
-ENERGON = Format(place="beside", files=files)
+ENERGON = SideFormat(location="beside", files=files)

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from pipelines.export.base import Format, ShardSet, SideFile, image_fields
+from pipelines.export.base import ShardSet, SideFile, SideFormat, image_fields
 from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Split
 
@@ -15,14 +15,14 @@ _SPLIT = re.compile(r"\w+", re.ASCII)
 _DECODED = {"txt": "string", "cls": "int64"}
 
 
-def files(found: ShardSet) -> Iterator[SideFile]:
+def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """`README.md`, from the manifest alone: the header, and a few lines for people."""
-    header: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": _data_files(found)}]}
-    features = features_of(found.manifest)
+    header: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": _data_files(shard_set)}]}
+    features = features_of(shard_set.manifest)
     if features is not None:
         header["dataset_info"] = {"features": features}
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
-    yield SideFile("README.md", f"---\n{text}---\n\n{_words(found.manifest)}".encode())
+    yield SideFile("README.md", f"---\n{text}---\n\n{_words(shard_set.manifest)}".encode())
 
 
 def check(manifest: Manifest) -> None:
@@ -50,10 +50,10 @@ def features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
     return [*columns, {"name": "__key__", "dtype": "string"}, {"name": "__url__", "dtype": "string"}]
 
 
-def _data_files(found: ShardSet) -> list[dict[str, Any]]:
+def _data_files(shard_set: ShardSet) -> list[dict[str, Any]]:
     return [
-        {"split": name, "path": sorted({found.prefix + pattern for pattern in _patterns(split)})}
-        for name, split in found.manifest.splits.items()
+        {"split": name, "path": sorted({shard_set.prefix + pattern for pattern in _patterns(split)})}
+        for name, split in shard_set.manifest.splits.items()
     ]
 
 
@@ -67,4 +67,4 @@ def _words(manifest: Manifest) -> str:
     return f"WebDataset shards made from {manifest.provenance.source}, manifest {manifest.digest}.\n\n{table}\n"
 
 
-HF = Format(place="relative", files=files, check=check)
+HF = SideFormat(location="relative", files=files, check=check)

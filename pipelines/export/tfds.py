@@ -4,8 +4,9 @@ TensorFlow Datasets itself opens TFRecord, Riegeli, ArrayRecord and Parquet file
 """
 
 from collections.abc import Iterator
+from typing import Any
 
-from pipelines.export.base import Format, ShardSet, SideFile, json_bytes
+from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes
 from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Split
 
@@ -13,14 +14,14 @@ _MOST_SHARDS = 99_999
 """From 100,000 shards on `{SHARD_INDEX}` has six digits; below it has five, ours always have six."""
 
 
-def files(found: ShardSet) -> Iterator[SideFile]:
+def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """`dataset_info.json`, from the manifest alone."""
-    manifest = found.manifest
+    manifest = shard_set.manifest
     info = {
         "name": manifest.provenance.source,
         "version": "1.0.0",
         "description": f"WebDataset shards, manifest {manifest.digest}",
-        "splits": [_split(found, name, split) for name, split in manifest.splits.items()],
+        "splits": [_split(shard_set, name, split) for name, split in manifest.splits.items()],
     }
     yield SideFile("dataset_info.json", json_bytes(info))
 
@@ -42,14 +43,14 @@ def _stem(split: Split) -> str:
     return split.shards[0].path.removesuffix("000000.tar")
 
 
-def _split(found: ShardSet, name: str, split: Split) -> dict:
+def _split(shard_set: ShardSet, name: str, split: Split) -> dict[str, Any]:
     return {
         "name": name,
         # 64-bit numbers are strings in the JSON form of a protocol buffer.
         "numBytes": str(split.num_content_bytes),
         "shardLengths": [str(shard.num_samples) for shard in split.shards],
-        "filepathTemplate": f"{found.prefix}{_stem(split)}0{{SHARD_INDEX}}.tar",
+        "filepathTemplate": f"{shard_set.prefix}{_stem(split)}0{{SHARD_INDEX}}.tar",
     }
 
 
-TFDS = Format(place="relative", files=files, check=check)
+TFDS = SideFormat(location="relative", files=files, check=check)

@@ -1,15 +1,16 @@
 """timm: `_info.json`, from which `timm.data.create_dataset("wds/...")` takes the names and counts of shards."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from pipelines.export.base import Format, ShardSet, SideFile, json_bytes
+from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes
 from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Split
 
 
-def files(found: ShardSet) -> Iterator[SideFile]:
+def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """`_info.json`, from the manifest alone."""
-    splits = {name: _split(found, name, split) for name, split in found.manifest.splits.items()}
+    splits = {name: _split(shard_set, name, split) for name, split in shard_set.manifest.splits.items()}
     yield SideFile("_info.json", json_bytes({"splits": splits}))
 
 
@@ -20,13 +21,13 @@ def check(manifest: Manifest) -> None:
             raise ConfigError(f"timm takes the split name {name!r} for a tar's, because of its 'tar'; rename the split")
 
 
-def _split(found: ShardSet, name: str, split: Split) -> dict:
+def _split(shard_set: ShardSet, name: str, split: Split) -> dict[str, Any]:
     return {
         "name": name,
         "num_samples": split.num_samples,
-        "filenames": [found.address(shard) for shard in split.shards],
+        "filenames": [shard_set.address(shard) for shard in split.shards],
         "shard_lengths": [shard.num_samples for shard in split.shards],
     }
 
 
-TIMM = Format(place="relative", files=files, check=check)
+TIMM = SideFormat(location="relative", files=files, check=check)

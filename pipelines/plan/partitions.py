@@ -1,13 +1,11 @@
-"""What a step leaves for the next one in the plan's folder, so that between two steps only names go through the runner.
+"""What a step leaves for the next one below `plan/partitions/`, so that only byte ranges go through the runner.
 
-A call of a step writes one object with a part for each receiver, under a name that its work alone decides, as a whole:
-trying it again or doing it twice leaves the same object. A receiver reads its part of each object.
+A call of a step writes one object with a byte range for each receiver. Its name and bytes depend on the call's input
+alone, so a retry or a second attempt leaves the same object. A receiver reads its byte range of each object.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeVar
 
 from pipelines.plan import files
@@ -15,18 +13,14 @@ from shardset.checksum import extend_crc32c
 from shardset.storage.base import Storage
 
 K = TypeVar("K")
-R = TypeVar("R")
-T = TypeVar("T")
 
-PIECE = 8 * 2**20
-"""What is copied at once."""
-
-_AT_ONCE = 64
+COPY_BYTES = 8 * 2**20
+"""Copies move this many bytes at a time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ByteRange:
-    """The bytes [start, stop) of one object of the plan, and the CRC32C that they had when they were written."""
+    """The bytes [start, stop) of one plan object, and the CRC32C that they had when they were written."""
 
     name: str
     start: int
@@ -35,20 +29,20 @@ class ByteRange:
 
 
 def write_partitions(
-    output: Storage, name: str, parts: Iterable[tuple[K, bytes | memoryview]]
+    output: Storage, name: str, partitions: Iterable[tuple[K, bytes | memoryview]]
 ) -> list[tuple[K, ByteRange]]:
-    """Where each receiver finds its part, once all of them stand in one object."""
-    found, start = [], 0
+    """Writes the partitions into one object; returns each receiver with its byte range."""
+    written, start = [], 0
     with output.writer(name) as out:
-        for receiver, data in parts:
+        for receiver, data in partitions:
             out.write(data)
-            found.append((receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data))))
+            written.append((receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data))))
             start += len(data)
-    return found
+    return written
 
 
-def write_whole(output: Storage, name: str, pieces: Iterable[bytes]) -> ByteRange:
-    """All of one object, a piece after the other."""
+def write_pieces(output: Storage, name: str, pieces: Iterable[bytes]) -> ByteRange:
+    """Writes the pieces as one object; returns the range of all its bytes."""
     num_bytes, crc = 0, 0
     with output.writer(name) as out:
         for data in pieces:
@@ -57,55 +51,46 @@ def write_whole(output: Storage, name: str, pieces: Iterable[bytes]) -> ByteRang
     return ByteRange(name, 0, num_bytes, crc)
 
 
-def read_part(output: Storage, part: ByteRange) -> bytes:
-    """The bytes of a part; what does not have its CRC32C is read once more, then it is a ConfigError."""
+def read_range(output: Storage, byte_range: ByteRange) -> bytes:
+    """The bytes of a range; reads once more if the CRC32C differs, then raises ConfigError."""
 
     def check(data: bytes) -> bytes:
-        if (len(data), found := extend_crc32c(0, data)) != (part.stop - part.start, part.crc32c):
+        crc = extend_crc32c(0, data)
+        if (len(data), crc) != (byte_range.stop - byte_range.start, byte_range.crc32c):
             raise ValueError(
-                f"bytes {part.start} to {part.stop} have the CRC32C {found:08x}, expected {part.crc32c:08x}"
+                f"bytes {byte_range.start} to {byte_range.stop} have the CRC32C {crc:08x}, "
+                f"expected {byte_range.crc32c:08x}"
             )
         return data
 
     try:
-        return files.checked(lambda: output.read(part.name, part.start, part.stop), check)
+        return files.read_checked(lambda: output.read(byte_range.name, byte_range.start, byte_range.stop), check)
     except ValueError as error:
-        raise files.damaged(output, part.name, error) from error
+        raise files.damaged(output, byte_range.name, error) from error
 
 
-def read_partitions(output: Storage, parts: Iterable[ByteRange]) -> Iterator[bytes]:
-    """The bytes of each part, in order; many are on their way at once where that pays. Holds a few of them."""
-    return in_order(output, parts, lambda part: read_part(output, part))
+def read_partitions(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[bytes]:
+    """The bytes of each range, in the order of their names; a runner hands them over in any order."""
+    return files.in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))
 
 
-def in_order(output: Storage, names: Iterable[T], read: Callable[[T], R]) -> Iterator[R]:
-    """What is read of each name, in order; many are on their way at once where that pays. Holds a few of them."""
-    if output.reads_at_once == 1:
-        yield from map(read, names)
-        return
-    left = iter(names)
-    with ThreadPoolExecutor(output.reads_at_once) as pool:
-        while some := list(islice(left, _AT_ONCE)):
-            yield from pool.map(read, some)
-
-
-def copy_part(output: Storage, part: ByteRange, to: str, if_generation: str | None) -> None:
-    """A part as an object of its own, a piece after the other; it stands only if it is what was written."""
-
-    def once() -> None:
-        crc = 0
-        with output.writer(to, if_generation=if_generation) as out:
-            for start in range(part.start, part.stop, PIECE):
-                data = output.read(part.name, start, min(start + PIECE, part.stop))
-                crc = extend_crc32c(crc, data)
-                out.write(data)
-            if crc != part.crc32c:  # within the block: nothing is published then
-                raise ValueError(f"it has the CRC32C {crc:08x}, expected {part.crc32c:08x}")
-
+def copy_range(output: Storage, byte_range: ByteRange, to: str, if_generation: str | None) -> None:
+    """Copies a range to an object of its own; publishes it only if the CRC32C fits."""
     try:
         try:
-            once()
+            _copy_once(output, byte_range, to, if_generation)
         except ValueError:
-            once()
+            _copy_once(output, byte_range, to, if_generation)
     except ValueError as error:
-        raise files.damaged(output, part.name, error) from error
+        raise files.damaged(output, byte_range.name, error) from error
+
+
+def _copy_once(output: Storage, byte_range: ByteRange, to: str, if_generation: str | None) -> None:
+    crc = 0
+    with output.writer(to, if_generation=if_generation) as out:
+        for start in range(byte_range.start, byte_range.stop, COPY_BYTES):
+            data = output.read(byte_range.name, start, min(start + COPY_BYTES, byte_range.stop))
+            crc = extend_crc32c(crc, data)
+            out.write(data)
+        if crc != byte_range.crc32c:  # inside the block, so that nothing is published
+            raise ValueError(f"it has the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}")

@@ -1,30 +1,31 @@
 """The durable tables of a plan, as Arrow IPC files: one row a raw sample, later one row a stored sample.
 
-A unit's table lists what the unit holds; a shard's table (its references) lists what stands at which position and
-where its bytes are. A row is one binary value, beside the few numbers that planning looks at: rows are moved three
-times between the two, and it is columns of texts that make that slow.
+A unit's table lists the samples of the unit. A shard's table (its references) lists the sample at each position and
+where its bytes are. A row is one binary value beside the few numbers that planning needs: rows move three times
+between the two tables, and text columns would make that slow.
 """
 
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.plan.files import START_OVER
+from pipelines.plan import paths
+from pipelines.plan.files import START_OVER, PlanFiles
 from pipelines.sources.base import Extent
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, NotFound
 from shardset.format import arrow
 from shardset.format.originals import REFERENCE, Origin
 from shardset.order.permutation import hash64
 
 UNIT = pa.schema([("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())])
-"""`row` is a Row as MessagePack; the others say of it what planning needs."""
+"""`row` is a UnitRow as MessagePack; the other columns repeat what planning needs of it."""
 
 PLACEMENT = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
 """A reference on its way to its shard."""
@@ -33,11 +34,23 @@ _REJECTED = b"rejected"
 _WORD_BYTES = 8
 
 
-class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a sample is made of.
+class QuarantineEntry(TypedDict):
+    """A line of the quarantine list; where the bytes can't be named, what follows `reason` is None."""
 
-    `image` is the field whose content is examined ("" if none). `fields` are those that are stored, in member order,
-    with where each content is, or a small one itself.
+    name: str
+    split: str
+    reason: str
+    object: str | None
+    offset: int | None
+    num_bytes: int | None
+    sha256: str | None
+
+
+class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The contents of a sample.
+
+    `image` is the field whose content is examined ("" if none). `fields` are the stored fields in member order, each
+    with the extent of its content, or with the content itself if it is small.
     """
 
     image: str
@@ -63,8 +76,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(UnitRow).decode
 
 
-def unit_table(rows: Sequence[UnitRow], rejected: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """The table of a unit; what was rejected travels in its metadata."""
+def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> pa.RecordBatch:
+    """The table of a unit; its metadata holds what was rejected."""
     metadata = {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
     columns = {
         "split": [row.split for row in rows],
@@ -75,13 +88,14 @@ def unit_table(rows: Sequence[UnitRow], rejected: Sequence[dict[str, Any]]) -> p
     return from_columns(UNIT.with_metadata(metadata), columns)
 
 
-def rejected_of(table: pa.RecordBatch) -> list[dict[str, Any]]:
-    """What `unit_table` was given as rejected."""
-    return json.loads(table.schema.metadata[_REJECTED])
+def rejected_of(table: pa.RecordBatch) -> list[QuarantineEntry]:
+    """The rejected samples that `unit_table` was given."""
+    rejected: list[QuarantineEntry] = json.loads(table.schema.metadata[_REJECTED])
+    return rejected
 
 
 def rows_of(table: pa.RecordBatch) -> list[UnitRow]:
-    """The rows that `unit_table` was given; a table of references has them too."""
+    """The rows of a unit's table, or of a table of references."""
     return list(map(_decode, values(table["row"])))
 
 
@@ -92,17 +106,24 @@ def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
-    """The rows with these numbers, in this order."""
+    """The rows with these numbers, in this order, unchecked."""
     return pc.take(table, pa.array(row), boundscheck=False)
 
 
 def slices(table: pa.RecordBatch, bounds: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """The rows between each two neighbours of `bounds`, without a copy."""
+    """The rows between neighbouring `bounds`, without a copy."""
     return (table.slice(start, stop - start) for start, stop in pairwise(bounds))
 
 
+def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    """(value, start, stop) of each run of equal values."""
+    bounds = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist(), len(values)]
+    for start, stop in pairwise(bounds if len(values) else ()):
+        yield int(values[start]), start, stop
+
+
 def from_columns(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """A table of that schema, from lists or arrays."""
+    """A table with that schema, from lists or arrays."""
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
@@ -111,15 +132,23 @@ def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
     return arrow.to_bytes(table, "lz4")
 
 
+def read_units(files: PlanFiles, units: Iterable[int]) -> Iterator[memoryview]:
+    """The stored tables of units, in order; ConfigError if one is gone."""
+    try:
+        yield from files.read_each(map(paths.unit_path, units))
+    except NotFound as error:
+        raise ConfigError(f"a table of the plan is missing ({error}): {START_OVER}") from error
+
+
 def unit_from_bytes(data: bytes | memoryview, *columns: str) -> pa.RecordBatch:
-    """A unit's table, or these columns of it, the others left compressed; ConfigError if it is none."""
+    """A unit's table, or these columns of it; the others stay compressed. ConfigError if the bytes are none."""
     return _read(data, UNIT, columns)
 
 
 def references_to_bytes(table: pa.RecordBatch) -> memoryview:
     """A shard's references as the bytes of a file.
 
-    Not compressed, which would take a quarter of all the time of planning to save about 110 bytes a sample.
+    Not compressed: compression would take a quarter of the time of planning to save about 110 bytes a sample.
     """
     return arrow.to_bytes(table)
 
@@ -130,22 +159,22 @@ def references_from_bytes(data: bytes | memoryview) -> pa.RecordBatch:
 
 
 def placements_to_bytes(table: pa.RecordBatch) -> memoryview:
-    """Placed references on their way between two steps, not compressed: they are read once, and soon."""
+    """Placed references as bytes between two steps; not compressed, because they are read once, and soon."""
     return memoryview(table.serialize())
 
 
 def placements_from_bytes(data: bytes) -> pa.RecordBatch:
-    """The inverse of `part_to_bytes`."""
+    """The inverse of `placements_to_bytes`."""
     return pa.ipc.read_record_batch(pa.py_buffer(data), PLACEMENT)
 
 
 def release_memory() -> None:
-    """Gives back what Arrow keeps of freed tables: half of a worker's peak, if tables of another step follow."""
+    """Returns the memory that Arrow keeps of freed tables: half of a worker's peak if another step's tables follow."""
     pa.default_memory_pool().release_unused()
 
 
 def digest_of(rows: Iterable[UnitRow]) -> str:
-    """SHA-256 over what the rows say of the samples, not over where their bytes happen to be."""
+    """SHA-256 over what the rows say of the samples; it does not cover where their bytes are."""
     hasher = hashlib.sha256()
     for row in rows:
         fields = [
@@ -157,7 +186,7 @@ def digest_of(rows: Iterable[UnitRow]) -> str:
 
 
 def hash_keys(key: pa.Array) -> np.ndarray:
-    """A 64-bit hash of each key, to find equal ones."""
+    """A 64-bit hash of each key, which finds equal keys."""
     if not len(key):
         return np.zeros(0, np.uint64)
     num_bytes = pc.binary_length(key).to_numpy()
@@ -166,14 +195,16 @@ def hash_keys(key: pa.Array) -> np.ndarray:
     start = padded.offset * num_words
     words = np.frombuffer(padded.buffers()[2], np.uint64)[start : start + len(key) * num_words]
     total = np.zeros(len(key), np.uint64)
-    for place, word in enumerate(words.reshape(len(key), num_words).T):
-        total += hash64(place, word) * (word != 0)  # what pads a key must not count: others may be longer elsewhere
-    return hash64(num_bytes, total)
+    for position, word in enumerate(words.reshape(len(key), num_words).T):
+        total += hash64(position, word) * (word != 0)  # padding must not count: another unit may pad to more words
+    hashes: np.ndarray = hash64(num_bytes, total)
+    return hashes
 
 
 def values(column: pa.Array) -> list[Any]:
     """A column as Python values."""
-    return column.to_numpy(zero_copy_only=False).tolist()
+    python_values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return python_values
 
 
 def _read(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:

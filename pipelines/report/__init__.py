@@ -1,1 +1,1 @@
-"""The page about a shard set."""
+"""The verb `report`: one HTML page about a shard set."""

@@ -1,4 +1,4 @@
-"""Pure: which images are the same, byte for byte or nearly. Arrays in, groups and pairs out.
+"""Pure: which images are equal or nearly equal. Arrays in, groups and pairs out.
 
 Equal content is found by size and CRC32C, which the indexes hold for every sample. Nearly equal images are found by
 a 64-bit difference hash (is each cell of a 9x8 grid brighter than its left neighbour?) and confirmed by the
@@ -15,7 +15,7 @@ GREY_HEIGHT, GREY_WIDTH = 16, 18
 MAX_DISTANCE = 6
 MIN_CORRELATION = 0.95
 MIN_CONTRAST = 8
-"""Grey versions that span fewer levels are flat: everything flat would be like everything else flat."""
+"""Grey versions that span fewer levels are flat: all flat images would be similar."""
 
 _BITS = 64
 _ROWS = 256
@@ -23,8 +23,8 @@ _ALL_ONES = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Image `left` and the one of another split that is most like it; `distance` in bits of 64."""
+class SimilarPair:
+    """Image `left`, and the one of another split that is most like it; `distance` in bits of 64."""
 
     left: int
     right: int
@@ -51,7 +51,7 @@ def crc_before(crc: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def equal_groups(crc: np.ndarray, num_bytes: np.ndarray) -> list[np.ndarray]:
-    """Groups of two and more with the same CRC32C and size, each in ascending order, the first member's order."""
+    """Groups of at least two images with the same CRC32C and size, ascending, ordered by their first member."""
     both = (np.asarray(crc).astype(np.uint64) << np.uint64(32)) ^ np.asarray(num_bytes).astype(np.uint64)
     order = np.argsort(both, kind="stable")
     ends = np.flatnonzero(np.diff(both[order], prepend=~both[order[:1]], append=~both[order[-1:]]))
@@ -62,15 +62,16 @@ def equal_groups(crc: np.ndarray, num_bytes: np.ndarray) -> list[np.ndarray]:
 def hashes(greys: np.ndarray) -> np.ndarray:
     """The difference hashes of uint8 [n, 16, 18] as rows of 64 bits, bool [n, 64]."""
     cells = greys.reshape(len(greys), 8, 2, 9, 2).astype(np.uint16).sum(axis=(2, 4))
-    return (cells[:, :, 1:] > cells[:, :, :-1]).reshape(len(greys), _BITS)
+    bits: np.ndarray = cells[:, :, 1:] > cells[:, :, :-1]
+    return bits.reshape(len(greys), _BITS)
 
 
-def near_pairs(greys: np.ndarray, splits: np.ndarray) -> list[Pair]:
-    """For each image of a smaller split the nearest one of each larger split, where it is near enough; nearest first.
+def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
+    """For each image of a smaller split, the most similar one of each larger split, if similar enough; closest first.
 
     Compares every hash with every other (as a product of matrices: 50,000 x 10,000 take a few seconds).
     """
-    found: list[Pair] = []
+    pairs: list[SimilarPair] = []
     bright = np.ptp(greys.reshape(len(greys), -1), axis=1) >= MIN_CONTRAST if len(greys) else np.zeros(0, bool)
     members = [np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)]
     members.sort(key=len)
@@ -78,11 +79,11 @@ def near_pairs(greys: np.ndarray, splits: np.ndarray) -> list[Pair]:
     units = _units(greys)
     for number, left in enumerate(members):
         for right in members[number + 1 :]:
-            found += _nearest(units, signs, left, right)
-    return sorted(found, key=lambda pair: (pair.distance, -pair.correlation, pair.left))
+            pairs += _most_similar(units, signs, left, right)
+    return sorted(pairs, key=lambda pair: (pair.distance, -pair.correlation, pair.left))
 
 
-def _nearest(units: np.ndarray, signs: np.ndarray, left: np.ndarray, right: np.ndarray) -> Iterator[Pair]:
+def _most_similar(units: np.ndarray, signs: np.ndarray, left: np.ndarray, right: np.ndarray) -> Iterator[SimilarPair]:
     """For each of `left` the most correlated of `right` within the distance."""
     others = signs[right].T
     for start in range(0, len(left), _ROWS):
@@ -98,14 +99,16 @@ def _nearest(units: np.ndarray, signs: np.ndarray, left: np.ndarray, right: np.n
         for row, (column, at) in enumerate(zip(columns[best].tolist(), best.tolist(), strict=True)):
             if near[row, column] and correlations[row, at] >= MIN_CORRELATION:
                 distance = int(_BITS - products[row, column]) // 2
-                yield Pair(int(rows[row]), int(right[column]), distance, round(float(correlations[row, at]), 4))
+                yield SimilarPair(int(rows[row]), int(right[column]), distance, round(float(correlations[row, at]), 4))
 
 
 def _units(greys: np.ndarray) -> np.ndarray:
     """Grey versions as vectors whose products are their correlations; those of one level are zero."""
     levels = greys.reshape(len(greys), GREY_HEIGHT * GREY_WIDTH).astype(np.float32)
     levels -= levels.mean(axis=1, keepdims=True)
-    return levels / np.maximum(np.linalg.norm(levels, axis=1, keepdims=True), 1)
+    lengths: np.ndarray = np.linalg.norm(levels, axis=1, keepdims=True)
+    levels /= np.maximum(lengths, 1)
+    return levels
 
 
 # What one byte does to a CRC32C, read off the library: the state begins as 0xffffffff and ends inverted.

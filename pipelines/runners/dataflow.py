@@ -1,7 +1,7 @@
-"""What must hold before a build goes to Google Cloud Dataflow, and its failures in our words.
+"""What must hold before a build goes to Google Cloud Dataflow, and what Beam raises when it fails there.
 
-Checked before anything is written or submitted: Beam would find a wrong region after it has staged its files, take a
-misspelled bucket for a wish and create it, and read across continents without a word.
+Checked before anything is written or submitted: Beam would report a wrong region only after staging its files, create
+a bucket whose name is misspelled, and read across continents without a warning.
 """
 
 import re
@@ -28,16 +28,16 @@ _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
 
 
 def is_wanted(options: PipelineOptions) -> bool:
-    """Whether the build is to run on Dataflow."""
+    """Whether the build runs on Dataflow."""
     name = (options.view_as(StandardOptions).runner or "").rpartition(".")[2].lower()
     return name in ("dataflowrunner", "dataflow")  # Beam knows both
 
 
 def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:
-    """What Beam raises when a job failed, or the service that runs it refused it or went away."""
+    """The errors that Beam raises when a job fails, or when the service refuses it or goes away."""
     if not is_wanted(options):
         return RuntimeError, grpc.RpcError
-    # Both take a second to import, which other runners do without.
+    # Both take a second to import, which only Dataflow needs.
     from apache_beam.runners.dataflow.dataflow_runner import DataflowRuntimeException
     from google.api_core.exceptions import GoogleAPICallError
 
@@ -45,7 +45,7 @@ def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:
 
 
 def location(bucket: str) -> str:
-    """Where a bucket lies, as Cloud Storage says it; gives up after 20 s."""
+    """The location of a bucket, as Cloud Storage names it; gives up after 20 s."""
     from shardset.storage.gcs import bucket_location
     from shardset.storage.retry import RetryPolicy
 
@@ -55,14 +55,14 @@ def location(bucket: str) -> str:
 def check(options: PipelineOptions, *, source: str, output: str, locate: Callable[[str], str] = location) -> None:
     """Raises ConfigError if Dataflow could not run this build from `source` into `output`.
 
-    `locate` tells where a bucket lies. The input's bucket may lie anywhere and need not show where.
+    `locate` returns the location of a bucket. The input's bucket may be anywhere, and its location may be hidden.
     """
     cloud = options.view_as(GoogleCloudOptions)
     _check_project(cloud.project)
     _check_region(cloud.region)
     _check_package(options)
     bucket_of(source, "--input", "the workers can't read this machine's files; copy them to a bucket first")
-    places = {
+    buckets = {
         "--output": bucket_of(
             output, "--output", "the workers can't write to this machine (a dry run needs no runner)"
         ),
@@ -71,16 +71,16 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
         ),
     }
     if cloud.staging_location:
-        places["--staging_location"] = _bucket_of_folder(
+        buckets["--staging_location"] = _bucket_of_folder(
             cloud.staging_location, "--staging_location", "files are sent there"
         )
-    for bucket in dict.fromkeys(places.values()):
-        flags = " and ".join(flag for flag, place in places.items() if place == bucket)
-        _check_place(flags, bucket, _region_of_workers(options, cloud.region), locate)
+    for bucket in dict.fromkeys(buckets.values()):
+        flags = " and ".join(flag for flag, other in buckets.items() if other == bucket)
+        _check_location(flags, bucket, _region_of_workers(options, cloud.region), locate)
 
 
 def page_of(options: PipelineOptions, result: Any) -> str:
-    """Where to watch the job that Beam's DataflowRunner returned."""
+    """The address of the page that shows a job of Beam's DataflowRunner."""
     cloud = options.view_as(GoogleCloudOptions)
     return f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
 
@@ -105,7 +105,7 @@ def _check_region(region: str | None) -> None:
 
 
 def _region_of_workers(options: PipelineOptions, region: str) -> str:
-    """Where the workers run: not in the region that leads the job where another one, or a zone, is named for them."""
+    """The region of the workers: the one named for them, that of their zone, or else the job's."""
     workers = options.view_as(WorkerOptions)
     zone = _ZONE.fullmatch(workers.worker_zone or "")
     return zone[1] if zone else workers.worker_region or region
@@ -125,30 +125,30 @@ def bucket_of(url: str | None, flag: str, why: str) -> str:
     """The bucket in `gs://BUCKET/...`; ConfigError if the URL that `flag` gave has none."""
     if not url:
         raise ConfigError(f"{flag} is missing: {why}; expected {flag}=gs://BUCKET/FOLDER")
-    found = _BUCKET.fullmatch(url)
-    if found is None:
+    match = _BUCKET.fullmatch(url)
+    if match is None:
         raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; {why}")
-    return found[1]
+    return match[1]
 
 
 def _bucket_of_folder(url: str | None, flag: str, why: str) -> str:
-    """The same of a place that must be inside a bucket: for a bare one Beam would take, or create, another bucket."""
+    """The bucket of a folder inside it; ConfigError for a bare bucket, for which Beam would use or create another."""
     bucket = bucket_of(url, flag, why)
     if url == f"gs://{bucket}":
         raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; {why}")
     return bucket
 
 
-def _check_place(flags: str, bucket: str, region: str, locate: Callable[[str], str]) -> None:
+def _check_location(flags: str, bucket: str, region: str, locate: Callable[[str], str]) -> None:
     try:
-        location = locate(bucket)
+        where = locate(bucket)
     except NotFound as error:
         create = f"gcloud storage buckets create gs://{bucket} --location={region}"
         raise ConfigError(f"{flags}: there is no bucket {bucket}; check the name, or create it: {create}") from error
     except StorageError as error:
         raise ConfigError(f"{flags}: can't see where bucket {bucket} is ({error})") from error
-    if not holds(location, region):
+    if not holds(where, region):
         raise ConfigError(
-            f"{flags}: bucket {bucket} is in {location}, the workers would be in {region}: every byte would cross; "
-            f"use a bucket in {region}, or a region in {location}"
+            f"{flags}: bucket {bucket} is in {where}, the workers would be in {region}: every byte would cross; "
+            f"use a bucket in {region}, or a region in {where}"
         )

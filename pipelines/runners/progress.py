@@ -1,4 +1,4 @@
-"""How far a build is, read from what stands in the plan: the same for every runner, wherever its workers are."""
+"""How far a build is, from the files of its plan: the same for every runner, wherever its workers are."""
 
 import sys
 import threading
@@ -9,11 +9,19 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
-from pipelines.check.verify import VerifyProgress as Verified
-from pipelines.plan.job import PlanFile, read_record
+from pipelines.check.verify import VerifyProgress
+from pipelines.plan import files, paths
+from pipelines.plan.records import PlanFile
 from pipelines.terminal import plain
 from shardset.errors import StorageError
 from shardset.format import naming
@@ -21,7 +29,7 @@ from shardset.storage.base import Storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class BuildState:
     """How far a build is; `num_shards` and `num_samples` are 0 until the plan is made."""
 
     units_done: int
@@ -39,15 +47,15 @@ class Standing:
 
 
 class BuildProgress(Protocol):
-    """Shows a Standing, or says something."""
+    """Shows how far a build is, and single messages."""
 
-    def show(self, standing: Standing) -> None: ...
-    def say(self, line: str) -> None: ...
+    def show(self, state: BuildState) -> None: ...
+    def print(self, message: str) -> None: ...
     def close(self) -> None: ...
 
 
 class ProgressWatcher:
-    """Looks at the output every `interval_s` seconds in a thread of its own and shows what it finds."""
+    """Shows how far the build is every `interval_s` seconds, in a thread of its own."""
 
     def __init__(
         self, output: Storage, num_units: int, progress: BuildProgress | None, interval_s: float | None = None
@@ -56,7 +64,6 @@ class ProgressWatcher:
         self._interval_s = interval_s or (5.0 if output.reads_at_once > 1 else 0.5)
         self._stop = threading.Event()
         self._started = time.monotonic()
-        self._first: int | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "ProgressWatcher":
@@ -74,29 +81,29 @@ class ProgressWatcher:
         pause = self._interval_s
         while not self._stop.wait(pause):
             started = time.monotonic()
-            self._look()
+            self._update()
             # Listing a very large output takes long: never spend more than a tenth of the time on it.
             pause = max(self._interval_s, 9 * (time.monotonic() - started))
-        self._look()
+        self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         assert self._progress
         try:
-            standing = self._standing()
+            state = self._read_state()
         except StorageError as error:
             print(f"progress is not known right now: {error}", file=sys.stderr)
             return
-        self._progress.show(standing)
+        self._progress.show(state)
 
-    def _standing(self) -> Standing:
-        plan = read_record(self._output, naming.PLAN, PlanFile)
+    def _read_state(self) -> BuildState:
+        plan = files.find_record(self._output, paths.PLAN, PlanFile)
         splits = list(plan.splits.values()) if plan else []
-        shards = [found for found in self._output.list() if naming.is_shard_file(found.name)] if plan else []
-        tars = [found.num_bytes for found in shards if found.name.endswith(".tar")]
-        return Standing(
-            units_done=sum(1 for _ in self._output.list(naming.UNITS)),
+        shards = [stat for stat in self._output.list() if naming.is_shard_file(stat.name)] if plan else []
+        tars = [stat.num_bytes for stat in shards if stat.name.endswith(".tar")]
+        return BuildState(
+            units_done=sum(1 for _ in self._output.list(paths.UNITS)),
             num_units=self._num_units,
-            shards_done=sum(1 for _ in self._output.list(naming.RECORDS)),
+            shards_done=sum(1 for _ in self._output.list(paths.RECORDS)),
             num_shards=sum(split.num_shards for split in splits),
             num_samples=sum(split.num_stored for split in splits),
             bytes_done=sum(tars),
@@ -108,20 +115,18 @@ class TerminalProgress:
     """Two bars: units indexed, samples written."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = Bars(*_columns(), console=console)
+        self._bars = Progress(*_columns(), console=console)
         self._units: TaskID = self._bars.add_task("index units", total=None, rate="")
         self._samples: TaskID = self._bars.add_task("write samples", total=None, rate="")
         self._bars.start()
 
-    def show(self, standing: Standing) -> None:
-        self._bars.update(self._units, completed=standing.units_done, total=standing.num_units)
-        if standing.num_samples:
-            self._bars.update(
-                self._samples, completed=standing.samples_done, total=standing.num_samples, rate=rates(standing)
-            )
+    def show(self, state: BuildState) -> None:
+        self._bars.update(self._units, completed=state.units_done, total=state.num_units)
+        if state.num_samples:
+            self._bars.update(self._samples, completed=state.samples_done, total=state.num_samples, rate=rates(state))
 
-    def say(self, line: str) -> None:
-        self._bars.console.print(plain(line), highlight=False, soft_wrap=True)
+    def print(self, message: str) -> None:
+        self._bars.console.print(plain(message), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._bars.stop()
@@ -134,27 +139,27 @@ class PlainProgress:
         self._console, self._interval_s = console, interval_s
         self._last, self._shown = 0.0, ""
 
-    def show(self, standing: Standing) -> None:
+    def show(self, state: BuildState) -> None:
         line = (
-            f"indexed {standing.units_done}/{standing.num_units} units"
-            if not standing.num_samples
-            else f"written {standing.shards_done}/{standing.num_shards} shards, {rates(standing)}, {left(standing)}"
+            f"indexed {state.units_done}/{state.num_units} units"
+            if not state.num_samples
+            else f"written {state.shards_done}/{state.num_shards} shards, {rates(state)}, {time_left(state)}"
         )
-        if line != self._shown and standing.seconds - self._last >= self._interval_s:
+        if line != self._shown and state.seconds - self._last >= self._interval_s:
             self._console.print(line, highlight=False)
-            self._last, self._shown = standing.seconds, line
+            self._last, self._shown = state.seconds, line
 
-    def say(self, line: str) -> None:
-        self._console.print(plain(line), highlight=False, soft_wrap=True)
+    def print(self, message: str) -> None:
+        self._console.print(plain(message), highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass
 
 
 @contextmanager
-def verifying(console: Console) -> Iterator[Callable[[Verified], None]]:
-    """A bar of shards while a set is verified; nothing where there is no terminal."""
-    with Bars(*_columns(), console=console, disable=not console.is_terminal) as bars:
+def verifying(console: Console) -> Iterator[Callable[[VerifyProgress], None]]:
+    """A progress bar of shards while a set is verified; none if there is no terminal."""
+    with Progress(*_columns(), console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task("verify shards", total=None, rate="")
         yield lambda done: bars.update(
             task, completed=done.shards_done, total=done.num_shards, rate=f"{done.bytes_done / 1e6:,.0f} MB"
@@ -171,17 +176,17 @@ def _columns() -> list[ProgressColumn]:
     ]
 
 
-def rates(standing: Standing) -> str:
-    """Images a second and megabytes so far, over the whole run."""
-    seconds = max(standing.seconds, 1e-3)
-    return f"{standing.samples_done / seconds:,.0f} images/s, {standing.bytes_done / 1e6:,.0f} MB"
+def rates(state: BuildState) -> str:
+    """Images a second over the whole run, and megabytes so far."""
+    seconds = max(state.seconds, 1e-3)
+    return f"{state.samples_done / seconds:,.0f} images/s, {state.bytes_done / 1e6:,.0f} MB"
 
 
-def left(standing: Standing) -> str:
-    """About how long it will still take, at the rate of the whole run."""
-    if not standing.samples_done:
+def time_left(state: BuildState) -> str:
+    """The estimated time left, at the rate of the whole run."""
+    if not state.samples_done:
         return "time left unknown"
-    seconds = standing.seconds * (standing.num_samples - standing.samples_done) / standing.samples_done
+    seconds = state.seconds * (state.num_samples - state.samples_done) / state.samples_done
     return f"about {seconds:,.0f} s left"
 
 

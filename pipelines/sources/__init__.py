@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from pipelines.sources.folder import Folder
+from pipelines.sources.holdout import Holdout
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
-from pipelines.sources.webdataset import WebDataset
-from pipelines.sources.webdataset import find as find_tars
+from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
@@ -26,11 +26,12 @@ def _cifar(kind: type[Cifar10] | type[Cifar100]) -> Callable[["BuildConfig"], So
 
 
 def _folder(config: "BuildConfig") -> Source:
-    return Folder(open_storage(config.input), config.holdout, config.seed)
+    return Folder(open_storage(config.input), Holdout(config.holdout, config.seed))
 
 
 def _listing(config: "BuildConfig") -> Source:
-    return Listing(*open_file(config.input), config.holdout, config.seed, within_input=config.within_input)
+    holdout = Holdout(config.holdout, config.seed)
+    return Listing(*open_file(config.input), holdout, within_input=config.within_input)
 
 
 SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
@@ -56,8 +57,8 @@ def open_source(config: "BuildConfig") -> Source:
     return SOURCES[config.source](config)
 
 
-def folder_of(config: "BuildConfig") -> Storage | None:
-    """The folder that holds nothing but raw input; None where --input names files, and for tars, which may be a set."""
+def input_folder(config: "BuildConfig") -> Storage | None:
+    """The folder with nothing but raw input; None if --input names files, and for tars, which may be a shard set."""
     if config.source in ("listing", "webdataset"):
         return None
     if config.source.startswith("cifar") and config.input.endswith((".tar.gz", ".tgz")):

@@ -1,9 +1,9 @@
-"""What every source of raw samples is: a survey on the launching machine, then an index of each unit on a worker.
+"""The interface of a source of raw samples: a survey on the launching machine, then an index of each unit on a worker.
 
 A source never touches Beam, never decodes an image and never decides where a sample goes. `docs/sources.md`
 shows how to write one.
 
-What is made once a sample is a msgspec.Struct: a frozen dataclass takes six times as long to make.
+Records that are made once per sample are msgspec.Structs: a frozen dataclass takes six times as long to make.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ A batch file, an inner tar, a chunk of a sorted listing; aim at 1,000 to 20,000 
 
 
 class Units(Protocol):
-    """All units of a survey, in order; they are asked for more than once. A list, or what makes them when asked."""
+    """All units of a survey, in order: a list, or an object that makes them each time they are iterated over."""
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Unit]: ...
@@ -33,7 +33,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
     `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool. `crc32c` is that
-    of the bytes, UNREAD if nobody has read them yet; the build fills it in.
+    of the bytes, or UNREAD until the build has read them.
     """
 
     object: str
@@ -44,20 +44,20 @@ class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 UNREAD = -1
-"""`Extent.crc32c` of bytes that nobody has read yet: they can't be compared."""
+"""`Extent.crc32c` of bytes that have not been read yet: they can't be compared."""
 
 
 SPOOL = ""
-"""`Extent.object` of bytes that the source gave to its spool."""
+"""`Extent.object` of bytes that the source added to its spool."""
 
 
 class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     """One raw sample: what it is called, what it is, and where its bytes are.
 
-    `name` is the original name as a user knows it; `key` is the wanted key, which the build replaces by a short
-    stable one if it is not a valid key or not unique. `fields` maps an extension to content, in member order;
-    `image` names the field that holds the image ("" if none; the build corrects the extension by content).
-    `label` is -1 where there is none; the build adds the `cls` field unless `fields` already has one.
+    `name` is the original name as a user knows it. `key` is the wanted key; the build replaces it by a short stable
+    one if it is not valid or not unique. `fields` maps an extension to content, in member order. `image` names the
+    field with the image, "" if there is none; the build corrects the extension by content. `label` is -1 if there is
+    none; the build adds the `cls` field unless `fields` already has one.
     """
 
     name: str
@@ -70,7 +70,7 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Something that can't become a sample: where it stands, why, and its bytes where they can be named."""
+    """Something that can't become a sample: its name, the reason, and where its bytes are, if they can be located."""
 
     name: str
     split: str
@@ -80,12 +80,12 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What a listing tells without reading samples.
+    """What a source knows without reading samples.
 
-    `classes` is None where only the samples know (labels are then 0 to the largest one seen). `notes` are
-    sentences for the user and the manifest ("no validation archive: only split train"). `objects` are the
-    input objects by name with their sizes in bytes, in order, as far as they are few. `all_tars` says that they are
-    whatever tars stand below the input, so that one which is written there later is input too.
+    `classes` is None if only the samples tell; labels are then 0 to the largest one seen. `notes` are sentences for the
+    user and the manifest ("no validation archive: only split train"). `objects` maps the names of the input objects, in
+    order, to their sizes in bytes; it is empty where they are many. `all_tars` says that the input is every tar below
+    the folder, including one that is written there later.
     """
 
     units: Units
@@ -96,15 +96,15 @@ class Survey:
 
 
 class Spool(Protocol):
-    """Takes the bytes of samples that can't be read by range from where they are (compressed archives, arrays)."""
+    """Stores the bytes of samples that can't be read by range from the input (compressed archives, arrays)."""
 
     def add(self, content: bytes) -> Extent:
-        """Where the bytes will stand; the returned extent has `object == SPOOL`."""
+        """Where the bytes will be; the extent has `object == SPOOL`."""
         ...
 
 
 class Source(Protocol):
-    """A raw format. Instances are frozen, pickle, and hold the input's Storage and the options of the format."""
+    """A raw format. Instances are frozen, can be pickled, and hold the input's Storage and the format's options."""
 
     @property
     def name(self) -> str:
@@ -113,19 +113,19 @@ class Source(Protocol):
 
     @property
     def input(self) -> Storage:
-        """The folder that the extents' objects are in."""
+        """The folder of the extents' objects."""
         ...
 
     def survey(self) -> Survey:
-        """Runs once, on the launching machine. Lists, opens what is small, reads no sample.
+        """Runs once, on the launching machine. Lists, opens small files, reads no sample.
 
-        Raises SourceError if something is missing, saying what was found, what was expected and what to do.
+        Raises SourceError if something is missing, saying what is there, what was expected and what to do.
         """
         ...
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """Runs on a worker, possibly twice: the same unit gives the same samples in the same order.
 
-        Raises SourceError where the unit as a whole can't be read (a cut archive).
+        Raises SourceError if the unit as a whole can't be read (a truncated archive).
         """
         ...

@@ -1,14 +1,13 @@
 """CIFAR-10 and CIFAR-100 as published: the python and the binary version, as an archive or extracted.
 
-A unit is one batch file. An archive is read to its last byte by the survey, so that its checksum covers what is used,
-and by each unit up to the end of its batch, of which the survey took a checksum. Pictures are encoded here, because
-their bytes stand nowhere.
+A unit is one batch file. The survey reads an archive to its last byte, so that its checksum covers what is used; each
+unit reads it up to the end of its batch, whose checksum the survey took. Pictures are encoded here, because no file
+holds them encoded.
 """
 
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +15,9 @@ import numpy as np
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats import safe_pickle, tar_gz
 from pipelines.sources.formats.range_file import RangeFile
-from shardset.errors import NotFound, SourceError
+from pipelines.sources.formats.tar_gz import PUBLISHED_LIMITS, ArchiveMember, UnpackLimits
+from pipelines.sources.objects import first_names, stat_or_none
+from shardset.errors import SourceError
 from shardset.format import stored_png
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Stat, Storage
@@ -25,12 +26,12 @@ from shardset.storage.open import open_file, open_storage
 ImageFormat = Literal["png", "ppm"]
 
 _NUM_VALUES = 3 * 32 * 32
-_ENCODED_AT_ONCE = 256
+_IMAGES_PER_ENCODE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One label of a row: the file of its class names, and in python versions the fields of names and labels."""
+    """One label of a row: the file with its class names and, in python versions, the fields of names and labels."""
 
     names_file: str
     names_field: str = ""
@@ -39,9 +40,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One published form: `batches` maps a file to the start of its keys, `columns` end with the label.
+    """One published form: `batches` maps a file to the prefix of its keys; the last of `columns` is the label.
 
-    `archive_bytes` is the size of the archive as it was published.
+    `archive_bytes` is the size of the published archive.
     """
 
     version: Literal["python", "binary"]
@@ -58,13 +59,13 @@ class Form:
 
     @property
     def record_bytes(self) -> int:
-        """Of a row in a binary version: its labels, its picture."""
+        """Bytes of a row in a binary version: its labels and its picture."""
         return len(self.columns) + _NUM_VALUES
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """The rows of one file: `data` uint8 [rows, 3072] (red, green, blue planes); `labels` one list a column."""
+class CifarBatch:
+    """The rows of one file: `data` is uint8 [rows, 3072] (red, green, blue planes), `labels` a list per column."""
 
     data: np.ndarray
     labels: list[list[int]]
@@ -114,12 +115,12 @@ CIFAR100_FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the data set and the object that holds it; `member` says where in it, if that is the archive."""
+    """A file of the data set and the object that it is in; `member` says where, if that is the archive."""
 
     num_bytes: int
-    holder: Stat
+    object: Stat
     content: bytes
-    member: tar_gz.ArchiveMember | None = None
+    member: ArchiveMember | None = None
 
 
 @dataclass(frozen=True)
@@ -127,34 +128,35 @@ class _Cifar:
     input: Storage
     archive: str | None
     image_format: ImageFormat = "png"
+    limits: UnpackLimits = PUBLISHED_LIMITS
 
     name: ClassVar[str]
     forms: ClassVar[tuple[Form, ...]]
 
     @classmethod
     def find(cls, url: str) -> tuple[Storage, str | None]:
-        """The folder, and the archive in it or None, that `url` means; raises SourceError if there is neither.
+        """The folder that `url` means, and the archive in it or None; raises SourceError if there is neither.
 
         `url` is a .tar.gz or .tgz file, a folder with a published archive, the extracted folder, or its parent. An
-        archive goes before extracted files, and a python version before a binary one, which has no file names.
+        archive is preferred to extracted files, and a python version to a binary one, which has no file names.
         """
         if url.endswith((".tar.gz", ".tgz")):
             return open_file(url)
         storage = open_storage(url)
         for form in cls.forms:
-            if _stat(storage, form.archive):
+            if stat_or_none(storage, form.archive):
                 return storage, form.archive
         for folder in (storage, *(open_storage(f"{url.rstrip('/')}/{form.folder}") for form in cls.forms)):
-            if any(_stat(folder, batch) for form in cls.forms for batch in form.batches):
+            if any(stat_or_none(folder, batch) for form in cls.forms for batch in form.batches):
                 return folder, None
         raise SourceError(
-            f"{url}: no {cls.name} here: found {_first_names(storage)}; expected "
+            f"{url}: no {cls.name} here: found {first_names(storage)}; expected "
             f"{', '.join(form.archive for form in cls.forms)}, or the folder that one of them unpacks to"
         )
 
     def survey(self) -> Survey:
         """One unit for each batch file; raises SourceError if one is missing or the archive is damaged."""
-        files = self._look()
+        files = self._files()
         form = self._form(files)
         names = [
             _class_names(column, files[column.names_file].content, self._where(column.names_file))
@@ -164,14 +166,14 @@ class _Cifar:
             units=[_unit(form, batch, files[batch], names) for batch in form.batches],
             classes=[ClassInfo(label=label, name=name) for label, name in enumerate(names[-1])],
             notes=[note for batch in form.batches for note in _size_notes(form, batch, files[batch].num_bytes)],
-            objects={holder.name: holder.num_bytes for holder in (files[name].holder for name in form.files)},
+            objects={stat.name: stat.num_bytes for stat in (files[name].object for name in form.files)},
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The rows of one batch, in order, their encoded pictures in the spool.
+        """The rows of one batch, in order, with their encoded pictures in the spool.
 
-        A sample of a python version is called BATCH/FILENAME#ROW, because file names repeat; a binary version has
-        no file names, there it is called by its key. Keys are the same in all forms: `train-1-00042`, `test-00042`.
+        A sample of a python version is named BATCH/FILENAME#ROW, because file names repeat. A binary version has no
+        file names; its samples are named by their keys. Keys are the same in all forms: `train-1-00042`, `test-00042`.
         """
         form = next(form for form in self.forms if form.version == unit["version"])
         where = self._where(unit["batch"])
@@ -183,27 +185,26 @@ class _Cifar:
     def _where(self, name: str) -> str:
         return f"{self.input.url}/{self.archive}: {name}" if self.archive else f"{self.input.url}/{name}"
 
-    def _look(self) -> dict[str, _File]:
+    def _files(self) -> dict[str, _File]:
+        """The files of the data set that are there, by base name, with the contents of those that name classes."""
         batches = {name for form in self.forms for name in form.batches}
         meta = {column.names_file for form in self.forms for column in form.columns}
-        return (
-            self._look_in_archive(self.archive, batches, meta) if self.archive else self._look_in_folder(batches, meta)
-        )
+        return self._archived(self.archive, batches, meta) if self.archive else self._extracted(batches, meta)
 
-    def _look_in_archive(self, archive: str, batches: set[str], meta: set[str]) -> dict[str, _File]:
-        holder = _stat(self.input, archive)
-        if holder is None:
-            raise SourceError(f"{self.input.url}/{archive}: not there; found {_first_names(self.input)}")
-        file = RangeFile(self.input, holder.name, holder.generation, holder.num_bytes)
+    def _archived(self, archive: str, batches: set[str], meta: set[str]) -> dict[str, _File]:
+        stat = stat_or_none(self.input, archive)
+        if stat is None:
+            raise SourceError(f"{self.input.url}/{archive}: not there; found {first_names(self.input)}")
+        file = RangeFile(self.input, stat.name, stat.generation, stat.num_bytes)
         members, contents = tar_gz.read_members(
-            file, f"{self.input.url}/{archive}", names=batches | meta, contents_of=meta
+            file, f"{self.input.url}/{archive}", names=batches | meta, contents_of=meta, limits=self.limits
         )
         return {
-            name: _File(member.num_bytes, holder, contents.get(name, b""), member) for name, member in members.items()
+            name: _File(member.num_bytes, stat, contents.get(name, b""), member) for name, member in members.items()
         }
 
-    def _look_in_folder(self, batches: set[str], meta: set[str]) -> dict[str, _File]:
-        stats = {name: stat for name in sorted(batches | meta) if (stat := _stat(self.input, name))}
+    def _extracted(self, batches: set[str], meta: set[str]) -> dict[str, _File]:
+        stats = {name: stat for name in sorted(batches | meta) if (stat := stat_or_none(self.input, name))}
         return {
             name: _File(
                 stat.num_bytes, stat, self._read(name, stat.generation, stat.num_bytes) if name in meta else b""
@@ -223,22 +224,22 @@ class _Cifar:
         return form
 
     def _content(self, unit: Unit) -> bytes:
-        holder = unit["object"], unit["generation"], unit["num_bytes"]
+        pinned = unit["object"], unit["generation"], unit["num_bytes"]
         if not self.archive:
-            return self._read(*holder)
+            return self._read(*pinned)
         return tar_gz.read_member(
-            RangeFile(self.input, *holder), self._where(unit["batch"]), tar_gz.ArchiveMember(**unit["member"])
+            RangeFile(self.input, *pinned), self._where(unit["batch"]), ArchiveMember(**unit["member"]), self.limits
         )
 
     def _read(self, name: str, generation: str, num_bytes: int) -> bytes:
-        if num_bytes > tar_gz.MAX_MEMBER_BYTES:
+        if num_bytes > self.limits.member_bytes:
             raise SourceError(
-                f"{self._where(name)}: {num_bytes} bytes, expected at most {tar_gz.MAX_MEMBER_BYTES}; this is "
+                f"{self._where(name)}: {num_bytes} bytes, expected at most {self.limits.member_bytes}; this is "
                 f"no file of {self.name}"
             )
         return RangeFile(self.input, name, generation, num_bytes).read()
 
-    def _sample(self, unit: Unit, batch: Batch, row: int, image: Extent) -> RawSample:
+    def _sample(self, unit: Unit, batch: CifarBatch, row: int, image: Extent) -> RawSample:
         key = f"{unit['prefix']}-{row:05d}"
         return RawSample(
             name=f"{unit['batch']}/{batch.filenames[row]}#{row}" if batch.filenames else key,
@@ -266,8 +267,8 @@ class Cifar100(_Cifar):
 
 def _encoded(data: np.ndarray, image_format: ImageFormat) -> Iterator[bytes]:
     """Each picture, of uint8 [rows, 3072] in red, green, blue planes, as a PNG or a binary PPM (P6) file."""
-    for start in range(0, len(data), _ENCODED_AT_ONCE):
-        planes_NCHW = data[start : start + _ENCODED_AT_ONCE].reshape(-1, 3, 32, 32)
+    for start in range(0, len(data), _IMAGES_PER_ENCODE):
+        planes_NCHW = data[start : start + _IMAGES_PER_ENCODE].reshape(-1, 3, 32, 32)
         images_NHWC = np.ascontiguousarray(planes_NCHW.transpose(0, 2, 3, 1))
         if image_format == "png":
             yield from stored_png.stored(images_NHWC)
@@ -280,15 +281,15 @@ def _unit(form: Form, batch: str, file: _File, names: list[list[str]]) -> Unit:
         "batch": batch,
         "prefix": form.batches[batch],
         "version": form.version,
-        "object": file.holder.name,
-        "generation": file.holder.generation,
-        "num_bytes": file.holder.num_bytes,
+        "object": file.object.name,
+        "generation": file.object.generation,
+        "num_bytes": file.object.num_bytes,
         "member": asdict(file.member) if file.member else None,
         "names": names,
     }
 
 
-def _coarse(unit: Unit, batch: Batch, row: int) -> dict[str, Extent | bytes]:
+def _coarse(unit: Unit, batch: CifarBatch, row: int) -> dict[str, Extent | bytes]:
     if len(batch.labels) == 1:
         return {}
     label = batch.labels[0][row]
@@ -297,7 +298,7 @@ def _coarse(unit: Unit, batch: Batch, row: int) -> dict[str, Extent | bytes]:
 
 
 def _size_notes(form: Form, batch: str, num_bytes: int) -> list[str]:
-    """A binary file that is cut between two rows looks whole; only its size tells."""
+    """A note on a binary file of another size: one that ends between two rows looks whole otherwise."""
     published = (50_000 if form.batches[batch] == "train" else 10_000) * form.record_bytes
     if form.version == "python" or num_bytes == published:
         return []
@@ -315,33 +316,33 @@ def _class_names(column: Column, content: bytes, where: str) -> list[str]:
     return texts
 
 
-def _parse(form: Form, content: bytes, where: str) -> Batch:
+def _parse(form: Form, content: bytes, where: str) -> CifarBatch:
     return _parse_python(form, content, where) if form.version == "python" else _parse_binary(form, content, where)
 
 
-def _parse_python(form: Form, content: bytes, where: str) -> Batch:
+def _parse_python(form: Form, content: bytes, where: str) -> CifarBatch:
     fields = _fields(content, where)
     data = fields.get("data")
     if not isinstance(data, np.ndarray) or data.ndim != 2 or data.shape[1] != _NUM_VALUES:
-        found = f"shape {data.shape}" if isinstance(data, np.ndarray) else "none"
-        raise SourceError(f"{where}: array 'data': {found}, expected [rows, {_NUM_VALUES}]; download it again")
+        shape = f"shape {data.shape}" if isinstance(data, np.ndarray) else "none"
+        raise SourceError(f"{where}: array 'data': {shape}, expected [rows, {_NUM_VALUES}]; download it again")
     labels = [_list_field(fields, column.labels_field, where) for column in form.columns]
     filenames = [_text(name, where) for name in _list_field(fields, "filenames", where)]
     if len(filenames) != len(data):
         raise SourceError(f"{where}: {len(filenames)} file names for {len(data)} pictures; download it again")
-    return Batch(data, labels, filenames)
+    return CifarBatch(data, labels, filenames)
 
 
-def _parse_binary(form: Form, content: bytes, where: str) -> Batch:
+def _parse_binary(form: Form, content: bytes, where: str) -> CifarBatch:
     num_columns = len(form.columns)
-    size = num_columns + _NUM_VALUES
+    size = form.record_bytes
     if len(content) % size or not content:
         raise SourceError(f"{where}: {len(content)} bytes, expected a multiple of {size}; it is cut, download it again")
     records = np.frombuffer(content, np.uint8).reshape(-1, size)
-    return Batch(records[:, num_columns:], [records[:, column].tolist() for column in range(num_columns)], None)
+    return CifarBatch(records[:, num_columns:], [records[:, column].tolist() for column in range(num_columns)], None)
 
 
-def _check_labels(batch: Batch, names: list[list[str]], where: str) -> None:
+def _check_labels(batch: CifarBatch, names: list[list[str]], where: str) -> None:
     for labels, column_names in zip(batch.labels, names, strict=True):
         if len(labels) != len(batch.data):
             raise SourceError(f"{where}: {len(labels)} labels for {len(batch.data)} pictures; download it again")
@@ -377,15 +378,3 @@ def _text(value: object, where: str) -> str:
     if isinstance(value, str):
         return value
     raise SourceError(f"{where}: a {type(value).__name__} where a text is expected; download it again")
-
-
-def _stat(storage: Storage, name: str) -> Stat | None:
-    try:
-        return storage.stat(name)
-    except NotFound:
-        return None
-
-
-def _first_names(storage: Storage) -> str:
-    names = [stat.name for stat in islice(storage.list(), 7)]
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "") or "nothing"

@@ -1,4 +1,4 @@
-"""Classes by name, and what to tell the user of those that a split lacks."""
+"""Classes by name, and notes on those that a split lacks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -13,7 +13,7 @@ def class_infos(names: Sequence[str]) -> list[ClassInfo]:
 
 
 def missing_notes(seen: Iterable[tuple[str, int]], names: Sequence[str]) -> Iterator[str]:
-    """A sentence for each split that lacks classes; `seen` are the (split, label) of all samples."""
+    """A sentence for each split that lacks classes; `seen` has the (split, label) of every sample."""
     present: dict[str, set[int]] = {}
     for split, label in seen:
         present.setdefault(split, set()).add(label)

@@ -1,4 +1,4 @@
-"""Class folders: `SPLIT/CLASS/file` or `CLASS/file`. A unit is a piece of the sorted listing, generations and all."""
+"""Class folders: `SPLIT/CLASS/file` or `CLASS/file`. A unit is a run of the sorted listing, with generations."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -9,9 +9,10 @@ from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.holdout import REST, check_holdout, empty_notes, split_of
-from pipelines.sources.paths import IMAGE_FIELDS, extension, is_hidden, is_text, printable, without_extension
+from pipelines.sources.holdout import REST, Holdout
+from pipelines.sources.paths import extension, is_hidden, is_text, printable, without_extension
 from shardset.errors import ConfigError, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Storage
 
@@ -25,21 +26,17 @@ _SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validat
 class Folder:
     """Images in class folders below `input`; classes get labels in the order of their sorted names.
 
-    `holdout` names splits and their fractions of `CLASS/file` images; which ones is decided by `seed` and each key,
-    the path without its extension. Raises ConfigError if it makes no sense.
+    `holdout` is for `CLASS/file` images; a key is the path without its extension.
     """
 
     input: Storage
-    holdout: dict[str, float] = field(default_factory=dict)
-    seed: int = 0
+    holdout: Holdout = field(default_factory=Holdout)
+    entries_per_unit: int = ENTRIES_PER_UNIT
 
     name: ClassVar[str] = "folder"
 
-    def __post_init__(self) -> None:
-        check_holdout(self.holdout)
-
     def survey(self) -> Survey:
-        """Lists everything once; hidden files are ignored and files that are no images are counted in a note.
+        """Lists everything once. Ignores hidden files, and counts files that are not images in a note.
 
         Raises SourceError if there are no images, or images at different depths; ConfigError for a holdout where
         the folders already are splits.
@@ -61,9 +58,9 @@ class Folder:
             return {"entries": entries, "rejected": [] if number else rejected}
 
         return Survey(
-            units=SpilledUnits(listed.images, ENTRIES_PER_UNIT, unit_of),
+            units=SpilledUnits(listed.images, self.entries_per_unit, unit_of),
             classes=class_infos(names),
-            notes=[*_note_others(listed.others), *empty_notes(self.holdout, splits), *missing_notes(seen, names)],
+            notes=[*_note_others(listed.others), *self.holdout.empty_notes(splits), *missing_notes(seen, names)],
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -72,7 +69,7 @@ class Folder:
             yield Rejected(name=name, split=split, reason=reason)
         for name, num_bytes, generation, label, split in unit["entries"]:
             key, last = paths.split(name)
-            image = IMAGE_FIELDS[last.lower()]
+            image = FIELD_OF_EXTENSION[last.lower()]
             yield RawSample(
                 name=name,
                 key=key,
@@ -85,8 +82,8 @@ class Folder:
     def _has_splits(self, listed: "_Listed") -> bool:
         where, examples = self.input.url, list(listed.depths.values())
         if not examples:
-            found = f"only {_counts(listed.others)}" if listed.others else "no files"
-            raise SourceError(f"{where}: {found} there; {_LAYOUTS} ({', '.join(IMAGE_FIELDS)})")
+            files = f"only {_counts(listed.others)}" if listed.others else "no files"
+            raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})")
         if len(examples) > 1:
             raise SourceError(
                 f"{where}: images at different depths, such as {examples[0]} and {examples[1]}; {_LAYOUTS}, one of the "
@@ -103,7 +100,7 @@ class Folder:
         return depth == 2
 
     def _split_of(self, name: str, has_splits: bool) -> str:
-        return name.partition("/")[0] if has_splits else split_of(without_extension(name), self.holdout, self.seed)
+        return name.partition("/")[0] if has_splits else self.holdout.split_of(without_extension(name))
 
     def _rejected(self, name: str, has_splits: bool) -> list[str]:
         split = self._split_of(name, has_splits)
@@ -125,7 +122,7 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What stands in a folder: name, bytes and generation of the images, other files by extension, an image a depth."""
+    """What is in a folder: name, bytes and generation of each image, other files by extension, one image per depth."""
 
     images: SpilledList = field(default_factory=SpilledList)
     classes: set[str] = field(default_factory=set)
@@ -139,7 +136,7 @@ def _listed(storage: Storage) -> _Listed:
     for stat in storage.list():
         if is_hidden(stat.name):
             continue
-        if extension(stat.name) not in IMAGE_FIELDS:
+        if extension(stat.name) not in FIELD_OF_EXTENSION:
             listed.others[printable(extension(stat.name))] += 1
             continue
         listed.depths.setdefault(stat.name.count("/"), printable(stat.name))
@@ -152,7 +149,7 @@ def _listed(storage: Storage) -> _Listed:
 
 
 def _class_of(name: str) -> str:
-    """The folder that an image is in, "" if none."""
+    """The name of the folder that an image is in, "" if it is in none."""
     return name.rpartition("/")[0].rpartition("/")[2]
 
 

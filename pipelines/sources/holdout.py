@@ -1,7 +1,8 @@
-"""A split by keyed hash: which samples are held out depends on their own keys and the seed, on nothing else."""
+"""Splits by keyed hash: whether a sample is held out depends on its own key and the seed, on nothing else."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from shardset.errors import ConfigError
 from shardset.format.naming import is_split
@@ -10,46 +11,59 @@ from shardset.storage.base import Storage, join
 from shardset.storage.open import is_address, open_file
 
 REST = "train"
-"""The split of what is not held out."""
+"""The split of the samples that are not held out."""
 
 
-def check_holdout(holdout: Mapping[str, float]) -> None:
-    """Raises ConfigError unless names can name splits and fractions are above 0 and below 1 in sum."""
-    for split, fraction in holdout.items():
-        if not is_split(split) or split == REST:
-            raise ConfigError(
-                f"--holdout {split}={fraction}: {split!r} can't be held out; "
-                f"use letters, digits, - and _, not plan or {REST}"
-            )
-        if not 0 < fraction < 1:
-            raise ConfigError(f"--holdout {split}={fraction}: expected a fraction between 0 and 1, such as {split}=0.1")
-    if sum(holdout.values()) >= 1:
-        raise ConfigError(f"--holdout: the fractions add up to {sum(holdout.values()):g}, which leaves no {REST}")
+@dataclass(frozen=True, slots=True)
+class Holdout:
+    """Which samples go to which held-out split: `fractions` by split. Empty: all samples go to `train`.
 
+    Raises ConfigError unless the names can name splits and the fractions are above 0 and below 1 in sum.
+    """
 
-def empty_notes(holdout: Mapping[str, float], splits: Iterable[str]) -> Iterator[str]:
-    """A sentence for each split that should have samples and has none; `splits` are those that have some."""
-    asked = ",".join(f"{split}={fraction:g}" for split, fraction in holdout.items())
-    for split in sorted({*holdout, REST} - {*splits}) if holdout else ():
-        yield f"--holdout {asked} left no image in split {split}, so there is no such split"
+    fractions: Mapping[str, float] = field(default_factory=dict)
+    seed: int = 0
 
+    def __post_init__(self) -> None:
+        for split, fraction in self.fractions.items():
+            if not is_split(split) or split == REST:
+                raise ConfigError(
+                    f"--holdout {split}={fraction}: {split!r} can't be held out; "
+                    f"use letters, digits, - and _, not plan or {REST}"
+                )
+            if not 0 < fraction < 1:
+                raise ConfigError(
+                    f"--holdout {split}={fraction}: expected a fraction between 0 and 1, such as {split}=0.1"
+                )
+        if sum(self.fractions.values()) >= 1:
+            total = sum(self.fractions.values())
+            raise ConfigError(f"--holdout: the fractions add up to {total:g}, which leaves no {REST}")
 
-def split_of(key: str, holdout: Mapping[str, float], seed: int) -> str:
-    """The split of one sample; the order in which `holdout` names its splits does not matter."""
-    if not holdout:
+    def __bool__(self) -> bool:
+        return bool(self.fractions)
+
+    def split_of(self, key: str) -> str:
+        """The split of one sample. The order in which the fractions are given does not matter."""
+        if not self.fractions:
+            return REST
+        position = hash_text(key, key=derive_key(self.seed, "holdout")) / 2**64
+        for split in sorted(self.fractions):
+            if position < self.fractions[split]:
+                return split
+            position -= self.fractions[split]
         return REST
-    place = hash_text(key, key=derive_key(seed, "holdout")) / 2**64
-    for split in sorted(holdout):
-        if place < holdout[split]:
-            return split
-        place -= holdout[split]
-    return REST
+
+    def empty_notes(self, splits: Iterable[str]) -> Iterator[str]:
+        """A sentence for each split that should have samples and has none; `splits` are those that have some."""
+        asked = ",".join(f"{split}={fraction:g}" for split, fraction in self.fractions.items())
+        for split in sorted({*self.fractions, REST} - {*splits}) if self.fractions else ():
+            yield f"--holdout {asked} left no image in split {split}, so there is no such split"
 
 
 class NamesBelow:
-    """What files are called below one folder, whichever way the folder and the files are spelled.
+    """The names of files relative to one folder, whichever way the folder and the files are spelled.
 
-    A local folder is known by device and inode, so symbolic links on the way to it change no name.
+    A local folder is identified by device and inode, so symbolic links on the way to it change no name.
     """
 
     def __init__(self, folder: Storage) -> None:
@@ -58,7 +72,7 @@ class NamesBelow:
         self._known: dict[str, str | None] = {}
 
     def name(self, path: str) -> str:
-        """The name below the folder of the file at an absolute path or address; outside of it, its whole address."""
+        """The name below the folder of the file at an absolute path or URL; outside of it, its whole address."""
         storage, name = open_file(path)
         if storage.url not in self._known:
             self._known[storage.url] = self._below(storage.url)
@@ -66,23 +80,23 @@ class NamesBelow:
         return f"{storage.url}/{name}" if folder is None else join(folder, name)
 
     def _below(self, folder: str) -> str | None:
-        """The name of a folder below this one, "" of itself; None if it stands elsewhere."""
+        """The name of a folder below this one, "" for this one; None if it is elsewhere."""
         if f"{folder}/".startswith(f"{self._url}/"):
             return folder[len(self._url) + 1 :]
         if self._identity is None or is_address(folder):
             return None
         for end in (*[at for at, letter in enumerate(folder) if letter == "/"][1:], len(folder)):
-            if (found := _identity(folder[:end])) is None:
+            if (identity := _identity(folder[:end])) is None:
                 return None
-            if found == self._identity:
+            if identity == self._identity:
                 return folder[end + 1 :]
         return None
 
 
 def _identity(folder: str) -> tuple[int, int] | None:
-    """What a folder is, by whichever name; None where there is none to be seen."""
+    """Device and inode of a folder; None if there is none that can be seen."""
     try:
-        found = os.stat(folder)
+        stat = os.stat(folder)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino

@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC2012) as it is published: the archives, Kaggle's tree, or folders of classes.
+"""ImageNet (ILSVRC2012) as published: the archives, Kaggle's tree, or class folders.
 
 Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 """
@@ -6,21 +6,13 @@ Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar import SCATTERED_BYTES, header_window, refusal, walk
-from pipelines.sources.paths import (
-    IMAGE_FIELDS,
-    UNKNOWN_FIELD,
-    extension,
-    is_hidden,
-    is_text,
-    printable,
-    without_extension,
-)
+from pipelines.sources.formats.tar import SCATTERED_BYTES, header_window, reject_reason, walk
+from pipelines.sources.objects import first_names, has_prefix, stat_or_none
+from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, is_text, printable, without_extension
 from pipelines.sources.synsets import (
     VALIDATION_NAME,
     WNID,
@@ -29,7 +21,8 @@ from pipelines.sources.synsets import (
     read_mapping,
     read_solution,
 )
-from shardset.errors import ChangedInput, NotFound, SourceError
+from shardset.errors import ChangedInput, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Stat, Storage
 
@@ -40,9 +33,6 @@ KAGGLE_ROOT = "ILSVRC/Data/CLS-LOC/"
 MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 TRAIN, VALIDATION = "train", "validation"
-PUBLISHED_SAMPLES = {TRAIN: 1_281_167, VALIDATION: 50_000}
-PUBLISHED_BYTES = {TRAIN: 147_897_477_120, VALIDATION: 6_744_924_160}
-"""Of the two archives of images as they were published."""
 VALIDATION_CHUNK = 12_500
 MAX_STRAYS = 1000
 
@@ -58,11 +48,12 @@ _WANTED = (
 class ImageNet:
     """Splits `train` and `validation`; labels are 0-based in wnid order over the classes with training data.
 
-    Units are inner tars or class folders, and runs of 12,500 numbers of the validation images, whose archive every
-    such unit walks (its headers don't say in advance where they stand). Keys are file names without `.JPEG`.
+    Units are inner tars or class folders, and runs of 12,500 validation images by number. Each of these walks the
+    whole validation archive, because only its headers say where an image is. Keys are file names without `.JPEG`.
     """
 
     input: Storage
+    validation_chunk: int = VALIDATION_CHUNK
 
     @property
     def name(self) -> str:
@@ -70,23 +61,22 @@ class ImageNet:
         return "imagenet"
 
     def survey(self) -> Survey:
-        """The archives' or folders' units; raises SourceError listing what was looked for if nothing is there."""
+        """The units of the archives or folders; raises SourceError if there are neither, listing what was expected."""
         if archives := self.archives():
-            return _survey_archives(self.input, archives)
+            return _survey_archives(self.input, archives, self.validation_chunk)
         for root in (KAGGLE_ROOT, ""):
-            if _holds(self.input, f"{root}{TRAIN}/"):
-                return _survey_tree(self.input, root)
-        found = ", ".join(stat.name for stat in islice(self.input.list(), 5)) or "nothing"
-        raise SourceError(f"{self.input.url}: no ImageNet there: {_WANTED}; found {found}")
+            if has_prefix(self.input, f"{root}{TRAIN}/"):
+                return _survey_tree(self.input, root, self.validation_chunk)
+        raise SourceError(f"{self.input.url}: no ImageNet there: {_WANTED}; found {first_names(self.input)}")
 
     def archives(self) -> dict[str, Stat]:
-        """The published archives that are there, by name; none where the training images are a tree."""
+        """The published archives that are there, by name; none if the training images are a tree."""
         names = (TRAIN_TAR, VALIDATION_TAR, DEVKIT)
-        found = {name: stat for name in names if (stat := _stat(self.input, name))}
-        return found if TRAIN_TAR in found else {}
+        stats = {name: stat for name in names if (stat := stat_or_none(self.input, name))}
+        return stats if TRAIN_TAR in stats else {}
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The samples of one inner tar, class folder or run of validation images; SourceError where one is damaged."""
+        """The samples of one inner tar, class folder or run of validation images; raises SourceError if damaged."""
         match unit["kind"]:
             case "inner tar":
                 return _index_inner_tar(self.input, unit)
@@ -100,10 +90,10 @@ class ImageNet:
                 return _index_strays(unit)
 
 
-# The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit that says what they show.
+# The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit with the labels of these.
 
 
-def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
+def _survey_archives(storage: Storage, stats: dict[str, Stat], validation_chunk: int) -> Survey:
     train, validation = stats[TRAIN_TAR], stats.get(VALIDATION_TAR)
     synsets = _devkit(storage, stats.get(DEVKIT))
     if validation and not synsets.truth:
@@ -113,8 +103,8 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat]) -> Survey:
     units = [{**unit, "label": labels[unit["wnid"]]} for unit in units]
     notes = _notes_on_classes(labels, synsets)
     if validation:
-        place = {"kind": "validation tar", "generation": validation.generation, "num_bytes": validation.num_bytes}
-        units += _validation_units(place, labels, synsets, notes)
+        kind = {"kind": "validation tar", "generation": validation.generation, "num_bytes": validation.num_bytes}
+        units += _validation_units(kind, labels, synsets, notes, validation_chunk)
     else:
         notes.append(f"no {VALIDATION_TAR}: only split {TRAIN}")
     return Survey(
@@ -133,18 +123,18 @@ def _devkit(storage: Storage, stat: Stat | None) -> Synsets:
 
 
 def _inner_tars(storage: Storage, train: Stat) -> tuple[list[Unit], list[Unit]]:
-    """A unit for each inner tar, without label, and one for whatever else stands in the outer tar."""
+    """A unit for each inner tar, without its label, and one for whatever else is in the outer tar."""
     units: list[Unit] = []
     strays: list[list[str]] = []
     with RangeFile(storage, TRAIN_TAR, train.generation, train.num_bytes, SCATTERED_BYTES) as file:
         for member in walk(file, f"{storage.url}/{TRAIN_TAR}"):
             wnid = member.name.rpartition("/")[2].removesuffix(".tar")
-            reason = refusal(member) or (None if WNID.fullmatch(wnid) else "is no nNNNNNNNN.tar")
+            reason = reject_reason(member) or (None if WNID.fullmatch(wnid) else "is no nNNNNNNNN.tar")
             if reason:
                 _add_stray(strays, f"{TRAIN_TAR}/{member.name}", reason)
                 continue
-            place = {"offset": member.offset_data, "num_bytes": member.size, "outer_bytes": train.num_bytes}
-            units.append({"kind": "inner tar", "wnid": wnid, "generation": train.generation, **place})
+            extent = {"offset": member.offset_data, "num_bytes": member.size, "outer_bytes": train.num_bytes}
+            units.append({"kind": "inner tar", "wnid": wnid, "generation": train.generation, **extent})
     if not units:
         raise SourceError(
             f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task 1 and 2"
@@ -159,7 +149,7 @@ def _index_inner_tar(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejec
         where = f"{storage.url}/{inner} (from byte {start})"
         for member in walk(file, where, start, start + unit["num_bytes"]):
             name = f"{inner}/{member.name}"
-            if reason := refusal(member):
+            if reason := reject_reason(member):
                 yield Rejected(name=name, split=TRAIN, reason=reason)
             else:
                 extent = Extent(TRAIN_TAR, unit["generation"], member.offset_data, member.size)
@@ -171,33 +161,33 @@ def _index_validation_tar(storage: Storage, unit: Unit) -> Iterator[RawSample | 
     with RangeFile(storage, VALIDATION_TAR, generation, unit["num_bytes"], header_window(storage)) as file:
         for member in walk(file, f"{storage.url}/{VALIDATION_TAR}"):
             name = f"{VALIDATION_TAR}/{member.name}"
-            if reason := refusal(member):
+            if reason := reject_reason(member):
                 yield from _reported_once(Rejected(name=name, split=VALIDATION, reason=reason), unit)
             else:
                 extent = Extent(VALIDATION_TAR, generation, member.offset_data, member.size)
                 yield from _validation_sample(name, extent, unit)
 
 
-# The tree: one folder a class; Kaggle's validation images stand flat beside a table of their labels.
+# The tree: one folder per class; Kaggle's validation images are in one folder, with a table of their labels.
 
 
-def _survey_tree(storage: Storage, root: str) -> Survey:
+def _survey_tree(storage: Storage, root: str, validation_chunk: int) -> Survey:
     synsets = _tables(storage)
     train = _class_folders(storage, f"{root}{TRAIN}/")
     if not train.counts:
         raise SourceError(f"{storage.url}/{root}{TRAIN}: no folder nNNNNNNNN in it; for other class names use `folder`")
     labels = _labels(set(train.counts), synsets, f"{storage.url}/{root}{TRAIN}")
     notes = _notes_on_classes(labels, synsets) + train.notes()
-    units = train.units(TRAIN, labels) + _tree_validation(storage, root, labels, synsets, notes)
+    units = train.units(TRAIN, labels) + _tree_validation(storage, root, labels, synsets, notes, validation_chunk)
     return Survey(units=units, classes=_classes(labels, synsets), notes=notes)
 
 
 def _tables(storage: Storage) -> Synsets:
-    """What the tables beside a tree say, as far as they are there."""
-    if stat := _stat(storage, DEVKIT):
+    """The tables beside a tree, as far as they are there."""
+    if stat := stat_or_none(storage, DEVKIT):
         return _devkit(storage, stat)
-    mapping = storage.read(MAPPING) if _stat(storage, MAPPING) else b""
-    solution = storage.read(SOLUTION) if _stat(storage, SOLUTION) else b""
+    mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""
+    solution = storage.read(SOLUTION) if stat_or_none(storage, SOLUTION) else b""
     return Synsets(
         names=read_mapping(mapping, f"{storage.url}/{MAPPING}"),
         truth=read_solution(solution, f"{storage.url}/{SOLUTION}") if solution else {},
@@ -206,7 +196,7 @@ def _tables(storage: Storage) -> Synsets:
 
 @dataclass(frozen=True, slots=True)
 class _Folders:
-    """What stands below `prefix`: images by class folder, images elsewhere, and how many files are no images."""
+    """What is below `prefix`: images by class folder, images elsewhere, and the number of other files."""
 
     prefix: str
     counts: Counter[str]
@@ -235,7 +225,7 @@ def _class_folders(storage: Storage, prefix: str) -> _Folders:
     num_others = 0
     for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
-        if extension(stat.name) not in IMAGE_FIELDS:
+        if extension(stat.name) not in FIELD_OF_EXTENSION:
             num_others += 1
         elif slash and WNID.fullmatch(wnid):
             counts[wnid] += 1
@@ -249,34 +239,32 @@ def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
 
 
 def _tree_validation(
-    storage: Storage, root: str, labels: dict[str, int], synsets: Synsets, notes: list[str]
+    storage: Storage, root: str, labels: dict[str, int], synsets: Synsets, notes: list[str], chunk: int
 ) -> list[Unit]:
-    prefix = next((p for name in ("val", VALIDATION) if _holds(storage, p := f"{root}{name}/")), None)
+    prefix = next((p for name in ("val", VALIDATION) if has_prefix(storage, p := f"{root}{name}/")), None)
     if prefix is None:
         notes.append(f"no {root}val/: only split {TRAIN}")
         return []
-    if _holds(storage, f"{prefix}ILSVRC2012_val_"):
-        return _flat_validation(storage, prefix, labels, synsets, notes)
-    found = _class_folders(storage, prefix)
-    if num_left_out := sum(count for wnid, count in found.counts.items() if wnid not in labels):
-        notes.append(_left_out(num_left_out, found.counts.total()))
-    notes += found.notes()
-    return found.units(VALIDATION, labels)
+    if has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
+        _check_solution(storage, prefix, synsets)
+        return _validation_units({"kind": "validation folder", "prefix": prefix}, labels, synsets, notes, chunk)
+    folders = _class_folders(storage, prefix)
+    if num_left_out := sum(count for wnid, count in folders.counts.items() if wnid not in labels):
+        notes.append(_left_out(num_left_out, folders.counts.total()))
+    notes += folders.notes()
+    return folders.units(VALIDATION, labels)
 
 
-def _flat_validation(
-    storage: Storage, prefix: str, labels: dict[str, int], synsets: Synsets, notes: list[str]
-) -> list[Unit]:
+def _check_solution(storage: Storage, prefix: str, synsets: Synsets) -> None:
     if not synsets.truth:
         raise SourceError(
             f"{storage.url}/{prefix}: images without class folders and no {SOLUTION} with their labels; put it "
             f"into {storage.url}, or sort them into folders nNNNNNNNN"
         )
-    return _validation_units({"kind": "validation folder", "prefix": prefix}, labels, synsets, notes)
 
 
 def _index_class_folder(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    images = [stat for stat in _visible(storage, unit["prefix"]) if extension(stat.name) in IMAGE_FIELDS]
+    images = [stat for stat in _visible(storage, unit["prefix"]) if extension(stat.name) in FIELD_OF_EXTENSION]
     if len(images) != unit["num_files"]:
         raise ChangedInput(
             f"{storage.url}/{unit['prefix']}: {len(images)} images, {unit['num_files']} when it was surveyed; "
@@ -298,7 +286,7 @@ def _index_validation_folder(storage: Storage, unit: Unit) -> Iterator[RawSample
             yield from _reported_once(rejected, unit)
 
 
-# What both have in common.
+# Shared by archives and trees.
 
 
 def _labels(present: set[str], synsets: Synsets, where: str) -> dict[str, int]:
@@ -322,15 +310,15 @@ def _notes_on_classes(labels: dict[str, int], synsets: Synsets) -> list[str]:
     return []
 
 
-def _validation_units(place: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str]) -> list[Unit]:
-    """Runs of validation images by their number, each with its labels or _LEFT_OUT or _UNKNOWN."""
+def _validation_units(kind: Unit, labels: dict[str, int], synsets: Synsets, notes: list[str], chunk: int) -> list[Unit]:
+    """Runs of `chunk` validation images by number, each with its label, _LEFT_OUT or _UNKNOWN."""
     last = max(synsets.truth)
     of_number = [_label_of(synsets.truth.get(number), labels) for number in range(1, last + 1)]
     if num_left_out := of_number.count(_LEFT_OUT):
         notes.append(_left_out(num_left_out, len(synsets.truth)))
     return [
-        {**place, "first": start + 1, "last": last, "labels": of_number[start : start + VALIDATION_CHUNK]}
-        for start in range(0, last, VALIDATION_CHUNK)
+        {**kind, "first": start + 1, "last": last, "labels": of_number[start : start + chunk]}
+        for start in range(0, last, chunk)
     ]
 
 
@@ -343,15 +331,15 @@ def _left_out(num_left_out: int, num_samples: int) -> str:
 
 
 def _validation_sample(name: str, extent: Extent, unit: Unit) -> Iterator[RawSample | Rejected]:
-    """The sample if its number belongs to this unit; a name without a number that has a label is rejected."""
-    found = VALIDATION_NAME.fullmatch(_stem(name))
-    number = int(found[1]) if found else 0
-    place = number - unit["first"]
+    """The sample if its number is one of this unit; rejects a name without such a number."""
+    match = VALIDATION_NAME.fullmatch(without_extension(name.rpartition("/")[2]))
+    number = int(match[1]) if match else 0
+    position = number - unit["first"]
     if not 1 <= number <= unit["last"]:
         reason = f"is not named ILSVRC2012_val_NNNNNNNN.JPEG with a number from 1 to {unit['last']}: no label"
         yield from _reported_once(Rejected(name=name, split=VALIDATION, reason=reason, extent=extent), unit)
-    elif 0 <= place < len(unit["labels"]):
-        yield from _labelled(name, extent, unit["labels"][place])
+    elif 0 <= position < len(unit["labels"]):
+        yield from _labelled(name, extent, unit["labels"][position])
 
 
 def _labelled(name: str, extent: Extent, label: int) -> Iterator[RawSample | Rejected]:
@@ -362,19 +350,15 @@ def _labelled(name: str, extent: Extent, label: int) -> Iterator[RawSample | Rej
 
 
 def _reported_once(rejected: Rejected, unit: Unit) -> Iterator[Rejected]:
-    """All units meet the members that belong to none; the first one tells."""
+    """The rejection, from the first unit only: all units meet the members that belong to none."""
     if unit["first"] == 1:
         yield rejected
 
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
     key, last = paths.split(name.rpartition("/")[2])
-    image = IMAGE_FIELDS.get(last.lower(), UNKNOWN_FIELD)
+    image = FIELD_OF_EXTENSION.get(last.lower(), UNKNOWN_FIELD)
     return RawSample(name=name, key=key, split=split, label=label, image=image, fields={image: extent})
-
-
-def _stem(name: str) -> str:
-    return without_extension(name.rpartition("/")[2])
 
 
 def _whole(stat: Stat) -> Extent:
@@ -394,14 +378,3 @@ def _stray_units(split: str, strays: Sequence[list[str]]) -> list[Unit]:
 def _index_strays(unit: Unit) -> Iterator[Rejected]:
     for name, reason in unit["strays"]:
         yield Rejected(name=name, split=unit["split"], reason=reason)
-
-
-def _stat(storage: Storage, name: str) -> Stat | None:
-    try:
-        return storage.stat(name)
-    except NotFound:
-        return None
-
-
-def _holds(storage: Storage, prefix: str) -> bool:
-    return any(True for _ in storage.list(prefix))

@@ -1,4 +1,4 @@
-"""A CSV or JSONL file that lists images: `path`, `label`, optional `split` and `key`; all else goes into `json`."""
+"""A CSV or JSONL file that lists images: `path`, `label`, optional `split` and `key`; other columns go into `json`."""
 
 import csv
 import json
@@ -14,9 +14,10 @@ from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, U
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.holdout import NamesBelow, check_holdout, empty_notes, split_of
-from pipelines.sources.paths import IMAGE_FIELDS, UNKNOWN_FIELD, extension, without_extension
+from pipelines.sources.holdout import Holdout, NamesBelow
+from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
 from shardset.errors import ConfigError, NotFound, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_absolute, open_file
@@ -26,16 +27,17 @@ MAX_LABEL = 1_000_000
 MAX_LINE_BYTES = 1 << 20
 
 _STAT_THREADS = 32
+_ROWS_AT_ONCE = 10_000
 _COLUMNS = ("path", "label", "split", "key")
 _NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
-"""Whole numbers, also as pandas writes those of a column in which one was missing."""
+"""Whole numbers, also as pandas writes them (`7.0`) in a column with a missing one."""
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row, checked: `label` a number or a name, `key` the given one or empty, `extra` the other columns as JSON."""
+    """One checked row: `label` is a number or a name, `key` may be empty, `extra` has the other columns as JSON."""
 
     line: int
     path: str
@@ -47,7 +49,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Listed:
-    """All rows but for their lines: path, label, split, key, extra; and the first row with each type of label."""
+    """All rows (path, label, split, key, extra), and the first row with each type of label."""
 
     rows: SpilledList = field(default_factory=SpilledList)
     first: dict[type, _Row] = field(default_factory=dict)
@@ -63,26 +65,24 @@ class _Listed:
 
 @dataclass(frozen=True)
 class Listing:
-    """The images that `file` in the folder `input` lists, one a row; rows are numbered by the file's lines, from 1.
+    """The images that `file` in the folder `input` lists, one per row; errors name the line, counted from 1.
 
-    A path is relative to `input`, absolute, or a gs:// URL. Labels are all numbers, taken as they are, or all names,
-    numbered in sorted order; in CSV a label of digits (`7`, `7.0`) is a number, without the white space around it, in
-    JSONL its type decides. `holdout` is for listings without splits: fractions by name, decided by `seed` and each
-    `key` or, where there is none, by what the image is called below `input`, without its extension. Raises ConfigError
-    if the holdout makes no sense or `file` is neither .csv nor .jsonl. With `within_input` an image outside of `input`,
-    by a whole path or a symbolic link, is a SourceError.
+    A path is relative to `input`, absolute, or a gs:// URL. Labels are either all numbers, taken as they are, or all
+    names, numbered in sorted order. In CSV a label of digits (`7`, `7.0`) is a number, and white space around it is
+    ignored; in JSONL its type decides. `holdout` is for listings without splits; it goes by `key` or, without one, by
+    the image's name below `input`, without its extension. With `within_input` an image outside of `input`, by an
+    absolute path or a symbolic link, is a SourceError. Raises ConfigError if `file` is neither .csv nor .jsonl.
     """
 
     input: Storage
     file: str
-    holdout: dict[str, float] = field(default_factory=dict)
-    seed: int = 0
+    holdout: Holdout = field(default_factory=Holdout)
     within_input: bool = False
+    entries_per_unit: int = ENTRIES_PER_UNIT
 
     name: ClassVar[str] = "listing"
 
     def __post_init__(self) -> None:
-        check_holdout(self.holdout)
         if extension(self.file) not in _READERS:
             raise ConfigError(
                 f"{self.file}: expected a listing that ends with {', '.join(f'.{end}' for end in _READERS)}"
@@ -91,8 +91,7 @@ class Listing:
     def survey(self) -> Survey:
         """Reads the listing and asks the storage for each image's size and generation, 32 at a time.
 
-        Raises SourceError, naming the line, for a row that is not what is expected. An image that is not there is no
-        error here: `index` rejects it.
+        Raises SourceError for a row that is not what is expected. A missing image is no error here: `index` rejects it.
         """
         listing = self._stat_listing()
         listed = _Listed()
@@ -104,19 +103,19 @@ class Listing:
             entries.add(entry)
             seen.add((entry[4], entry[3]))
         return Survey(
-            units=SpilledUnits(entries, ENTRIES_PER_UNIT, lambda _, some: {"entries": some}),
+            units=SpilledUnits(entries, self.entries_per_unit, lambda _, some: {"entries": some}),
             classes=class_infos(names),
-            notes=[*empty_notes(self.holdout, {split for split, _ in seen}), *missing_notes(seen, names)],
+            notes=[*self.holdout.empty_notes({split for split, _ in seen}), *missing_notes(seen, names)],
             objects={self.file: listing.num_bytes},
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """One sample for each row, pinned to the generation that the survey saw; a missing image is rejected."""
+        """One sample for each row, pinned to the generation that the survey saw. Rejects a missing image."""
         for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
             if generation is None:
                 yield Rejected(name=path, split=split, reason="not found")
                 continue
-            image = IMAGE_FIELDS.get(extension(path), UNKNOWN_FIELD)
+            image = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
             fields: dict[str, Extent | bytes] = {image: Extent(path, generation, 0, num_bytes)}
             if extra:
                 fields["json"] = extra.encode()
@@ -163,7 +162,7 @@ class Listing:
         empty = "{}" if listed.has_extra else ""
         rows, below = iter(listed.rows), NamesBelow(self.input)
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
-            while some := list(islice(rows, ENTRIES_PER_UNIT)):
+            while some := list(islice(rows, _ROWS_AT_ONCE)):
                 stats = threads.map(self._stat, [path for path, *_ in some])
                 for (path, label, split, key, extra), stat in zip(some, stats, strict=True):
                     yield [
@@ -177,10 +176,10 @@ class Listing:
                     ]
 
     def _split_of(self, path: str, key: str, below: NamesBelow) -> str:
-        """The split of a row without one: neither where the listing stands nor how its paths are spelled matters."""
+        """The split of a row without one, wherever the listing is and however its paths are spelled."""
         if self.holdout and not key and is_absolute(path):
             key = _key_of(below.name(path))
-        return split_of(key or _key_of(path), self.holdout, self.seed)
+        return self.holdout.split_of(key or _key_of(path))
 
     def _stat(self, path: str) -> Stat | None:
         storage, name = open_file(path) if is_absolute(path) else (self.input, path)
@@ -242,7 +241,7 @@ def _read_jsonl(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]
         if not line.strip():
             continue
         try:
-            record = json.loads(line, object_pairs_hook=_without_twins, parse_constant=_refuse_constant)
+            record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
             _compact(record).encode()  # a lone surrogate, which JSON can spell, raises here
         except (ValueError, RecursionError) as error:
             raise SourceError(f"{where}: line {number}: not JSON ({error}); correct the line") from error
@@ -253,10 +252,10 @@ def _read_jsonl(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]
         yield number, record
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> Record:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
     record = dict(pairs)
     if len(record) != len(pairs):
-        raise ValueError("a name stands twice in an object")
+        raise ValueError("an object has a name twice")
     return record
 
 
@@ -284,7 +283,7 @@ def _row(line: int, record: Record, where: str) -> _Row:
 
 
 def _key_of(path: str) -> str:
-    """The key of an image without a given one: its path or address, without its extension."""
+    """The key of an image that is listed without one: its path or URL, without its extension."""
     return without_extension(path.partition("://")[2] or path).lstrip("/")
 
 
@@ -327,12 +326,12 @@ def _check_absolute(path: str, where: str) -> str:
 
 
 def _is_within(folder: Storage, path: str) -> bool:
-    """Whether what is read at a path of a listing stands below the folder, symbolic links resolved."""
+    """Whether the file at a path of a listing is below the folder, with symbolic links resolved."""
     storage, name = open_file(path) if is_absolute(path) else (folder, path)
-    place, top = f"{storage.url}/{name}", folder.url
+    file, top = f"{storage.url}/{name}", folder.url
     if not (storage.is_remote or folder.is_remote):
-        place, top = os.path.realpath(place), os.path.realpath(top)
-    return place.startswith(f"{top.rstrip('/')}/")
+        file, top = os.path.realpath(file), os.path.realpath(top)
+    return file.startswith(f"{top.rstrip('/')}/")
 
 
 def _compact(value: Any) -> str:

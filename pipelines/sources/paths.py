@@ -1,22 +1,7 @@
-"""What a path says of an image: its key and the field that its bytes go into."""
-
-IMAGE_FIELDS = {
-    "jpg": "jpg",
-    "jpeg": "jpg",
-    "png": "png",
-    "ppm": "ppm",
-    "pgm": "pgm",
-    "pbm": "pbm",
-    "bmp": "bmp",
-    "gif": "gif",
-    "webp": "webp",
-    "tif": "tif",
-    "tiff": "tif",
-}
-"""The extensions of images, without the dot and in lower case, and the field that each goes into."""
+"""What a path tells about an image: its key and the field of its bytes."""
 
 UNKNOWN_FIELD = "img"
-"""The field of an image whose path does not tell; the build corrects it by content."""
+"""The field of an image whose path does not tell its format; the build corrects it by content."""
 
 
 def extension(path: str) -> str:
@@ -30,7 +15,7 @@ def without_extension(path: str) -> str:
 
 
 def split(path: str) -> tuple[str, str]:
-    """`posixpath.splitext` in a third of its time, and without the dot: a name's first dots begin no extension."""
+    """`posixpath.splitext` in a third of its time, without the dot; a name's leading dots begin no extension."""
     stem, _, last = path.rpartition(".")
     return (stem, last) if "/" not in last and stem.rpartition("/")[2].strip(".") else (path, "")
 
@@ -41,10 +26,10 @@ def is_hidden(path: str) -> bool:
 
 
 def is_text(path: str) -> bool:
-    """Whether the path is valid Unicode; a local file may have a name that is not."""
+    """Whether the path is valid Unicode, which the name of a local file need not be."""
     return path.isascii() or printable(path) == path
 
 
 def printable(path: str) -> str:
-    """The path with every byte that is no UTF-8 written as `\\xNN`."""
+    """The path with every byte that is not UTF-8 written as `\\xNN`."""
     return path.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -35,7 +35,7 @@ _BROKEN = (
     struct.error,
     zlib.error,
 )
-"""What loadmat raises for a file that is no table."""
+"""What loadmat raises for a file that is not a table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +46,16 @@ class Synsets:
     truth: Mapping[int, str] = field(default_factory=dict)
 
 
-def read_devkit(file: IO[bytes], where: str) -> Synsets:
-    """What `ILSVRC2012_devkit_t12.tar.gz` says; raises SourceError if it is anything else.
+def read_devkit(file: IO[bytes], where: str, *, max_mat_bytes: int = MAX_MAT_BYTES) -> Synsets:
+    """The synsets of `ILSVRC2012_devkit_t12.tar.gz`; raises SourceError for any other file.
 
-    A validation label there is an ILSVRC2012_ID. Those are numbered by another order than the wnids.
+    A validation label there is an ILSVRC2012_ID; their order is not that of the wnids.
     """
     wanted = (_META, _TRUTH)
     _, contents = read_members(file, where, names=wanted, contents_of=wanted)
     if missing := [name for name in wanted if not contents.get(name)]:
         raise SourceError(f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2")
-    wnids, names = _classes(contents[_META], f"{where}: {_META}")
+    wnids, names = _classes(contents[_META], f"{where}: {_META}", max_mat_bytes)
     truth: dict[int, str] = {}
     for number, line in enumerate(contents[_TRUTH].decode("ascii", "replace").split(), start=1):
         if not line.isdecimal() or int(line) not in wnids:
@@ -100,12 +100,14 @@ def _solved(row: list[str], where: str) -> tuple[int, str]:
     return int(image[1]), wnid
 
 
-def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:
-    """The wnids by ILSVRC2012_ID and the names by wnid of the classes that have no children."""
+def _classes(mat: bytes, where: str, max_bytes: int) -> tuple[dict[int, str], dict[str, str]]:
+    """The wnids by ILSVRC2012_ID and the names by wnid, of the classes without children."""
     from scipy.io import loadmat  # not on the workers, which never read the devkit
 
     try:
-        table: Any = loadmat(io.BytesIO(_plain(mat)), squeeze_me=True, variable_names=["synsets"])["synsets"]
+        table: Any = loadmat(io.BytesIO(_unpacked(mat, max_bytes)), squeeze_me=True, variable_names=["synsets"])[
+            "synsets"
+        ]
         leaves = [row for row in np.atleast_1d(table) if int(row["num_children"]) == 0]
         rows = [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in leaves]
     except _BROKEN as error:
@@ -115,13 +117,13 @@ def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:
     return {number: wnid for number, wnid, _ in rows}, {wnid: _first(words) for _, wnid, words in rows}
 
 
-def _plain(mat: bytes) -> bytes:
-    """A MATLAB 5 file with its compressed elements unpacked, because loadmat would unpack them without a limit."""
+def _unpacked(mat: bytes, max_bytes: int) -> bytes:
+    """A MATLAB 5 file with its compressed elements unpacked: loadmat would unpack them without a limit."""
     plain, at = bytearray(mat[:_MAT_HEADER_BYTES]), _MAT_HEADER_BYTES
     while at < len(mat):
         kind, num_bytes = struct.unpack_from("<II", mat, at)
         element = mat[at : at + 8 + num_bytes]
-        plain += _inflate(element[8:], MAX_MAT_BYTES - len(plain)) if kind == _MAT_COMPRESSED else element
+        plain += _inflate(element[8:], max_bytes - len(plain)) if kind == _MAT_COMPRESSED else element
         at += len(element)
     return bytes(plain)
 

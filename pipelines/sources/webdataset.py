@@ -1,4 +1,4 @@
-"""Existing WebDataset tars, PAX, GNU or USTAR, with all their fields."""
+"""Existing WebDataset tars (PAX, GNU or USTAR), with all their fields."""
 
 import json
 import re
@@ -9,16 +9,16 @@ from typing import Any, BinaryIO
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar import header_window, refusal, walk
-from pipelines.sources.paths import IMAGE_FIELDS, is_hidden, is_text, printable
+from pipelines.sources.formats.tar import header_window, reject_reason, walk
+from pipelines.sources.paths import is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
 from shardset.format.naming import MANIFEST, is_field, is_split, split_member
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
-IMAGES = frozenset(IMAGE_FIELDS)
 INLINE_FIELDS = frozenset(("cls", "json", "txt"))
 MAX_INLINE_BYTES = 4096
 MAX_JSON_BYTES = 1 << 20
@@ -34,12 +34,11 @@ _NUMBER = re.compile(r"[-_.]?\d*(-of-\d+)?\.tar$", re.ASCII)
 _LABEL = re.compile(rb"\s*(-1|\d{1,18})\s*")
 
 
-def find(url: str) -> tuple[Storage, tuple[str, ...]]:
-    """The folder behind an --input value and the tars that it names there; none if it names the folder itself.
+def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
+    """The folder that an --input value means, and the tars that it names there; none if it names the folder itself.
 
-    `gs://b/set` is a folder (so is the manifest in it), `x.tar` one tar, `x-{000..009}.tar`, `{a,b}.tar` and
-    `x.tar::y.tar` are several.
-    Raises ConfigError if they have no folder in common, SourceError if they are compressed.
+    `gs://b/set` is a folder, and so is the manifest in it; `x.tar` is one tar; `x-{000..009}.tar`, `{a,b}.tar` and
+    `x.tar::y.tar` are several. Raises ConfigError if they have no folder in common, SourceError if they are compressed.
     """
     urls = list(dict.fromkeys(one for part in url.split("::") for one in _expand(part)))
     for one in urls:
@@ -54,11 +53,11 @@ def find(url: str) -> tuple[Storage, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class WebDataset:
-    """Tars of samples: neighbouring members with the same key. One unit a tar.
+    """Tars of samples, which are adjacent members with the same key. One unit per tar.
 
-    `tars` are names in the input folder, all `*.tar` below it if there are none. `split` puts everything into one
-    split; otherwise the first folder of a tar's path, or its name without the number, is its split. A manifest of
-    a shard set in the folder decides both, and names the classes.
+    `tars` are names in the input folder; empty means all `*.tar` below it. `split` puts all samples into one split;
+    otherwise the split is the first folder of a tar's path, or the tar's name without its number. The manifest of a
+    shard set in the folder decides both, and names the classes.
     """
 
     input: Storage
@@ -88,17 +87,17 @@ class WebDataset:
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The samples of one tar in its order; raises SourceError where the tar is damaged."""
+        """The samples of one tar in its order; raises SourceError if the tar is damaged."""
         window = header_window(self.input)
         with RangeFile(self.input, unit["tar"], unit["generation"], unit["num_bytes"], window) as file:
             members = walk(file, f"{self.input.url}/{unit['tar']}")
             seen: set[str] = set()
-            for key, group in _neighbours(members):
+            for key, group in _adjacent(members):
                 yield _sample(_Group(unit, key, group, key in seen), file)
                 seen.add(key)
 
     def manifest(self) -> Manifest | None:
-        """That of a shard set which is the input folder; None for tars that were named, and for those of others."""
+        """The manifest of the input folder if that is a shard set; None if it is not, or tars were named."""
         if self.tars or not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
             return None
         data = self.input.read(MANIFEST)
@@ -122,28 +121,28 @@ def _is_ours(data: bytes) -> bool:
     try:
         head = json.loads(data)
     except RecursionError:
-        return True  # of nobody's making, which says so when it is parsed
+        return True  # parsing it gives the error
     except ValueError:
-        return data.lstrip().startswith(b"{")  # a damaged one, which says so too
+        return data.lstrip().startswith(b"{")  # a damaged one: parsing it gives the error
     return isinstance(head, dict) and head.get("kind") == manifests.KIND
 
 
 def _below(storage: Storage) -> list[Stat]:
-    found = [stat for stat in storage.list() if not is_hidden(stat.name)]
-    tars = [stat for stat in found if stat.name.endswith(".tar")]
+    stats = [stat for stat in storage.list() if not is_hidden(stat.name)]
+    tars = [stat for stat in stats if stat.name.endswith(".tar")]
     if not tars:
-        for stat in found:
+        for stat in stats:
             _refuse_compressed(f"{storage.url}/{stat.name}")
         raise SourceError(
-            f"{storage.url}: no *.tar below it ({len(found)} other files); give the folder, a tar or a brace pattern"
+            f"{storage.url}: no *.tar below it ({len(stats)} other files); give the folder, a tar or a brace pattern"
         )
     return tars
 
 
 def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
     wanted = list(names)
-    found = {stat.name: stat for stat in storage.list(common_start(wanted))}
-    if missing := [name for name in wanted if name not in found]:
+    stats = {stat.name: stat for stat in storage.list(common_start(wanted))}
+    if missing := [name for name in wanted if name not in stats]:
         if any(letter in name for name in missing for letter in "*?"):
             raise SourceError(
                 f"{storage.url}/{missing[0]}: no such tar, and * and ? are not read; name the folder, or the tars as "
@@ -153,7 +152,7 @@ def _named(storage: Storage, names: Iterable[str]) -> list[Stat]:
         raise SourceError(
             f"{storage.url}: {len(missing)} of {len(wanted)} tars are missing: {first}; fetch them or correct --input"
         )
-    return [found[name] for name in wanted]
+    return [stats[name] for name in wanted]
 
 
 def _known(storage: Storage, manifest: Manifest) -> list[Stat]:
@@ -175,22 +174,22 @@ def _refuse_compressed(url: str) -> None:
 
 def _expand(pattern: str) -> list[str]:
     """`a{1..2}{x,y}` as a1x, a1y, a2x, a2y; raises ConfigError for braces that say neither."""
-    found = _BRACES.search(pattern)
-    if not found:
+    braces = _BRACES.search(pattern)
+    if not braces:
         return [pattern]
-    before, after = pattern[: found.start()], pattern[found.end() :]
-    choices, rests = _choices(found[1], pattern), _expand(after)
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    choices, rests = _choices(braces[1], pattern), _expand(after)
     if len(choices) * len(rests) > MAX_EXPANDED:
         raise ConfigError(f"{pattern}: more than {MAX_EXPANDED} names; give the folder instead")
     return [before + choice + rest for choice in choices for rest in rests]
 
 
 def _choices(body: str, pattern: str) -> list[str]:
-    if found := _RANGE.fullmatch(body):
-        start, stop = int(found[1]), int(found[2]) + 1
+    if numbers := _RANGE.fullmatch(body):
+        start, stop = int(numbers[1]), int(numbers[2]) + 1
         if not 0 < stop - start <= MAX_EXPANDED:
             raise ConfigError(f"{pattern}: {{{body}}} is {max(0, stop - start)} numbers, expected 1 to {MAX_EXPANDED}")
-        width = len(found[1]) if found[1].startswith("0") else 0
+        width = len(numbers[1]) if numbers[1].startswith("0") else 0
         return [f"{number:0{width}d}" for number in range(start, stop)]
     if "," in body:
         return body.split(",")
@@ -211,7 +210,7 @@ def _common_folder(urls: list[str]) -> str:
     return folder or slash
 
 
-def _neighbours(members: Iterable[TarInfo]) -> Iterator[tuple[str, list[TarInfo]]]:
+def _adjacent(members: Iterable[TarInfo]) -> Iterator[tuple[str, list[TarInfo]]]:
     group: list[TarInfo] = []
     key = ""
     for member in members:
@@ -227,7 +226,7 @@ def _neighbours(members: Iterable[TarInfo]) -> Iterator[tuple[str, list[TarInfo]
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Neighbouring members of a tar with one key."""
+    """Adjacent members of a tar with the same key."""
 
     unit: Unit
     key: str
@@ -244,8 +243,8 @@ class _Group:
     def reason(self) -> str | None:
         """Why this can't be a sample, or None."""
         for member in self.members:
-            if why := refusal(member):
-                return f"member {member.name!r} {why}"
+            if reason := reject_reason(member):
+                return f"member {member.name!r} {reason}"
         if not self.key.rpartition("/")[2]:
             return "has no key before its first dot"
         if self.repeated:
@@ -254,7 +253,7 @@ class _Group:
 
     def rejected(self, reason: str) -> Rejected:
         first = self.members[0]
-        extent = None if refusal(first) else self.extent(first)
+        extent = None if reject_reason(first) else self.extent(first)
         return Rejected(name=f"{self.unit['tar']}/{first.name}", split=self.unit["split"], reason=reason, extent=extent)
 
 
@@ -290,7 +289,7 @@ def _sample(group: _Group, file: BinaryIO) -> RawSample | Rejected:
         key=group.key,
         split=group.unit["split"],
         label=label,
-        image=next((field for field in members if field in IMAGES), ""),
+        image=next((field for field in members if field in FIELD_OF_EXTENSION), ""),
         fields=fields,
     )
 
@@ -304,16 +303,16 @@ def _content(field: str, member: TarInfo, group: _Group, file: BinaryIO) -> Exte
 def _label(members: dict[str, TarInfo], file: BinaryIO) -> int:
     if cls := members.get("cls"):
         return _label_in_cls(_read(file, cls) if cls.size <= MAX_INLINE_BYTES else b"...")
-    if (found := members.get("json")) and found.size <= MAX_JSON_BYTES:
-        return _label_in_json(_read(file, found))
+    if (metadata := members.get("json")) and metadata.size <= MAX_JSON_BYTES:
+        return _label_in_json(_read(file, metadata))
     return -1
 
 
 def _label_in_cls(content: bytes) -> int:
-    found = _LABEL.fullmatch(content)
-    if not found or int(found[1]) > MAX_LABEL:
+    number = _LABEL.fullmatch(content)
+    if not number or int(number[1]) > MAX_LABEL:
         raise ValueError(f"cls is {content[:40]!r}, expected a label from 0 to {MAX_LABEL} in ASCII digits")
-    return int(found[1])
+    return int(number[1])
 
 
 def _label_in_json(content: bytes) -> int:

@@ -1,19 +1,22 @@
-"""The commit: every shard's record becomes one manifest, written last and at once."""
+"""The commit: the records of all shards become one manifest, which is published last."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import IO
 
 import msgspec
 
+from pipelines.config import BuildConfig
 from pipelines.images.encode import libraries
-from pipelines.plan import files as planfiles
-from pipelines.plan.job import Job, PlanFile, record_of
+from pipelines.plan import files as plan_files
+from pipelines.plan import paths
+from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan
-from pipelines.plan.partitions import copy_part, in_order
+from pipelines.plan.partitions import copy_range
+from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.write import replace
-from pipelines.write.shard import ShardRecord
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -23,78 +26,108 @@ from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.version import __version__
 
 
-def commit(job: Job, plan: PlanFile, num_finished: int) -> str | None:
-    """Publishes the manifest if that many are all shards, and returns its digest; None if only some were asked for.
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Publishes the set of one build; pickles. `suffix` keeps its files apart from those of a replaced set."""
 
-    A set that this one replaces stays whole until the new manifest stands; then its files go.
-    """
-    if num_finished != sum(split.num_shards for split in plan.splits.values()):
-        return None
-    whole = record_of(job.output, naming.PLAN, job.read(naming.PLAN), PlanFile)  # `plan` travels without its classes
-    if whole.digest != plan.digest:
-        raise planfiles.another_build(job.output, naming.PLAN)
-    list_rejected(job, whole)
-    digest = write_manifest(job, whole, {name: read_records(job, plan, name) for name in plan.splits})
-    _remove_replaced(job)
-    return digest
+    files: PlanFiles
+    config: BuildConfig
+    suffix: str
 
+    def commit(self, plan: PlanFile, num_finished: int) -> str | None:
+        """Publishes the manifest if all shards are finished and returns its digest; None if only some were asked for.
 
-def list_rejected(job: Job, plan: PlanFile) -> None:
-    """Lays the list of rejected samples beside the shards."""
-    name = naming.quarantine_path(job.suffix)
-    copy_part(job.output, plan.rejected, name, job.condition_of(name))
+        A set that this one replaces stays whole until the new manifest stands; then its files are removed.
+        """
+        if num_finished != sum(split.num_shards for split in plan.splits.values()):
+            return None
+        complete = self.files.read_record(paths.PLAN, PlanFile)  # `plan` travels without its classes
+        if complete.digest != plan.digest:
+            raise plan_files.another_build(self.files.output, paths.PLAN)
+        self._copy_rejected(complete)
+        digest = self.write_manifest(complete, {name: self.read_records(plan, name) for name in plan.splits})
+        self._remove_replaced()
+        return digest
 
+    def read_records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
+        """The records of all shards of a split, in order, each read when it is asked for."""
+        names = [paths.record_path(split, number) for number in range(plan.splits[split].num_shards)]
+        for name, content in zip(names, self.files.read_each(names), strict=True):
+            record = plan_files.decode_record(self.files.output, name, content, ShardRecord)
+            if record.plan_digest != plan.digest:
+                raise plan_files.another_build(self.files.output, name)
+            yield record
 
-def read_records(job: Job, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
-    """The records of all shards of a split, in order, each read when it is asked for."""
-    names = [naming.record_path(split, number) for number in range(plan.splits[split].num_shards)]
-    for name, data in zip(names, in_order(job.output, names, job.read), strict=True):
-        record = record_of(job.output, name, data, ShardRecord)
-        if record.plan_digest != plan.digest:
-            raise planfiles.another_build(job.output, name)
-        yield record
+    def write_manifest(self, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> str:
+        """Writes the manifest of a plan whose shards are all finished and returns its digest.
 
+        Keeps one shard in memory at a time: the manifest begins with sums and a digest over all shards, so the shards
+        wait in temporary files.
+        """
+        with os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"), ExitStack() as stack:
+            lines = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
+            splits = {name: _split(split, records[name], lines[name]) for name, split in sorted(plan.splits.items())}
+            manifest = self._manifest(plan, splits)
+            digest, pieces = manifests.json_of_entries(manifest, lambda split: _read_lines(lines[split]))
+            self._publish(digest, pieces)
+        return digest
 
-def write_manifest(job: Job, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> str:
-    """Writes the manifest of a plan whose shards are all finished, and returns its digest; holds one shard at a time.
+    def _copy_rejected(self, plan: PlanFile) -> None:
+        """Puts the list of rejected samples beside the shards."""
+        name = naming.quarantine_path(self.suffix)
+        copy_range(self.files.output, plan.rejected, name, self.files.replaceable(name))
 
-    Between the records and the manifest, which says their sums and its digest first, the shards wait on the disk.
-    """
-    with os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"), ExitStack() as stack:
-        files = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
-        splits = {name: _split(split, records[name], files[name]) for name, split in sorted(plan.splits.items())}
-        digest, pieces = manifests.json_of_entries(_manifest(job, plan, splits), lambda split: _lines(files[split]))
-        _publish(job, digest, pieces)
-    return digest
+    def _manifest(self, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
+        config = self.config
+        return Manifest(
+            kind=manifests.KIND,
+            version=manifests.VERSION,
+            digest="",
+            plan_digest=plan.digest,
+            seed=config.seed,
+            order_version=ORDER_VERSION,
+            remainder=config.remainder,
+            classes=plan.classes,
+            splits=splits,
+            quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(self.suffix)),
+            fixes=plan.fixes,
+            provenance=Provenance(
+                tool=f"shardset {__version__}",
+                source=config.source,
+                source_digest=plan.source_digest,
+                options=config.what_decides_bytes(),
+                libraries=libraries(config.image) if config.writes_images(plan.fixes) else {},
+                notes=plan.notes,
+            ),
+        )
 
+    def _publish(self, digest: str, pieces: Iterable[bytes]) -> None:
+        """Writes the manifest while the output is this build's; removes it if another build began in that moment."""
+        output, old = self.files.output, self.files.replaceable(naming.MANIFEST)
+        try:
+            with output.writer(naming.MANIFEST, if_generation=old if self.suffix else ABSENT) as out:
+                for piece in pieces:
+                    out.write(piece)
+        except PreconditionFailed as error:
+            raise ManifestError(_why_not_published(output)) from error
+        try:
+            self.files.check_current()
+        except ManifestError:
+            _withdraw(output, digest)
+            raise
 
-def _manifest(job: Job, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
-    config = job.config
-    return Manifest(
-        kind=manifests.KIND,
-        version=manifests.VERSION,
-        digest="",
-        plan_digest=plan.digest,
-        seed=config.seed,
-        order_version=ORDER_VERSION,
-        remainder=config.remainder,
-        classes=plan.classes,
-        splits=splits,
-        quarantine=Quarantine(count=plan.num_rejected, path=naming.quarantine_path(job.suffix)),
-        fixes=plan.fixes,
-        provenance=Provenance(
-            tool=f"shardset {__version__}",
-            source=config.source,
-            source_digest=plan.source_digest,
-            options=config.what_decides_bytes(),
-            libraries=libraries(config.image) if config.writes_images(plan.fixes) else {},
-            notes=plan.notes,
-        ),
-    )
+    def _remove_replaced(self) -> None:
+        """Removes the files of the set that this one replaced, and last the note of them, so that a rerun can go on."""
+        content = self.files.find(paths.REPLACED)
+        if content is not None:
+            output = self.files.output
+            old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
+            replace.remove(self.files, [naming.REPORT, *replace.files_of(old)])  # the report is about the old set
+            output.delete(paths.REPLACED)
 
 
 def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> Split:
-    """What is said of a split besides its shards, which go into `file`, a line each."""
+    """A split of the manifest without its shards, which are written into `file`, one a line."""
     num_content_bytes, first_id = 0, 0
     fields: dict[str, None] = {}
     for record in records:
@@ -114,30 +147,14 @@ def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> 
     )
 
 
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
+def _read_lines(file: IO[bytes]) -> Iterator[bytes]:
     file.seek(0)
     for line in file:
         yield line.removesuffix(b"\n")
 
 
-def _publish(job: Job, digest: str, pieces: Iterable[bytes]) -> None:
-    """Writes the manifest while the output is this build's; takes it back if another began there in that moment."""
-    stands = job.condition_of(naming.MANIFEST)
-    try:
-        with job.output.writer(naming.MANIFEST, if_generation=stands if job.suffix else ABSENT) as out:
-            for piece in pieces:
-                out.write(piece)
-    except PreconditionFailed as error:
-        raise ManifestError(_what_stands(job.output)) from error
-    try:
-        job.check_place()
-    except ManifestError:
-        _take_back(job.output, digest)
-        raise
-
-
-def _take_back(output: Storage, digest: str) -> None:
-    """Removes a manifest whose shards another build may remove; that build's own has another digest and stays."""
+def _withdraw(output: Storage, digest: str) -> None:
+    """Removes a manifest whose shards another build may remove. That build's own manifest has another digest."""
     with suppress(NotFound):
         generation = output.stat(naming.MANIFEST).generation
         data = output.read(naming.MANIFEST, generation=generation)
@@ -145,8 +162,8 @@ def _take_back(output: Storage, digest: str) -> None:
             output.delete(naming.MANIFEST, generation=generation)
 
 
-def _what_stands(output: Storage) -> str:
-    """What stands where the manifest was to be published, and what to do about it."""
+def _why_not_published(output: Storage) -> str:
+    """What is in the place of the manifest, and what to do about it."""
     where = f"{output.url}/{naming.MANIFEST}"
     try:
         manifests.parse(output.read(naming.MANIFEST), where)
@@ -156,13 +173,3 @@ def _what_stands(output: Storage) -> str:
         f"{where}: another manifest was written there meanwhile; two builds into one place can't both win: "
         "choose another --output, or rerun with --overwrite"
     )
-
-
-def _remove_replaced(job: Job) -> None:
-    """Removes the files of the set that this one replaced; what is to be removed is forgotten last, so a rerun can."""
-    data = job.find(naming.REPLACED)
-    if data is not None:
-        old = manifests.parse(bytes(data), f"{job.output.url}/{naming.REPLACED}")
-        doomed = [naming.REPORT, *replace.files_of(old)]  # the report is about the old set
-        replace.remove(job.output, doomed, job.check_place)
-        job.output.delete(naming.REPLACED)

@@ -1,14 +1,16 @@
-"""Raw bytes by extent, in order: coalesced, concurrent where that pays, pinned to the generation of the plan."""
+"""Raw bytes by extent, in order: coalesced, concurrent on gs://, pinned to the generation of the plan."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
+from itertools import groupby, islice
+from typing import NamedTuple
 
 from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
 from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
+from shardset.read.ranges import coalesce
 from shardset.storage.base import Storage
 from shardset.storage.open import is_absolute, open_file
 
@@ -18,26 +20,26 @@ FIRST_IN_FLIGHT = 4
 MOST_IN_FLIGHT = 32
 
 SPOOLED = "spool:///"
-"""Before the name of a plan's object, in an extent of bytes that a source gave to its spool.
+"""Prefix of a plan file's name in an extent of spooled bytes.
 
-No object of an input is called so: names have no empty parts, and no storage has this scheme."""
+No input object has such a name: names have no empty parts, and no storage has this scheme."""
 
 
 class Window:
-    """How many reads are on their way at once: one more after each, half as many when the server refuses or fails.
+    """The number of reads in flight: grows by one after each, halves when the server refuses or fails.
 
-    All workers may read one object, and a bucket takes a new load only step by step.
+    All workers may read one object, and a bucket accepts more load only gradually.
     """
 
     def __init__(self) -> None:
         self.size = FIRST_IN_FLIGHT
 
     def grow(self) -> None:
-        """A read is done."""
+        """Called when a read is done."""
         self.size = min(MOST_IN_FLIGHT, self.size + 1)
 
     def shrink(self) -> None:
-        """A read has to be tried again."""
+        """Called when a read has to be retried."""
         self.size = max(1, self.size // 2)
 
 
@@ -47,15 +49,15 @@ _of_process = Window()
 def fetch(
     groups: Iterable[Sequence[Extent]], source: Storage, output: Storage, window: Window = _of_process
 ) -> Iterator[list[bytes]]:
-    """For each group of extents (a sample's), their contents; neighbours in a group are read together.
+    """The contents of each group of extents (a sample's); neighbours in a group are read together.
 
-    Of `groups` only those in flight are held. What does not have the CRC32C of its extent is read once more.
+    Holds only the groups in flight. Reads once more where the CRC32C is not the extent's.
 
-    Raises ChangedInput if an object is not the one that was planned any more, or its bytes are others.
+    Raises ChangedInput if an object is no longer the planned one, or if its bytes changed.
     """
 
     def read_group(group: Sequence[Extent]) -> list[bytes]:
-        return _read_group(group, lambda extent: _place_of(extent, source, output))
+        return _read_group(group, lambda extent: _locate(extent, source, output))
 
     num_threads = max(source.reads_at_once, output.reads_at_once)
     if num_threads == 1:
@@ -67,34 +69,62 @@ def fetch(
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, read: Callable, groups: Iterable[Sequence[Extent]], window: Window
+    pool: ThreadPoolExecutor,
+    read: Callable[[Sequence[Extent]], list[bytes]],
+    groups: Iterable[Sequence[Extent]],
+    window: Window,
 ) -> Iterator[list[bytes]]:
-    waiting: deque[Future[list[bytes]]] = deque()
-    left = iter(groups)
+    pending: deque[Future[list[bytes]]] = deque()
+    remaining = iter(groups)
     try:
         while True:
-            waiting.extend(pool.submit(read, group) for group in islice(left, max(0, window.size - len(waiting))))
-            if not waiting:
+            pending.extend(pool.submit(read, group) for group in islice(remaining, max(0, window.size - len(pending))))
+            if not pending:
                 return
-            yield waiting.popleft().result()
+            yield pending.popleft().result()
             window.grow()
     finally:
-        for future in waiting:
+        for future in pending:
             future.cancel()
 
 
-def _place_of(extent: Extent, source: Storage, output: Storage) -> tuple[Storage, str, str | None]:
+class _Located(NamedTuple):
+    """The object that an extent is in; `generation` is None for a spool, which is a part of the plan."""
+
+    storage: Storage
+    name: str
+    generation: str | None
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes [start, stop); ChangedInput if the object is not the planned one."""
+        where = f"{self.storage.url}/{self.name}"
+        try:
+            data = self.storage.read(self.name, start, stop, generation=self.generation) if stop > start else b""
+        except (NotFound, PreconditionFailed) as error:
+            raise ChangedInput(f"{where}: not the object that was planned ({error}); {self._remedy()}") from error
+        if len(data) != stop - start:
+            raise ChangedInput(f"{where}: {len(data)} bytes at {start}, planned were {stop - start}; {self._remedy()}")
+        return data
+
+    def _remedy(self) -> str:
+        return f"restore it, or {START_OVER if self.generation is None else 'plan again with --overwrite'}"
+
+
+Locate = Callable[[Extent], _Located]
+
+
+def _locate(extent: Extent, source: Storage, output: Storage) -> _Located:
     if extent.object.startswith(SPOOLED):
-        return output, extent.object.removeprefix(SPOOLED), None
+        return _Located(output, extent.object.removeprefix(SPOOLED), None)
     if is_absolute(extent.object):
-        return (*open_file(extent.object), extent.generation)
-    return source, extent.object, extent.generation
+        return _Located(*open_file(extent.object), extent.generation)
+    return _Located(source, extent.object, extent.generation)
 
 
-def _read_group(group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]) -> list[bytes]:
+def _read_group(group: Sequence[Extent], locate: Locate) -> list[bytes]:
     return [
-        content if _fits(extent, content) else _read_again(extent, *place_of(extent))
-        for extent, content in zip(group, _read_together(group, place_of), strict=True)
+        content if _fits(extent, content) else _read_again(extent, locate(extent))
+        for extent, content in zip(group, _read_together(group, locate), strict=True)
     ]
 
 
@@ -102,74 +132,41 @@ def _fits(extent: Extent, content: bytes) -> bool:
     return extent.crc32c == UNREAD or extend_crc32c(0, content) == extent.crc32c
 
 
-def _read_again(extent: Extent, storage: Storage, name: str, generation: str | None) -> bytes:
-    start, stop = extent.offset, extent.offset + extent.num_bytes
-    content = _read_range(start, stop, storage, name, generation)
+def _read_again(extent: Extent, located: _Located) -> bytes:
+    content = located.read(extent.offset, extent.offset + extent.num_bytes)
     if not _fits(extent, content):
         raise ChangedInput(
-            f"{storage.url}/{name}, {stop - start} bytes at {start}: its bytes changed since it was planned, its size "
-            f"and time did not (CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}, read twice); "
+            f"{located.storage.url}/{located.name}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed "
+            "since it was planned, its size and time did not "
+            f"(CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}, read twice); "
             f"restore it, or {START_OVER}"
         )
     return content
 
 
-def _read_together(
-    group: Sequence[Extent], place_of: Callable[[Extent], tuple[Storage, str, str | None]]
-) -> list[bytes]:
+def _read_together(group: Sequence[Extent], locate: Locate) -> list[bytes]:
     if not group:
         return []
     if len(group) == 1:
         [extent] = group
-        return [_read_range(extent.offset, extent.offset + extent.num_bytes, *place_of(extent))]
+        return [locate(extent).read(extent.offset, extent.offset + extent.num_bytes)]
     contents: dict[Extent, bytes] = {}
     for run in _runs(sorted(set(group), key=lambda extent: (extent.object, extent.offset))):
-        contents.update(zip(run, _read_run(run, *place_of(run[0])), strict=True))
+        contents.update(zip(run, _read_run(run, locate(run[0])), strict=True))
     return [contents[extent] for extent in group]
 
 
-def _read_run(run: Sequence[Extent], storage: Storage, name: str, generation: str | None) -> list[bytes]:
+def _read_run(run: Sequence[Extent], located: _Located) -> list[bytes]:
     """The contents of neighbours in one object, in one read."""
     start, stop = run[0].offset, max(extent.offset + extent.num_bytes for extent in run)
-    data = _read_range(start, stop, storage, name, generation)
+    data = located.read(start, stop)
     return [data[extent.offset - start : extent.offset - start + extent.num_bytes] for extent in run]
 
 
-def _read_range(start: int, stop: int, storage: Storage, name: str, generation: str | None) -> bytes:
-    try:
-        data = storage.read(name, start, stop, generation=generation) if stop > start else b""
-    except (NotFound, PreconditionFailed) as error:
-        raise ChangedInput(
-            f"{storage.url}/{name}: not the object that was planned ({error}); {_way_out(generation)}"
-        ) from error
-    if len(data) != stop - start:
-        raise ChangedInput(
-            f"{storage.url}/{name}: {len(data)} bytes at {start}, planned were {stop - start}; {_way_out(generation)}"
-        )
-    return data
-
-
-def _way_out(generation: str | None) -> str:
-    """What to do about lost bytes: only those of a spool, a part of the plan, are pinned to no generation."""
-    return f"restore it, or {START_OVER if generation is None else 'plan again with --overwrite'}"
-
-
 def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
-    run: list[Extent] = []
-    for extent in extents:
-        if run and not _adjoins(run, extent):
-            yield run
-            run = []
-        run.append(extent)
-    if run:
-        yield run
-
-
-def _adjoins(run: Sequence[Extent], extent: Extent) -> bool:
-    first, last = run[0], run[-1]
-    same = (extent.object, extent.generation) == (last.object, last.generation)
-    return (
-        same
-        and extent.offset - (last.offset + last.num_bytes) <= MAX_GAP
-        and extent.offset + extent.num_bytes - first.offset <= MAX_READ
-    )
+    """Neighbours in one object that are read together; `extents` are sorted by object and offset."""
+    for _, group in groupby(extents, key=lambda extent: (extent.object, extent.generation)):
+        neighbours = list(group)
+        ranges = [(extent.offset, extent.offset + extent.num_bytes) for extent in neighbours]
+        for run in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
+            yield neighbours[run]

@@ -1,16 +1,17 @@
 """What a build may remove at its output: the files of the set that it replaces, and what an unfinished build left.
 
-Both are known by name, from a manifest or from `plan/`. Whatever else stands there is somebody else's and stays.
+Both are known by name, from a manifest or from `plan/`. Every other file is somebody else's and stays.
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 import msgspec
 
-from pipelines.plan import files
-from pipelines.plan.job import read_record
+from pipelines.plan import files as plan_files
+from pipelines.plan import paths
+from pipelines.plan.files import PlanFiles
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -18,28 +19,30 @@ from shardset.format.manifest import Manifest
 from shardset.storage.base import Stat, Storage
 
 
-class _Build(msgspec.Struct):
-    """What is needed of `plan/build.json`, whichever version wrote it."""
+class _AnyBuildFile(msgspec.Struct):
+    """The part of `plan/build.json` that every version wrote."""
 
     suffix: str
     before: list[str] = []
 
 
-class _Split(msgspec.Struct):
+class _AnySplit(msgspec.Struct):
     num_shards: int
 
 
-class _Plan(msgspec.Struct):
-    """The same of `plan/plan.json`."""
+class _AnyPlanFile(msgspec.Struct):
+    """The part of `plan/plan.json` that every version wrote."""
 
-    splits: dict[str, _Split]
+    splits: dict[str, _AnySplit]
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
-    """The manifest that stands there, None if there is none; ManifestError if it does not say which files are its."""
+    """The manifest of that name, None if there is none; ManifestError if it can't be read."""
     where = f"{output.url}/{name}"
     try:
-        return files.checked(lambda: output.read(name), lambda data: manifests.parse(data, where), ManifestError)
+        return plan_files.read_checked(
+            lambda: output.read(name), lambda data: manifests.parse(data, where), ManifestError
+        )
     except NotFound:
         return None
     except ManifestError as error:
@@ -54,31 +57,26 @@ def files_of(manifest: Manifest | None) -> set[str]:
     return {manifest.quarantine.path, *(path for shard in shards for path in (shard.path, shard.index.path))}
 
 
-def left_behind(output: Storage) -> set[str]:
-    """The files that the build whose `plan/` stands there may have written, and those of a set that it replaced."""
-    found = _files_replaced(output)
-    build: _Build | None = read_record(output, naming.BUILD, _Build)
-    plan: _Plan | None = read_record(output, naming.PLAN, _Plan)
+def unfinished_files(output: Storage) -> set[str]:
+    """The files that the build in `plan/` may have written, and those of a set that it replaced."""
+    names = _replaced_files(output)
+    build = plan_files.find_record(output, paths.BUILD, _AnyBuildFile)
+    plan = plan_files.find_record(output, paths.PLAN, _AnyPlanFile)
     if not build or not plan:
-        return found
+        return names
     for suffix in {build.suffix, *build.before}:
-        found.add(naming.quarantine_path(suffix))
-        for name, split in plan.splits.items():
-            shards = [naming.shard_path(name + suffix, name, number) for number in range(split.num_shards)]
-            found.update(shards, map(naming.index_path, shards))
-    return found
+        names.add(naming.quarantine_path(suffix))
+        for split, sizes in plan.splits.items():
+            shards = [naming.shard_path(split + suffix, split, number) for number in range(sizes.num_shards)]
+            names.update(shards, map(naming.index_path, shards))
+    return names
 
 
-def _files_replaced(output: Storage) -> set[str]:
-    found = files.find(output, naming.REPLACED)
-    return files_of(manifests.parse(bytes(found.content), f"{output.url}/{naming.REPLACED}")) if found else set()
-
-
-def refuse_input(output: Storage, doomed: Iterable[str], source: Storage, objects: Iterable[str]) -> None:
-    """Raises ConfigError if one of the files to be removed is one of the input's objects."""
-    folder, mine = _place(output), {f"{_place(source)}/{name}" for name in objects}
-    for name in sorted(doomed):
-        if f"{folder}/{name}" in mine:
+def refuse_input(output: Storage, names: Iterable[str], source: Storage, objects: Iterable[str]) -> None:
+    """Raises ConfigError if one of the files to be removed is one of the input's `objects`."""
+    folder, inputs = _real_path(output), {f"{_real_path(source)}/{name}" for name in objects}
+    for name in sorted(names):
+        if f"{folder}/{name}" in inputs:
             raise ConfigError(
                 f"{output.url}/{name} is read by this build, and --overwrite would remove it; choose another --output"
             )
@@ -86,7 +84,7 @@ def refuse_input(output: Storage, doomed: Iterable[str], source: Storage, object
 
 def refuse_inside(output: Storage, source: Storage) -> None:
     """Raises ConfigError if the output is in the folder `source`, all of whose tars are the input."""
-    if f"{_place(output)}/".startswith(f"{_place(source)}/"):
+    if f"{_real_path(output)}/".startswith(f"{_real_path(source)}/"):
         raise ConfigError(
             f"{output.url}: all tars below {source.url} are read, so a rerun would take the shards for input; choose "
             "another --output, or name the tars as input"
@@ -95,40 +93,45 @@ def refuse_inside(output: Storage, source: Storage) -> None:
 
 def refuse_among_raw(output: Storage, folder: Storage) -> None:
     """Raises ConfigError if the output is the folder of the raw input, or in it."""
-    if f"{_place(output)}/".startswith(f"{_place(folder)}/"):
+    if f"{_real_path(output)}/".startswith(f"{_real_path(folder)}/"):
         raise ConfigError(
             f"{output.url}: is in the input {folder.url}, so tars would stand among the raw files; choose an --output "
             "outside of it"
         )
 
 
-def remove(output: Storage, names: Collection[str], check_place: Callable[[], None]) -> None:
-    """Removes those of the files that stand there while `check_place` says that it may.
+def remove(files: PlanFiles, names: Collection[str]) -> None:
+    """Removes those of the files that exist, if the output is still this build's.
 
-    What another build writes there later stays: it has another generation.
+    A file that another build writes there later stays: it has another generation.
     """
-    seen = list(_standing(output, names))
-    if seen:
-        check_place()
-    for found in seen:
-        output.delete(found.name, generation=found.generation)
+    existing = list(_existing(files.output, names))
+    if existing:
+        files.check_current()
+    for stat in existing:
+        files.output.delete(stat.name, generation=stat.generation)
 
 
-def _standing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
-    """Those of the files that stand there: of the output's other folders nothing is listed."""
+def remove_partitions(files: PlanFiles) -> None:
+    """Removes what the steps of a run left for each other."""
+    remove(files, {stat.name for stat in files.output.list(paths.PARTITIONS)})
+
+
+def _replaced_files(output: Storage) -> set[str]:
+    file = plan_files.find(output, paths.REPLACED)
+    return files_of(manifests.parse(bytes(file.content), f"{output.url}/{paths.REPLACED}")) if file else set()
+
+
+def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
+    """Those of the files that exist; lists no other folder of the output."""
     for folder in sorted({name.rpartition("/")[0] for name in names}):
         if folder:
-            yield from (found for found in output.list(f"{folder}/") if found.name in names)
+            yield from (stat for stat in output.list(f"{folder}/") if stat.name in names)
     for name in sorted(name for name in names if "/" not in name):
         with suppress(NotFound):
             yield output.stat(name)
 
 
-def remove_all(output: Storage, prefix: str, check_place: Callable[[], None]) -> None:
-    """Removes the objects below a folder; see remove."""
-    remove(output, {found.name for found in output.list(prefix)}, check_place)
-
-
-def _place(storage: Storage) -> str:
-    """The folder without the symbolic links on the way to it."""
+def _real_path(storage: Storage) -> str:
+    """The folder, without symbolic links on the way to it."""
     return storage.url if storage.is_remote else os.path.realpath(storage.url).rstrip("/")

@@ -1,154 +1,150 @@
 """Writes one shard: a pure function of the plan and the raw bytes that it names."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import tee
 
-import google_crc32c
 import msgspec
 import pyarrow as pa
 
-from pipelines.images.encode import UndecodableImage, encode, stored_field
-from pipelines.plan import files, tables
-from pipelines.plan.job import Job, put, record_of
+from pipelines.images.encode import encode
+from pipelines.images.options import ImageOptions, stored_field
+from pipelines.plan import files as plan_files
+from pipelines.plan import paths, tables
+from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan
+from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import fetch
-from shardset.checksum import crc32c_text
-from shardset.errors import NotFound, SourceError
+from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
+from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming
+from shardset.format.index import index_to_bytes
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
-from shardset.format.tar import StoredSample, TarBuilder, index_to_bytes
+from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ABSENT, Storage
 
-_ROWS_IN_PYTHON = 512
+_CHUNK_ROWS = 512
+_CRC_BYTES = 8 * 2**20
 
 
-class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/done/...`: a finished shard. Its `first_id` is 0 here; the commit counts it."""
+@dataclass(frozen=True, slots=True)
+class ShardWriter:
+    """Writes the shards of one build; pickles. `suffix` keeps its folders apart from those of a replaced set."""
 
-    split: str
-    number: int
-    plan_digest: str
-    num_content_bytes: int
-    fields: list[str]
-    shard: Shard
+    files: PlanFiles
+    input: Storage
+    image: ImageOptions
+    suffix: str
 
+    def write(self, plan: PlanFile, split: str, number: int) -> tuple[ShardRecord, bool]:
+        """The record of a shard, and whether it was written now (False: an earlier attempt had finished it)."""
+        name, output = paths.record_path(split, number), self.files.output
+        # What does not fit its record, and what another build left, is replaced; a file of unknown origin is not.
+        file = plan_files.find(output, name)
+        if file and file.build == self.files.build:
+            old = plan_files.decode_record(output, name, file.content, ShardRecord)
+            if old.plan_digest == plan.digest and _is_stored(output, old.shard):
+                return old, False
+        record = self._write(plan, plan.splits[split], number, replace=file is not None)
+        self.files.check_current()
+        self.files.write(name, msgspec.json.encode(record))
+        return record, True
 
-def write_shard(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int) -> tuple[ShardRecord, bool]:
-    """The record of a shard, and whether it was written now (False: an earlier try had finished it)."""
-    name = naming.record_path(plan.name, number)
-    found = files.find(job.output, name)
-    if found and found.build == job.build:
-        old: ShardRecord = record_of(job.output, name, found.content, ShardRecord)
-        if old.plan_digest == plan_digest and _stands(job.output, old.shard):
-            return old, False
-    # What is not what its record says, or what another build left, is replaced; anybody else's file is not.
-    record = _write(job, plan_digest, plan, number, num_classes, replace=found is not None)
-    job.check_place()
-    job.put(name, msgspec.json.encode(record))
-    return record, True
-
-
-def _write(job: Job, plan_digest: str, plan: SplitPlan, number: int, num_classes: int, *, replace: bool) -> ShardRecord:
-    path = naming.shard_path(job.folder(plan.name), plan.name, number)
-    builder = TarBuilder(plan.fields)
-    counts = [0] * num_classes
-    condition, of_index = (job.condition_of(name) if replace else ABSENT for name in (path, naming.index_path(path)))
-    with job.output.writer(path, if_generation=condition) as out:
-        for sample in _samples(job, plan.name, number):
-            if sample.label >= 0:
-                counts[sample.label] += 1
-            out.write(builder.add(sample))
-        out.write(builder.finish())
-    index = index_to_bytes(builder.index())
-    put(job.output, naming.index_path(path), index, if_generation=of_index)
-    return ShardRecord(
-        split=plan.name,
-        number=number,
-        plan_digest=plan_digest,
-        num_content_bytes=builder.num_content_bytes,
-        fields=builder.fields,
-        shard=Shard(
-            path=path,
-            num_samples=plan.shard_size(number),
-            num_bytes=builder.num_bytes,
-            crc32c=builder.crc32c,
-            sha256=builder.sha256,
-            first_id=0,
-            index=IndexFile(
-                path=naming.index_path(path), num_bytes=len(index), crc32c=crc32c_text(google_crc32c.value(index))
+    def _write(self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool) -> ShardRecord:
+        path = naming.shard_path(split.name + self.suffix, split.name, number)
+        index_path = naming.index_path(path)
+        generations = [self.files.replaceable(name) if replace else ABSENT for name in (path, index_path)]
+        builder, class_counts = self._write_tar(path, plan, split, number, generations[0])
+        index = index_to_bytes(builder.index())
+        with self.files.output.writer(index_path, if_generation=generations[1]) as out:
+            out.write(index)
+        return ShardRecord(
+            split=split.name,
+            number=number,
+            plan_digest=plan.digest,
+            num_content_bytes=builder.num_content_bytes,
+            fields=builder.fields,
+            shard=Shard(
+                path=path,
+                num_samples=split.shard_size(number),
+                num_bytes=builder.num_bytes,
+                crc32c=builder.crc32c,
+                sha256=builder.sha256,
+                first_id=0,
+                index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
+                class_counts=class_counts,
             ),
-            class_counts=counts,
-        ),
-    )
+        )
 
+    def _write_tar(
+        self, path: str, plan: PlanFile, split: SplitPlan, number: int, generation: str
+    ) -> tuple[TarBuilder, list[int]]:
+        """What was written, and its number of samples by class."""
+        builder, class_counts = TarBuilder(split.fields), [0] * plan.num_classes
+        with self.files.output.writer(path, if_generation=generation) as out:
+            for sample in self._samples(split.name, number):
+                if sample.label >= 0:
+                    class_counts[sample.label] += 1
+                out.write(builder.add(sample))
+            out.write(builder.finish())
+        return builder, class_counts
 
-def _samples(job: Job, split: str, number: int) -> Iterator[StoredSample]:
-    table = tables.references_from_bytes(job.read(naming.references_path(split, number)))
-    references, ahead = tee(_references(table))
-    wanted = ([place for _, place in row.content.fields if isinstance(place, Extent)] for row, *_ in ahead)
-    contents = fetch(wanted, job.source.input, job.output)
-    for (row, twin, source, copy), content in zip(references, contents, strict=True):
-        fields = _stored_fields(job, row, content)
-        yield StoredSample(key=stored_key(row, twin, copy), fields=fields, label=row.label, source=source, copy=copy)
+    def _samples(self, split: str, number: int) -> Iterator[StoredSample]:
+        table = tables.references_from_bytes(self.files.read(naming.references_path(split, number)))
+        references, ahead = tee(_references(table))
+        extents = ([part for _, part in row.content.fields if isinstance(part, Extent)] for row, *_ in ahead)
+        contents = fetch(extents, self.input, self.files.output)
+        for (row, duplicate_number, source, copy), content in zip(references, contents, strict=True):
+            key, fields = stored_key(row, duplicate_number, copy), self._fields(row, content)
+            yield StoredSample(key=key, fields=fields, label=row.label, source=source, copy=copy)
+
+    def _fields(self, row: UnitRow, contents: list[bytes]) -> list[tuple[str, bytes]]:
+        fetched, image = iter(contents), row.content.image
+        stored = stored_field(image, self.image) if image else ""
+        fields = []
+        for field, content in row.content.fields:
+            data = next(fetched) if isinstance(content, Extent) else content
+            fields.append(self._encode(row, data) if field == stored else (field, data))
+        return fields
+
+    def _encode(self, row: UnitRow, data: bytes) -> tuple[str, bytes]:
+        try:
+            return encode(data, row.content.image, row.fix, self.image)
+        except UndecodableImage as error:
+            raise SourceError(
+                f"{row.name}: can't be stored as {stored_field(row.content.image, self.image)}: {error}; "
+                "build again with --verify decode, which puts such images into quarantine, and --overwrite"
+            ) from error
 
 
 def _references(table: pa.RecordBatch) -> Iterator[tuple[UnitRow, int, int, int]]:
-    """Each row, its twins before it, its number and copy: as Python objects all of a shard's take many times the
-    table's memory."""
-    for some in tables.slices(table, [*range(0, len(table), _ROWS_IN_PYTHON), len(table)]):
-        numbers = (tables.values(some[name]) for name in ("twin", "source", "copy"))
-        yield from zip(tables.rows_of(some), *numbers, strict=True)
+    """Each row with its duplicate number, its source number and its copy number.
+
+    In chunks: a whole shard as Python objects takes many times the table's memory.
+    """
+    for chunk in tables.slices(table, [*range(0, len(table), _CHUNK_ROWS), len(table)]):
+        numbers = (tables.values(chunk[name]) for name in ("twin", "source", "copy"))
+        yield from zip(tables.rows_of(chunk), *numbers, strict=True)
 
 
-def _stored_fields(job: Job, row: UnitRow, contents: list[bytes]) -> list[tuple[str, bytes]]:
-    left, image = iter(contents), row.content.image
-    stored = stored_field(image, job.config.image) if image else ""
-    fields = []
-    for field, content in row.content.fields:
-        data = next(left) if isinstance(content, Extent) else content
-        if field == stored:
-            fields.append(_encoded(job, row, data))
-        else:
-            fields.append((field, data))
-    return fields
+def _is_stored(output: Storage, shard: Shard) -> bool:
+    """Whether the tar and the index are there with the size and CRC32C of the record."""
+    return all(_has_bytes(output, file.path, file.num_bytes, file.crc32c) for file in (shard, shard.index))
 
 
-def _encoded(job: Job, row: UnitRow, data: bytes) -> tuple[str, bytes]:
+def _has_bytes(output: Storage, path: str, num_bytes: int, crc32c: str) -> bool:
     try:
-        return encode(data, row.content.image, row.fix, job.config.image)
-    except UndecodableImage as error:
-        raise SourceError(
-            f"{row.name}: can't be stored as {stored_field(row.content.image, job.config.image)}: {error}; "
-            "build again with --verify decode, which puts such images into quarantine, and --overwrite"
-        ) from error
-
-
-def _stands(output: Storage, shard: Shard) -> bool:
-    return all(
-        _has(output, path, num_bytes, crc32c)
-        for path, num_bytes, crc32c in (
-            (shard.path, shard.num_bytes, shard.crc32c),
-            (shard.index.path, shard.index.num_bytes, shard.index.crc32c),
-        )
-    )
-
-
-def _has(output: Storage, path: str, num_bytes: int, crc32c: str) -> bool:
-    try:
-        found = output.stat(path)
+        stat = output.stat(path)
     except NotFound:
         return False
-    if found.num_bytes != num_bytes:
-        return False
-    known = found.crc32c or _crc32c(output, path, num_bytes)
-    return known == crc32c
+    return stat.num_bytes == num_bytes and (stat.crc32c or _crc32c(output, path, num_bytes)) == crc32c
 
 
 def _crc32c(storage: Storage, path: str, num_bytes: int) -> str:
-    crc, step = 0, 8 * 2**20
-    for start in range(0, num_bytes, step):
-        crc = google_crc32c.extend(crc, storage.read(path, start, min(start + step, num_bytes)))
+    crc = 0
+    for start in range(0, num_bytes, _CRC_BYTES):
+        crc = extend_crc32c(crc, storage.read(path, start, min(start + _CRC_BYTES, num_bytes)))
     return crc32c_text(crc)

@@ -1,4 +1,4 @@
-"""The closing words of a build: what was found, what was made of it, and how fast."""
+"""The closing report of a build: what was read, what was written, and how fast."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelines.config import BuildConfig
-from pipelines.plan.job import BuildFile, read_record
+from pipelines.plan import files, paths
 from pipelines.plan.layout import SplitPlan
+from pipelines.plan.records import BuildFile
 from pipelines.terminal import plain
-from shardset.format import naming
 from shardset.storage.open import open_storage
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
@@ -30,40 +30,40 @@ def show(config: BuildConfig, result: "Result", console: Console) -> None:
 
 
 def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
-    """The bytes of all tars of each split of a published set, by a listing: a manifest may be too large to be held."""
+    """The bytes of all tars of each split of a published set; listed, because a manifest may be too large to load."""
     if result.published is None:
         return {}
     output = open_storage(config.output)
-    build: BuildFile | None = read_record(output, naming.BUILD, BuildFile)
+    build = files.find_record(output, paths.BUILD, BuildFile)
     folders = {name: f"{name}{build.suffix if build else ''}/" for name in result.plan.splits}
     return {
-        name: sum(found.num_bytes for found in output.list(folder) if found.name.endswith(".tar"))
+        name: sum(stat.num_bytes for stat in output.list(folder) if stat.name.endswith(".tar"))
         for name, folder in folders.items()
     }
 
 
 def split_table(title: str, plans: Iterable[SplitPlan], size: str = "MB each") -> Table:
-    """A row for each split: what it holds and how that is cut into shards. Columns of nothing but 0 are left out."""
+    """A row for each split: its samples and how they are cut into shards. Leaves out columns that are 0 everywhere."""
     plans = list(plans)
     table = Table(title=plain(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("split", no_wrap=True, overflow="fold")
     columns = ["raw", "stored", "shards", "samples each", size]
-    left_out = {name: any(getattr(plan, f"num_{name}") for plan in plans) for name in ("dropped", "repeats")}
-    for column in [*columns, *(name for name, some in left_out.items() if some)]:
+    optional = [name for name in ("dropped", "repeats") if any(getattr(plan, f"num_{name}") for plan in plans)]
+    for column in [*columns, *optional]:
         table.add_column(column, justify="right", no_wrap=True)
     for plan in plans:
-        small, left = divmod(plan.num_stored, plan.num_shards)
-        each = f"{small:,}" if not left else f"{small:,} or {small + 1:,}"
+        small, remainder = divmod(plan.num_stored, plan.num_shards)
+        each = f"{small:,}" if not remainder else f"{small:,} or {small + 1:,}"
         table.add_row(
             plan.name, f"{plan.num_source:,}", f"{plan.num_stored:,}", f"{plan.num_shards:,}", each,
             f"{plan.num_bytes / plan.num_shards / 1e6:,.1f}",
-            *(f"{getattr(plan, f'num_{name}'):,}" for name, some in left_out.items() if some),
+            *(f"{getattr(plan, f'num_{name}'):,}" for name in optional),
         )  # fmt: skip
     return table
 
 
 def sentences(config: BuildConfig, result: "Result") -> list[str]:
-    """What a table can't say."""
+    """Notes, fixes, quarantine and speed."""
     plan, counters = result.plan, result.counters
     lines = [f"note: {note}" for note in plan.notes]
     lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
@@ -85,7 +85,7 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
 
 
 def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
-    """The same for programs."""
+    """The report as JSON."""
     return {
         "output": config.output,
         "plan_digest": result.plan.digest,

@@ -62,7 +62,7 @@ class SampleDataset(IterableDataset):
     def _sample(self, batch: Batch, slot: int) -> dict[str, Any]:
         id_ = batch["id"].item(slot)
         shard = int(np.searchsorted(self.stream.order.first_ids, id_, side="right")) - 1
-        sample = {"__key__": batch["key"][slot], "__url__": self.stream.table.where(shard), "__id__": id_}
+        sample = {"__key__": batch["key"][slot], "__url__": self.stream.table.url(shard), "__id__": id_}
         return sample | {name: batch[name][slot] for name in self.stream.fields if batch[name][slot] is not None}
 
 

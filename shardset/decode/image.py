@@ -21,17 +21,16 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from shardset.arguments import require_int
 from shardset.decode import png
 from shardset.decode.jpeg_restart import Grid, cut, grid_of, head
-from shardset.errors import ConfigError, ShardsetError
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import background as backgrounds
 from shardset.format import limits
 from shardset.format.background import WHITE, Background, mend_transparency, rgb_pixels
+from shardset.format.images import MAX_PIXELS
 from shardset.format.limits import DECODED_BYTES
-from shardset.order.epoch import require_int, slot_key
-
-MAX_PIXELS = 178_956_970
-"""Those of the largest image that a build stores; Pillow opens no larger one."""
+from shardset.order.epoch import slot_key
 
 FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
 NUM_TRIES = 10
@@ -57,10 +56,6 @@ _PILLOW_ERRORS = (
     zlib.error,
     Image.DecompressionBombError,
 )
-
-
-class UndecodableImage(ShardsetError):
-    """The stored bytes are what was written, but no image comes out of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,8 @@ def _whole_into(image: np.ndarray, data: bytes, background: Background) -> bool:
 
 
 def _decoded(data: bytes, background: Background) -> np.ndarray | None:
-    from shardset.decode.image import UndecodableImage, decode
+    from shardset.decode.image import decode
+    from shardset.errors import UndecodableImage
 
     try:
         return decode(data, background=background)

@@ -23,10 +23,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from shardset.decode.image import ImageSpec, PadCrop, UndecodableImage, decode_into, pad_crops
+from shardset.decode.image import ImageSpec, PadCrop, decode_into, pad_crops
 from shardset.decode.shared import SharedImages
 from shardset.decode.worker_main import HEAD, HELLO, Whole, decode_whole, receive_into
-from shardset.errors import DecoderLost
+from shardset.errors import DecoderLost, UndecodableImage
 from shardset.read.threads import ProcessLock
 
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}

@@ -29,9 +29,9 @@ def from_bytes(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[st
     stream = memoryview(data)[:-_CRC_BYTES]
     if _crc32c(stream) != data[-_CRC_BYTES:]:
         raise ValueError("its CRC32C does not fit its bytes")
-    with pa.ipc.open_stream(stream) as found:
-        if not found.schema.equals(schema):
-            names, expected = (", ".join(one.names) for one in (found.schema, schema))
+    with pa.ipc.open_stream(stream) as reader:
+        if not reader.schema.equals(schema):
+            names, expected = (", ".join(one.names) for one in (reader.schema, schema))
             raise ValueError(f"it has the columns {names}, expected {expected}")
     wanted = [schema.get_field_index(name) for name in columns or schema.names]
     options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)

@@ -65,12 +65,12 @@ def is_cut_jpeg(jpeg: bytes) -> bool:
 def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
     """The markers of a JPEG, restarts left out, up to its end mark or as far as it goes."""
     position = 2
-    while found := _NEXT_SEGMENT.search(jpeg, position):
-        kind = b"\xff" + found[1]
+    while match := _NEXT_SEGMENT.search(jpeg, position):
+        kind = b"\xff" + match[1]
         yield kind
         if kind == EOI:
             return
-        position = found.end() + int.from_bytes(jpeg[found.end() : found.end() + 2], "big")
+        position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
 
 
 def refusal(kind: str, width: int, height: int, budget: int, num_scans: int = 1) -> str:

@@ -6,7 +6,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -176,14 +176,21 @@ def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
     return manifest
 
 
-def load(url: str) -> tuple[Manifest, Storage]:
+class LoadedSet(NamedTuple):
+    """A manifest and the storage that its paths are relative to: what is read once and handed on."""
+
+    manifest: Manifest
+    storage: Storage
+
+
+def load(url: str) -> LoadedSet:
     """The manifest at `url` (the file or its folder) and the storage that its paths are relative to."""
     storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
         data = storage.read(name)
         try:
-            return parse(data, target), storage
+            return LoadedSet(parse(data, target), storage)
         except ManifestError:
             again = storage.read(name)  # damage on the way comes once
             if again == data:
@@ -192,7 +199,7 @@ def load(url: str) -> tuple[Manifest, Storage]:
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
-    return parse(again, target), storage
+    return LoadedSet(parse(again, target), storage)
 
 
 def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
@@ -230,7 +237,7 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
             )
         _check_split(split, len(manifest.classes), f"{where}: split {name!r}")
         _check_sizes(split, manifest.remainder, f"{where}: split {name!r}")
-    _refuse_twins((path for split in manifest.splits.values() for path in _paths(split)), where)
+    _refuse_duplicates((path for split in manifest.splits.values() for path in _paths(split)), where)
     if seal(manifest).digest != manifest.digest:
         raise ManifestError(f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore it")
 
@@ -238,7 +245,7 @@ def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
 def _readable(data: bytes) -> bytes:
     text = msgspec.json.format(data, indent=1)
     # A thousand shards of a thousand classes would be a million lines. No string holds a newline, so none is touched.
-    return _NUMBERS.sub(lambda found: _BREAK.sub(b" ", found[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text)
+    return _NUMBERS.sub(lambda match: _BREAK.sub(b" ", match[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text)
 
 
 def _readable_entry(entry: bytes) -> bytes:
@@ -335,7 +342,7 @@ def _paths(split: Split) -> Iterator[str]:
         yield from (shard.path, shard.index.path)
 
 
-def _refuse_twins(paths: Iterable[str], where: str) -> None:
+def _refuse_duplicates(paths: Iterable[str], where: str) -> None:
     seen: set[str] = set()
     for path in paths:
         if path in seen:

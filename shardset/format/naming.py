@@ -1,4 +1,4 @@
-"""The one place where a key, or the path of a shard, an index, a plan object or a manifest is spelled.
+"""The one place where a key, or the path of a shard, an index or a manifest is spelled.
 
 All paths are relative to the folder that holds the manifest and use `/`.
 """
@@ -11,16 +11,6 @@ from shardset.order.permutation import hash_text
 MANIFEST = "manifest.json"
 REPORT = "report.html"
 PLAN_FOLDER = "plan/"
-BUILD = "plan/build.json"
-SURVEY = "plan/survey.jsonl"
-PLAN = "plan/plan.json"
-REJECTED = "plan/rejected.jsonl"
-UNITS = "plan/units/"
-RECORDS = "plan/done/"
-REPLACED = "plan/replaced.json"
-"""The manifest of the set that a build replaces; its files go when the new manifest stands, and then it goes too."""
-PARTITIONS = "plan/parts/"
-"""What steps of one run leave for the next; removed at its end."""
 
 MAX_KEY_BYTES = 72
 MAX_FIELD_BYTES = 16
@@ -33,11 +23,6 @@ _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
 _SHARD_FILE = re.compile(r"[A-Za-z0-9_-]+/[A-Za-z0-9_-]+-[0-9]{6,}\.(tar|idx\.npy)", re.ASCII)
-_PLAN = re.compile(
-    r"plan/((build|plan|replaced)\.json|(survey|rejected)\.jsonl|(units|summaries|parts|dropped|spool|shards|done)/"
-    r"[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
-    re.ASCII,
-)
 _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
@@ -93,11 +78,6 @@ def quarantine_path(suffix: str = "") -> str:
     return f"quarantine{suffix}.jsonl"
 
 
-def is_plan(path: str) -> bool:
-    """Whether `path` is spelled like a file of a build's plan."""
-    return _PLAN.fullmatch(path) is not None
-
-
 def shard_path(folder: str, split: str, number: int) -> str:
     """`train/train-000012.tar`: zero-padded, so that brace ranges such as {000000..000639} list a split."""
     return f"{folder}/{split}-{number:06d}.tar"
@@ -108,39 +88,9 @@ def index_path(shard: str) -> str:
     return shard.removesuffix(".tar") + ".idx.npy"
 
 
-def unit_path(unit: int) -> str:
-    """The durable index of one unit of raw input."""
-    return f"{UNITS}{unit:07d}.arrow"
-
-
-def summary_path(unit: int) -> str:
-    """What the plan needs to know of one unit, written after its index."""
-    return f"plan/summaries/{unit:07d}.json"
-
-
-def partition_path(kind: str, number: int) -> str:
-    """What one call of a step leaves for the next step, in pieces."""
-    return f"{PARTITIONS}{kind}-{number:07d}.bin"
-
-
-def dropped_path(unit: int) -> str:
-    """The list of a unit's samples that are stored nowhere, as JSON lines; there is none if all are stored."""
-    return f"plan/dropped/{unit:07d}.jsonl"
-
-
-def spool_path(unit: int) -> str:
-    """Where a unit that can't be range-read is laid out byte by byte."""
-    return f"plan/spool/{unit:07d}.bin"
-
-
 def references_path(split: str, number: int) -> str:
     """The plan of one shard: which raw bytes stand at which position."""
     return f"plan/shards/{split}-{number:06d}.arrow"
-
-
-def record_path(split: str, number: int) -> str:
-    """The record of a finished shard, as it will stand in the manifest."""
-    return f"{RECORDS}{split}-{number:06d}.json"
 
 
 def check_relative(path: str, where: str) -> str:

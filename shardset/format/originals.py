@@ -61,8 +61,8 @@ def read_origins(
         if max(positions, default=-1) >= len(table):
             return None
         table = table.take(pa.array(positions, pa.int64()))
-    found = list(map(_decode, table["row"].to_pylist()))
+    origins = list(map(_decode, table["row"].to_pylist()))
     if keys is None:
-        return found
-    stored = list(map(stored_key, found, table["twin"].to_pylist(), table["copy"].to_pylist()))
-    return found if stored == [key.decode("ascii", "replace") for key in keys.tolist()] else None
+        return origins
+    stored = list(map(stored_key, origins, table["twin"].to_pylist(), table["copy"].to_pylist()))
+    return origins if stored == [key.decode("ascii", "replace") for key in keys.tolist()] else None

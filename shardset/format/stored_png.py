@@ -42,15 +42,15 @@ def pixels(files: Sequence[bytes], height: int, width: int) -> tuple[np.ndarray,
     """
     template = _template(height, width)
     size = len(template)
-    found = np.array([len(file) == size and _is_whole(file) for file in files], np.bool_)
-    if not found.any():
-        return found, np.empty((0, height, width, 3), np.uint8)
-    content = np.frombuffer(b"".join(itertools.compress(files, found)), np.uint8).reshape(-1, len(template))
+    matches = np.array([len(file) == size and _is_whole(file) for file in files], np.bool_)
+    if not matches.any():
+        return matches, np.empty((0, height, width, 3), np.uint8)
+    content = np.frombuffer(b"".join(itertools.compress(files, matches)), np.uint8).reshape(-1, len(template))
     rows = _rows(content, height, width)
     good = (content[:, :_HEAD] == template[:_HEAD]).all(axis=1) & (content[:, _END:] == template[_END:]).all(axis=1)
     good &= ~rows[:, :, 0].any(axis=1)
-    found[found] = good
-    return found, rows[good, :, 1:].reshape(-1, height, width, 3)
+    matches[matches] = good
+    return matches, rows[good, :, 1:].reshape(-1, height, width, 3)
 
 
 def fits(height: int, width: int) -> bool:

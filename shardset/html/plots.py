@@ -133,8 +133,8 @@ def histogram(title: str, edges: Sequence[float], series: Mapping[str, Sequence[
     across = (WIDTH - RIGHT - LEFT) / ((edges[-1] - edges[0]) or 1)
     up = (HEIGHT - BOTTOM - TOP) / marks[-1]
     bars = []
-    for place, count in enumerate(counts):
-        x, width = LEFT + (edges[place] - edges[0]) * across, (edges[place + 1] - edges[place]) * across
+    for bin_, count in enumerate(counts):
+        x, width = LEFT + (edges[bin_] - edges[0]) * across, (edges[bin_ + 1] - edges[bin_]) * across
         base = HEIGHT - BOTTOM
         for number, (name, value) in enumerate(zip(series, count, strict=True)):
             base -= value * up
@@ -146,11 +146,11 @@ def histogram(title: str, edges: Sequence[float], series: Mapping[str, Sequence[
                         width=round(max(1.0, width - 1), 2),
                         height=round(value * up, 2),
                         series=number,
-                        title=f"{short(edges[place])} to {short(edges[place + 1])}, {name}: {value:,}",
+                        title=f"{short(edges[bin_])} to {short(edges[bin_ + 1])}, {name}: {value:,}",
                     )
                 )
     x_marks = [mark for mark in ticks(edges[0], edges[-1]) if edges[0] <= mark <= edges[-1]]
-    most = max(range(len(counts)), key=lambda place: sum(counts[place]), default=0)
+    most = max(range(len(counts)), key=lambda bin_: sum(counts[bin_]), default=0)
     return Plot(
         title=title,
         description=f"From {short(edges[0])} to {short(edges[-1])}; most are between {short(edges[most])} and "
@@ -168,35 +168,35 @@ def histogram(title: str, edges: Sequence[float], series: Mapping[str, Sequence[
 
 def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str, y_label: str = "") -> Plot:
     """One line a series; of more than MAX_POINTS points each is the mean of several. What is not finite is left out."""
-    found = {name: thinned([p for p in points if math.isfinite(p[1])]) for name, points in series.items()}
-    xs = [x for points in found.values() for x, _ in points] or [0.0]
-    ys = [y for points in found.values() for _, y in points] or [0.0]
+    drawn = {name: thinned([p for p in points if math.isfinite(p[1])]) for name, points in series.items()}
+    xs = [x for points in drawn.values() for x, _ in points] or [0.0]
+    ys = [y for points in drawn.values() for _, y in points] or [0.0]
     x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
     marks = ticks(min(ys), max(ys))
     across = (WIDTH - RIGHT - LEFT) / (x_high - x_low)
     up = (HEIGHT - BOTTOM - TOP) / (marks[-1] - marks[0])
 
-    def place(point: Point) -> Point:
+    def pixel(point: Point) -> Point:
         return round(LEFT + (point[0] - x_low) * across, 1), round(HEIGHT - BOTTOM - (point[1] - marks[0]) * up, 1)
 
     x_marks = [mark for mark in ticks(x_low, x_high) if x_low <= mark <= x_high]
     return Plot(
         title=title,
-        description=" ".join(_course(name, points) for name, points in found.items() if points) or "No values.",
+        description=" ".join(_course(name, points) for name, points in drawn.items() if points) or "No values.",
         x_label=x_label,
         y_label=y_label,
-        series=tuple(found),
+        series=tuple(drawn),
         height=HEIGHT,
         left=LEFT,
-        x_ticks=tuple(Tick(at=place((mark, 0))[0], text=short(mark)) for mark in x_marks),
-        y_ticks=tuple(Tick(at=place((0, mark))[1], text=short(mark)) for mark in marks),
+        x_ticks=tuple(Tick(at=pixel((mark, 0))[0], text=short(mark)) for mark in x_marks),
+        y_ticks=tuple(Tick(at=pixel((0, mark))[1], text=short(mark)) for mark in marks),
         lines=tuple(
             Curve(
-                points=" ".join(f"{x},{y}" for x, y in map(place, points)),
-                dots=tuple(_dot(name, point, place(point), number) for point in _dotted(points)),
+                points=" ".join(f"{x},{y}" for x, y in map(pixel, points)),
+                dots=tuple(_dot(name, point, pixel(point), number) for point in _dotted(points)),
                 series=number,
             )
-            for number, (name, points) in enumerate(found.items())
+            for number, (name, points) in enumerate(drawn.items())
         ),
     )
 

@@ -7,11 +7,15 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from shardset.arguments import require_int
 from shardset.errors import BudgetTooSmall, ConfigError
-from shardset.order.epoch import LastBatch, Order, default_block_size, fit_lanes, fit_window, held_bytes, require_int
+from shardset.order.epoch import LastBatch, Order
+from shardset.order.lanes import MAX_DEFAULT_LANES, largest_divisor
 
 MIB = 1 << 20
 BUDGET_BYTES = 2 << 30
+READ_BYTES = 4 << 20
+DEFAULT_WINDOW = 256
 INDEX_BUDGET_BYTES = 256 << 20
 INDEX_BYTES = 28
 """What the index of a sample of two fields holds in memory; without its key, which few readers ask for."""
@@ -40,9 +44,31 @@ class Memory:
         return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
 
 
+def default_block_size(mean_bytes: float) -> int:
+    """q: as many samples as make a read of about 4 MiB, from 8 to 512."""
+    return int(min(512, max(8, READ_BYTES // max(1.0, mean_bytes))))
+
+
+def fit_lanes(mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int) -> int:
+    """L: the default, or the largest smaller divisor whose blocks alone fit the budget; at least 1."""
+    most = max(1, int(budget_bytes / (block_size * max(1.0, mean_bytes))))
+    return largest_divisor(global_batch_size, min(most, MAX_DEFAULT_LANES))
+
+
+def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int) -> int:
+    """w: 256, or what remains of `budget_bytes` when one reader holds `num_lanes * (w + q)` samples; at least 0."""
+    rows = int(budget_bytes / max(1.0, mean_bytes)) // num_lanes
+    return max(0, min(DEFAULT_WINDOW, rows - block_size))
+
+
+def held_bytes(mean_bytes: float, *, num_lanes: int, block_size: int, window: int) -> int:
+    """About how many raw bytes the readers of `num_lanes` lanes hold at a time."""
+    return int(num_lanes * (block_size + window) * mean_bytes)
+
+
 def steps_at_once(order: Order) -> int:
     """How many steps a reader plans together, once it runs: each index that they need is looked into once."""
-    return max(1, min(order.window // order.items, MAX_STEPS_AT_ONCE))
+    return max(1, min(order.window // order.rows_per_step, MAX_STEPS_AT_ONCE))
 
 
 def fit_order(

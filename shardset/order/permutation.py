@@ -10,13 +10,25 @@ least 8, that holds `n`, with cycle walking (Black, Rogaway 2002: "Ciphers with 
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 ORDER_VERSION = 1
 """Raised whenever any of the numbers below, or the epoch order built on them, changes."""
+
+
+class Purpose(IntEnum):
+    """What a hash of (seed, epoch, purpose, ...) decides, so that no two decisions share their bits."""
+
+    PHASE = 1
+    BLOCK = 2
+    SHUFFLE = 3
+    SLOT = 4
+
 
 Round = Callable[[Any], Any]
 Step = Callable[[Any, Any, Round], tuple[Any, Any]]
@@ -26,7 +38,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MUL1 = 0xBF58476D1CE4E5B9
 _MUL2 = 0x94D049BB133111EB
 _ROUNDS = 4
-_MIN_HALF_BITS = 4  # on fewer bits four rounds prefer some places visibly
+_MIN_HALF_BITS = 4  # on fewer bits four rounds visibly prefer some results
 
 
 def hash64(*words: Any) -> Any:
@@ -41,13 +53,13 @@ def hash64(*words: Any) -> Any:
 
 
 def hash64_on(state: Any, word: Any) -> Any:
-    """`hash64(*words, word)` from `hash64(*words)`: what many hashes begin with need not be hashed for each."""
+    """`hash64(*words, word)` from `hash64(*words)`: many hashes that begin alike share the work of the beginning."""
     return _mix(state, word)
 
 
 def derive_key(seed: int, *names: int | str) -> int:
     """A 64-bit key for one purpose, by name: `derive_key(seed, "holdout", "test")`."""
-    return hash64(seed, *(_word_of(name) for name in names))
+    return int(hash64(seed, *(name if isinstance(name, int) else hash_text(name, key=0) for name in names)))
 
 
 def hash_text(text: str, *, key: int) -> int:
@@ -66,28 +78,24 @@ def unpermute(position: Any, *, n: int, key: int) -> Any:
     return _walk(position, n=n, key=key, rounds=reversed(range(_ROUNDS)), step=_backward)
 
 
-def _word_of(name: int | str) -> int:
-    return name if isinstance(name, int) else hash_text(name, key=0)
-
-
 def _mix(state: Any, word: Any) -> Any:
     if isinstance(state, int) and isinstance(word, int):
         x = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
         x = ((x ^ (x >> 30)) * _MUL1) & _MASK
         x = ((x ^ (x >> 27)) * _MUL2) & _MASK
         return x ^ (x >> 31)
-    x = _uint64(state) ^ _uint64(word)
-    x += np.uint64(_GOLDEN)
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(_MUL1)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(_MUL2)
-    x ^= x >> np.uint64(31)
-    return x
+    y = _uint64(state) ^ _uint64(word)
+    y += np.uint64(_GOLDEN)
+    y ^= y >> np.uint64(30)
+    y *= np.uint64(_MUL1)
+    y ^= y >> np.uint64(27)
+    y *= np.uint64(_MUL2)
+    y ^= y >> np.uint64(31)
+    return y
 
 
-def _uint64(word: Any) -> np.ndarray:
-    # At least one dimension: NumPy scalars warn where arrays wrap around, and wrapping is what a hash does.
+def _uint64(word: Any) -> NDArray[np.uint64]:
+    # At least one dimension: a NumPy scalar warns when it wraps around, an array does not, and a hash must wrap.
     if isinstance(word, int):
         return np.array([word & _MASK], dtype=np.uint64)
     return np.asarray(word).astype(np.uint64, copy=False)
@@ -105,9 +113,9 @@ def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step)
             value = _network(value, functions, half, step)
         return value
     values = np.asarray(position)
-    for found in (int(values.min()), int(values.max())) if values.size else ():
-        if not 0 <= found < n:
-            raise ValueError(f"position {found} is outside [0, {n})")
+    for extreme in (int(values.min()), int(values.max())) if values.size else ():
+        if not 0 <= extreme < n:
+            raise ValueError(f"position {extreme} is outside [0, {n})")
     values = values.astype(np.int64)
     functions = list(_rounds(keys, half, values.size))
     values = _network(values, functions, half, step)
@@ -120,7 +128,7 @@ def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step)
 
 
 def _rounds(keys: Iterable[int], half: int, num_values: int) -> Iterator[Round]:
-    """The functions of the rounds: looked up where there are at least as many values as a round has results."""
+    """The functions of the rounds: tables where there are at least as many values as a round has results."""
     for key in keys:
         function = partial(_round, key, (1 << half) - 1)
         yield function(np.arange(1 << half)).__getitem__ if num_values >= 1 << half else function

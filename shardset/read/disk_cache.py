@@ -1,14 +1,14 @@
-"""What was read from a bucket, kept on a local disk: within a budget, shared by the processes of a host.
+"""A cache on a local disk of what was read from a bucket: within a budget, shared by the processes of a host.
 
     Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200 << 30))
 
-A shard has one sparse file of its own size, with a byte for each sample at its end that says whether the sample is
-there. Nothing is trusted: a sample from here is compared with its CRC32C like one from the bucket, so a file that was
-cut, or damaged, or half written when the power failed, is a miss and not an error.
+Each shard has one sparse file of its own size, followed by a byte per sample that says whether the sample is there.
+Nothing is trusted: a sample from the cache is compared with its CRC32C like one from the bucket. A file that was cut,
+damaged, or half written when the power failed is a miss, not an error.
 
-The files of a set count in full as soon as they are begun, so the budget holds at any moment. Where it is used up, sets
-that no process reads are removed, those used longest ago first; then further shards stay uncached. Shards of the own
-set never make room for each other: a pass over all of them would remove each one just before it is wanted again.
+A file counts with its full size from its start, so the budget holds at any moment. When it is used up, sets that no
+process reads are removed, the least recently used first; after that, further shards stay uncached. Shards of a set
+never make room for each other: a pass over all of them would remove each one just before it is needed again.
 """
 
 import fcntl
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardset.errors import ConfigError
 from shardset.format.manifest import Split
@@ -49,25 +50,25 @@ class DiskCache:
 
 
 class BlockCache:
-    """The cached samples of one split. Raises ConfigError where the budget does not fit the disk or the shards."""
+    """The cached samples of one split. Raises ConfigError if the budget does not fit the disk or the shards."""
 
     def __init__(self, spec: DiskCache, split: Split) -> None:
         self.spec, self.split = spec, split
         self._root = Path(spec.folder)
         names = "\n".join(shard.sha256 for shard in split.shards)
         self._folder = self._root / hashlib.sha256(names.encode("ascii")).hexdigest()[:32]
-        self._files: OrderedDict[int, _File] = OrderedDict()
-        self._unfit: set[int] = set()
+        self._files: OrderedDict[int, _CacheFile] = OrderedDict()
+        self._uncached: set[int] = set()
         self._lock = ProcessLock()
         self._check_budget()
-        self._held = self._hold()
+        self._set_lock = self._lock_set()
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[type["BlockCache"], tuple[DiskCache, Split]]:
         return BlockCache, (self.spec, self.split)
 
     def missing(self, shard: int, first: int, last: int) -> tuple[int, int] | None:
-        """The span of samples to read so that all of [first, last) are there; None if they are."""
-        file = self._file(shard)
+        """The span of samples to read so that all of [first, last) are cached; None if they are."""
+        file = self._file_of(shard)
         if file is None:
             return first, last
         try:
@@ -78,8 +79,8 @@ class BlockCache:
         return (first + int(absent[0]), first + int(absent[-1]) + 1) if len(absent) else None
 
     def read(self, shard: int, start: int, stop: int) -> bytes:
-        """The bytes [start, stop) of a shard as they are kept; fewer where the file was cut or can't be read."""
-        file = self._file(shard)
+        """The cached bytes [start, stop) of a shard; fewer if the file was cut or can't be read."""
+        file = self._file_of(shard)
         try:
             return b"" if file is None else os.pread(file.fd, stop - start, start)
         except OSError as error:
@@ -87,8 +88,8 @@ class BlockCache:
             return b""
 
     def put(self, shard: int, first: int, last: int, start: int, data: bytes) -> None:
-        """Keeps the samples [first, last), whose bytes begin at `start`; without room nothing happens."""
-        file = self._file(shard)
+        """Caches the samples [first, last), whose bytes begin at `start`; does nothing without room."""
+        file = self._file_of(shard)
         if file is None:
             return
         try:
@@ -96,31 +97,31 @@ class BlockCache:
         except OSError as error:
             self._give_up(shard, error)
 
-    def _file(self, shard: int) -> "_File | None":
+    def _file_of(self, shard: int) -> "_CacheFile | None":
         with self._lock:
             if shard in self._files:
                 self._files.move_to_end(shard)
                 return self._files[shard]
-            if shard in self._unfit:
+            if shard in self._uncached:
                 return None
-            found = self._open(shard)
-            if found is None:
-                self._unfit.add(shard)
+            file = self._open(shard)
+            if file is None:
+                self._uncached.add(shard)
                 return None
-            self._files[shard] = found
+            self._files[shard] = file
             if len(self._files) > MAX_OPEN_FILES:
                 self._files.popitem(last=False)
-            return found
+            return file
 
-    def _open(self, number: int) -> "_File | None":
+    def _open(self, number: int) -> "_CacheFile | None":
         shard = self.split.shards[number]
         path, size = self._folder / f"{number:06d}", shard.num_bytes + shard.num_samples
         try:
             with _locked(self._root / _LOCK):
-                begun = path.stat().st_size if path.exists() else 0
-                if begun < size and not self._make_room(size - begun):
+                old_size = path.stat().st_size if path.exists() else 0
+                if old_size < size and not self._make_room(size - old_size):
                     return None
-                return _File(path, shard.num_bytes, size)
+                return _CacheFile(path, shard.num_bytes, size)
         except OSError as error:
             _log.warning("%s: %s; shard %d is read from its storage from now on", path, error, number)
             return None
@@ -129,14 +130,14 @@ class BlockCache:
         _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
         with self._lock:
             self._files.pop(shard, None)
-            self._unfit.add(shard)
+            self._uncached.add(shard)
 
     def _make_room(self, size: int) -> bool:
-        used = sum(found.st_size for folder in _sets(self._root) for found in _stats(folder))
+        used = sum(stat.st_size for folder in _sets(self._root) for stat in _stats(folder))
         for folder in _oldest_first(self._root):
             if used + size <= self.spec.num_bytes:
                 break
-            used -= _removed(folder)
+            used -= _remove_unless_read(folder)
         return used + size <= self.spec.num_bytes
 
     def _check_budget(self) -> None:
@@ -147,20 +148,20 @@ class BlockCache:
                 "or leave the cache out"
             )
 
-    def _hold(self) -> "_Held":
+    def _lock_set(self) -> "_SetLock":
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with _locked(self._root / _LOCK):  # else another process may remove what is looked at here
+            with _locked(self._root / _LOCK):  # or another process may remove files between the look and the use
                 self._check_disk()
-                return _Held(self._folder)
+                return _SetLock(self._folder)
         except OSError as error:
             raise ConfigError(
                 f"{self._root}: can't be the folder of a cache ({error.strerror}); name another"
             ) from error
 
     def _check_disk(self) -> None:
-        held = sum(512 * found.st_blocks for folder in _sets(self._root) for found in _stats(folder))
-        free = shutil.disk_usage(self._root).free + held
+        cached = sum(512 * stat.st_blocks for folder in _sets(self._root) for stat in _stats(folder))
+        free = shutil.disk_usage(self._root).free + cached
         if free < self.spec.num_bytes:
             raise ConfigError(
                 f"{self._root}: {free} bytes are free for the cache, {self.spec.num_bytes} were asked for; lower its "
@@ -168,21 +169,22 @@ class BlockCache:
             )
 
 
-class _File:
-    """The sparse file of a shard: its bytes, then a byte for each sample; closed when the last user lets go of it."""
+class _CacheFile:
+    """The sparse file of a shard: its bytes, then a flag byte per sample. Closed when its last user lets go of it."""
 
     def __init__(self, path: Path, num_bytes: int, size: int) -> None:
         self.num_bytes = num_bytes
         self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self.fd, size)
 
-    def present(self, first: int, last: int) -> np.ndarray:
-        found = os.pread(self.fd, last - first, self.num_bytes + first)
-        return np.frombuffer(found.ljust(last - first, b"\0"), dtype=bool)
+    def present(self, first: int, last: int) -> NDArray[np.bool_]:
+        flags = os.pread(self.fd, last - first, self.num_bytes + first)
+        return np.frombuffer(flags.ljust(last - first, b"\0"), dtype=bool)
 
     def put(self, first: int, last: int, start: int, data: bytes) -> None:
         _pwrite(self.fd, data, start)
-        _pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)  # last: who sees it may read the rest
+        # Last: whoever sees these flags may read the bytes.
+        _pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)
 
     def __del__(self) -> None:
         if hasattr(self, "fd"):
@@ -198,18 +200,18 @@ def _pwrite(fd: int, data: bytes, at: int) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock ends with the process, however that ends."""
+    """Lets in one process at a time. The lock ends with its process, however that ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile keeps what is only closed here
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child that was forked meanwhile holds the file too
         os.close(fd)
 
 
-class _Held:
-    """A set's folder that nobody removes as long as this object lives."""
+class _SetLock:
+    """Keeps other processes from removing a set's folder as long as this object lives."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -232,22 +234,22 @@ def _stats(folder: Path) -> list[os.stat_result]:
 
 
 def _oldest_first(root: Path) -> list[Path]:
-    def used(folder: Path) -> float:
+    def last_used(folder: Path) -> float:
         return (folder / _LOCK).stat().st_mtime if (folder / _LOCK).exists() else 0.0
 
-    return sorted(_sets(root), key=used)
+    return sorted(_sets(root), key=last_used)
 
 
-def _removed(folder: Path) -> int:
-    """Removes a set unless a process reads it; returns the bytes that no longer count."""
+def _remove_unless_read(folder: Path) -> int:
+    """Removes a set unless a process reads it; returns the bytes that it no longer takes."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        freed = sum(found.st_size for found in _stats(folder))
+        num_bytes = sum(stat.st_size for stat in _stats(folder))
         shutil.rmtree(folder)
     except BlockingIOError:
         return 0
     finally:
         os.close(fd)
-    _log.info("%s: removed %d bytes that no process reads", folder, freed)
-    return freed
+    _log.info("%s: removed %d bytes that no process reads", folder, num_bytes)
+    return num_bytes

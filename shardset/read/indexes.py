@@ -1,72 +1,97 @@
-"""A shard's index as it is stored, compared with the manifest before anybody trusts it."""
+"""The indexes of shards, compared with the manifest before anybody trusts them."""
 
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardset.errors import DamagedShard, NotFound
-from shardset.format.manifest import Shard
-from shardset.format.tar import index_from_bytes, index_header
+from shardset.errors import DamagedShard, NotFound, ShardsetError
+from shardset.format.index import index_fields, index_from_bytes, index_header
+from shardset.format.manifest import Shard, Split
+from shardset.order.budget import INDEX_BUDGET_BYTES
+from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
+from shardset.read.threads import ProcessLock, Threads, outcome_of, settle
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
-HEADER = 10 + 65_535
-"""The header of an index is not longer than that: what version 1.0 of the file format allows."""
+NUM_INDEX_READERS = 32
+MAX_BYTES_IN_FLIGHT = 16 << 20
+MAX_HEADER_BYTES = 10 + 65_535
+"""The longest header that version 1.0 of the .npy format allows."""
 
-SMALL = 1 << 20
-"""Up to so many bytes an index is read whole: one request, and its checksum can be compared."""
+WHOLE_BYTES = 1 << 20
+"""Up to this size an index is read whole: one request, and its checksum can be compared."""
 
 
-def read_index(storage: Storage, shard: Shard) -> np.ndarray:
-    """One record a sample (see `tarindex.index_dtype`); read a second time if it is not what the manifest lists.
+class LostShard(DamagedShard):
+    """A whole shard is missing, cut or replaced, so none of its samples can be read."""
 
-    Raises NotFound or StorageError, or DamagedShard if the second time is not either.
+
+def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
+    """The stored index of a shard, one record per sample (see `tar.index_dtype`).
+
+    Reads a second time if the first answer is not what the manifest lists. Raises NotFound or StorageError, or
+    DamagedShard if the second answer is wrong too.
     """
-    advice = "its CRC32C is not that of the manifest, rebuild the shard with --only-shards"
-    where = f"{storage.url}/{shard.index.path}"
+    url = f"{storage.url}/{shard.index.path}"
+    advice = (
+        f"the index of shard {shard.path} is damaged (its CRC32C is not that of the manifest), rebuild the shard with "
+        "--only-shards"
+    )
     try:
         data = read_object(storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice)
     except NotFound as error:
         raise NotFound(
-            f"{where}: the index of shard {shard.path} is missing; restore it, or rebuild the shard with --only-shards"
+            f"{url}: the index of shard {shard.path} is missing; restore it, or rebuild the shard with --only-shards"
         ) from error
-    index = index_from_bytes(data, where)
-    if len(index) != shard.num_samples:
-        raise DamagedShard(f"{where}: lists {len(index)} samples, the manifest says {shard.num_samples}; rebuild it")
-    return index
+    records = index_from_bytes(data, url)
+    if len(records) != shard.num_samples:
+        raise DamagedShard(
+            f"{url}: lists {len(records)} samples, the manifest says {shard.num_samples}; rebuild shard {shard.path} "
+            "with --only-shards"
+        )
+    return records
 
 
-def read_rows(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.ndarray:
-    """The records of some samples of a shard: from the whole index where that is small, else from two ranged reads.
+def read_rows(
+    storage: Storage,
+    shard: Shard,
+    positions: Sequence[int],
+    *,
+    whole_bytes: int = WHOLE_BYTES,
+    header_bytes: int = MAX_HEADER_BYTES,
+) -> NDArray[np.void]:
+    """The index records of some samples: from an index of up to `whole_bytes` as a whole, else from two ranged reads.
 
-    Ranges of an index have no checksum of their own: each is read twice, and the whole index if the two differ.
+    Ranges of an index have no checksum: each is read twice, and the whole index if the two answers differ.
     """
-    rows = _rows_by_range(storage, shard, positions) if shard.index.num_bytes > SMALL else None
-    return read_index(storage, shard)[list(positions)] if rows is None else rows
+    by_range = shard.index.num_bytes > whole_bytes
+    records = _records_by_range(storage, shard, positions, header_bytes) if by_range else None
+    return read_index(storage, shard)[list(positions)] if records is None else records
 
 
-def read_record_type(storage: Storage, shard: Shard) -> np.dtype:
-    """What a record of the shard's index is, from its first bytes; raises as `read_index`."""
-    header = _header(storage, shard)
-    return read_index(storage, shard).dtype if header is None else header[0]
-
-
-def _rows_by_range(storage: Storage, shard: Shard, positions: Sequence[int]) -> np.ndarray | None:
-    """None if what came is not of the index that the manifest lists, or was not the same twice."""
-    header = _header(storage, shard)
+def _records_by_range(
+    storage: Storage, shard: Shard, positions: Sequence[int], header_bytes: int
+) -> NDArray[np.void] | None:
+    """None if the answers differ, or belong to another index than the manifest lists."""
+    header = _header(storage, shard, header_bytes)
     if header is None:
         return None
-    dtype, start = header
+    dtype, records_start = header
     first, last = min(positions), max(positions)
-    begin, end = (start + position * dtype.itemsize for position in (first, last + 1))
-    data = _same_twice(storage, shard.index.path, begin, end)
+    start, stop = (records_start + position * dtype.itemsize for position in (first, last + 1))
+    data = _same_twice(storage, shard.index.path, start, stop)
     return None if data is None else np.frombuffer(data, dtype)[[position - first for position in positions]]
 
 
-def _header(storage: Storage, shard: Shard) -> tuple[np.dtype, int] | None:
-    """Record type and where the records begin; None as `_rows_by_range`."""
+def _header(storage: Storage, shard: Shard, header_bytes: int) -> tuple[np.dtype[np.void], int] | None:
+    """Record type and first byte of the records; None as `_records_by_range`."""
     path, num_bytes = shard.index.path, shard.index.num_bytes
-    head = _same_twice(storage, path, 0, min(HEADER, num_bytes))
+    head = _same_twice(storage, path, 0, min(header_bytes, num_bytes))
     try:
         dtype, num_samples, start = index_header(head or b"", f"{storage.url}/{path}")
     except DamagedShard:
@@ -79,3 +104,141 @@ def _header(storage: Storage, shard: Shard) -> tuple[np.dtype, int] | None:
 def _same_twice(storage: Storage, name: str, start: int, stop: int) -> bytes | None:
     data = storage.read(name, start, stop)
     return data if storage.read(name, start, stop) == data else None
+
+
+class ShardTable:
+    """The shards of a split. Reads and checks an index when it is first needed, and keeps as many as fit a budget."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        split: Split,
+        *,
+        with_keys: bool = False,
+        budget_bytes: int = INDEX_BUDGET_BYTES,
+        max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
+    ) -> None:
+        self.storage = storage
+        self.split = split
+        self.with_keys = with_keys
+        self.budget_bytes = budget_bytes
+        self.max_bytes_in_flight = max_bytes_in_flight
+        self.num_bytes_read = 0
+        self._cached: OrderedDict[int, ShardIndex] = OrderedDict()
+        self._cached_bytes = 0
+        self._last_keys: tuple[int, NDArray[np.bytes_]] | None = None
+        self._lock = ProcessLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cached": OrderedDict(), "_cached_bytes": 0, "_last_keys": None, "_lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=ProcessLock())
+
+    def url(self, shard: int) -> str:
+        """The URL of a shard, as messages show it."""
+        return f"{self.storage.url}/{self.split.shards[shard].path}"
+
+    def describe(self, address: SampleAddress) -> str:
+        """A sample by shard, key and offset: how each message about a sample begins."""
+        try:
+            sample = f"sample {self._keys(address.shard)[address.position].decode('ascii')!r}"
+        except ShardsetError:  # the message is about another failure; a lost index must not hide it
+            sample = f"sample number {address.position}"
+        return f"{self.url(address.shard)}: {sample} at byte {address.start}"
+
+    def missing(self, shard: int) -> LostShard:
+        """The error for a shard that storage does not have."""
+        return LostShard(f"{self.url(shard)}: the shard can't be opened (nothing is stored there); fetch or rebuild it")
+
+    def check_size(self, shard: int, num_bytes: int) -> None:
+        """Raises LostShard unless the stored shard is as long as the manifest says."""
+        expected = self.split.shards[shard].num_bytes
+        if num_bytes != expected:
+            raise LostShard(
+                f"{self.url(shard)}: {num_bytes} bytes, expected {expected}; the shard is cut or replaced, "
+                "fetch or rebuild it"
+            )
+
+    def index(self, shard: int) -> ShardIndex:
+        """The index of a shard; raises DamagedShard if it is missing or differs from what the manifest lists."""
+        with self._lock:
+            if shard in self._cached:
+                self._cached.move_to_end(shard)
+                return self._cached[shard]
+        url = f"{self.storage.url}/{self.split.shards[shard].index.path}"
+        index = ShardIndex.from_records(
+            self._records(shard), self.split.shards[shard], self.split.fields, url, with_keys=self.with_keys
+        )
+        with self._lock:
+            if shard not in self._cached:
+                self._cached[shard] = index
+                self._cached_bytes += index.num_bytes
+            while self._cached_bytes > self.budget_bytes and len(self._cached) > 1:
+                self._cached_bytes -= self._cached.popitem(last=False)[1].num_bytes
+        return index
+
+    def indexes(self, shards: Sequence[int]) -> Iterator[ShardIndex]:
+        """The indexes of several shards in this order; those missing are read from a bucket at the same time.
+
+        At most `max_bytes_in_flight` of them are on their way, at least one and at most as many as there are readers.
+        """
+        with self._lock:
+            missing = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._cached]
+        # A local disk answers sooner than threads start.
+        if len(missing) < 2 or not self.storage.is_remote:
+            yield from map(self.index, shards)
+            return
+        num_threads = max(1, min(NUM_INDEX_READERS, len(missing), self.max_bytes_in_flight // max(missing)))
+        threads = Threads("shardset-index", num_threads)
+        pending: deque[Future[ShardIndex]] = deque()
+        try:
+            for shard in shards:
+                if len(pending) == num_threads:
+                    yield pending.popleft().result()
+                pending.append(self._submit(shard, threads))
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            threads.close()
+            threads.join()
+
+    def _submit(self, shard: int, threads: Threads) -> Future[ShardIndex]:
+        future: Future[ShardIndex] = Future()
+        threads.submit(lambda: settle(future, outcome_of(partial(self.index, shard))))
+        return future
+
+    def addresses(self, shards: NDArray[np.int64], positions: NDArray[np.int64]) -> SampleAddresses:
+        """Where several samples are stored, in the order asked for. Looks up each shard's index once."""
+        order = np.argsort(shards, kind="stable")
+        group_starts = np.flatnonzero(np.diff(shards[order], prepend=-1))
+        rows = np.empty((len(shards), num_columns(len(self.split.fields))), dtype=np.int64)
+        keys = np.empty(len(shards), dtype=object)
+        groups = np.split(order, group_starts[1:])
+        for group, index in zip(groups, self.indexes(shards[order[group_starts]].tolist()), strict=True):
+            rows[group] = index.rows[positions[group]]
+            if index.keys is not None:
+                keys[group] = index.keys[positions[group]].astype(str)
+        return SampleAddresses(shards, positions, rows, keys.tolist() if self.with_keys else None)
+
+    def _keys(self, shard: int) -> NDArray[np.bytes_]:
+        """The keys of a shard; the last ones are kept, because bad samples come several to a shard."""
+        last = self._last_keys
+        if last is None or last[0] != shard:
+            last = self._last_keys = shard, self._records(shard)["key"].copy()
+        return last[1]
+
+    def _records(self, number: int) -> NDArray[np.void]:
+        shard = self.split.shards[number]
+        try:
+            records = read_index(self.storage, shard)
+        except NotFound as error:
+            raise DamagedShard(str(error)) from error
+        with self._lock:
+            self.num_bytes_read += shard.index.num_bytes
+        if index_fields(records) != list(self.split.fields):
+            raise DamagedShard(
+                f"{self.storage.url}/{shard.index.path}: fields {index_fields(records)}, expected "
+                f"{list(self.split.fields)}; rebuild shard {shard.path} with --only-shards"
+            )
+        return records

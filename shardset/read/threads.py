@@ -1,14 +1,21 @@
-"""Threads for jobs that may wait for minutes, and a lock that a fork does no harm."""
+"""Threads for jobs that may wait for minutes, futures that they settle, and a lock that survives a fork."""
 
 import os
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Threads:
-    """Daemon threads that take jobs in turn: leaving the program does not wait for them."""
+    """Daemon threads that take jobs in turn.
+
+    Unlike the pools of concurrent.futures they do not keep the program alive: their jobs may wait for the network.
+    """
 
     def __init__(self, name: str, num_threads: int) -> None:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -17,11 +24,11 @@ class Threads:
             thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Runs `job` on the next thread that is free."""
+        """Runs `job` on the next free thread."""
         self._jobs.put(job)
 
     def close(self) -> None:
-        """Each thread ends with the job that it has; the others are not done."""
+        """Drops the jobs that have not begun; each thread ends with the job that it runs."""
         with suppress(queue.Empty):
             while True:
                 self._jobs.get_nowait()
@@ -29,7 +36,7 @@ class Threads:
             self._jobs.put(None)
 
     def join(self) -> None:
-        """Waits until all threads have ended; they do after `close`."""
+        """Waits until all threads have ended, which they do after `close`."""
         for thread in self._threads:
             thread.join()
 
@@ -39,7 +46,7 @@ class Threads:
 
 
 class ProcessLock:
-    """A lock of each process: one that another thread held during a fork stays locked in the child."""
+    """A lock per process: a plain lock that another thread holds during a fork stays locked in the child."""
 
     def __init__(self) -> None:
         self._locks: dict[int, threading.Lock] = {}
@@ -52,3 +59,20 @@ class ProcessLock:
 
     def _own(self) -> threading.Lock:
         return self._locks.setdefault(os.getpid(), threading.Lock())
+
+
+def outcome_of(call: Callable[[], T]) -> T | BaseException:
+    """What `call` returns or raises."""
+    try:
+        return call()
+    except BaseException as error:  # noqa: BLE001 - handed to `settle`, which raises it to all who wait
+        return error
+
+
+def settle(future: Future[T], outcome: T | BaseException) -> None:
+    """Gives a future its result or exception, unless it has one already."""
+    with suppress(InvalidStateError):
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -33,7 +33,7 @@ _ADVICE = {
 
 
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a stored object without reading it.
+    """Facts about a stored object that need no read of it.
 
     `generation` changes whenever the content is replaced. `crc32c` is base64 as GCS reports it; None where
     the storage does not keep one (local disk).
@@ -46,9 +46,9 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer(Protocol):
-    """Bytes on their way to one object: nothing is visible until the `with` block ends without an exception.
+    """Writes one object, which appears when the `with` block ends without an exception.
 
-    Leaving the block by an exception aborts: no object, no temporary left.
+    An exception aborts: no object appears and no temporary stays.
     """
 
     def __enter__(self) -> "Writer": ...
@@ -59,7 +59,7 @@ class Writer(Protocol):
 class Storage(Protocol):
     """A folder of objects. Names are relative, use `/`, and can't leave the folder (ConfigError).
 
-    Instances pickle (clients and file handles are opened where they are used) and are safe to share by threads.
+    Instances pickle, because clients and file handles open where they are used. Threads may share one.
     """
 
     @property
@@ -87,34 +87,34 @@ class Storage(Protocol):
         ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """The bytes [start, stop) of an object, all of them; TransientError if they came short after retries.
+        """All the bytes [start, stop) of an object; TransientError if they are still short after retries.
 
-        A range that reaches past the object's end is a StorageError. With `generation`, raises PreconditionFailed
-        or NotFound if the object is not that one any more.
+        A range that ends after the object is a StorageError. With `generation`, raises PreconditionFailed or NotFound
+        if the object was replaced or deleted.
         """
         ...
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """Objects whose names start with `prefix`, in name order (UTF-8 bytes), recursively. No temporaries.
+        """Objects whose names start with `prefix`, recursively, in the order of `utf8`. Leaves out temporaries.
 
-        Nothing is listed, and nothing raised, where the folder does not exist.
+        A folder that does not exist lists nothing.
         """
         ...
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """Creates or replaces an object atomically. With `if_generation=ABSENT`, only if nothing stands there.
+        """Creates or replaces an object atomically. With `if_generation`, only if that generation is stored now.
 
-        Raises PreconditionFailed when the block ends if something else stands there; if what stands there has
-        the same size and CRC32C, that is success: a lost response or a twin worker wrote the same bytes.
+        If another one is, the end of the block raises PreconditionFailed, unless that has the same size and CRC32C:
+        then a retry or another worker wrote the same bytes, which is success.
         """
         ...
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """Removes an object, or only that generation of it; one that is not there (any more) is no error."""
+        """Removes an object, or only that generation of it; does nothing if it is absent."""
         ...
 
     def sweep(self) -> None:
-        """Removes the temporaries of writers that were killed; those that are being written stay."""
+        """Removes the temporaries of killed writers; those of living writers stay."""
         ...
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
@@ -143,23 +143,23 @@ def join(folder: str, name: str) -> str:
 
 
 def utf8(name: str) -> bytes:
-    """What a listing sorts names by."""
+    """The sort key of a listing: Cloud Storage orders names by their UTF-8 bytes."""
     return name.encode("utf-8", "surrogateescape")
 
 
-def accept_identical_object(found: Stat | None, num_bytes: int, crc32c: str, where: str) -> None:
-    """Returns if what stands there is what was to be written; raises PreconditionFailed otherwise."""
-    if found is None:
+def accept_identical_object(stored: Stat | None, num_bytes: int, crc32c: str, where: str) -> None:
+    """Returns if the stored object is what was to be written; raises PreconditionFailed otherwise."""
+    if stored is None:
         raise PreconditionFailed(f"{where}: nothing stands there, expected the generation that was to be replaced")
-    if (found.num_bytes, found.crc32c) != (num_bytes, crc32c):
+    if (stored.num_bytes, stored.crc32c) != (num_bytes, crc32c):
         raise PreconditionFailed(
-            f"{where}: something else stands there: {found.num_bytes} bytes, crc32c {found.crc32c}; "
+            f"{where}: something else stands there: {stored.num_bytes} bytes, crc32c {stored.crc32c}; "
             f"expected nothing, or {num_bytes} bytes, {crc32c}; remove it or choose another place"
         )
 
 
 def check_range(start: int, stop: int | None, num_bytes: int, where: str) -> int:
-    """Where the range ends; raises StorageError unless [start, stop) lies in an object of `num_bytes`."""
+    """The end of the range; raises StorageError unless [start, stop) lies in an object of `num_bytes`."""
     end = num_bytes if stop is None else stop
     if not 0 <= start <= end <= num_bytes:
         raise StorageError(
@@ -169,9 +169,9 @@ def check_range(start: int, stop: int | None, num_bytes: int, where: str) -> int
 
 
 class os_errors_as_storage_errors:  # noqa: N801
-    """Turns an OSError of its block into NotFound or StorageError that says where, what and what to do.
+    """Turns an OSError of its block into a NotFound or StorageError that says where, what and what to do.
 
-    A class, because a block of `contextlib` costs more than the small read or write in it.
+    A class, because entering a `contextlib` block costs more than the small read or write in it.
     """
 
     __slots__ = ("_where",)
@@ -187,6 +187,7 @@ class os_errors_as_storage_errors:  # noqa: N801
 
 
 def storage_error(error: OSError, where: str) -> StorageError:
+    """An OSError as a StorageError that says where, what and what to do."""
     if isinstance(error, FileNotFoundError):
         return NotFound(f"{where}: nothing is stored there; check the name")
     advice = _ADVICE.get(error.errno or 0, f"the system said: {error.strerror or error}; check the disk")

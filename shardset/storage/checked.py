@@ -1,4 +1,4 @@
-"""Stored bytes compared with what the manifest says of them, and read a second time before they count as damaged."""
+"""Reads that are checked against the manifest, and repeated once before the object counts as damaged."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -21,28 +21,28 @@ class DamagedObject(DamagedShard):
 
 
 def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
-    """What `read` returns; where that does not fit, what it returns the second time, be it right or wrong.
+    """The first result of `read` that fits, or its second result, right or wrong.
 
-    Damage on the way comes once; what is damaged where it is stored comes again.
+    Damage in transfer does not repeat; damage in storage does.
     """
-    found = read()
-    if fits(found):
-        return found
-    del found  # it may be a whole shard
+    first = read()
+    if fits(first):
+        return first
+    del first  # it may be a whole shard
     return read()
 
 
 def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice: str) -> bytes:
-    """A whole object, as long and with the CRC32C as the manifest says; read a second time if it is not.
+    """A whole object with the size and CRC32C that the manifest lists; read a second time if they differ.
 
-    Raises NotFound or StorageError, or DamagedObject if the second time differs too; `advice` says what to do then.
+    Raises NotFound or StorageError, or DamagedObject with `advice` if the second read differs too.
     """
 
     def read() -> tuple[bytes, tuple[int, str]]:
         data = storage.read(name)
         return data, facts_of(data)
 
-    data, facts = read_twice(read, lambda found: found[1] == (num_bytes, crc32c))
+    data, facts = read_twice(read, lambda outcome: outcome[1] == (num_bytes, crc32c))
     if facts == (num_bytes, crc32c):
         return data
     raise DamagedObject(
@@ -52,5 +52,5 @@ def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice
 
 
 def facts_of(data: bytes) -> tuple[int, str]:
-    """Length and CRC32C of some bytes."""
+    """Length of `data`, and its CRC32C as text."""
     return len(data), crc32c_text(google_crc32c.value(data))

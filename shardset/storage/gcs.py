@@ -77,14 +77,14 @@ class _Page(msgspec.Struct, frozen=True, rename="camel"):
     next_page_token: str = ""
 
 
-class _Placement(msgspec.Struct, frozen=True, rename="camel"):
+class _PlacementConfig(msgspec.Struct, frozen=True, rename="camel"):
     data_locations: list[str] = []
 
 
 class _Bucket(msgspec.Struct, frozen=True, rename="camel"):
     kind: Literal["storage#bucket"]
     location: str = "unknown"
-    custom_placement_config: _Placement = _Placement()
+    custom_placement_config: _PlacementConfig = _PlacementConfig()
 
 
 # -- a bucket ---------------------------------------------------------------------------------------------------
@@ -180,9 +180,9 @@ class GcsStorage:
         return f"{_objects_path(self.bucket)}/{quote(self._full(name), safe='')}"
 
     def _read_nothing(self, name: str, start: int, generation: str | None) -> bytes:
-        found, where = self.stat(name), f"{self.url}/{name}"
-        _check_generation(found.generation, generation, where)
-        check_range(start, start, found.num_bytes, where)
+        stat, where = self.stat(name), f"{self.url}/{name}"
+        _check_generation(stat.generation, generation, where)
+        check_range(start, start, stat.num_bytes, where)
         return b""
 
     def _list(self, wanted: str, skip: int) -> Iterator[Stat]:
@@ -199,7 +199,7 @@ class GcsStorage:
                 return
 
     def _page(self, wanted: str, last: str, token: str) -> _Page:
-        """The page of a listing that `token` leads to, which goes on after the name `last`."""
+        """The page of a listing for `token`; its names come after `last`."""
         where = f"gs://{self.bucket}/{wanted}"
         params = {
             "prefix": wanted,
@@ -210,28 +210,28 @@ class GcsStorage:
 
         def accept(response: requests.Response) -> _Page:
             page = json_object(response, where, _Page)
-            strange = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
-            if strange or (token and page.next_page_token == token):
-                name = f"object {strange[0]!r}" if strange else "page token"
+            foreign = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
+            if foreign or (token and page.next_page_token == token):
+                name = f"object {foreign[0]!r}" if foreign else "page token"
                 raise TransientError(f"{where}: the answer is another page of the list, by its {name}")
             return page
 
         return self._ask("GET", _objects_path(self.bucket), where, accept, params=params)
 
     def _ask(self, method: str, path: str, where: str, accept: Callable[[requests.Response], T], **options: Any) -> T:
-        """What `accept` makes of the answer to a small request, asked until it takes one."""
+        """The result of `accept` on the answer to a small request; repeats the request until it accepts one."""
         return _ask(self.retry, method, path, where, accept, **options)
 
 
 def bucket_location(bucket: str, retry: RetryPolicy) -> str:
-    """Where a bucket lies, as the server says it: `EUROPE-WEST4`, `EU`, `NAM4`; two chosen regions joined by `+`.
+    """The location of a bucket in the words of the server: `EUROPE-WEST4`, `EU`, `NAM4`; a pair is joined by `+`.
 
-    Raises NotFound if there is no such bucket; asking takes the permission storage.buckets.get.
+    Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
     """
     path, where = f"/storage/v1/b/{quote(bucket, safe='')}", f"gs://{bucket}"
     params = {"fields": "kind,location,customPlacementConfig"}
-    found = _ask(retry, "GET", path, where, lambda response: json_object(response, where, _Bucket), params=params)
-    return "+".join(found.custom_placement_config.data_locations or [found.location])
+    description = _ask(retry, "GET", path, where, lambda response: json_object(response, where, _Bucket), params=params)
+    return "+".join(description.custom_placement_config.data_locations or [description.location])
 
 
 def _ask(
@@ -250,10 +250,10 @@ def _objects_path(bucket: str) -> str:
 
 def _named(response: requests.Response, full: str, where: str) -> _Object:
     """The object in an answer; TransientError unless it is the one of that name."""
-    found = json_object(response, where, _Object)
-    if found.name != full:
-        raise TransientError(f"{where}: the answer is about another object, {found.name!r}")
-    return found
+    item = json_object(response, where, _Object)
+    if item.name != full:
+        raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
+    return item
 
 
 def _check_empty(response: requests.Response, where: str) -> None:
@@ -263,18 +263,20 @@ def _check_empty(response: requests.Response, where: str) -> None:
         raise TransientError(f"{where}: {len(body)} bytes came as the answer to a deletion, expected none")
 
 
-def _check_generation(found: str, wanted: str | None, where: str) -> None:
-    if wanted is not None and found != wanted:
-        raise PreconditionFailed(f"{where}: was replaced (generation {found}, expected {wanted}); start again from it")
+def _check_generation(current: str, wanted: str | None, where: str) -> None:
+    if wanted is not None and current != wanted:
+        raise PreconditionFailed(
+            f"{where}: was replaced (generation {current}, expected {wanted}); start again from it"
+        )
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
 class _Download:
-    """The bytes [start, stop) of one generation of an object, over as many requests as it takes.
+    """The bytes [start, stop) of one generation of an object, in as many requests as that takes.
 
-    `farthest` is the byte reached by any try; reading again what was lost or damaged does not move it.
+    `farthest` is the last byte that any attempt reached; repeating lost or damaged bytes does not move it.
     """
 
     def __init__(
@@ -282,7 +284,7 @@ class _Download:
     ) -> None:
         where = f"{storage.url}/{name}"
         self._policy = storage.retry
-        self._look = lambda: storage.stat(name)
+        self._stat: Callable[[], Stat] = lambda: storage.stat(name)
         self._path = path
         self._where = where if stop is None and start == 0 else f"{where} bytes {start} to {stop or 'the end'}"
         self._start = start
@@ -292,7 +294,7 @@ class _Download:
         self._restart()
 
     def attempt(self) -> bytes:
-        """All the bytes, going on where the attempt before stopped; TransientError if this one did not suffice."""
+        """All the bytes, continuing where the last attempt stopped; TransientError if some are still missing."""
         try:
             self._receive()
         except PreconditionFailed as error:
@@ -302,10 +304,10 @@ class _Download:
             raise TransientError(f"{self._where}: was replaced while it was read") from error
         if self._position != self._end:
             raise TransientError(f"{self._where}: the body ended at byte {self._position}, expected {self._end}")
-        return self._checked(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts))
+        return self._checked(self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces))
 
     def _restart(self) -> None:
-        self._parts: list[bytes] = []
+        self._pieces: list[bytes] = []
         self._position = self._start
         self._end = self._stop
         self._pinned = self._wanted
@@ -330,23 +332,23 @@ class _Download:
                 self._collect(response, began)
 
     def _past_the_end(self) -> int:
-        """Where the wanted bytes end if the server has none of them; raises unless the object's size says so too."""
-        found = self._look()
-        _check_generation(found.generation, self._pinned, self._where)
-        end = check_range(self._start, self._stop, found.num_bytes, self._where)
+        """The end of the wanted bytes after a 416; raises unless the object's size confirms that there are none."""
+        stat = self._stat()
+        _check_generation(stat.generation, self._pinned, self._where)
+        end = check_range(self._start, self._stop, stat.num_bytes, self._where)
         if self._position < end:
-            raise TransientError(f"{self._where}: the server answered 416, though it holds {found.num_bytes} bytes")
+            raise TransientError(f"{self._where}: the server answered 416, though it holds {stat.num_bytes} bytes")
         return end
 
     def _accept(self, response: urllib3.BaseHTTPResponse) -> int:
-        """Checks generation and range of an answer; returns where the wanted bytes end."""
-        found = response.headers.get("X-Goog-Generation", "")
-        if not found:
+        """Checks generation and range of an answer; returns the end of the wanted bytes."""
+        generation = response.headers.get("X-Goog-Generation", "")
+        if not generation:
             raise TransientError(f"{self._where}: the answer names no generation, so it is not from Cloud Storage")
-        first, size = _place(response, self._where)
+        first, size = _span(response, self._where)
         end = check_range(self._start, self._stop, size, self._where)
-        _check_generation(found, self._pinned, self._where)
-        self._pinned = found
+        _check_generation(generation, self._pinned, self._where)
+        self._pinned = generation
         if self._position < end and first != self._position:
             raise TransientError(f"{self._where}: answered from byte {first}, expected {self._position}")
         if self._whole and not self._position:
@@ -362,7 +364,7 @@ class _Download:
                 raise TransientError(f"{self._where}: stopped at byte {self._position}: {explain(error)}") from error
             if not piece:
                 return
-            self._parts.append(piece)
+            self._pieces.append(piece)
             self._position += len(piece)
             self.farthest = max(self.farthest, self._position)
             self._check_deadline(began)
@@ -379,14 +381,14 @@ class _Download:
         raise TransientError(f"{self._where}: what arrived does not have the CRC32C that the server keeps, {expected}")
 
 
-def _place(response: urllib3.BaseHTTPResponse, where: str) -> tuple[int, int]:
+def _span(response: urllib3.BaseHTTPResponse, where: str) -> tuple[int, int]:
     """The first byte of an answer and the size of the object, from its headers."""
     try:
         content_range = response.headers.get("Content-Range")
         if content_range is None:
             return 0, int(response.headers.get("X-Goog-Stored-Content-Length") or response.headers["Content-Length"])
-        span, _, size = content_range.removeprefix("bytes ").partition("/")
-        return int(span.partition("-")[0].replace("*", "0")), int(size)
+        bounds, _, size = content_range.removeprefix("bytes ").partition("/")
+        return int(bounds.partition("-")[0].replace("*", "0")), int(size)
     except (KeyError, ValueError) as error:
         raise TransientError(f"{where}: the answer does not say which bytes it holds") from error
 
@@ -401,10 +403,10 @@ def _crc32c_header(text: str) -> str | None:
 
 
 class _GcsWriter:
-    """Collects the bytes and their CRC32C, then sends all in one request that the server takes or refuses whole.
+    """Collects the bytes and their CRC32C, then sends them in one request that the server accepts or refuses whole.
 
-    One request rather than a resumable session: the server checks generation and CRC32C before anything is visible,
-    an aborted body was never sent, and a retry can't join two halves of different tries.
+    One request instead of a resumable session: the server checks generation and CRC32C before the object appears, an
+    aborted body was never sent, and a retry can't join halves of two attempts.
     """
 
     def __init__(self, storage: GcsStorage, full: str, if_generation: str | None) -> None:
@@ -452,15 +454,15 @@ class _GcsWriter:
                 self._check_before_sending(self._if_generation)
             self._verify(persist(self._storage.retry, lambda: self._upload(file)))
         except PreconditionFailed:
-            accept_identical_object(self._found(), self._num_bytes, self._crc32c, self._where)
+            accept_identical_object(self._stored(), self._num_bytes, self._crc32c, self._where)
 
     def _check_before_sending(self, wanted: str) -> None:
-        found = self._found()
-        if (found.generation if found else ABSENT) != wanted:
+        stored = self._stored()
+        if (stored.generation if stored else ABSENT) != wanted:
             raise PreconditionFailed(f"{self._where}: something else stands there than was expected")
 
     def _upload(self, file: IO[bytes]) -> _Object:
-        boundary = f"shardset-{secrets.token_hex(16)}"  # a new one for each try: no content can be made to hold it
+        boundary = f"shardset-{secrets.token_hex(16)}"  # random for each attempt, so that no content can contain it
         tail = f"\r\n--{boundary}--\r\n".encode()
         body = _Body(self._head(boundary), file, self._num_bytes, self._storage.retry, tail)
         condition = {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
@@ -483,7 +485,7 @@ class _GcsWriter:
         return "\r\n".join(f"--{boundary}\r\n{part}" for part in parts).encode()
 
     def _verify(self, reply: _Object) -> None:
-        """Compares what the server says it stored with what was sent; removes it again and raises if they differ."""
+        """Compares what the server stored with what was sent; deletes it and raises StorageError if they differ."""
         stored = reply.stat(self._full)
         if (stored.num_bytes, stored.crc32c) == (self._num_bytes, self._crc32c):
             return
@@ -495,7 +497,7 @@ class _GcsWriter:
             f"{self._num_bytes} bytes, {self._crc32c}; that generation was deleted, write it again"
         )
 
-    def _found(self) -> Stat | None:
+    def _stored(self) -> Stat | None:
         try:
             return GcsStorage(self._storage.bucket, retry=self._storage.retry).stat(self._full)
         except NotFound:
@@ -503,7 +505,7 @@ class _GcsWriter:
 
 
 class _Body:
-    """The body of an upload: sized, and iterable as often as it has to be sent."""
+    """The body of an upload: has a length, and can be sent again for a retry."""
 
     def __init__(
         self, head: bytes, file: IO[bytes], num_bytes: int, policy: RetryPolicy, tail: bytes = b"\r\n"

@@ -32,15 +32,15 @@ _TEMPORARY = ".shardset-tmp-"
 _MAX_OPEN_FILES = 64
 _PIECE = 1 << 20
 _BUFFERED = 1 << 16
-"""What is written in smaller pieces is gathered; larger ones go to the system without another copy."""
+"""Smaller writes are buffered; larger ones go to the system without another copy."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStorage:
     """A folder on a local or mounted disk. `root` is absolute.
 
-    Every regular file below it is an object, through symbolic links too; other kinds of files are none.
-    Replacing under `if_generation=` another than ABSENT is checked right before the rename, not atomically with it.
+    Every regular file below it is an object, also through symbolic links; other kinds of files are not.
+    With an `if_generation` other than ABSENT, the check happens right before the rename, not atomically with it.
     """
 
     root: str
@@ -71,9 +71,9 @@ class LocalStorage:
         return _local_stat(name, _regular(path))
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """See Storage.read. A replaced file is never read as the old one, though file handles are kept.
+        """See Storage.read. File handles are kept, yet a replaced file is never read as the old one.
 
-        With `generation`, a file that has another name meanwhile may still be read under its old one.
+        With `generation`, a file that was renamed meanwhile may still be read under its old name.
         """
         path = self._path(name)
         file = _open_files().get(path, generation)
@@ -83,11 +83,11 @@ class LocalStorage:
             size = file.facts.st_size if generation else os.fstat(file.fd).st_size
             stop = check_range(start, stop, size, path)
             data = _pread(file.fd, start, stop)
-            if generation is not None:  # what has changed since the file was opened shows here
+            if generation is not None:  # shows a change since the file was opened
                 facts = os.fstat(file.fd)
                 _check_generation(_generation(facts if facts.st_nlink else _regular(path)), generation, path)
-        except OSError as error:  # a block of `explained` would take as long as a small read
-            _open_files().drop(path)  # of a network file system the handle may be stale
+        except OSError as error:  # no `with` block: it would take as long as a small read
+            _open_files().drop(path)  # on a network file system the handle may be stale
             raise storage_error(error, path) from error
         if len(data) < stop - start:
             raise TransientError(
@@ -101,7 +101,7 @@ class LocalStorage:
         return self._walk(folder, prefix, ())
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """See Storage.writer. The bytes and the folder's entry are on the disk when the block has ended."""
+        """See Storage.writer. When the block ends, the bytes and the folder's entry are on the disk."""
         return _LocalWriter(self._path(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
@@ -166,8 +166,8 @@ def _sorted_entries(path: str) -> list[os.DirEntry[str]]:
     """A folder's entries in the order of their full names' UTF-8 bytes; a folder's own name ends with `/` there."""
     with os_errors_as_storage_errors(path):
         try:
-            with os.scandir(path) as found:
-                entries = [entry for entry in found if not entry.name.startswith(_TEMPORARY)]
+            with os.scandir(path) as scan:
+                entries = [entry for entry in scan if not entry.name.startswith(_TEMPORARY)]
         except FileNotFoundError:  # removed since its parent was read
             return []
         return sorted(entries, key=lambda entry: utf8(f"{entry.name}/" if entry.is_dir() else entry.name))
@@ -208,10 +208,10 @@ def _local_stat(name: str, facts: os.stat_result) -> Stat:
     return Stat(name=name, num_bytes=facts.st_size, generation=_generation(facts), crc32c=None)
 
 
-def _check_generation(found: str, wanted: str, path: str) -> None:
-    if found != wanted:
+def _check_generation(current: str, wanted: str, path: str) -> None:
+    if current != wanted:
         raise PreconditionFailed(
-            f"{path}: was replaced or changed (generation {found}, expected {wanted}); start again from it"
+            f"{path}: was replaced or changed (generation {current}, expected {wanted}); start again from it"
         )
 
 
@@ -229,14 +229,14 @@ def _pread(fd: int, start: int, stop: int) -> bytes:
 class _OpenFile:
     """A regular file, and its facts when it was opened.
 
-    Its descriptor is closed when nobody holds it any more, so a cache may drop one that is in use.
+    The descriptor closes with the last reference, so the cache may drop a file that is in use.
     """
 
     __slots__ = ("facts", "fd", "generation")
 
     def __init__(self, path: str) -> None:
         try:
-            # Without waiting for a writer where a pipe stands; a regular file is read as ever.
+            # O_NONBLOCK: opening a pipe must not wait for a writer; regular files ignore it.
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             _regular(path)
@@ -259,7 +259,7 @@ class _OpenFiles:
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def get(self, path: str, generation: str | None) -> _OpenFile:
-        """The file at `path`: the one kept if it was that generation, or is still the one at `path`; else opened."""
+        """The file at `path`: the kept one if it has that generation or is still the file at `path`, else a new one."""
         with self._lock:
             file = self._files.get(path)
             if file is not None and (
@@ -274,7 +274,7 @@ class _OpenFiles:
         return file
 
     def drop(self, path: str) -> None:
-        """Opens it anew next time."""
+        """Forgets a file, so that the next read opens it again."""
         with self._lock:
             self._files.pop(path, None)
 
@@ -287,12 +287,12 @@ _files_of_process: dict[int, _OpenFiles] = {}
 
 
 def _open_files() -> _OpenFiles:
-    # By process, because a lock that another thread held during a fork stays locked in the child.
+    # One for each process: a lock that another thread held during a fork stays locked in the child.
     return _files_of_process.get(os.getpid()) or _files_of_process.setdefault(os.getpid(), _OpenFiles())
 
 
 class _LocalWriter:
-    """A temporary in the same folder that becomes the object when the block has ended well."""
+    """Writes a temporary in the same folder, and renames it to the object at the end of the block."""
 
     def __init__(self, path: str, if_generation: str | None) -> None:
         self._path = path
@@ -323,7 +323,7 @@ class _LocalWriter:
                 with os_errors_as_storage_errors(self._path):
                     self._commit(self._file)
         finally:
-            with suppress(OSError):  # what a full disk did not take is thrown away, and so is its complaint
+            with suppress(OSError):  # of the unwritten rest on a full disk: the first error counts
                 self._file.close()
             with suppress(FileNotFoundError):
                 os.unlink(self._temporary)
@@ -335,22 +335,22 @@ class _LocalWriter:
         _sync_folder(self._folder)
 
     def _publish(self) -> None:
-        if self._if_generation is None or self._stands() == self._if_generation != ABSENT:
+        if self._if_generation is None or self._generation() == self._if_generation != ABSENT:
             os.replace(self._temporary, self._path)
             return
         if self._if_generation == ABSENT:
             with suppress(FileExistsError):
                 _link(self._temporary, self._path)
                 return
-        accept_identical_object(self._found(), self._num_bytes, _crc32c_of(self._temporary), self._path)
+        accept_identical_object(self._stored(), self._num_bytes, _crc32c_of(self._temporary), self._path)
 
-    def _stands(self) -> str:
+    def _generation(self) -> str:
         try:
             return _generation(os.stat(self._path))
         except FileNotFoundError:
             return ABSENT
 
-    def _found(self) -> Stat | None:
+    def _stored(self) -> Stat | None:
         if os.path.isdir(self._path):
             raise IsADirectoryError(errno.EISDIR, self._path)
         try:
@@ -362,7 +362,7 @@ class _LocalWriter:
 
 
 def _refuse_device(path: str) -> None:
-    """Raises StorageError where a rename would take the place of /dev/null, say, or of what /dev/stdout leads to."""
+    """Raises StorageError where a rename would replace a device such as /dev/null, or the target of /dev/stdout."""
     with suppress(FileNotFoundError):
         mode = os.stat(path).st_mode
         if not (modes.S_ISREG(mode) or modes.S_ISDIR(mode)):
@@ -370,20 +370,20 @@ def _refuse_device(path: str) -> None:
 
 
 def _link(path: str, name: str) -> None:
-    """A second name for a file; where there are no hard links, as on FAT or a mounted bucket, EOPNOTSUPP says so."""
+    """A second name for a file; EOPNOTSUPP on file systems without hard links, such as FAT or a mounted bucket."""
     try:
         os.link(path, name)
     except OSError as error:
-        if error.errno in (errno.EPERM, errno.ENOSYS):  # the folder takes files, so it is not the permission
+        if error.errno in (errno.EPERM, errno.ENOSYS):  # not a lack of permission: the folder takes files
             raise OSError(errno.EOPNOTSUPP, "no hard links", name) from error
         raise
 
 
 def _create_locked(path: str) -> BinaryIO:
-    """A new file, locked as long as it is open, by which `sweep` knows that its writer lives."""
+    """A new file with a lock that lasts while it is open: `sweep` sees that its writer lives."""
     while True:
         file = open(path, "xb", buffering=_BUFFERED)  # noqa: SIM115
-        with suppress(OSError):  # where there are no locks, nobody can take one to remove the file either
+        with suppress(OSError):  # without locks on this file system, no sweep can take one either
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             return file
@@ -391,11 +391,11 @@ def _create_locked(path: str) -> BinaryIO:
 
 
 def _remove_if_orphaned(path: str) -> None:
-    # Swept by another build meanwhile, or another user's, which is not ours to judge.
+    # Another build may sweep at the same time; another user's files are not ours to judge.
     with os_errors_as_storage_errors(path), suppress(FileNotFoundError, PermissionError), open(path, "r+b") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # its writer holds it, or this file system has no locks
+        except OSError:  # its writer lives, or this file system has no locks
             return
         os.unlink(path)
 
@@ -409,7 +409,7 @@ def _crc32c_of(path: str) -> str:
 
 
 def _make_folders(folder: str) -> None:
-    """Creates a folder and those above it, each entry on the disk before the next."""
+    """Creates a folder and its parents, and syncs each entry before the next."""
     if os.path.isdir(folder):
         return
     above = os.path.dirname(folder)

@@ -35,7 +35,7 @@ _generations = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class MemoryStorage:
-    """Objects in the memory of this process: everybody who opens the same `name` finds the same bytes."""
+    """Objects in the memory of this process, shared by all who open the same `name`."""
 
     name: str
     prefix: str = ""
@@ -70,22 +70,19 @@ class MemoryStorage:
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """See Storage.read."""
-        found = self._get(name)
-        if generation not in (None, found.generation):
+        item = self._get(name)
+        if generation not in (None, item.generation):
             raise PreconditionFailed(
-                f"{self.url}/{name}: was replaced (generation {found.generation}, not {generation})"
+                f"{self.url}/{name}: was replaced (generation {item.generation}, not {generation})"
             )
-        return found.data[start : check_range(start, stop, len(found.data), f"{self.url}/{name}")]
+        return item.data[start : check_range(start, stop, len(item.data), f"{self.url}/{name}")]
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Storage.list."""
         wanted, skip = join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, ""))
         with _memory_lock:
-            found = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
-        return (
-            _memory_stat(name[skip:], item)
-            for name, item in sorted(found, key=lambda pair: utf8(pair[0]))
-        )
+            items = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
+        return (_memory_stat(name[skip:], item) for name, item in sorted(items, key=lambda pair: utf8(pair[0])))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         """See Storage.writer."""
@@ -95,8 +92,8 @@ class MemoryStorage:
         """See Storage.delete."""
         full = self._full(name)
         with _memory_lock:
-            found = self._objects.get(full)
-            if found and generation in (None, found.generation):
+            item = self._objects.get(full)
+            if item and generation in (None, item.generation):
                 del self._objects[full]
 
     def sweep(self) -> None:
@@ -114,20 +111,20 @@ class MemoryStorage:
         return join(self.prefix, check_name(name, self.url))
 
     def _get(self, name: str) -> _Object:
-        found = self._objects.get(self._full(name))
-        if found is None:
+        item = self._objects.get(self._full(name))
+        if item is None:
             raise NotFound(f"{self.url}/{name}: nothing is stored there; check the name")
-        return found
+        return item
 
     def _publish(self, full: str, data: bytes, if_generation: str | None) -> None:
         with _memory_lock:
-            found = self._objects.get(full)
-            stands = found.generation if found else ABSENT
-            if if_generation in (None, stands):
+            item = self._objects.get(full)
+            generation = item.generation if item else ABSENT
+            if if_generation in (None, generation):
                 self._objects[full] = _Object(data, str(next(_generations)))
                 return
-        there = _memory_stat(full, found) if found else None
-        accept_identical_object(there, len(data), crc32c_text(extend_crc32c(0, data)), f"memory://{self.name}/{full}")
+        stored = _memory_stat(full, item) if item else None
+        accept_identical_object(stored, len(data), crc32c_text(extend_crc32c(0, data)), f"memory://{self.name}/{full}")
 
 
 def _memory_stat(name: str, item: _Object) -> Stat:

@@ -33,7 +33,7 @@ def open_storage(url: str) -> Storage:
 
 
 def open_file(url: str) -> tuple[Storage, str]:
-    """The storage of the folder that holds the object at `url`, and its name there; ConfigError if it names none."""
+    """The storage of the folder of a file, and the file's name there; ConfigError if `url` names a folder."""
     folder, _, name = url.rpartition("/")
     if name in CLIMBING or (is_address(url) and not is_address(folder)):
         raise ConfigError(f"{url!r} names a folder, expected a file in it")
@@ -56,7 +56,7 @@ def bucket_of(url: str) -> str | None:
 
 
 def local_folder(path: str, what: str) -> Path:
-    """The absolute path of a folder; raises ConfigError for an address, and for `~`, which a shell was to replace."""
+    """The absolute path of a local folder; ConfigError for an address, and for a `~` that no shell replaced."""
     if is_address(path):
         raise ConfigError(f"{what} {path}: expected a local folder, not an address")
     return Path(open_storage(path).url)

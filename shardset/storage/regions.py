@@ -3,7 +3,7 @@
 import re
 
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
-_PLACES = {
+_MULTI_REGIONS = {
     "us": re.compile(r"us-.*"),
     "eu": re.compile(r"europe-(?!west2$|west6$).*"),  # London and Zurich are not in the European Union
     "asia": re.compile(r"asia-.*"),
@@ -14,15 +14,17 @@ _PLACES = {
     "eur8": re.compile(r"europe-(west3|west6)"),
     "asia1": re.compile(r"asia-(northeast1|northeast2)"),
 }
-"""What Cloud Storage calls its locations that are more than one region."""
+"""Cloud Storage's locations of more than one region."""
 
 
 def holds(location: str, region: str) -> bool:
-    """Whether a bucket of this location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) has bytes there."""
-    places = location.lower().split("+")
-    return region in places or any(place in _PLACES and _PLACES[place].fullmatch(region) for place in places)
+    """Whether a bucket at a location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) covers the region."""
+    locations = location.lower().split("+")
+    return region in locations or any(
+        each in _MULTI_REGIONS and _MULTI_REGIONS[each].fullmatch(region) for each in locations
+    )
 
 
 def is_known(location: str) -> bool:
-    """Whether `holds` can tell: one region, two joined by `+`, or a location of several regions that is listed here."""
-    return all(place in _PLACES or _REGION.fullmatch(place) for place in location.lower().split("+"))
+    """Whether `holds` can tell: a region, two joined by `+`, or a multi-region listed here."""
+    return all(each in _MULTI_REGIONS or _REGION.fullmatch(each) for each in location.lower().split("+"))

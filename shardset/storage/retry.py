@@ -1,4 +1,4 @@
-"""When a request is tried again, how long it waits before, and when it gives up: the one retry policy."""
+"""The retry policy of all requests: when to try again, after which pause, and when to give up."""
 
 import logging
 import random
@@ -20,12 +20,12 @@ def _jitter() -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a request counts as lost, how long to wait before the next, and when to give up.
+    """When a request counts as lost, how long the pause before the next one is, and when to give up.
 
-    A request is lost when it can't connect, hears nothing for `stall_timeout_s`, or isn't done after
-    `request_deadline_s` (looked at every 8 MiB; an upload has what it takes at 64 KiB/s besides). Pauses double from
-    `first_pause_s` to `max_pause_s`, each cut by up to half at random. An operation gives up `give_up_after_s` after
-    its first failure since the last new byte, and logs after `say_after_s` that it goes on trying.
+    A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer than
+    `request_deadline_s` (checked every 8 MiB; an upload gets its time at 64 KiB/s in addition). Pauses double from
+    `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after
+    its first failure since the last new byte. It logs a warning when it has been trying for `say_after_s`.
     """
 
     connect_timeout_s: float = 10.0
@@ -40,14 +40,14 @@ class RetryPolicy:
     jitter: Callable[[], float] = _jitter
 
     def pause_s(self, failures: int) -> float:
-        """How long to wait after that many failures in a row."""
+        """The pause after that many failures in a row."""
         return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30)) * (1 - self.jitter() / 2)
 
 
 def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-    """What `attempt` returns, tried again after TransientErrors until the policy gives up.
+    """The result of `attempt`, which is repeated after TransientErrors until the policy gives up.
 
-    Who waits longer than `say_after_s` is told why, once.
+    Logs one warning with the reason when this takes longer than `say_after_s`.
     """
     failures, since, reached, is_said = 0, 0.0, progress(), False
     while True:

@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from shardset.arguments import require_int
 from shardset.errors import BudgetTooSmall, ConfigError
-from shardset.order.budget import MIB
-from shardset.order.epoch import OrderState, check_world, default_lanes, rank_part, require_int
+from shardset.order.budget import BUDGET_BYTES, MIB
+from shardset.order.lanes import check_world, default_lanes, rank_part
 from shardset.order.permutation import derive_key
-from shardset.stream.stream import BUDGET_BYTES, Batch, Stream
+from shardset.order.state import OrderState
+from shardset.stream.stream import Batch, Stream
 
 
 @dataclass(frozen=True, slots=True)

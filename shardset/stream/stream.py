@@ -23,12 +23,12 @@ from typing import Any, Literal, get_args
 import cv2
 import numpy as np
 
+from shardset.arguments import require_int
 from shardset.decode.image import (
     CenterCrop,
     ImageSpec,
     PadCrop,
     RandomResizedCrop,
-    UndecodableImage,
     decode,
     decode_into,
     draws,
@@ -38,22 +38,21 @@ from shardset.decode.image import (
 from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.shared import SharedImages
 from shardset.decode.workers import Decoder, Decoders
-from shardset.errors import ConfigError, DamagedShard
+from shardset.errors import ConfigError, DamagedShard, UndecodableImage
 from shardset.format import manifest as manifests
 from shardset.format import stored_png
+from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.manifest import LoadedSet
 from shardset.order.budget import BUDGET_BYTES, PREFETCH, READ_AHEAD, fit_memory, fit_order, steps_at_once
-from shardset.order.epoch import LastBatch, Order, OrderState, Slots, check_world, rank_part, require_int
+from shardset.order.epoch import LastBatch, Order, Slots
+from shardset.order.lanes import check_world, rank_part
+from shardset.order.state import OrderState
+from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache, DiskCache
-from shardset.read.fetch import (
-    SMALL_BYTES,
-    Contents,
-    LostShard,
-    PendingSamples,
-    SampleAddresses,
-    SampleReader,
-    ShardTable,
-    open_sample_reader,
-)
+from shardset.read.indexes import LostShard, ShardTable
+from shardset.read.local import SMALL_BYTES
+from shardset.read.open import open_sample_reader
+from shardset.read.pending import Contents, PendingSamples, SampleReader
 
 SLICES_PER_THREAD = 4
 MAX_NEAR = 1024
@@ -64,8 +63,6 @@ MAX_DECODERS = 8
 
 MIN_DECODED = 20_000
 """Small images from which on it pays to start such processes, which takes 0.2 s of a core each."""
-
-IMAGE_FIELDS = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "webp", "bmp", "gif", "tif"})
 
 BATCH_NAMES = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
 """What a batch holds beside the fields that were asked for; `source` in a mixture."""
@@ -82,6 +79,7 @@ _PATIENCE_S = 2.0
 class Stream:
     """One replica's (or host's) part of the batches of a split.
 
+    The set is given by its URL, or as `shardset.format.manifest.load` returned it for several streams.
     `part` are other slots of the global batch than the even share of `rank`. `seed=None` is evaluation: stored order,
     every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample has
     none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: give those of the
@@ -96,7 +94,7 @@ class Stream:
 
     def __init__(
         self,
-        manifest_url: str | os.PathLike[str],
+        manifest_url: str | os.PathLike[str] | LoadedSet,
         split: str,
         *,
         global_batch_size: int,
@@ -130,7 +128,8 @@ class Stream:
         _check_choice("last_batch", last_batch, get_args(LastBatch))
         if (num_threads is not None and num_threads < 1) or prefetch < 0:
             raise ConfigError(f"num_threads is {num_threads} and prefetch {prefetch}, expected at least 1 and 0")
-        self.manifest, storage = manifests.load(os.fspath(manifest_url))
+        loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
+        self.manifest, storage = loaded
         self.split = self.manifest.split(split)
         if image is not None and not isinstance(image, ImageSpec):
             raise ConfigError(f"image is {image!r}, expected ImageSpec(size=...), or None to decode nothing")
@@ -147,7 +146,7 @@ class Stream:
         self._running: set[_Pipeline] = set()
         self.table = ShardTable(storage, self.split, with_keys=with_key)
         if disk_cache is not None and not storage.is_remote:
-            raise ConfigError(f"{manifest_url} lies on a local disk already; leave the disk cache out")
+            raise ConfigError(f"{storage.url} lies on a local disk already; leave the disk cache out")
         self.disk_cache = None if disk_cache is None else BlockCache(disk_cache, self.split)
         self.stored_bytes = sum(shard.num_bytes for shard in self.split.shards)
 
@@ -182,7 +181,7 @@ class Stream:
         self.cache: MemoryCache | None = None
         self.decoders: Decoders | None = None
         self._prepare_decoding()
-        _log.info("%s %s: %s", manifest_url, split, self.memory)
+        _log.info("%s %s: %s", storage.url, split, self.memory)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -329,7 +328,7 @@ class _Pipeline:
         self._planned: queue.Queue[_Step | _Failure | None] = queue.Queue(READ_AHEAD)
         self._begun: queue.Queue[_Work | _Failure | None] = queue.Queue(max(1, stream.prefetch))
         self._columns = [(name, stream.split.fields.index(name)) for name in stream.fields]
-        self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in IMAGE_FIELDS]
+        self._image_columns = [at for at, name in enumerate(stream.split.fields) if name in FIELD_OF_EXTENSION]
         self._whole_side = _whole_side(stream.image)
         self._bad: set[int] = set()
         """Ids of samples that were found to be bad, and of all in shards that were: they replace no other one."""
@@ -424,12 +423,12 @@ class _Pipeline:
         drawn = np.zeros((len(slots.ids), 0))
         if stream.image is not None and stream.image.is_random and stream.seed is not None:
             drawn = draws(stream.image, stream.seed, epoch, slots.rows, slots.lanes)
-        tickets = None if addresses is None or cached else self.reads.tickets(epoch, slots, addresses)
+        tickets = None if addresses is None or cached else self.reads.read_step(epoch, slots, addresses)
         return _Step(epoch, step, slots, tickets, drawn)
 
     def _wait_for_room(self) -> None:
         """Waits while the budget is full and a planned step can still empty it."""
-        while not self.reads.has_room() and not self._planned.empty() and not self._stopped.is_set():
+        while not self.reads.within_budget() and not self._planned.empty() and not self._stopped.is_set():
             self._stopped.wait(0.005)
 
     def _hand_out(self) -> None:
@@ -552,11 +551,11 @@ class _Pipeline:
         image = self._image(contents)
         if image is None:
             found = [name for name, one in zip(self.stream.split.fields, contents, strict=True) if one is not None]
-            raise UndecodableImage(f"{tickets.named(number)}: it has no image among {found}")
+            raise UndecodableImage(f"{tickets.describe(number)}: it has no image among {found}")
         try:
             self._decode(batch["image"][slot], image, self.stream.image, plan.drawn[slot], tickets.addresses, number)
         except UndecodableImage as error:
-            raise UndecodableImage(f"{tickets.named(number)}: {error}") from error
+            raise UndecodableImage(f"{tickets.describe(number)}: {error}") from error
 
     def _pass_through(self, batch: Batch, slot: int, contents: Contents) -> None:
         for name, column in self._columns:
@@ -606,7 +605,7 @@ class _Pipeline:
         for id_ in _near(self.stream.order, plan.epoch, lane, row):
             if id_ in self._bad:
                 continue
-            other = self.reads.alone(self.stream.addresses(np.array([id_])))
+            other = self.reads.read_single(self.stream.addresses(np.array([id_])))
             try:
                 self._put_sample(batch, plan, slot, other.take(0), other, 0)
             except (DamagedShard, UndecodableImage) as again:
@@ -721,7 +720,7 @@ def _check_fields(stored: Sequence[str], wanted: Sequence[str], image: ImageSpec
     own = [name for name in wanted if name in BATCH_NAMES]
     if own:
         raise ConfigError(f"a batch has a {own[0]!r} of its own; build the set with another name for that field")
-    if image is not None and not IMAGE_FIELDS.intersection(stored):
+    if image is not None and FIELD_OF_EXTENSION.keys().isdisjoint(stored):
         raise ConfigError(f"this split has no images, only {', '.join(stored)}; use image=None")
 
 

@@ -121,9 +121,9 @@ class Timetable:
         for epoch in epochs:
             rows, lanes = self.order.find(epoch, np.array([sample_id]))
             row, lane = int(rows[0]), int(lanes[0])
-            step, item = divmod(row, self.order.items)
+            step, item = divmod(row, self.order.rows_per_step)
             if step < self.order.num_batches:
-                slot = lane * self.order.items + item
+                slot = lane * self.order.rows_per_step + item
                 yield self._visit(epoch, step, slot, lane, row, pad=False)
             yield from self._pads(epoch, sample_id)
 

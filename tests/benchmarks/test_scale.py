@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks import scale
-from pipelines.plan import assign, layout, tables
+from pipelines.plan import assign, layout, paths, tables
 from pipelines.plan.assign import assign_batch
 from pipelines.plan.layout import Sizing, UnitOffset, plan_split
 from pipelines.plan.partitions import read_partitions
-from shardset.format import naming
 
 MANY = [10**5, 10**7, 10**9]
 
@@ -28,19 +27,19 @@ def test_every_shard_belongs_to_one_group_and_a_group_is_about_as_large_as_any_o
         plan.group_of(shards), weights=[plan.shard_size(shard) for shard in shards], minlength=plan.num_groups
     )
     assert sizes.sum() == n
-    assert sizes.max() <= layout.MAX_AT_ONCE + plan.shard_size(0)
+    assert sizes.max() <= layout.MAX_BATCH + plan.shard_size(0)
 
 
 @pytest.mark.slow
 def test_what_a_worker_keeps_of_a_group_is_bounded_for_a_thousand_million_samples():
     small, large = (scale.run_step("gather_group", n) for n in (10**6, 10**9))
-    assert large.num_refs <= layout.MAX_AT_ONCE + scale.plan_of(10**9).shard_size(0)
+    assert large.num_refs <= layout.MAX_BATCH + scale.plan_of(10**9).shard_size(0)
     per_reference = [step.num_object_bytes / n for step, n in ((small, 10**6), (large, 10**9))]
     assert per_reference[1] == pytest.approx(per_reference[0], rel=0.1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["spread_batch", "find_twins_in_bucket", "assign", "gather_group"])
+@pytest.mark.parametrize("name", ["spread_batch", "find_duplicates_in_bucket", "assign", "gather_group"])
 def test_a_worker_does_not_grow_beyond_its_bound_for_a_thousand_million_samples(name):
     assert scale.measure(name, 10**9).added_bytes < 384 * 2**20
 
@@ -48,7 +47,7 @@ def test_a_worker_does_not_grow_beyond_its_bound_for_a_thousand_million_samples(
 @pytest.mark.parametrize("n", [10**7, 10**9])
 def test_names_of_parts_go_through_the_shuffle_one_for_hundreds_of_references(n):
     plan = scale.plan_of(n)
-    num_batches = -(-scale.num_units(n) // layout.units_at_once(scale.num_units(n), [plan]))
+    num_batches = -(-scale.num_units(n) // layout.units_per_batch(scale.num_units(n), [plan]))
     assert num_batches * plan.num_groups < n / 200
 
 
@@ -60,17 +59,17 @@ def test_the_plan_holds_no_summary_of_a_unit_and_what_it_sends_is_about_the_clas
 
 
 def test_samples_that_are_stored_four_hundred_times_make_no_part_larger():
-    job = scale.job_of(1)
+    files = scale.files_of(1)
     num_samples, repeats = 1_000, 400
-    job.put(naming.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
+    files.write(paths.unit_path(0), tables.unit_to_bytes(tables.unit_table(scale.unit_rows(0)[:num_samples], [])))
     split = plan_split(
         "train", {0: num_samples}, num_bytes=10**8, fields=["jpg", "cls"], balance="none",
         sizing=Sizing(num_shards=8, repeat=repeats),
     )  # fmt: skip
     plan = scale.plan_file(split, units=1)
-    found = assign_batch(job, plan, 0, {"train": UnitOffset(serial=0, strata={0: 0})}, [])
-    parts = [tables.placements_from_bytes(data) for data in read_partitions(job.output, [part for _, part in found])]
+    found = assign_batch(files, plan, 0, {"train": UnitOffset(serial=0, strata={0: 0})}, [], seed=0, stratified=False)
+    parts = [tables.placements_from_bytes(data) for data in read_partitions(files.output, [part for _, part in found])]
     assert sum(len(part) for part in parts) == num_samples * repeats
     stored = {(row, copy) for part in parts for row, copy in zip(part["row"], part["copy"].to_pylist(), strict=True)}
     assert len(stored) == num_samples * repeats
-    assert max(len(part) for part in parts) <= assign.ROWS_PER_PIECE
+    assert max(len(part) for part in parts) <= assign.MAX_PARTITION_ROWS

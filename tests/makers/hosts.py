@@ -2,7 +2,7 @@
 
 Run as a script: `python -m tests.makers.hosts PORT WORKER CONFIG_JSON`, with strategy spmd or replica. XLA:CPU can't
 join processes to one world, so what is real here is all but the collectives: the addresses from the environment of a
-TPU VM, the launcher, the hub, the watches, and how everything ends.
+TPU VM, the launcher, the heartbeat server, its clients, and how everything ends.
 """
 
 import functools
@@ -15,11 +15,12 @@ from trainer import config as configs
 from trainer import loop
 from trainer.config import TrainConfig
 from trainer.errors import PeerLost
-from trainer.runtime import runtime
-from trainer.supervise import heartbeat
+from trainer.runtime import launch, xla
+from trainer.runtime.base import Runtime
+from trainer.supervise.heartbeat import HeartbeatClient, HeartbeatTiming
 
 NUM_HOSTS = 2
-JOIN_S = 600.0
+PATIENT = HeartbeatTiming(join_s=600.0)
 """The devices of a slice come up together; these processes come when they can."""
 
 
@@ -32,27 +33,26 @@ def main(port: int, worker: int, config: TrainConfig) -> None:
         TPU_WORKER_HOSTNAMES="127.0.0.1,127.0.0.1",
         TPU_WORKER_ID=str(worker),
     )
-    runtime.PORT, heartbeat.JOIN_S = port, JOIN_S
-    train = functools.partial(trained_beside, worker)
+    train = functools.partial(train_beside, worker, port)
     if config.strategy == "spmd":
-        runtime.launch(config, train)
+        launch.launch(config, train)
         return
-    import torch_xla
-
-    with runtime._guarded(*runtime._slice()):
-        torch_xla.launch(_replica, args=(train, config))
+    with launch.watched_launcher(*xla.tpu_workers(), port=port, timing=PATIENT):
+        xla.spawn_replicas(_replica, train, config)
 
 
-def _replica(index: int, train: runtime.Worker, config: TrainConfig) -> None:
-    with runtime.running("replica", config.precision) as alone:
+def _replica(index: int, train: launch.Worker, config: TrainConfig) -> None:
+    with launch.running("replica", config.precision) as alone:
         train(alone, config)
 
 
-def trained_beside(worker: int, alone: runtime.Runtime, config: TrainConfig) -> None:
+def train_beside(worker: int, port: int, alone: Runtime, config: TrainConfig) -> None:
     """A run by itself that says of itself that it is one of two."""
     alone.host, alone.num_hosts = worker, NUM_HOSTS
-    heartbeat.JOIN_S = JOIN_S
-    with runtime.watched(alone):
+    alone.heartbeat = HeartbeatClient(PATIENT)
+    if isinstance(alone, xla.Spmd):
+        alone.heartbeat_port = port
+    with launch.watched(alone):
         alone.host, alone.num_hosts = 0, 1
         loop.train(alone, config)
 

@@ -23,7 +23,7 @@ from trainer import loop
 from trainer.config import TrainConfig
 from trainer.model.build import tiny_resnet
 from trainer.record.metrics import METRICS
-from trainer.runtime import runtime
+from trainer.runtime.launch import launch
 
 MODEL = "tests.makers.kills:telling_model"
 TOLD = "TESTS_TOLD"
@@ -34,7 +34,7 @@ def main(num_kills: int, seed: int, config: TrainConfig) -> None:
     draw = random.Random(seed)
     ends = [_life(config, draw.randint(1, 2), draw.uniform(0.0, 0.03)) for _ in range(num_kills)]
     print(f"killed {ends.count(-signal.SIGKILL)} of {num_kills} lives", flush=True)
-    runtime.launch(config, loop.train)
+    launch(config, loop.train)
 
 
 def telling_model(num_classes: int) -> nn.Module:
@@ -72,7 +72,7 @@ def _life(config: TrainConfig, num_steps: int, seconds: float) -> int:
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        runtime.launch(config, loop.train)
+        launch(config, loop.train)
         os._exit(0)
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if _num_lines(metrics) >= stop:

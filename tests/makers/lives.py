@@ -41,7 +41,7 @@ class Life:
         return {pid: facts[1] for pid, facts in found.items() if facts and facts[0] == self.process.pid}
 
     def workers(self) -> list[int]:
-        """The process ids of all living workers and of the server that forked them."""
+        """The process ids of all living workers."""
         return sorted(pid for pid, command in self.members().items() if "pipelines.runners.local" in command)
 
     def kill(self, victim: Victim, draw: random.Random) -> bool:

@@ -11,16 +11,16 @@ from shardset.storage.open import open_storage
 
 def record_of(output: Storage | Path, name: str) -> dict[str, Any]:
     """A JSON record of a plan."""
-    found = files.find(_storage(output), name)
-    assert found, name
-    return json.loads(bytes(found.content))
+    file = files.find(_storage(output), name)
+    assert file, name
+    return json.loads(bytes(file.content))
 
 
 def rewrite(output: Storage | Path, name: str, record: dict[str, Any]) -> None:
     """Another record in its place, of the same build."""
-    found = files.find(_storage(output), name)
-    assert found, name
-    files.put(_storage(output), name, found.build or "", json.dumps(record).encode())
+    file = files.find(_storage(output), name)
+    assert file, name
+    files.write(_storage(output), name, file.build or "", json.dumps(record).encode())
 
 
 def _storage(output: Storage | Path) -> Storage:

@@ -22,9 +22,9 @@ def main(replicas: int, config_json: str) -> None:
     )
     import torch_xla
 
-    from trainer.runtime import runtime
+    from trainer.runtime.launch import watched_launcher
 
-    with runtime._guarded(["127.0.0.1"], 0):
+    with watched_launcher(["127.0.0.1"], 0):
         torch_xla.launch(_replica, args=(replicas, config_json))
 
 
@@ -34,12 +34,12 @@ def _replica(index: int, replicas: int, config_json: str) -> None:
 
     from trainer import config as configs
     from trainer import loop
-    from trainer.runtime import runtime
+    from trainer.runtime.launch import run_replica
 
     with _patching:
         if not hasattr(torch_xla.sync, "serialised"):
             torch_xla.sync = _serialised(torch_xla.sync, replicas)
-    runtime._run_replica(index, loop.train, configs.from_dict(json.loads(config_json)))
+    run_replica(index, loop.train, configs.from_dict(json.loads(config_json)))
 
 
 def _serialised(original: Any, replicas: int) -> Any:

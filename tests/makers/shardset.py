@@ -15,9 +15,10 @@ from PIL import Image
 
 from shardset.checksum import crc32c_text
 from shardset.format import arrow, naming
+from shardset.format.index import index_to_bytes
 from shardset.format.manifest import ClassInfo, IndexFile, Manifest, Provenance, Quarantine, Shard, Split, seal, to_json
 from shardset.format.originals import REFERENCE
-from shardset.format.tar import StoredSample, TarBuilder, index_to_bytes
+from shardset.format.tar import StoredSample, TarBuilder
 from shardset.order.permutation import ORDER_VERSION, hash64
 from shardset.storage.base import Storage
 

@@ -1,8 +1,8 @@
 """One process of a run that only watches: `python -m tests.makers.watched PORT HOST NUM_HOSTS WHAT`.
 
-Host 0 holds the hub. WHAT it does, once a line comes on stdin: `wait` in native code for ever (`wait alone` if nobody
-else will come), `end` well at once or `later`, `fail`, be `preempted`, or `give up` as soon as it hears of a loss. Who
-waits is ended soon after a loss, so that tests are short; who ends by itself has all the time that it
+Host 0 holds the server. WHAT it does, once a line comes on stdin: `wait` in native code for ever (`wait alone` if
+nobody else will come), `end` well at once or `later`, `fail`, be `preempted`, or `give up` as soon as it hears of a
+loss. Who waits is ended soon after a loss, so that tests are short; who ends by itself has all the time that it
 takes on a busy machine.
 """
 
@@ -21,17 +21,20 @@ CAUGHT = 7
 
 
 def main(port: int, host: int, num_hosts: int, what: str) -> None:
-    """Says `ready` when it stands where it will act; the one with the hub when all have come and said their step."""
-    heartbeat.BEAT_S, heartbeat.GRACE_S = BEAT_S, GRACE_S if what.startswith("wait") else JOIN_S
-    heartbeat.JOIN_S = ALONE_S if what == "wait alone" else JOIN_S
-    own = heartbeat.HeartbeatClient()
+    """Says `ready` when it stands where it will act; the one with the server when all have come and said their step."""
+    timing = heartbeat.HeartbeatTiming(
+        beat_s=BEAT_S,
+        grace_s=GRACE_S if what.startswith("wait") else JOIN_S,
+        join_s=ALONE_S if what == "wait alone" else JOIN_S,
+    )
+    own = heartbeat.HeartbeatClient(timing)
     with ExitStack() as exits:
-        hub = exits.enter_context(heartbeat.HeartbeatServer(("127.0.0.1", port))) if host == 0 else None
+        server = exits.enter_context(heartbeat.HeartbeatServer(("127.0.0.1", port), timing)) if host == 0 else None
         own.on_loss(lambda text: print(f"noted: {text}", flush=True))
-        own.reached(10 + host)
+        own.set_step(10 + host)
         own.start(("127.0.0.1", port), host, num_hosts)
         exits.push(own)
-        while what != "wait alone" and hub is not None and _num_heard(hub) < num_hosts:
+        while what != "wait alone" and server is not None and _num_heard(server) < num_hosts:
             time.sleep(BEAT_S)
         print("ready", flush=True)
         if what != "wait alone":
@@ -39,8 +42,8 @@ def main(port: int, host: int, num_hosts: int, what: str) -> None:
         act(what, own)
 
 
-def _num_heard(hub: heartbeat.HeartbeatServer) -> int:
-    return sum(member.hello is not None and member.step is not None for member in hub._members)
+def _num_heard(server: heartbeat.HeartbeatServer) -> int:
+    return sum(member.hello is not None and member.step is not None for member in server._members)
 
 
 def act(what: str, own: heartbeat.HeartbeatClient) -> None:
@@ -55,9 +58,9 @@ def act(what: str, own: heartbeat.HeartbeatClient) -> None:
         case "preempted":
             raise Preempted("asked to stop")
         case "give up":
-            while own._news is None:
+            while own._loss is None:
                 time.sleep(0.05)
-            raise PeerLost(own.news())
+            raise PeerLost(own.loss())
         case _:
             assert what == "end"
 

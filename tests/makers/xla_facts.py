@@ -25,9 +25,9 @@ def small(num_classes: int) -> nn.Module:
 def main() -> None:
     """Prints the facts."""
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4")
-    from trainer.runtime import runtime
+    from trainer.runtime.launch import running
 
-    with runtime.running("spmd", "fp32") as spmd:
+    with running("spmd", "fp32") as spmd:
         facts = {**_placing(spmd), **_agreeing(spmd), "graphs": _graphs(spmd), "steps": _steps(spmd)}
         print(json.dumps({**facts, "part of a pod": _part_of_a_pod()}))
 
@@ -35,7 +35,7 @@ def main() -> None:
 def _placing(spmd: Any) -> dict[str, object]:
     import torch_xla
 
-    batch = spmd.put({"image": torch.zeros(8, 4, 4, 3, dtype=torch.uint8), "label": torch.arange(8)})
+    batch = spmd.to_device({"image": torch.zeros(8, 4, 4, 3, dtype=torch.uint8), "label": torch.arange(8)})
     spec = {name: torch_xla._XLAC._get_xla_sharding_spec(tensor) for name, tensor in batch.items()}
     return {
         "shardings": spec,
@@ -59,7 +59,7 @@ def _graphs(spmd: Any) -> list[int]:
 
     learner = Learner(spmd, recipes.digits_smoke(), 10, None)
     for step, rate in enumerate(RATES):
-        learner.train_step(spmd.put(_batch(64, step)), rate, key=step)
+        learner.train_step(spmd.to_device(_batch(64, step)), rate, key=step)
     return list(spmd.graphs.values())
 
 
@@ -67,7 +67,7 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     """For each way to learn: the graphs it compiled, and how far its weights end from those of plain torch."""
     from trainer.config import OptimizerConfig, RegularizeConfig
     from trainer.recipes import digits_smoke
-    from trainer.runtime.runtime import STATIC_OPTIMIZERS
+    from trainer.runtime.base import STATIC_OPTIMIZERS
 
     base = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16)
     ways = {name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01)) for name in STATIC_OPTIMIZERS}
@@ -80,7 +80,7 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
 def _step(spmd: Any, config: TrainConfig) -> list[float]:
     from trainer.model.augment import mix_of
     from trainer.model.learner import Learner
-    from trainer.runtime.runtime import Single
+    from trainer.runtime.base import Single
 
     spmd.graphs.clear()
     states = []
@@ -89,7 +89,7 @@ def _step(spmd: Any, config: TrainConfig) -> list[float]:
         for step, rate in enumerate((0.001, 0.002, 0.0, 0.003)):
             batch = mix_of(config)(_batch(16, step), 0, step)
             placed = {name: torch.as_tensor(value) for name, value in batch.items()}
-            learner.train_step(runtime.put(placed), rate, key=step)
+            learner.train_step(runtime.to_device(placed), rate, key=step)
         states.append(learner.state())
     pairs = [(states[0][kind], states[1][kind]) for kind in ("model", "ema") if states[0][kind] is not None]
     far = max((left[name] - right[name]).abs().max().item() for left, right in pairs for name in right)
@@ -110,7 +110,7 @@ def _part_of_a_pod() -> list[int]:
     """What a runtime reads as host 3 of 4, where rank and world size of torch_xla stay 0 and 1."""
     import torch_xla.runtime as xr
 
-    from trainer.runtime.runtime import Spmd
+    from trainer.runtime.xla import Spmd
 
     before = xr.process_index, xr.process_count
     xr.process_index, xr.process_count = lambda: 3, lambda: 4

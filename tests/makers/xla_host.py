@@ -32,15 +32,15 @@ def main(host: int, devices: int) -> None:
     from trainer import recipes
     from trainer.config import ModelConfig
     from trainer.model.learner import Learner, step_key
-    from trainer.runtime import runtime
+    from trainer.runtime.launch import running
 
-    with runtime.running("spmd", "fp32") as spmd:
+    with running("spmd", "fp32") as spmd:
         spmd.seed(step_key(0, 0, 0))
         kept = nn.functional.dropout(torch.ones(8, 16, device=spmd.device)).cpu().tolist()
         model = ModelConfig(name="tests.makers.xla_host:dropping")
         learner = Learner(spmd, replace(recipes.digits_smoke(), model=model), 10, None)
         for step in range(3):
-            learner.train_step(spmd.put(_batch(16, step)), 0.1, step_key(0, 0, step))
+            learner.train_step(spmd.to_device(_batch(16, step)), 0.1, step_key(0, 0, step))
         weights = {name: value.tolist() for name, value in learner.state()["model"].items()}
         print(json.dumps({"host": [spmd.host, spmd.num_hosts], "kept": kept, "weights": weights}))
 

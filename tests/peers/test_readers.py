@@ -15,7 +15,7 @@ from PIL import Image
 
 from pipelines.check.verify import verify
 from pipelines.export import FORMATS
-from pipelines.export.export import export
+from pipelines.export.write import export
 from scripts import venvs
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest

@@ -20,20 +20,22 @@ import pytest
 from apache_beam.metrics.execution import MetricKey, MetricResult
 from apache_beam.metrics.metricbase import MetricName
 
-from pipelines import __main__ as command
 from pipelines import build as builds
+from pipelines import cli as command
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
-from pipelines.images.encode import ImageOptions
+from pipelines.images.options import ImageOptions
 from pipelines.pipeline import MakePlan
-from pipelines.plan.job import PlanFile, read_record
-from pipelines.write.commit import commit
+from pipelines.plan import files, paths
+from pipelines.plan.records import PlanFile
+from pipelines.runners import dataflow, options
+from pipelines.write.commit import Committer
 from shardset.errors import ChangedInput, ConfigError, ManifestError, SourceError, StorageError, TooManyBad
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_from_bytes
 from shardset.format.manifest import Manifest
-from shardset.format.tar import index_from_bytes
 from shardset.storage.open import open_storage
 from tests.makers import odd_images, planned
 from tests.makers.cifar import cifar10, python_files, write_archive
@@ -96,7 +98,7 @@ def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_hel
         str(number): {"note": note} for number, note in enumerate(notes)
     }
     assert verify(str(output), deep=True).problems == ()
-    assert (output / naming.spool_path(0)).stat().st_size == len('{"note":""}') + 10**4
+    assert (output / paths.spool_path(0)).stat().st_size == len('{"note":""}') + 10**4
     assert all(path.stat().st_size < 5000 for path in (output / "plan" / "shards").iterdir())
 
 
@@ -107,8 +109,8 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     manifest = built(config)
     assert [info.name for info in manifest.classes] == [str(label) for label in range(10_000)]
     assert manifest.split("train").shards[0].class_counts == [0] * 9_999 + [1]
-    job, file, _ = builds.prepare(config, open_storage(config.output))
-    plan, *_ = MakePlan(job, file).process(None, file.num_units)
+    prepared = builds.prepare(config, open_storage(config.output))
+    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, len(prepared.units))
     assert len(pickle.dumps(plan)) < 2000
 
 
@@ -157,7 +159,7 @@ def test_all_cores_by_default_give_the_same_bytes(raw, tmp_path):
     ],
 )
 def test_workers_that_are_asked_for_are_processes(flags, mode, workers, tmp_path):
-    found = builds.beam_options(flags, open_storage(str(tmp_path))).get_all_options()
+    found = options.beam_options(flags, open_storage(str(tmp_path))).get_all_options()
     assert (found["direct_running_mode"], found["direct_num_workers"]) == (mode, workers)
 
 
@@ -426,33 +428,37 @@ def test_what_an_unfinished_replacement_left_goes_when_another_is_begun(raw, tmp
     new = built(config_of(raw, out, seed=2, overwrite=True))
     ours = {shard.path for split in new.splits.values() for shard in split.shards}
     assert {str(path.relative_to(out)) for path in out.rglob("*.tar")} == ours
-    assert not (out / naming.REPLACED).exists()
+    assert not (out / paths.REPLACED).exists()
 
 
 def test_a_shard_that_another_build_wrote_meanwhile_ends_the_commit_with_one_sentence(raw, tmp_path):
     config = config_of(raw, tmp_path / "out")
     build(config, HERE)
-    output, name = open_storage(config.output), naming.record_path("train", 1)
+    output, name = open_storage(config.output), paths.record_path("train", 1)
     planned.rewrite(output, name, planned.record_of(output, name) | {"plan_digest": "0" * 64})
-    job, *_ = builds.prepare(config, output)
+    committer = Committer(builds.prepare(config, output).files, config, suffix="")
+    plan = files.find_record(output, paths.PLAN, PlanFile)
     with pytest.raises(ManifestError, match=r"done/train-000001\.json: another build began there meanwhile; choose"):
-        commit(job, read_record(output, naming.PLAN, PlanFile), 6)
+        committer.commit(plan, 6)
 
 
 def test_a_table_of_the_plan_that_is_missing_where_a_shard_is_to_be_mended_is_named_with_what_helps(raw, tmp_path):
     config = config_of(raw, tmp_path / "out")
     build(config, HERE)
-    (tmp_path / "out" / naming.unit_path(0)).unlink()
+    (tmp_path / "out" / paths.unit_path(0)).unlink()
     (tmp_path / "out" / naming.shard_path("train", "train", 1)).unlink()
     with pytest.raises(ConfigError, match=r"0000000\.arrow.*remove plan/ at the output.*then build again with --over"):
         build(config, HERE)
 
 
 def test_a_spool_that_is_gone_where_a_shard_is_to_be_mended_is_named_with_what_helps(tmp_path):
-    write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(20)), "cifar-10-batches-py")
-    config = BuildConfig(source="cifar10", input=str(tmp_path), output=str(tmp_path / "out"), num_shards={"": 2})
+    (tmp_path / "raw").mkdir()
+    write_archive(tmp_path / "raw/cifar-10-python.tar.gz", python_files(cifar10(20)), "cifar-10-batches-py")
+    config = BuildConfig(
+        source="cifar10", input=str(tmp_path / "raw"), output=str(tmp_path / "out"), num_shards={"": 2}
+    )
     manifest = built(config)
-    for path in (naming.spool_path(0), manifest.split("train").shards[0].path):
+    for path in (paths.spool_path(0), manifest.split("train").shards[0].path):
         (tmp_path / "out" / path).unlink()
     with pytest.raises(ChangedInput, match=r"restore it, or remove plan/ at the output"):
         build(config, HERE)
@@ -476,14 +482,14 @@ def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
     """A build of which one shard is missing, as if `tool` had begun it."""
     config = config_of(raw, output)
     build(config, HERE)
-    for name in (naming.MANIFEST, naming.record_path("train", 2)):
+    for name in (naming.MANIFEST, paths.record_path("train", 2)):
         (output / name).unlink()
     if tool:
-        begun = planned.record_of(output, naming.BUILD)
-        (output / naming.BUILD).write_text(json.dumps(begun | {"tool": tool}))
-        plan = planned.record_of(output, naming.PLAN)
+        begun = planned.record_of(output, paths.BUILD)
+        (output / paths.BUILD).write_text(json.dumps(begun | {"tool": tool}))
+        plan = planned.record_of(output, paths.PLAN)
         del plan["num_classes"]  # an older plan has not all that a newer one has
-        (output / naming.PLAN).write_text(json.dumps(plan))
+        (output / paths.PLAN).write_text(json.dumps(plan))
     return config
 
 
@@ -498,7 +504,7 @@ def test_a_build_that_another_version_began_is_refused_and_starts_over_when_told
 
 def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
     config = unfinished(raw, tmp_path / "out")
-    unit = tmp_path / "out" / naming.unit_path(0)
+    unit = tmp_path / "out" / paths.unit_path(0)
     unit.write_bytes(unit.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"remove plan/ at the output.*then build again with --overwrite"):
         build(config, HERE)
@@ -735,13 +741,10 @@ def test_an_input_that_changes_between_plan_and_write_fails_the_build(raw, tmp_p
 
 def test_an_input_that_changes_while_it_is_written_fails_the_build(raw, tmp_path):
     config = config_of(raw, tmp_path / "out")
-    job, file, lines = builds.prepare(config, open_storage(config.output))
+    prepared = builds.prepare(config, open_storage(config.output))
     (raw / "test" / "cat" / "000.png").write_bytes(odd_images.png(99))
     with pytest.raises(ChangedInput, match=r"test/cat/000\.png: not the object that was planned"):
-        builds.run_pipeline(
-            builds.beam_options(HERE, job.output),
-            lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-        )
+        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
@@ -796,7 +799,7 @@ def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, 
     ],
 )
 def test_flags_that_beam_refuses_are_refused_before_anything_is_written(raw, tmp_path, monkeypatch, flags, sentence):
-    monkeypatch.setattr(builds.dataflow, "check", lambda *_, **__: None)
+    monkeypatch.setattr(dataflow, "check", lambda *_, **__: None)
     with pytest.raises(ConfigError, match=rf"a flag of Apache Beam: .*{sentence}"):
         build(config_of(raw, tmp_path / "out"), flags)
     assert not (tmp_path / "out").exists()
@@ -817,8 +820,8 @@ def test_resizing_stores_smaller_images_and_says_with_which_libraries(tmp_path):
 
 def begun_with_pillow(output: Path, version: str) -> None:
     """Makes a build look as if it had been begun with that version of Pillow."""
-    file = planned.record_of(output, naming.BUILD)
-    planned.rewrite(output, naming.BUILD, file | {"libraries": file["libraries"] | {"pillow": version}})
+    file = planned.record_of(output, paths.BUILD)
+    planned.rewrite(output, paths.BUILD, file | {"libraries": file["libraries"] | {"pillow": version}})
 
 
 @pytest.mark.parametrize("options", [{"image": ImageOptions(image_format="png")}, {}], ids=["re-encoded", "mended"])
@@ -840,7 +843,7 @@ def test_another_pillow_goes_on_with_a_build_that_copies_all_images(raw, tmp_pat
     config = unfinished(raw, tmp_path / "out")
     begun_with_pillow(tmp_path / "out", "9.9")
     assert build(config, HERE).counters["shards_skipped"] == 5
-    assert "9.9" not in (tmp_path / "out" / naming.BUILD).read_text()
+    assert "9.9" not in (tmp_path / "out" / paths.BUILD).read_text()
 
 
 def test_a_cifar_archive_becomes_png_shards_with_the_right_pictures(tmp_path):

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from pipelines import build as builds
-from pipelines.__main__ import main
 from pipelines.build import build
 from pipelines.check.verify import verify
+from pipelines.cli import main
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
+from pipelines.runners import options
 from shardset.errors import ChangedInput, ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -83,12 +85,9 @@ def config_of(raw, output):
 
 def build_with(policy, raw, output):
     """A build whose workers keep to that policy."""
-    job, file, lines = builds.prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
-    source = replace(job.source, input=replace(job.source.input, retry=policy))
-    return builds.run_pipeline(
-        builds.beam_options(HERE, job.output),
-        lambda pipeline: builds.construct(pipeline, replace(job, source=source), file, lines, dry_run=False),
-    )
+    prepared = builds.prepare(config_of(raw, output), replace(open_storage(output), retry=policy))
+    source = replace(prepared.source, input=replace(prepared.source.input, retry=policy))
+    return builds.run(replace(prepared, source=source), options.beam_options(HERE, prepared.files.output))
 
 
 def name_of(seen):
@@ -151,12 +150,12 @@ def once(fault, when, dealt):
 @pytest.mark.parametrize(
     "name",
     [
-        naming.BUILD,
-        naming.PLAN,
+        paths.BUILD,
+        paths.PLAN,
         naming.references_path("train", 0),
         "train/train-000001.tar",
         "train/train-000001.idx.npy",
-        naming.record_path("train", 1),
+        paths.record_path("train", 1),
         naming.quarantine_path(),
         naming.MANIFEST,
     ],
@@ -184,13 +183,13 @@ def from_then_on(fault, when):
 
 
 OUTAGES = {
-    "the first unit's index": (Fault("status", status=503), commits(naming.unit_path(0))),
-    "the plan": (Fault("reset"), commits(naming.PLAN)),
+    "the first unit's index": (Fault("status", status=503), commits(paths.unit_path(0))),
+    "the plan": (Fault("reset"), commits(paths.PLAN)),
     "a shard's references": (Fault("status", status=429), commits(naming.references_path("train", 2))),
     "a shard": (Fault("cut_upload", at=1000), commits("train/train-000002.tar")),
     "a shard whose answer is lost": (Fault("lose"), commits("train/train-000002.tar")),
     "an index": (Fault("stall"), commits("train/train-000002.idx.npy")),
-    "a record": (Fault("status", status=500), commits(naming.record_path("train", 3))),
+    "a record": (Fault("status", status=500), commits(paths.record_path("train", 3))),
     "the manifest": (Fault("status", status=503), commits(naming.MANIFEST)),
 }
 
@@ -203,7 +202,7 @@ def test_an_outage_fails_the_build_loudly_and_a_rerun_completes_it(proxy, raw, o
     proxy.script = lambda seen: None
     with pytest.raises(ManifestError):
         manifests.load(output)
-    recorded = sum(1 for _ in open_storage(output).list(naming.RECORDS))
+    recorded = sum(1 for _ in open_storage(output).list(paths.RECORDS))
     counters = build_with(PATIENT, raw, output)
     assert counters.get("shards_skipped", 0) == recorded
     assert files_of(output) == undisturbed

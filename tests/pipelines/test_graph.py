@@ -5,9 +5,11 @@ import pytest
 from apache_beam.pipeline import PipelineVisitor
 
 from pipelines import pipeline as transforms
-from pipelines.build import construct
 from pipelines.config import BuildConfig
-from pipelines.plan.job import BuildFile, Job, UnitRef
+from pipelines.pipeline import PreparedBuild, construct
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.records import BuildFile
+from pipelines.plan.survey import UnitRef
 from pipelines.sources.folder import Folder
 from shardset.storage.memory import MemoryStorage
 
@@ -24,20 +26,21 @@ class Steps(PipelineVisitor):
     """Every step of ours by its class, as Beam holds it."""
 
     def __init__(self):
-        self.found = {}
+        self.by_class = {}
 
     def visit_transform(self, step):
         if isinstance(step.transform, beam.ParDo) and type(step.transform.fn).__name__ in OURS:
-            self.found[type(step.transform.fn).__name__] = step
+            self.by_class[type(step.transform.fn).__name__] = step
 
 
 def pipeline_of(num_units):
     output = MemoryStorage("graph")
-    job = Job(config=BuildConfig(source="folder", input="raw", output=output.url), source=Folder(output), output=output)
+    config = BuildConfig(source="folder", input="raw", output=output.url)
     file = BuildFile(tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[])
     pipeline = beam.Pipeline(runner="FnApiRunner")
-    lines = [UnitRef(unit, unit * 293, unit * 293 + 293, 0) for unit in range(num_units)]
-    construct(pipeline, job, file, lines, dry_run=False)
+    units = [UnitRef(unit, unit * 293, unit * 293 + 293, 0) for unit in range(num_units)]
+    files = PlanFiles(output, file.digest)
+    construct(pipeline, PreparedBuild(config=config, source=Folder(output), files=files, file=file, units=units))
     return pipeline
 
 
@@ -45,7 +48,7 @@ def pipeline_of(num_units):
 def steps():
     visitor = Steps()
     pipeline_of(3).visit(visitor)
-    return visitor.found
+    return visitor.by_class
 
 
 def what_feeds(step):
@@ -63,15 +66,15 @@ def test_every_step_of_ours_is_in_the_pipeline(steps):
     assert set(steps) == OURS
 
 
-@pytest.mark.parametrize("name", sorted(OURS - {"MakePlan", "Commit"}))
+@pytest.mark.parametrize("name", sorted(OURS - {"MakePlan", "CommitManifest"}))
 def test_between_two_steps_of_ours_there_is_a_shuffle_so_none_is_bound_to_the_workers_of_the_one_before(steps, name):
     assert what_feeds(steps[name]) == "GroupByKey"
 
 
-@pytest.mark.parametrize("name", ["MakePlan", "Commit"])
+@pytest.mark.parametrize("name", ["MakePlan", "CommitManifest"])
 def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
     assert what_feeds(steps[name]) == "Impulse"
-    assert len(steps[name].side_inputs) == {"MakePlan": 1, "Commit": 2}[name]
+    assert len(steps[name].side_inputs) == {"MakePlan": 1, "CommitManifest": 2}[name]
 
 
 def test_a_hundred_thousand_units_of_input_fit_into_a_job():

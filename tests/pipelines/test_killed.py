@@ -16,6 +16,8 @@ from pipelines import build as builds
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
+from pipelines.runners import options
 from shardset.errors import ManifestError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -104,7 +106,7 @@ def check_a_killed_build(raw, undisturbed, output, seed, log):
     for life in range(1 + (seed % 4 == 3)):
         live_and_die(words, output, seed + 1000 * life, num_files(undisturbed), log)
         was_whole = whole(output)
-    recorded = names_below(output, naming.RECORDS)
+    recorded = names_below(output, paths.RECORDS)
     counters = finish(words, log)
     assert was_whole <= (len(recorded) == 2 * NUM_SHARDS)
     assert counters.get("shards_skipped", 0) == len(recorded)
@@ -225,12 +227,9 @@ def test_a_replacement_that_fails_at_its_last_step_leaves_the_old_set_as_it_was(
     build(config, HERE)
     before = files_of(tmp_path / "out")
     again = replace(config, seed=1, verify="none", overwrite=True)
-    job, file, lines = builds.prepare(again, RefusesManifests(str(tmp_path / "out")))
+    prepared = builds.prepare(again, RefusesManifests(str(tmp_path / "out")))
     with pytest.raises(StorageError, match="refused"):
-        builds.run_pipeline(
-            builds.beam_options(HERE, job.output),
-            lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-        )
+        builds.run(prepared, options.beam_options(HERE, prepared.files.output))
     assert before.items() <= files_of(tmp_path / "out").items()
     assert verify(str(tmp_path / "out"), deep=True).problems == ()
     build(again, HERE)

@@ -9,6 +9,9 @@ from pipelines import build as builds
 from pipelines.build import build
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
+from pipelines.runners import options as runner_options
+from pipelines.write import replace as replacing
 from shardset.errors import ConfigError, PreconditionFailed, ShardsetError, StorageError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -21,22 +24,22 @@ HERE = ["--direct_running_mode=in_memory"]
 TAR, INDEX = "train/train-000001.tar", "train/train-000001.idx.npy"
 
 MOMENTS = {
-    "its claim": ("write", naming.BUILD, 1),
-    "its claim is made": ("closed", naming.BUILD, 1),
-    "its survey": ("close", naming.SURVEY, 1),
-    "its plan may begin": ("write", naming.BUILD, 2),
-    "a unit": ("write", naming.unit_path(0), 1),
-    "a summary": ("close", naming.summary_path(0), 1),
-    "the list of rejects": ("close", naming.REJECTED, 1),
-    "the plan": ("close", naming.PLAN, 1),
-    "keys": ("close", naming.partition_path("keys", 0), 1),
-    "references for groups": ("close", naming.partition_path("references", 0), 1),
+    "its claim": ("write", paths.BUILD, 1),
+    "its claim is made": ("closed", paths.BUILD, 1),
+    "its survey": ("close", paths.SURVEY, 1),
+    "its plan may begin": ("write", paths.BUILD, 2),
+    "a unit": ("write", paths.unit_path(0), 1),
+    "a summary": ("close", paths.summary_path(0), 1),
+    "the list of rejects": ("close", paths.REJECTED, 1),
+    "the plan": ("close", paths.PLAN, 1),
+    "keys": ("close", paths.partition_path("keys", 0), 1),
+    "references for groups": ("close", paths.partition_path("references", 0), 1),
     "references of a shard": ("close", naming.references_path("train", 1), 1),
     "a shard": ("write", TAR, 1),
     "a shard is closed": ("close", TAR, 1),
     "an index": ("close", INDEX, 1),
-    "a record": ("write", naming.record_path("train", 1), 1),
-    "a record is closed": ("close", naming.record_path("train", 1), 1),
+    "a record": ("write", paths.record_path("train", 1), 1),
+    "a record is closed": ("close", paths.record_path("train", 1), 1),
     "the quarantine list": ("write", naming.quarantine_path(), 1),
     "the quarantine list is closed": ("close", naming.quarantine_path(), 1),
     "the manifest": ("write", naming.MANIFEST, 1),
@@ -72,12 +75,9 @@ def digests_of(url):
 
 
 def run(config, output):
-    job, file, lines = builds.prepare(config, output)
-    builds.run_pipeline(
-        builds.beam_options(HERE, output),
-        lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-    )
-    builds.remove_parts(job)
+    prepared = builds.prepare(config, output)
+    builds.run(prepared, runner_options.beam_options(HERE, output))
+    replacing.remove_partitions(prepared.files)
 
 
 def at(moment, act):
@@ -158,19 +158,19 @@ def test_a_build_that_goes_on_after_another_began_and_died_writes_nothing_that_t
 def test_units_of_a_job_that_checked_no_image_are_not_taken_up_by_one_that_does(raw):
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     careless, careful = config_of(raw, storage.url, verify="none"), config_of(raw, storage.url, overwrite=True)
-    left = {}
+    careless_files = {}
 
     def keep():
-        left.update({found.name: storage.read(found.name) for found in storage.list(naming.PLAN_FOLDER)})
+        careless_files.update({stat.name: storage.read(stat.name) for stat in storage.list(naming.PLAN_FOLDER)})
 
-    run(careless, told(storage, uuid.uuid4().hex, at(("write", naming.PLAN, 1), keep)))
+    run(careless, told(storage, uuid.uuid4().hex, at(("write", paths.PLAN, 1), keep)))
 
     def written_late():
-        for name in (naming.unit_path(0), naming.summary_path(0)):
+        for name in (paths.unit_path(0), paths.summary_path(0)):
             with storage.writer(name) as out:
-                out.write(left[name])
+                out.write(careless_files[name])
 
-    run(careful, told(storage, uuid.uuid4().hex, at(("write", naming.unit_path(0), 1), written_late)))
+    run(careful, told(storage, uuid.uuid4().hex, at(("write", paths.unit_path(0), 1), written_late)))
     assert manifests.load(storage.url)[0].quarantine.count == 1
     assert verify(storage.url, deep=True).problems == ()
 

@@ -1,3 +1,4 @@
+import functools
 import itertools
 import json
 import multiprocessing
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from shardset.errors import ConfigError, StorageError
-from shardset.order.epoch import state_from_json
+from shardset.order.state import state_from_json
 from shardset.program import OK
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
@@ -35,17 +36,18 @@ from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
-from trainer.data import splits
 from trainer.data.device_feed import ON_DEVICE
-from trainer.data.splits import SampleDigest, open_data, steps_of
+from trainer.data.splits import SampleDigest, open_data, steps_of, synthetic_data
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
 from trainer.model import schedule
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.metrics import log_name
-from trainer.run import Run, from_anywhere
-from trainer.runtime import runtime
+from trainer.record.run_output import from_anywhere
+from trainer.run import Run
+from trainer.runtime.base import Single
+from trainer.runtime.launch import launch, running
 from trainer.supervise import preemption, run_lock
 
 
@@ -71,8 +73,8 @@ def undisturbed(manifest: str, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def run(config: TrainConfig) -> None:
-    runtime.launch(config, loop.train)
+def run(config: TrainConfig, **options: Any) -> None:
+    launch(config, functools.partial(loop.train, **options))
 
 
 def newest_state(folder: Path) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def test_a_loss_falls(manifest: str, tmp_path: Path) -> None:
 def test_an_evaluation_equals_a_plain_loop_to_the_last_sample(manifest: str, undisturbed: Path) -> None:
     config = tiny_config(manifest, undisturbed)
     stream = open_data(config, 0, 1).evaluation
-    with runtime.running("single", "fp32") as here:
+    with running("single", "fp32") as here:
         learner = Learner(here, config, 10, newest_state(undisturbed))
         hits, loss, count = 0, 0.0, 0
         learner.net.eval()
@@ -237,7 +239,7 @@ def test_every_step_is_taken_at_the_rate_that_the_schedule_of_the_whole_run_says
 ) -> None:
     config = tiny_config(manifest, undisturbed)
     stream, rate_at = open_data(config, 0, 1).train, schedule.of(config, STEPS)
-    with runtime.running("single", "fp32") as here:
+    with running("single", "fp32") as here:
         learner = Learner(here, config, 10, None)
         for number, (epoch, step, batch) in enumerate(steps_of(stream, 0, config.epochs * STEPS)):
             tensors = {name: torch.from_numpy(batch[name]) for name in ON_DEVICE if name in batch}
@@ -413,7 +415,7 @@ def test_a_run_and_an_evaluation_pass_over_a_checkpoint_whose_mark_is_damaged(
     run(replace(config, max_steps=STEPS + 2))
     (tmp_path / checkpoint.folder_of(STEPS + 2) / checkpoint.COMMIT).write_bytes(b"")
     capsys.readouterr()
-    runtime.launch(config, loop.evaluate_checkpoint)
+    launch(config, loop.evaluate_checkpoint)
     warning, result = capsys.readouterr().out.splitlines()
     assert "commit.json: not a commit mark" in warning
     assert result.startswith(f"step {STEPS}: accuracy")
@@ -498,14 +500,13 @@ def test_a_full_disk_is_named_with_the_file_that_it_does_not_take(manifest: str,
 
 @pytest.mark.parametrize("when", ["train step", "evaluation step"])
 def test_sigterm_saves_and_the_same_command_goes_on(
-    manifest: str, undisturbed: Path, tmp_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+    manifest: str, undisturbed: Path, tmp_path: Path, when: str
 ) -> None:
-    monkeypatch.setattr(loop, "EVAL_ROWS", 1)
     config = tiny_config(manifest, tmp_path, model=ModelConfig(name=f"{__name__}:asking_model"))
     sys.modules.setdefault(__name__, sys.modules[asking_model.__module__])
     _Asking.training_asks, _Asking.calls_left = when == "train step", 3
     with pytest.raises(Preempted, match=f"saved at step {3 if when == 'train step' else STEPS}"):
-        run(config)
+        run(config, fetch_every=1)
     run(config)
     assert losses(tmp_path) == losses(undisturbed)
     assert len(read_records(tmp_path, "eval")) == 2
@@ -523,7 +524,7 @@ def test_an_evaluation_that_is_no_number_is_neither_logged_nor_saved_nor_a_targe
     assert newest_state(tmp_path)["step"] == 6
     assert not read_records(tmp_path, "eval")
     with pytest.raises(NotFinite, match="the loss of the evaluation is nan"):
-        runtime.launch(config, loop.evaluate_checkpoint)
+        launch(config, loop.evaluate_checkpoint)
 
 
 def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: str, tmp_path: Path) -> None:
@@ -560,7 +561,7 @@ def test_a_run_that_is_asked_before_its_first_step_leaves_its_checkpoint_as_it_i
     assert checkpoint.commits(open_storage(str(tmp_path))) == before
 
 
-class Two(runtime.Single):
+class Two(Single):
     """A process that is one of two; the other one does as it does."""
 
     def __init__(self) -> None:
@@ -571,7 +572,7 @@ class Two(runtime.Single):
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         return [2 * value for value in values]
 
-    def gather(self, text: str) -> list[str]:
+    def gather_texts(self, text: str) -> list[str]:
         return [text, text]
 
     def any_host(self, flag: bool) -> bool:
@@ -614,7 +615,7 @@ def test_what_was_seen_before_a_resume_counts_in_the_plan(manifest: str, tmp_pat
 
 def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(manifest: str, tmp_path: Path) -> None:
     config = tiny_config(manifest, tmp_path, max_steps=2)
-    with Run(runtime.Single("fp32"), config):
+    with Run(Single("fp32"), config):
         files = {path: path.stat().st_size for path in tmp_path.rglob("*")}
         with pytest.raises(ConfigError, match=f"process {os.getpid()} on .* writes to this run folder"):
             run(config)
@@ -701,20 +702,17 @@ def test_a_batch_that_does_not_divide_over_devices_and_passes_is_refused(manifes
 
 
 def test_a_batch_that_does_not_divide_over_the_world_is_refused_with_sizes_that_do(tmp_path: Path) -> None:
-    world = runtime.Single("fp32")
+    world = Single("fp32")
     world.num_hosts = 3
     with pytest.raises(ConfigError, match=r"global_batch_size 8 does not divide over 3 devices; use 6 or 9$"):
         loop.train(world, tiny_config(None, tmp_path, fake_data=True))
 
 
-def test_fake_data_takes_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splits, "NUM_SAMPLES", 20)
-    monkeypatch.setattr(splits, "NUM_EVAL_SAMPLES", 9)
-    run(
-        tiny_config(
-            None, tmp_path, fake_data=True, epochs=1, model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3)
-        )
+def test_fake_data_takes_the_same_path(tmp_path: Path) -> None:
+    config = tiny_config(
+        None, tmp_path, fake_data=True, epochs=1, model=ModelConfig(name="trainer.model:tiny_resnet", num_classes=3)
     )
+    run(config, open_data=functools.partial(synthetic_data, num_samples=20, num_eval_samples=9))
     assert read_records(tmp_path, "eval")[0]["samples"] == 9
     assert read_records(tmp_path, "epoch")[0]["samples"] == 20
 
@@ -738,7 +736,7 @@ def test_a_trace_is_left_by_a_run_that_ends_or_begins_inside_the_window(manifest
 def test_an_evaluation_by_command_gives_the_accuracy_of_the_best_checkpoint(
     manifest: str, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runtime.launch(tiny_config(manifest, undisturbed), loop.evaluate_checkpoint)
+    launch(tiny_config(manifest, undisturbed), loop.evaluate_checkpoint)
     best = max(record["top1"] for record in read_records(undisturbed, "eval"))
     assert f"accuracy {best:.4f}" in capsys.readouterr().out
 
@@ -750,11 +748,11 @@ def test_an_evaluation_by_command_is_of_the_averaged_weights_that_a_checkpoint_h
     run(tiny_config(manifest, tmp_path / "run", epochs=1, regularize=RegularizeConfig(ema_decay=0.9)))
     loss = read_records(tmp_path / "run", "eval")[0]["loss"]
     config = tiny_config(manifest, tmp_path, resume=str(tmp_path / "run"), regularize=RegularizeConfig(ema_decay=decay))
-    runtime.launch(config, loop.evaluate_checkpoint)
+    launch(config, loop.evaluate_checkpoint)
     assert (f"loss {loss:.4f}, {NUM_EVAL} samples" in capsys.readouterr().out.splitlines()[-1]) == is_the_runs
 
 
 def test_an_evaluation_of_another_model_than_the_checkpoints_is_refused(manifest: str, undisturbed: Path) -> None:
     other = ModelConfig(name="trainer.model:tiny_resnet", norm="group")
     with pytest.raises(CheckpointError, match=r"step \d+: .*model is '.* norm=batch .* and '.* norm=group "):
-        runtime.launch(tiny_config(manifest, undisturbed, model=other), loop.evaluate_checkpoint)
+        launch(tiny_config(manifest, undisturbed, model=other), loop.evaluate_checkpoint)

@@ -1,1 +1,1 @@
-"""Batches for the loop, and their way to the device."""
+"""What a run trains on: streams of a shard set or of synthetic batches, and their way to the device."""

@@ -1,8 +1,8 @@
-"""What a run trains and evaluates on: two streams from one shard set, or fake ones."""
+"""What a run trains and evaluates on: two streams from one shard set, or two synthetic ones."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -10,41 +10,50 @@ from shardset.decode.image import CenterCrop, Crop, ImageSpec, PadCrop, RandomRe
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format import manifest as manifests
-from shardset.format.manifest import Manifest
+from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.permutation import derive_key, hash64
+from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
-from shardset.stream.stream import Stream
+from shardset.stream.stream import Batch, Stream
 from trainer.config import ImageConfig, TrainConfig
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
 from trainer.errors import PlanMismatch
 from trainer.model.build import DEFAULT_CLASSES
 
-FAKE_DIGEST = "fake data"
-_DIGEST_MASK = (1 << 48) - 1
+SYNTHETIC_DIGEST = "fake data"
+"""Stands for the manifest's digest in checkpoints of runs on synthetic data; recorded, so it never changes."""
+
+DIGEST_MASK = (1 << 48) - 1
+"""48 bits: sums over hosts stay within the integers that every runtime can add up."""
+
+Step = tuple[int, int, Batch]
+"""(epoch, step in the epoch, batch)."""
 
 
-class Batches(Protocol):
-    """A stream as the loop sees it (see shardset/stream/stream.py)."""
+class BatchSource(Protocol):
+    """A stream as the training loop sees it (see shardset/stream/stream.py)."""
 
     def __len__(self) -> int: ...
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, Any]]]: ...
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[Step]: ...
+    def state(self, epoch: int, step: int) -> OrderState | None: ...
+    def resume(self, state: OrderState) -> object: ...
     def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class SampleDigest:
-    """How many samples, and a digest of which: the sum of their hashes, whatever their order."""
+    """The number of samples, and a digest of their ids that does not depend on their order: the sum of their hashes."""
 
     samples: int = 0
     digest: int = 0
 
-    def plus(self, ids: np.ndarray) -> "SampleDigest":
-        """With those ids added."""
-        return self.joined(SampleDigest(len(ids), _digest(ids)))
+    def add(self, ids: np.ndarray) -> "SampleDigest":
+        """The digest of these samples and those with the ids."""
+        return self.merge(SampleDigest(len(ids), _digest_of(ids)))
 
-    def joined(self, other: "SampleDigest") -> "SampleDigest":
-        """Both together."""
-        return SampleDigest(self.samples + other.samples, (self.digest + other.digest) & _DIGEST_MASK)
+    def merge(self, other: "SampleDigest") -> "SampleDigest":
+        """The digest of the samples of both."""
+        return SampleDigest(self.samples + other.samples, (self.digest + other.digest) & DIGEST_MASK)
 
     @property
     def text(self) -> str:
@@ -52,53 +61,181 @@ class SampleDigest:
         return f"{self.digest:012x}"
 
 
-def _digest(ids: np.ndarray) -> int:
+def _digest_of(ids: np.ndarray) -> int:
     hashes = hash64(derive_key(0, "samples of an epoch"), np.asarray(ids, dtype=np.int64)) >> np.uint64(16)
-    return int(hashes.sum(dtype=np.uint64)) & _DIGEST_MASK
+    return int(hashes.sum(dtype=np.uint64)) & DIGEST_MASK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """The streams of a run; `plan` counts a training epoch, `num_eval_samples` an evaluation."""
+    """The streams of a run. `plan` is what a training epoch must be; `num_eval_samples` counts an evaluation."""
 
-    train: Batches
-    evaluation: Batches
+    train: BatchSource
+    evaluation: BatchSource
     num_classes: int
     manifest_digest: str
     plan: SampleDigest
     num_eval_samples: int
 
 
+# --- opening ---------------------------------------------------------------------------------------------------------
+
+
 def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     """This host's part of the data; raises ConfigError where config and shard set do not fit."""
     if config.fake_data:
-        return _fake(config, host, num_hosts)
+        return synthetic_data(config, host, num_hosts)
     if config.manifest is None:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
-    manifest, _ = manifests.load(config.manifest)
+    loaded = manifests.load(config.manifest)
+    manifest = loaded.manifest
     check_splits(config, manifest)
-    evaluated = eval_split_of(config, manifest)
-    classes = num_classes_of(config, manifest)
-    for setting, name in (("train_split", config.train_split), ("eval_split", evaluated)):
+    eval_split = eval_split_of(config, manifest)
+    num_classes = num_classes_of(config, manifest)
+    for setting, name in (("train_split", config.train_split), ("eval_split", eval_split)):
         check_labels(setting, name, manifest)
-    train = _stream(config, config.train_split, host, num_hosts, image=train_spec(config.image), seed=config.seed)
+    train = _open_stream(
+        config, loaded, config.train_split, host, num_hosts, image=train_spec(config.image), seed=config.seed
+    )
     return Data(
         train=train,
-        evaluation=_stream(config, evaluated, host, num_hosts, image=eval_spec(config.image), seed=None),
-        num_classes=classes,
+        evaluation=_open_stream(config, loaded, eval_split, host, num_hosts, image=eval_spec(config.image), seed=None),
+        num_classes=num_classes,
         manifest_digest=manifest.digest,
         plan=plan_of(manifest.split(config.train_split).num_samples, train.order.bad_ids),
-        num_eval_samples=manifest.split(evaluated).num_samples,
+        num_eval_samples=manifest.split(eval_split).num_samples,
     )
+
+
+def synthetic_data(
+    config: TrainConfig,
+    host: int,
+    num_hosts: int,
+    *,
+    num_samples: int = NUM_SAMPLES,
+    num_eval_samples: int = NUM_EVAL_SAMPLES,
+) -> Data:
+    """Data of the shapes that the config says, at no cost: what a run reaches with it is the ceiling."""
+    num_classes = config.model.num_classes or DEFAULT_CLASSES
+
+    def stream(size: int) -> SyntheticStream:
+        return SyntheticStream(
+            num_samples=size,
+            global_batch_size=config.global_batch_size,
+            rank=host,
+            world_size=num_hosts,
+            image_size=config.image.size,
+            num_classes=num_classes,
+        )
+
+    return Data(
+        train=stream(num_samples),
+        evaluation=stream(num_eval_samples),
+        num_classes=num_classes,
+        manifest_digest=SYNTHETIC_DIGEST,
+        plan=plan_of(num_samples, np.array([], dtype=np.int64)),
+        num_eval_samples=num_eval_samples,
+    )
+
+
+def train_spec(image: ImageConfig) -> ImageSpec:
+    """What each training image becomes."""
+    crops: dict[str, Crop] = {
+        "random": RandomResizedCrop(),
+        "pad": PadCrop(image.pad),
+        "center": CenterCrop(image.eval_resize),
+    }
+    return _image_spec(image, crops[image.train_crop], flip=image.flip)
+
+
+def eval_spec(image: ImageConfig) -> ImageSpec:
+    """What each evaluation image becomes."""
+    return _image_spec(image, CenterCrop(image.eval_resize), flip=False)
+
+
+def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
+    background = backgrounds.parse(image.background)
+    return ImageSpec(size=image.size, crop=crop, flip=flip, background=background, decoded_bytes=image.decoded_bytes)
+
+
+def _open_stream(
+    config: TrainConfig, loaded: LoadedSet, split: str, host: int, num_hosts: int, *, image: ImageSpec, seed: int | None
+) -> Stream:
+    return Stream(
+        loaded,
+        split,
+        global_batch_size=config.global_batch_size,
+        rank=host,
+        world_size=num_hosts,
+        seed=seed,
+        image=image,
+        budget_bytes=config.budget_bytes,
+        disk_cache=_disk_cache_of(config),
+    )
+
+
+def _disk_cache_of(config: TrainConfig) -> DiskCache | None:
+    if config.cache_dir is None or config.cache_bytes is None:
+        return None
+    return DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
+
+
+# --- does the shard set fit the config? ------------------------------------------------------------------------------
+
+
+def check_splits(config: TrainConfig, manifest: Manifest) -> None:
+    """Raises ConfigError, with the setting and the splits that exist, if the config names one that does not."""
+    for setting in ("train_split", "eval_split"):
+        name = getattr(config, setting)
+        if name is not None and name not in manifest.splits:
+            names = ", ".join(manifest.splits)
+            raise ConfigError(
+                f"{setting} is {name!r}, but the shard set {config.manifest} has {names}; name one of them"
+            )
+
+
+def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
+    """The split to evaluate on; raises ConfigError if none was named and more or less than one could be meant."""
+    if config.eval_split is not None:
+        return config.eval_split
+    others = [name for name in manifest.splits if name != config.train_split]
+    if len(others) != 1:
+        names = ", ".join(manifest.splits)
+        raise ConfigError(f"which split to evaluate on? The shard set has {names}; name one with --set eval_split=NAME")
+    return others[0]
+
+
+def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
+    """The classes of the model: those of the manifest, or as many as the config says if that is enough."""
+    wanted, stored = config.model.num_classes, len(manifest.classes)
+    if wanted is not None and wanted < stored:
+        raise ConfigError(f"model.num_classes is {wanted} but the shard set has {stored} classes; leave it at none")
+    if wanted is None and not stored:
+        raise ConfigError("the shard set has no classes; it has images only, and this trainer needs labels")
+    return wanted or stored
+
+
+def check_labels(setting: str, name: str, manifest: Manifest) -> None:
+    """Raises ConfigError unless every sample of the split has a label; the loss of one without means nothing."""
+    split = manifest.split(name)
+    missing = split.num_samples - sum(sum(shard.class_counts) for shard in split.shards)
+    if missing:
+        raise ConfigError(
+            f"{setting} is {name!r}, where {missing} of {split.num_samples} samples have no label, and this trainer "
+            f"needs them; name another split with --set {setting}=NAME, or build the shard set without these samples"
+        )
+
+
+# --- does the run follow the plan? -----------------------------------------------------------------------------------
 
 
 def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
     """What an epoch must be: all ids of the split but the quarantined ones."""
-    return SampleDigest().plus(np.setdiff1d(np.arange(num_samples), quarantined, assume_unique=True))
+    return SampleDigest().add(np.setdiff1d(np.arange(num_samples), quarantined, assume_unique=True))
 
 
 def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
-    """Raises PlanMismatch unless what was trained on is what the plan says."""
+    """Raises PlanMismatch unless the run has trained on what the plan says."""
     if seen == plan:
         return
     raise PlanMismatch(
@@ -108,11 +245,11 @@ def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
     )
 
 
-def steps_of(stream: Batches, start: int, stop: int) -> Iterator[tuple[int, int, dict[str, Any]]]:
+def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     """(epoch, step, batch) for the steps [start, stop) of a run, counted over epochs.
 
-    The next epoch is read before it begins. Raises PlanMismatch if the stream brings another step than the one that
-    is due, or ends early.
+    Reads the next epoch before it begins. Raises PlanMismatch if the stream yields another step than the one that is
+    due, or ends early.
     """
     due = start
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
@@ -130,112 +267,3 @@ def _spans(start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[int, r
         end = min(stop, (epoch + 1) * steps_per_epoch)
         yield epoch, range(first, first + end - start)
         start = end
-
-
-def train_spec(image: ImageConfig) -> ImageSpec:
-    """What each training image becomes."""
-    crops: dict[str, Crop] = {
-        "random": RandomResizedCrop(),
-        "pad": PadCrop(image.pad),
-        "center": CenterCrop(image.eval_resize),
-    }
-    return _spec(image, crops[image.train_crop], flip=image.flip)
-
-
-def eval_spec(image: ImageConfig) -> ImageSpec:
-    """What each evaluation image becomes."""
-    return _spec(image, CenterCrop(image.eval_resize), flip=False)
-
-
-def _spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
-    background = backgrounds.parse(image.background)
-    return ImageSpec(size=image.size, crop=crop, flip=flip, background=background, decoded_bytes=image.decoded_bytes)
-
-
-def check_splits(config: TrainConfig, manifest: Manifest) -> None:
-    """Raises ConfigError, with the setting and the splits that there are, if the config names one that is not there."""
-    for setting in ("train_split", "eval_split"):
-        name = getattr(config, setting)
-        if name is not None and name not in manifest.splits:
-            found = ", ".join(manifest.splits)
-            raise ConfigError(
-                f"{setting} is {name!r}, but the shard set {config.manifest} has {found}; name one of them"
-            )
-
-
-def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
-    """The split to evaluate on; raises ConfigError if none was named and there is not exactly one that it can be."""
-    others = [name for name in manifest.splits if name != config.train_split]
-    if config.eval_split is not None:
-        return config.eval_split
-    if len(others) != 1:
-        found = ", ".join(manifest.splits)
-        raise ConfigError(f"which split to evaluate on? The shard set has {found}; name one with --set eval_split=NAME")
-    return others[0]
-
-
-def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
-    """The classes of the model: those of the manifest, or as many as the config says if that is enough."""
-    wanted, found = config.model.num_classes, len(manifest.classes)
-    if wanted is not None and wanted < found:
-        raise ConfigError(f"model.num_classes is {wanted} but the shard set has {found} classes; leave it at none")
-    if wanted is None and not found:
-        raise ConfigError("the shard set has no classes; it has images only, and this trainer needs labels")
-    return wanted or found
-
-
-def check_labels(setting: str, name: str, manifest: Manifest) -> None:
-    """Raises ConfigError unless every sample of the split has a label; the loss of one without it means nothing."""
-    split = manifest.split(name)
-    missing = split.num_samples - sum(sum(shard.class_counts) for shard in split.shards)
-    if missing:
-        raise ConfigError(
-            f"{setting} is {name!r}, where {missing} of {split.num_samples} samples have no label, and this trainer "
-            f"needs them; name another split with --set {setting}=NAME, or build the shard set without these samples"
-        )
-
-
-def _stream(
-    config: TrainConfig, split: str, host: int, num_hosts: int, *, image: ImageSpec, seed: int | None
-) -> Stream:
-    assert config.manifest is not None
-    return Stream(
-        config.manifest,
-        split,
-        global_batch_size=config.global_batch_size,
-        rank=host,
-        world_size=num_hosts,
-        seed=seed,
-        image=image,
-        budget_bytes=config.budget_bytes,
-        disk_cache=_disk_cache(config),
-    )
-
-
-def _disk_cache(config: TrainConfig) -> DiskCache | None:
-    if config.cache_dir is None or config.cache_bytes is None:
-        return None
-    return DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
-
-
-def _fake(config: TrainConfig, host: int, num_hosts: int) -> Data:
-    classes = config.model.num_classes or DEFAULT_CLASSES
-
-    def stream(num_samples: int) -> SyntheticStream:
-        return SyntheticStream(
-            num_samples=num_samples,
-            global_batch_size=config.global_batch_size,
-            rank=host,
-            world_size=num_hosts,
-            image_size=config.image.size,
-            num_classes=classes,
-        )
-
-    return Data(
-        train=stream(NUM_SAMPLES),
-        evaluation=stream(NUM_EVAL_SAMPLES),
-        num_classes=classes,
-        manifest_digest=FAKE_DIGEST,
-        plan=plan_of(NUM_SAMPLES, np.array([], dtype=np.int64)),
-        num_eval_samples=NUM_EVAL_SAMPLES,
-    )

@@ -1,4 +1,4 @@
-"""A stream without data: the same batches, shapes and ids as a real one, at no cost. What it reaches is the ceiling."""
+"""A stream without data: batches with the shapes and ids of real ones, at no cost. Its rate is the ceiling."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -6,16 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardset.errors import ConfigError
+from shardset.order.state import OrderState
+from shardset.stream.stream import Batch
 
 NUM_SAMPLES = 1_281_167
-"""Samples of a fake training epoch: as many as ImageNet has; `--max-steps` stops earlier."""
+"""Samples of a synthetic training epoch: as many as ImageNet has; `--max-steps` stops earlier."""
 
 NUM_EVAL_SAMPLES = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticStream:
-    """Steps of one random batch, made once. The last step of an epoch has pads of weight 0 where it needs them."""
+    """One random batch, made once, for every step. The last step of an epoch is padded with samples of weight 0."""
 
     num_samples: int
     global_batch_size: int
@@ -34,11 +36,18 @@ class SyntheticStream:
         """Steps of an epoch."""
         return -(-self.num_samples // self.global_batch_size)
 
-    def stop(self) -> None:
-        """Nothing to do: it never waits."""
+    def state(self, epoch: int, step: int) -> OrderState | None:
+        """None: there is no order to record."""
+        return None
 
-    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, dict[str, np.ndarray]]]:
-        """(epoch, step, batch) as a Stream gives them, over some spans (epoch, steps)."""
+    def resume(self, state: OrderState) -> None:
+        """Does nothing: there is no order to compare."""
+
+    def stop(self) -> None:
+        """Does nothing: the stream never waits."""
+
+    def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
+        """(epoch, step, batch) as a Stream yields them, over some spans (epoch, steps)."""
         per_host = self.global_batch_size // self.world_size
         draw = np.random.default_rng(0)
         image = draw.integers(0, 256, (per_host, self.image_size, self.image_size, 3), dtype=np.uint8)

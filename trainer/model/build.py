@@ -10,9 +10,9 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers import BatchNormAct2d, GroupNormAct
+from timm.layers.norm_act import BatchNormAct2d, GroupNormAct
 from timm.models.resnet import BasicBlock, ResNet
-from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers
+from timm.optim._optim_factory import create_optimizer_v2, get_optimizer_info, list_optimizers
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -97,9 +97,9 @@ def check_logits(logits: Any, name: str, num_classes: int) -> None:
     """Raises ConfigError unless a model has returned a number for each class; XLA takes any other for one it has."""
     is_tensor = isinstance(logits, torch.Tensor)
     if not is_tensor or logits.dim() != 2 or logits.shape[1] < num_classes:
-        found = list(logits.shape) if is_tensor else f"a {type(logits).__name__}"
+        output = list(logits.shape) if is_tensor else f"a {type(logits).__name__}"
         raise ConfigError(
-            f"model {name!r} returned {found} for a batch of images, expected a tensor [images, {num_classes}], a "
+            f"model {name!r} returned {output} for a batch of images, expected a tensor [images, {num_classes}], a "
             "number for each class; change its last layer"
         )
 
@@ -115,7 +115,8 @@ def tiny_resnet(num_classes: int) -> nn.Module:
     model: Any = ResNet(block=block, layers=(1, 1, 1, 1), num_classes=num_classes, channels=(16, 32, 64, 64))
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
     model.maxpool = model.layer4 = nn.Identity()
-    return model
+    built: nn.Module = model
+    return built
 
 
 def _of_name(name: str, num_classes: int) -> nn.Module:
@@ -130,7 +131,8 @@ def _of_name(name: str, num_classes: int) -> nn.Module:
         raise ConfigError(
             f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
         ) from error
-    return timm.create_model(name, num_classes=num_classes)
+    model: nn.Module = timm.create_model(name, num_classes=num_classes)
+    return model
 
 
 def _of_function(name: str, num_classes: int) -> nn.Module:

@@ -3,7 +3,7 @@
 import copy
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,18 +16,17 @@ from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.model import augment, build
 from trainer.record import metrics
-from trainer.runtime.runtime import STATIC_OPTIMIZERS, Runtime
+from trainer.record.checkpoint_state import LearnerState
+from trainer.runtime.base import STATIC_OPTIMIZERS, Runtime, TensorBatch
 
 COUNTERS = ("step", "lookahead_step")
 """What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
-
-Batch = dict[str, torch.Tensor]
 
 
 class Learner:
     """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
 
-    def __init__(self, runtime: Runtime, config: TrainConfig, num_classes: int, state: dict[str, Any] | None) -> None:
+    def __init__(self, runtime: Runtime, config: TrainConfig, num_classes: int, state: LearnerState | None) -> None:
         self._runtime = runtime
         self._config = config
         self._num_classes = num_classes
@@ -35,22 +34,24 @@ class Learner:
         build.check_size(net, config.model.name, config.image.size)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
-            _load(net, ema, state, config.model.name)
-        optimized = state if state is not None else _fresh_moments(runtime, config, net)
-        self.net = runtime.place(net)
-        self._average = None if ema is None else runtime.place(ema)
+            _load_weights(net, ema, state, config.model.name)
+        zeros = _zero_moments(config, net) if runtime.compiles else {}
+        self.net = runtime.module_to_device(net)
+        self._average = None if ema is None else runtime.module_to_device(ema)
         self._normalize = augment.Normalize()
-        runtime.place(self._normalize)
+        runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(config.optimizer, self.net)
-        if optimized is not None:
-            _load_moments(self._optimizer, self.net, optimized)
+        if state is not None:
+            _load_optimizer(self._optimizer, self.net, state)
             _check_moments(self._optimizer, self.net, config.optimizer.name)
-        runtime.keep(self._tensors())
-        self._parallel = runtime.parallel(self.net)
+        elif runtime.compiles:
+            _load_moments(self._optimizer, zeros, {})
+        runtime.mark_replicated(self._tensors())
+        self._parallel = runtime.data_parallel(self.net)
         self._train = runtime.compiled(self._train_step, "train step")
         self._eval = runtime.compiled(self._eval_step, "evaluation step")
 
-    def train_step(self, batch: Batch, learning_rate: float, key: int) -> torch.Tensor:
+    def train_step(self, batch: TensorBatch, learning_rate: float, key: int) -> torch.Tensor:
         """One update; returns the step's sums over this replica's samples (see metrics.stats_row), on the device.
 
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`.
@@ -59,31 +60,28 @@ class Learner:
         self._runtime.seed(key)
         return self._train(batch, self._runtime.rate(learning_rate))
 
-    def eval_step(self, batch: Batch) -> torch.Tensor:
+    def eval_step(self, batch: TensorBatch) -> torch.Tensor:
         """The sums over this replica's samples, with the averaged weights if the run keeps them."""
         self._eval_net.eval()
         return self._eval(batch)
 
-    def share_buffers(self) -> None:
+    def broadcast_buffers(self) -> None:
         """Gives all replicas the BatchNorm statistics of replica 0; before an evaluation and a checkpoint."""
-        self._runtime.share(self.net)
+        self._runtime.broadcast_buffers(self.net)
         if self._average is not None:
-            self._runtime.share(self._average)
+            self._runtime.broadcast_buffers(self._average)
 
-    def state(self) -> dict[str, Any]:
-        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load.
-
-        Moments are numbered, and `optimizer_weights` says of which weight each is.
-        """
-        return self._runtime.to_host(
-            {
-                "model": self.net.state_dict(),
-                "ema": None if self._average is None else self._average.state_dict(),
-                "optimizer": self._optimizer.state_dict()["state"],
-                "optimizer_weights": _weight_names(self._optimizer, self.net),
-                "optimizer_counters": _counters(self._optimizer),
-            }
-        )
+    def state(self) -> LearnerState:
+        """Weights, averaged weights and moments on the CPU: plain tensors that any strategy can load."""
+        on_device: LearnerState = {
+            "model": self.net.state_dict(),
+            "ema": None if self._average is None else self._average.state_dict(),
+            "optimizer": self._optimizer.state_dict()["state"],
+            "optimizer_weights": _weight_names(self._optimizer, self.net),
+            "optimizer_counters": _counters(self._optimizer),
+        }
+        on_host: LearnerState = self._runtime.to_host(on_device)
+        return on_host
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         """All that lives on the device from step to step."""
@@ -96,8 +94,8 @@ class Learner:
     def _eval_net(self) -> nn.Module:
         return self.net if self._average is None else self._average
 
-    def _train_step(self, batch: Batch, rate: float | torch.Tensor) -> torch.Tensor:
-        total = self._runtime.total(batch["weight"].sum()).clamp(min=1)
+    def _train_step(self, batch: TensorBatch, rate: float | torch.Tensor) -> torch.Tensor:
+        total = self._runtime.sum_replicas(batch["weight"].sum()).clamp(min=1)
         rows = [self._pass(part, total) for part in _parts(batch, self._config.accumulate)]
         self._runtime.reduce_gradients(self._optimizer)
         if self._config.regularize.clip_norm:
@@ -107,22 +105,23 @@ class Learner:
             _average_in(self._average, self.net, self._config.regularize.ema_decay)
         return torch.stack(rows).sum(0)
 
-    def _pass(self, batch: Batch, total: torch.Tensor) -> torch.Tensor:
+    def _pass(self, batch: TensorBatch, total: torch.Tensor) -> torch.Tensor:
         """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
         images, own_share = self._images(batch)
         logits = self._logits(self._parallel, images)
         losses = self._losses(logits, batch["label"], own_share)
         # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
-        ((losses * batch["weight"]).sum() * self._runtime.num_replicas / total).backward()
+        loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
+        torch.autograd.backward(loss)
         return metrics.stats_row(losses.detach(), logits.detach(), batch["label"], batch["weight"])
 
     def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:
         with self._runtime.autocast():
-            logits = net(images)
+            logits: torch.Tensor = net(images)
         build.check_logits(logits, self._config.model.name, self._num_classes)
         return logits.float()
 
-    def _images(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _images(self, batch: TensorBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         images = self._normalize(batch["image"], batch.get("flip"))
         return augment.mixed(images, batch["mix"]) if "mix" in batch else (images, None)
 
@@ -135,7 +134,7 @@ class Learner:
         return own_share * own + (1 - own_share) * partner
 
     @torch.no_grad()
-    def _eval_step(self, batch: Batch) -> torch.Tensor:
+    def _eval_step(self, batch: TensorBatch) -> torch.Tensor:
         logits = self._logits(self._eval_net, self._normalize(batch["image"]))
         losses = cross_entropy(logits, batch["label"], reduction="none")
         return metrics.stats_row(losses, logits, batch["label"], batch["weight"])
@@ -146,7 +145,7 @@ def step_key(seed: int, epoch: int, step: int) -> int:
     return derive_key(seed, "inside the model", epoch, step)
 
 
-def _parts(batch: Batch, count: int) -> list[Batch]:
+def _parts(batch: TensorBatch, count: int) -> list[TensorBatch]:
     """The batch in `count` equal parts. Every count-th sample, so that a part has as many of each device's samples."""
     if count == 1:
         return [batch]
@@ -182,7 +181,7 @@ def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
     return {id(tensor): tensor for tensor in net.state_dict(keep_vars=True).values()}.values()
 
 
-def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any], name: str) -> None:
+def _load_weights(net: nn.Module, average: nn.Module | None, state: LearnerState, name: str) -> None:
     try:
         net.load_state_dict(state["model"])
         if average is not None:
@@ -197,7 +196,7 @@ def _load(net: nn.Module, average: nn.Module | None, state: dict[str, Any], name
 
 
 def _weight_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]:
-    """Weights in the order in which the optimizer numbers them: another one without weight decay."""
+    """Weights in the order in which the optimizer numbers them: those without weight decay come first."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -207,18 +206,18 @@ def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.param_groups[0].items() if name in COUNTERS}
 
 
-def _load_moments(optimizer: torch.optim.Optimizer, net: nn.Module, state: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
     names = _weight_names(optimizer, net)
     # Older checkpoints have neither names nor counters.
-    places = {name: place for place, name in enumerate(state.get("optimizer_weights", names))}
-    moments = {place: state["optimizer"].get(places.get(name)) for place, name in enumerate(names)}
-    counters = state.get("optimizer_counters", {})
-    optimizer.load_state_dict(
-        {
-            "state": {place: found for place, found in moments.items() if found is not None},
-            "param_groups": [{**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]],
-        }
-    )
+    saved_numbers = {name: number for number, name in enumerate(state.get("optimizer_weights", names))}
+    saved = {name: state["optimizer"].get(number) for name, number in saved_numbers.items()}
+    moments = {number: saved[name] for number, name in enumerate(names) if saved.get(name) is not None}
+    _load_moments(optimizer, moments, state.get("optimizer_counters", {}))
+
+
+def _load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], counters: dict[str, Any]) -> None:
+    groups = [{**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]]
+    optimizer.load_state_dict({"state": dict(moments), "param_groups": groups})
 
 
 def _check_moments(optimizer: torch.optim.Optimizer, net: nn.Module, name: str) -> None:
@@ -234,26 +233,25 @@ def _check_moments(optimizer: torch.optim.Optimizer, net: nn.Module, name: str) 
                 )
 
 
-def _fresh_moments(runtime: Runtime, config: TrainConfig, net: nn.Module) -> dict[str, Any] | None:
-    """The optimizer's state before the first step, where that step must compile like all others."""
-    if not runtime.compiles:
-        return None
+def _zero_moments(config: TrainConfig, net: nn.Module) -> dict[int, dict[str, torch.Tensor]]:
+    """The optimizer's state before the first step, so that this step compiles to the same graph as all others."""
     name = config.optimizer.name
     if name not in STATIC_OPTIMIZERS:
         known = ", ".join(STATIC_OPTIMIZERS)
         raise ConfigError(
             f"optimizer {name!r} does not compile to one graph on XLA; use one of {known}, or strategy ddp or single"
         )
-    moments = _moments_of_a_step_to_nowhere(build.optimizer(config.optimizer, net))
-    zeros = {place: {key: torch.zeros_like(value) for key, value in found.items()} for place, found in moments.items()}
-    return {"optimizer": zeros}
+    moments = _moments_after_zero_step(build.optimizer(config.optimizer, net))
+    return {number: {key: torch.zeros_like(value) for key, value in own.items()} for number, own in moments.items()}
 
 
-def _moments_of_a_step_to_nowhere(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, torch.Tensor]]:
+def _moments_after_zero_step(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, torch.Tensor]]:
+    """The state after a step at rate 0 without gradients, which moves no weight."""
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return optimizer.state_dict()["state"]
+    moments: dict[int, dict[str, torch.Tensor]] = optimizer.state_dict()["state"]
+    return moments

@@ -1,37 +1,29 @@
 """Checkpoints: device-free, whole or not there, written in the background by one writer.
 
-A checkpoint is the folder `checkpoints/step-000000123/` with `state.pt` (dicts, lists, tensors and numbers, which
-`torch.load(weights_only=True)` reads anywhere) and `commit.json`, written after the state has been checked. A folder
-without its commit does not count. A step that is saved again (after an evaluation that was interrupted) gets its new
-state as `state-again.pt` beside the old one, so that at every moment one of the two is whole and committed.
+A checkpoint is the folder `checkpoints/step-000000123/` with `state.pt` (see checkpoint_state.py) and `commit.json`,
+written after the state has been checked. A folder without its commit does not count. A step that is saved again (after
+an evaluation that was interrupted) gets its new state as `state-again.pt` beside the old one, so that at every moment
+one of the two is whole and committed.
 """
 
-import io
-import pickle
 import queue
-import struct
-import textwrap
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import google_crc32c
 import msgspec
-import torch
 
 from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, NotFound
-from shardset.order.epoch import state_from_json
-from shardset.order.permutation import ORDER_VERSION
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite
 from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, is_folder, step_of, steps
+from trainer.record.checkpoint_state import CheckpointState, checked, decode, encode
 
 FORMAT = 1
-
-CheckpointState = dict[str, Any]
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,99 +43,18 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["state.pt", "state-again.pt"] = STATE
 
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
-
-_DAMAGED = (
-    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError,
-    ValueError, pickle.UnpicklingError, struct.error,
-)  # fmt: skip
-"""What torch.load raises for damaged bytes. Its unpickler takes each instruction as if the ones before it were right,
-so a wrong one shows wherever it is used: a stack or memo without that place, a tuple where a dict should be, a number
-that fits no size. With `weights_only` it runs no code of a file, so none of these comes from elsewhere."""
-
-
-class _Regularize(msgspec.Struct):
-    ema_decay: float | None
-
-
-class _Config(msgspec.Struct):
-    regularize: _Regularize
-
-
-class _Versioned(msgspec.Struct):
-    version: int
-
-
-class _Layout(msgspec.Struct):
-    """What every state holds, and the types of it. Those with a default are not in the states of older versions."""
-
-    identity: dict[str, Any]
-    config: _Config
-    step: Count
-    epoch: Count
-    closed_epochs: Count
-    seen: tuple[Count, Count]
-    stream: str | None
-    model: dict[str, torch.Tensor]
-    ema: dict[str, torch.Tensor] | None
-    optimizer: dict[Count, dict[str, Any]]
-    seconds: float
-    seconds_to_target: float | None
-    best_top1: float | None
-    best_epoch: Count | None
-    last_top1: float | None
-    epoch_totals: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
-    optimizer_weights: list[str] = []
-    optimizer_counters: dict[str, Any] = {}
-
-
-def encode(state: CheckpointState) -> bytes:
-    """The bytes of a state file."""
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    return buffer.getvalue()
-
-
-def decode(data: bytes, where: str) -> CheckpointState:
-    """The state in those bytes, on the CPU; raises CheckpointError unless they are plain tensors and numbers."""
-    try:
-        return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except _DAMAGED as error:
-        raise _not_a_checkpoint(where, error) from error
-
-
-def checked(state: CheckpointState, where: str) -> CheckpointState:
-    """The state; raises CheckpointError unless it is one to go on from: each field there, and of its type."""
-    try:
-        _check_stream(msgspec.convert(state, _Layout).stream)
-    except (msgspec.MsgspecError, UnicodeError, ConfigError) as error:
-        raise _not_a_checkpoint(where, error) from error
-    return state
-
-
-def _check_stream(state: str | None) -> None:
-    # One of a newer version is no damage: the stream refuses it, and the checkpoint stays.
-    if state is not None and msgspec.json.decode(state, type=_Versioned).version <= ORDER_VERSION:
-        state_from_json(state)
-
-
-def _not_a_checkpoint(where: str, error: Exception) -> CheckpointError:
-    reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
-    return CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one")
-
-
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[CommitMark]:
     """The finished checkpoints of a run folder, oldest first; those with a damaged mark are passed over, and told."""
-    found = []
+    marks = []
     for step in steps(storage):
         try:
-            found.append(_read_commit(storage, folder_of(step) + COMMIT))
+            marks.append(_read_commit(storage, folder_of(step) + COMMIT))
         except CheckpointError as error:
             warn(f"{error}; passed over")
-    return found
+    return marks
 
 
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
@@ -154,10 +65,10 @@ def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> Che
         data = storage.read(name)
     except NotFound as error:
         raise CheckpointError(f"{where}: the checkpoint is committed but its state is gone") from error
-    found = (len(data), crc_of(data))
-    if found != (commit.num_bytes, commit.crc32c):
+    num_bytes, crc32c = len(data), crc_of(data)
+    if (num_bytes, crc32c) != (commit.num_bytes, commit.crc32c):
         raise CheckpointError(
-            f"{where}: {found[0]} bytes with CRC32C {found[1]}, expected {commit.num_bytes} with {commit.crc32c}: "
+            f"{where}: {num_bytes} bytes with CRC32C {crc32c}, expected {commit.num_bytes} with {commit.crc32c}: "
             "it was cut or changed after it was written"
         )
     state = checked(decode(data, where), where)
@@ -189,19 +100,19 @@ def at(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, Check
         commit = _read_commit(storage, COMMIT)
         return commit, read(storage, commit, folder="")
     except NotFound:
-        found = newest(storage, warn)
-        if found is None:
+        checkpoint = newest(storage, warn)
+        if checkpoint is None:
             raise CheckpointError(f"{storage.url}: neither a checkpoint nor a run folder with checkpoints") from None
-        return found
+        return checkpoint
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}; name another checkpoint, or its run folder for the newest whole one"
         ) from error
 
 
-def best(found: Iterable[CommitMark]) -> CommitMark | None:
+def best(marks: Iterable[CommitMark]) -> CommitMark | None:
     """The evaluated checkpoint with the highest top-1, the earliest of equals."""
-    return max((commit for commit in found if commit.top1 is not None), key=lambda c: (c.top1, -c.step), default=None)
+    return max((commit for commit in marks if commit.top1 is not None), key=lambda c: (c.top1, -c.step), default=None)
 
 
 def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
@@ -347,8 +258,8 @@ def retain(storage: Storage, keep: int) -> None:
 
     What has not the name of a checkpoint, such as a copy that a user keeps, stays.
     """
-    found = commits(storage)
-    kept = {commit.step for commit in [*found[-keep:], *filter(None, [best(found)])]}
+    marks = commits(storage)
+    kept = {commit.step for commit in [*marks[-keep:], *filter(None, [best(marks)])]}
     names = [stat.name for stat in storage.list(FOLDER)]
     doomed = [name for name in names if (step := step_of(name)) is not None and step not in kept]
     # Commits first: a kill in between leaves a state without a commit, never the reverse.

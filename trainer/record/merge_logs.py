@@ -1,4 +1,4 @@
-"""Lines of several logs in one order; imports nothing heavy, so that a laptop without torch can."""
+"""Merges the logs of several hosts by time. Imports nothing heavy: a laptop without torch can run it."""
 
 import heapq
 import re

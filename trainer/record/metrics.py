@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import json
+import math
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ import torch
 
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage, os_errors_as_storage_errors
+from trainer.errors import NotFinite, PlanMismatch
 from trainer.record import merge_logs
 
 METRICS = "metrics.jsonl"
@@ -52,13 +54,25 @@ class Totals:
     top1: float = 0.0
     top5: float = 0.0
 
-    def plus(self, rows: torch.Tensor) -> "Totals":
-        """With the rows [n, 4] of some steps added."""
+    def add(self, rows: torch.Tensor) -> "Totals":
+        """The sums of these samples and those in the rows [n, 4] of some steps."""
         return Totals(*(old + new for old, new in zip(dataclasses.astuple(self), rows.sum(0).tolist(), strict=True)))
 
     def mean(self, name: str) -> float:
         """The mean of `loss`, `top1` or `top5` over samples."""
-        return getattr(self, name) / max(1.0, self.weight)
+        total: float = getattr(self, name)
+        return total / max(1.0, self.weight)
+
+
+def check_evaluation(totals: Totals, num_samples: int) -> None:
+    """Raises PlanMismatch unless every sample was evaluated, NotFinite if their loss is no number."""
+    if int(totals.weight) != num_samples:
+        raise PlanMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
+    if not math.isfinite(totals.loss):
+        raise NotFinite(
+            f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing: lower the learning "
+            "rate, or clip gradients with --set regularize.clip_norm=1; a run goes on from the checkpoint before it"
+        )
 
 
 def stats_row(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -215,8 +229,8 @@ class RunLog:
         """A sentence for people."""
         self._write(text)
 
-    def ended(self, error: BaseException) -> None:
-        """What ended the run, for the log alone: whoever started the run tells the terminal."""
+    def log_error(self, error: BaseException) -> None:
+        """Writes what ended the run to the log alone: whoever started the run tells the terminal."""
         self._log.write(f"{_now().isoformat()} {type(error).__name__}: {error}\n")
 
     def record(self, record: Record) -> None:
@@ -304,9 +318,10 @@ def _append(file: TextIO, line: str) -> None:
 
 def _event_writer(folder: Path) -> Any:
     # Imported late: it takes a second, and only one process of a run needs it. It writes from a thread of its own.
-    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils import tensorboard
 
-    return SummaryWriter(str(folder), flush_secs=FLUSH_S)
+    writer: Any = tensorboard.SummaryWriter  # has no types
+    return writer(str(folder), flush_secs=FLUSH_S)
 
 
 def _now() -> datetime.datetime:
@@ -318,13 +333,13 @@ def _now() -> datetime.datetime:
 
 def merged_logs(storage: Storage) -> Iterator[str]:
     """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`; raises ConfigError if there are none."""
-    found = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
-    if not found:
+    logs = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
+    if not logs:
         raise ConfigError(
             f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the --run-dir of "
             "`python -m trainer train`"
         )
-    return merge_logs.merged((f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in found)
+    return merge_logs.merged((f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in logs)
 
 
 def records(data: bytes) -> list[dict[str, Any]]:
@@ -332,9 +347,9 @@ def records(data: bytes) -> list[dict[str, Any]]:
 
     A last line that a kill cut short is left out.
     """
-    found: dict[tuple, dict[str, Any]] = {}
+    newest: dict[tuple[str, int], dict[str, Any]] = {}
     for line in data.decode("utf-8").splitlines():
         with contextlib.suppress(json.JSONDecodeError, RecursionError):
             values = json.loads(line)
-            found[values["kind"], values["global_step"]] = values
-    return list(found.values())
+            newest[values["kind"], values["global_step"]] = values
+    return list(newest.values())

@@ -3,9 +3,10 @@
 import shutil
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
-from shardset.errors import ShardsetError, TransientError
+from shardset.errors import NotFound, ShardsetError, TransientError
 from shardset.storage.base import Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 
@@ -19,7 +20,7 @@ class RunFolder:
     changed, and `flush` does at once. Storage failures are kept and raised by `close`: logs never stop a step.
     """
 
-    def __init__(self, url: str, resumed: tuple[str, ...]) -> None:
+    def __init__(self, url: str, resumed: Iterable[str]) -> None:
         self.storage: Storage = open_storage(url)
         self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
         self.local = Path(self._temporary or url)
@@ -32,6 +33,20 @@ class RunFolder:
         if self._temporary:
             self._fetch(resumed)
             self._thread.start()
+
+    def has(self, name: str) -> bool:
+        """Whether the file is in `storage`."""
+        try:
+            self.storage.stat(name)
+        except NotFound:
+            return False
+        return True
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a whole file; raises StorageError if the disk can't take it."""
+        path = self.local / name
+        with os_errors_as_storage_errors(str(path)):
+            path.write_text(text)
 
     def flush(self) -> None:
         """Copies what has changed since the last copy; nothing to do for a local run."""
@@ -50,9 +65,9 @@ class RunFolder:
             ) from self._error
         shutil.rmtree(self._temporary)
 
-    def _fetch(self, names: tuple[str, ...]) -> None:
-        there = {stat.name for stat in self.storage.list()}
-        for name in there.intersection(names):
+    def _fetch(self, names: Iterable[str]) -> None:
+        stored = {stat.name for stat in self.storage.list()}
+        for name in stored.intersection(names):
             target = self.local / name
             data = self.storage.read(name)
             with os_errors_as_storage_errors(str(target)):

@@ -1,1 +1,1 @@
-"""Devices and processes: torch_xla, torch.distributed, one process."""
+"""Devices and processes behind one interface: plain PyTorch, torch.distributed, torch_xla."""

@@ -1,9 +1,9 @@
-"""Ends the processes of a run when one of them dies or hangs, also those that wait for it in native code for ever.
+"""Ends all processes of a run when one of them dies or hangs, even those that wait for it in native code.
 
-One process of a run holds the `Hub`. Each one that trains holds a `Watch`: a thread with a TCP connection to the hub,
-over which both say every second that they are there. Who ends says so first, and how. A connection that closes without
-that word, and a silence, are losses: the hub tells everyone who was lost, each writes it into its log, and who has not
-ended a moment later is ended by its watch.
+One process of a run starts the `HeartbeatServer`. Each process that trains has a `HeartbeatClient`: a thread with a TCP
+connection to the server, over which both sides send a message every second. A process that ends says so first, and how.
+A connection that closes without that message, and silence, count as a loss. The server then tells everyone which
+process was lost; each writes it to its log, and a process that has not ended a moment later is ended by its client.
 """
 
 import math
@@ -24,38 +24,45 @@ from shardset.errors import ConfigError
 from trainer.errors import Preempted
 
 PORT = 8490
-"""Of the hub on the first worker of a TPU slice, beside those of libtpu (8471, and 8476 onwards)."""
-
-BEAT_S = 1.0
-SILENT_S = 30.0
-"""Without a beat in this time, a process counts as lost. Compiling, which takes longer, lets other threads run."""
-
-JOIN_S = 40.0
-"""How long the hub waits for the others after the first one has come, and everyone for the hub."""
-
-GRACE_S = 5.0
-"""What a process has to end by itself once it knows that another one is lost."""
+"""Port of the server on the first worker of a TPU slice, beside those of libtpu (8471, and 8476 onwards)."""
 
 AGAIN = "the same command goes on from the last checkpoint"
 
-DIED = "another process of this run died: {}; it was killed, or its machine is gone"
-HANGS = f"another process of this run hangs: {{}}; no sign of life for {SILENT_S:.0f} s"
+FAILED = 1
+"""Exit code of a process that its client ends."""
 
-_FAILED = 1
-_MAX_BYTES = 1 << 16
-_MAX_TEXT = 2000
+MAX_MESSAGE_BYTES = 1 << 16
+MAX_ERROR_CHARACTERS = 2000
 
-HostAddress = tuple[str, int]
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeartbeatTiming:
+    """How often messages are sent, and how long each side waits.
+
+    A process that sends nothing for `silent_s` counts as lost (compiling takes longer, but lets other threads run).
+    `join_s` is how long the server waits for the others once the first has come, and how long everyone waits for the
+    server. `grace_s` is the time that a process has to end by itself once it knows of a loss.
+    """
+
+    beat_s: float = 1.0
+    silent_s: float = 30.0
+    join_s: float = 40.0
+    grace_s: float = 5.0
+
+
+TIMING = HeartbeatTiming()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the two sides say: who this is, a beat with the last step, how it ended ("" is well), what was lost and how.
+    """What both sides send: who this is, the last step, how it ended ("" is well), which process was lost and how.
 
-    Who trains has a number `host`, a launcher has none.
+    A process that trains has a number `host` below `num_hosts`; a launcher has none.
     """
 
     host: int | None = None
-    of: int = 0
+    num_hosts: int = 0
     who: str = ""
     step: int | None = None
     end: str | None = None
@@ -64,48 +71,49 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Connection:
-    """One side of a connection: whole words in both directions, never waiting."""
+    """One end of a TCP connection that carries messages; never blocks."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, silent_s: float) -> None:
         connection.setblocking(False)
         self.is_closed = False
-        self._socket, self._rest, self._heard_at = connection, b"", time.monotonic()
+        self._socket, self._silent_s = connection, silent_s
+        self._unfinished_line, self._received_at = b"", time.monotonic()
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing came for too long; ask after `hear`, which finds what came while this process was stopped."""
-        return time.monotonic() - self._heard_at > SILENT_S
+        """Whether nothing came for too long. Ask after `receive`: it finds what came while this process was stopped."""
+        return time.monotonic() - self._received_at > self._silent_s
 
-    def say(self, word: Message) -> None:
-        """Sends a word; whether the other side is gone is found by `hear`."""
+    def send(self, message: Message) -> None:
+        """Sends a message; only `receive` finds out that the other end is gone."""
         with suppress(OSError):
-            self._socket.send(msgspec.json.encode(word) + b"\n")
+            self._socket.send(msgspec.json.encode(message) + b"\n")
 
-    def hear(self) -> list[Message]:
-        """What has come since the last time. A side that says what is no word is hung up on."""
+    def receive(self) -> list[Message]:
+        """The messages that came since the last call. Bytes that are no message close the connection."""
         try:
-            data = self._socket.recv(_MAX_BYTES)
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            words = [msgspec.json.decode(line, type=Message) for line in lines]
+            data = self._socket.recv(MAX_MESSAGE_BYTES)
+            *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
+            messages = [msgspec.json.decode(line, type=Message) for line in lines]
         except BlockingIOError:
             return []
         except (OSError, msgspec.MsgspecError, RecursionError):
             self.is_closed = True
             return []
-        self.is_closed = not data or len(self._rest) > _MAX_BYTES
-        self._heard_at = time.monotonic()
-        return words
+        self.is_closed = not data or len(self._unfinished_line) > MAX_MESSAGE_BYTES
+        self._received_at = time.monotonic()
+        return messages
 
     def close(self) -> None:
-        """Hangs up."""
+        """Closes the connection."""
         self._socket.close()
 
 
 @dataclass(slots=True)
 class _Member:
-    """What the hub knows of one process, if it has said who it is."""
+    """What the server knows of one process; `hello` is the message in which it said who it is."""
 
-    line: Connection
+    connection: Connection
     hello: Message | None = None
     step: int | None = None
     end: str | None = None
@@ -114,12 +122,12 @@ class _Member:
     def is_watched(self) -> bool:
         return self.hello is not None and self.end is None
 
-    def hear(self) -> None:
-        for word in self.line.hear():
-            if word.who:
-                self.hello = word
-            self.step = self.step if word.step is None else word.step
-            self.end = self.end if word.end is None else word.end
+    def receive(self) -> None:
+        for message in self.connection.receive():
+            if message.who:
+                self.hello = message
+            self.step = self.step if message.step is None else message.step
+            self.end = self.end if message.end is None else message.end
 
     def __str__(self) -> str:
         assert self.hello is not None
@@ -127,95 +135,103 @@ class _Member:
 
 
 class HeartbeatServer:
-    """Where all processes of a run meet; listens on `place`, a free port if that is 0. Raises ConfigError if taken."""
+    """Watches the processes of a run, which connect to `address` (a free port if that is 0); runs while entered.
 
-    def __init__(self, place: HostAddress) -> None:
+    Raises ConfigError if the port is taken.
+    """
+
+    def __init__(self, address: Address, timing: HeartbeatTiming = TIMING) -> None:
         try:
-            self._server = _listening(place)
+            self._server = _listen(address)
         except OSError as error:
             raise ConfigError(
-                f"can't listen on port {place[1]}, by which the processes of a run watch each other ({error}); "
+                f"can't listen on port {address[1]}, by which the processes of a run watch each other ({error}); "
                 "does another training run here? `python -m trainer tpu stop` ends it"
             ) from error
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
-        self._news = Message()
+        self._timing = timing
+        self._loss = Message()
         self._members: list[_Member] = []
         self._expected: set[int] = set()
-        self._came: set[int] = set()
-        self._first_at = 0.0
-        self._left = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hub", daemon=True)
+        self._joined: set[int] = set()
+        self._first_joined_at = 0.0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat server", daemon=True)
 
     def __enter__(self) -> "HeartbeatServer":
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Lets all go, with the news if there are any."""
-        self._left.set()
+        """Lets all processes go, and tells them of a loss if there was one."""
+        self._stopped.set()
         self._thread.join()
         self._server.close()
 
     def _run(self) -> None:
-        while not self._left.wait(BEAT_S):
-            self._round()
-        self._round(end="")
+        while not self._stopped.wait(self._timing.beat_s):
+            self._beat()
+        self._beat(end="")
         for member in self._members:
-            member.line.close()
+            member.connection.close()
 
-    def _round(self, end: str | None = None) -> None:
+    def _beat(self, end: str | None = None) -> None:
         with suppress(BlockingIOError):
             while True:
-                self._members.append(_Member(Connection(self._server.accept()[0])))
+                self._members.append(_Member(Connection(self._server.accept()[0], self._timing.silent_s)))
         for member in self._members:
-            member.hear()
-            self._count(member.hello)
-        if self._news.lost is None:
-            self._news = self._found()
+            member.receive()
+            self._note_joined(member.hello)
+        if self._loss.lost is None:
+            self._loss = self._find_loss()
         for member in self._members:
-            member.line.say(msgspec.structs.replace(self._news, end=end))
-        self._members = [member for member in self._members if not member.line.is_closed]
+            member.connection.send(msgspec.structs.replace(self._loss, end=end))
+        self._members = [member for member in self._members if not member.connection.is_closed]
 
-    def _count(self, hello: Message | None) -> None:
+    def _note_joined(self, hello: Message | None) -> None:
         if hello is not None and hello.host is not None:
-            self._first_at = self._first_at or time.monotonic()
-            self._expected.update(range(hello.of))
-            self._came.add(hello.host)
+            self._first_joined_at = self._first_joined_at or time.monotonic()
+            self._expected.update(range(hello.num_hosts))
+            self._joined.add(hello.host)
 
-    def _found(self) -> Message:
-        """What is wrong, if anything is."""
+    def _find_loss(self) -> Message:
+        watched = [member for member in self._members if member.is_watched]
         failed = [f"{member}: {member.end}" for member in self._members if member.end]
-        closed = [str(member) for member in self._members if member.is_watched and member.line.is_closed]
-        silent = [str(member) for member in self._members if member.is_watched and member.line.is_silent]
-        missing = sorted(self._expected - self._came) if time.monotonic() - self._first_at > JOIN_S else []
-        # A death first: that others fail because of it may be heard at the same time.
+        closed = [str(member) for member in watched if member.connection.is_closed]
+        silent = [str(member) for member in watched if member.connection.is_silent]
+        # A death first: its consequence, that others fail, can arrive in the same beat.
         if closed:
-            return Message(lost=DIED.format(", ".join(closed)))
+            return _died(", ".join(closed))
         if failed:
             return Message(lost=f"another process of this run failed: {failed[0]}")
         if silent:
-            return Message(lost=HANGS.format(", ".join(silent)), hangs=True)
-        if missing:
-            return Message(
-                lost=f"{len(missing)} of {len(self._expected)} processes of this run, such as number {missing[0]}, did "
-                f"not reach port {self.port} of {socket.gethostname()} within {JOIN_S:.0f} s: see in their logs "
-                "whether they ended, or allow this TCP port between the hosts"
-            )
-        return Message()
+            return _hangs(", ".join(silent), self._timing)
+        return self._find_missing()
+
+    def _find_missing(self) -> Message:
+        missing = sorted(self._expected - self._joined)
+        if not missing or time.monotonic() - self._first_joined_at <= self._timing.join_s:
+            return Message()
+        return Message(
+            lost=f"{len(missing)} of {len(self._expected)} processes of this run, such as number {missing[0]}, did "
+            f"not reach port {self.port} of {socket.gethostname()} within {self._timing.join_s:.0f} s: see in their "
+            "logs whether they ended, or allow this TCP port between the hosts"
+        )
 
 
 class HeartbeatClient:
-    """A process' side. Does nothing until `start`; leaving it as a context says how the process ends."""
+    """A process' side. Does nothing until `start`; leaving it as a context tells the server how the process ends."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: HeartbeatTiming = TIMING) -> None:
+        self.timing = timing
         self._step: int | None = None
-        self._tell: Callable[[str], None] = lambda text: None
-        self._news: str | None = None
+        self._on_loss: Callable[[str], None] = lambda text: None
+        self._loss: str | None = None
         self._end = ""
-        self._lost, self._left = threading.Event(), threading.Event()
+        self._is_lost, self._has_left = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        self._telling: threading.Thread | None = None
+        self._notifier: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -225,122 +241,134 @@ class HeartbeatClient:
     ) -> None:
         self.leave(error)
 
-    def start(self, place: HostAddress, host: int, num_hosts: int) -> None:
-        """Watches from here on, as process `host` of so many, by the hub at that place."""
+    def start(self, address: Address, host: int, num_hosts: int) -> None:
+        """Connects to the server at that address, as process `host` of `num_hosts`."""
         who = f"process {host} (pid {os.getpid()} on {socket.gethostname()})"
-        self._start(place, Message(host=host, of=num_hosts, who=who), JOIN_S)
+        self._start(address, Message(host=host, num_hosts=num_hosts, who=who), self.timing.join_s)
 
-    def reached(self, step: int) -> None:
-        """Where this process stands, for the message if it is lost."""
+    def set_step(self, step: int) -> None:
+        """The step that this process has reached, for the message if it is lost."""
         self._step = step
 
-    def on_loss(self, tell: Callable[[str], None]) -> None:
-        """Calls `tell` with a sentence, in a thread of its own, when another process is lost."""
-        self._tell = tell
+    def on_loss(self, notify: Callable[[str], None]) -> None:
+        """Has `notify` called with a sentence, in a thread of its own, when another process is lost."""
+        self._on_loss = notify
 
-    def news(self) -> str | None:
-        """Which process was lost, if that becomes known in a moment: a connection may break before the hub knows."""
+    def loss(self) -> str | None:
+        """Which process was lost, if any. Waits a moment: a connection can break before the server knows."""
         if self._thread is not None:
-            self._lost.wait(GRACE_S)
-        return self._news
+            self._is_lost.wait(self.timing.grace_s)
+        return self._loss
 
     def leave(self, error: BaseException | None) -> None:
-        """Says how this process ends, once: from here on it needs no others, and no others need it.
+        """Says how this process ends, once. From here on it needs no others, and no others need it.
 
-        What was given to `on_loss` is not called any more.
+        The function given to `on_loss` is not called any more.
         """
-        if self._left.is_set():
+        if self._has_left.is_set():
             return
         if error is not None and not isinstance(error, Preempted):
-            self._end = f"{type(error).__name__}: {error}"[:_MAX_TEXT]
-        self._left.set()
+            self._end = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]
+        self._has_left.set()
         if self._thread is not None:
-            self._thread.join(GRACE_S)
-        if self._telling is not None:
-            self._telling.join(GRACE_S)
+            self._thread.join(self.timing.grace_s)
+        # Second: the first thread may have started it just now.
+        if self._notifier is not None:
+            self._notifier.join(self.timing.grace_s)
 
-    def _start(self, place: HostAddress, hello: Message, patience_s: float) -> None:
-        self._thread = threading.Thread(target=self._run, args=(place, hello, patience_s), name="watch", daemon=True)
+    def _start(self, address: Address, hello: Message, timeout_s: float) -> None:
+        self._thread = threading.Thread(
+            target=self._run, args=(address, hello, timeout_s), name="heartbeat", daemon=True
+        )
         self._thread.start()
 
-    def _run(self, place: HostAddress, hello: Message, patience_s: float) -> None:
-        line = self._connected(place, patience_s)
-        if line is None:
+    def _run(self, address: Address, hello: Message, timeout_s: float) -> None:
+        connection = self._connect(address, timeout_s)
+        if connection is None:
             return
-        line.say(hello)
-        while not self._left.wait(BEAT_S):
-            line.say(Message(step=self._step))
-            words = line.hear()
-            ended = any(word.end is not None for word in words)
-            lost = next((word for word in words if word.lost), None)
-            if lost is None and not ended:
-                lost = _fault(line, f"the one that listens on port {place[1]} of {place[0]}")
-            if lost is not None:
-                self._go(lost)
-            if lost is not None or ended:
+        connection.send(hello)
+        while not self._has_left.wait(self.timing.beat_s):
+            connection.send(Message(step=self._step))
+            messages = connection.receive()
+            has_ended = any(message.end is not None for message in messages)
+            loss = next((message for message in messages if message.lost), None)
+            if loss is None and not has_ended:
+                loss = self._server_loss(connection, f"the one that listens on port {address[1]} of {address[0]}")
+            if loss is not None:
+                self._handle_loss(loss)
+            if loss is not None or has_ended:
                 break
-        line.say(Message(step=self._step, end=self._end))
-        line.close()
+        connection.send(Message(step=self._step, end=self._end))
+        connection.close()
 
-    def _connected(self, place: HostAddress, patience_s: float) -> Connection | None:
-        """To the hub, which may listen a little later; None if this process leaves first."""
-        deadline = time.monotonic() + patience_s
+    def _connect(self, address: Address, timeout_s: float) -> Connection | None:
+        """A connection to the server, which may start a little later; None if this process leaves first."""
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return Connection(socket.create_connection(place, timeout=GRACE_S))
+                return Connection(socket.create_connection(address, timeout=self.timing.grace_s), self.timing.silent_s)
             except OSError as error:
                 reason = error
-            if self._left.wait(BEAT_S):
+            if self._has_left.wait(self.timing.beat_s):
                 return None
             if time.monotonic() > deadline:
                 text = (
-                    f"no way to port {place[1]} of {place[0]} within {JOIN_S:.0f} s ({reason}), by which the processes "
-                    "watch each other: see there whether the run ended, or allow this TCP port between the hosts"
+                    f"no way to port {address[1]} of {address[0]} within {self.timing.join_s:.0f} s ({reason}), by "
+                    "which the processes watch each other: see there whether the run ended, or allow this TCP port "
+                    "between the hosts"
                 )
-                self._go(Message(lost=text))
+                self._handle_loss(Message(lost=text))
                 return None
 
-    def _know(self, lost: Message) -> None:
-        self._news = f"{lost.lost}; {AGAIN}"
-        self._lost.set()
-        # In a thread of its own: it may write to a bucket.
-        telling = threading.Thread(target=self._tell, args=(self._news,), name="last words", daemon=True)
-        telling.start()
-        self._telling = telling
+    def _server_loss(self, connection: Connection, who: str) -> Message | None:
+        if connection.is_closed:
+            return _died(who)
+        return _hangs(who, self.timing) if connection.is_silent else None
 
-    def _go(self, lost: Message) -> None:
-        """Makes a loss known, and ends this process if it does not leave by itself in a moment."""
-        self._know(lost)
-        if not self._left.wait(GRACE_S):
+    def _publish(self, loss: Message) -> None:
+        self._loss = f"{loss.lost}; {AGAIN}"
+        self._is_lost.set()
+        # In a thread of its own: it may write to a bucket.
+        notifier = threading.Thread(target=self._on_loss, args=(self._loss,), name="loss notifier", daemon=True)
+        notifier.start()
+        self._notifier = notifier
+
+    def _handle_loss(self, loss: Message) -> None:
+        """Publishes a loss, and ends this process if it does not leave by itself in a moment."""
+        self._publish(loss)
+        if not self._has_left.wait(self.timing.grace_s):
             # Not sys.stderr: the main thread may hold its lock.
-            os.write(2, f"PeerLost: {self._news}\n".encode())
-            os._exit(_FAILED)
+            os.write(2, f"PeerLost: {self._loss}\n".encode())
+            os._exit(FAILED)
 
 
 class LauncherHeartbeat(HeartbeatClient):
-    """The side of a process that has started others and waits for them: torch_xla's launcher would do so for ever.
+    """The client of a process that has started replicas and waits for them; torch_xla's launcher would for ever.
 
-    They end by their own watches, one that failed perhaps after minutes of saving; only one that hangs can't.
+    The replicas end by their own clients, one that failed perhaps after minutes of saving; only one that hangs can't.
     """
 
-    def start_beside(self, place: HostAddress) -> None:
-        """Watches as a process that does not train itself, and may be there long before the hub is."""
-        self._start(place, Message(who=f"a launcher (pid {os.getpid()} on {socket.gethostname()})"), math.inf)
+    def start_as_launcher(self, address: Address) -> None:
+        """Connects as a process that does not train itself, and may start long before the server does."""
+        self._start(address, Message(who=f"a launcher (pid {os.getpid()} on {socket.gethostname()})"), math.inf)
 
-    def _go(self, lost: Message) -> None:
-        self._know(lost)
-        if lost.hangs and not self._left.wait(2 * GRACE_S):
+    def _handle_loss(self, loss: Message) -> None:
+        self._publish(loss)
+        if loss.hangs and not self._has_left.wait(2 * self.timing.grace_s):
             for child in multiprocessing.active_children():
                 child.kill()
 
 
-def _fault(line: Connection, who: str) -> Message | None:
-    if line.is_closed:
-        return Message(lost=DIED.format(who))
-    return Message(lost=HANGS.format(who), hangs=True) if line.is_silent else None
+def _died(who: str) -> Message:
+    return Message(lost=f"another process of this run died: {who}; it was killed, or its machine is gone")
 
 
-def _listening(place: HostAddress) -> socket.socket:
-    if place[0] == "" and socket.has_dualstack_ipv6():
-        return socket.create_server(place, family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(place)
+def _hangs(who: str, timing: HeartbeatTiming) -> Message:
+    text = f"another process of this run hangs: {who}; no sign of life for {timing.silent_s:.0f} s"
+    return Message(lost=text, hangs=True)
+
+
+def _listen(address: Address) -> socket.socket:
+    if address[0] == "" and socket.has_dualstack_ipv6():
+        return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(address)

@@ -1,8 +1,8 @@
-"""One living run for each run folder: a lock of the system on a disk, a lease that is renewed in a bucket.
+"""One living run for each run folder: a file lock on a disk, a lease that is renewed in a bucket.
 
 Two runs in one folder would train on the same data and overwrite each other's checkpoints and logs. A lock ends with
-its process. A lease can outlive its process: then it is not renewed, and the next run takes it after a while, or at
-once where it can see that the process is gone.
+its process. A lease can outlive its process: then it is no longer renewed. The next run takes it after a while, or at
+once if it can see that the process is gone.
 """
 
 import datetime
@@ -28,7 +28,7 @@ BEAT_S = 10.0
 """How often a lease is renewed."""
 
 PATIENCE_S = 35.0
-"""A lease that has not been renewed for so long is nobody's."""
+"""A lease that has not been renewed for this long is free to take."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,8 +45,12 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
         return f"process {self.pid} on {self.host}, since {self.since}"
 
 
+StoredLease = tuple[str, Holder | None]
+"""Generation and holder of a lease in the bucket; no holder if it is unreadable."""
+
+
 class RunLock(Protocol):
-    """A run folder that is ours until `close`; `check` raises RunTaken if another run has it meanwhile."""
+    """Holds a run folder until `close`; `check` raises RunTaken if another run has taken it."""
 
     def check(self) -> None: ...
     def close(self) -> None: ...
@@ -86,18 +90,18 @@ class FileLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.seek(0)
-            found = _read(self._file.read())
+            holder = _read(self._file.read())
             self._file.close()
-            raise ConfigError(refusal(str(folder), found)) from error
+            raise ConfigError(refusal(str(folder), holder)) from error
         with os_errors_as_storage_errors(str(folder / HOLDER)):
             self._file.truncate(0)
             self._file.write(msgspec.json.encode(who))
 
     def check(self) -> None:
-        """Nothing to do: nobody can take it."""
+        """Does nothing: no other process can take the lock."""
 
     def close(self) -> None:
-        """Lets the folder go."""
+        """Releases the folder."""
         self._file.close()
 
 
@@ -115,7 +119,7 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises RunTaken if another run took the folder, also one that has ended: this one was not heard of."""
+        """Raises RunTaken if another run took the folder, even if that run has ended since."""
         if self._lost is not None:
             raise RunTaken(
                 f"{self._storage.url}: this run has lost its lease: {self._lost}; what this run did since its last "
@@ -123,49 +127,49 @@ class Lease:
             )
 
     def close(self) -> None:
-        """Lets the folder go."""
+        """Releases the folder."""
         self._closing.set()
         self._thread.join()
-        if self._lost is None and self._renewed() is None:
+        if self._lost is None and self._renew() is None:
             self._storage.delete(HOLDER)
 
     def _take(self, tell: Callable[[str], None], patience_s: float) -> None:
-        found = self._found()
-        if found is not None and not _is_gone(found[1]):
-            tell(f"{self._storage.url} is held by {found[1]}; waiting up to {patience_s:.0f} s for a sign of life")
-            found = self._last_sign(found, patience_s)
+        stored = self._read_lease()
+        if stored is not None and not _is_gone(stored[1]):
+            tell(f"{self._storage.url} is held by {stored[1]}; waiting up to {patience_s:.0f} s for a sign of life")
+            stored = self._wait_for_renewal(stored, patience_s)
         try:
-            self._write(ABSENT if found is None else found[0])
+            self._write(ABSENT if stored is None else stored[0])
         except PreconditionFailed as error:
-            other = self._found()
+            other = self._read_lease()
             raise ConfigError(refusal(self._storage.url, other and other[1])) from error
 
-    def _last_sign(self, first: tuple[str, Holder | None], patience_s: float) -> tuple[str, Holder | None] | None:
-        """What stands there when nothing has changed for that long; raises ConfigError if something has."""
+    def _wait_for_renewal(self, first: StoredLease, patience_s: float) -> StoredLease | None:
+        """The lease if it does not change for that long, None if it goes; raises ConfigError if it is renewed."""
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             time.sleep(min(1.0, patience_s / 20))
-            found = self._found()
-            if found is None:
+            stored = self._read_lease()
+            if stored is None:
                 return None
-            if found[0] != first[0]:
-                raise ConfigError(refusal(self._storage.url, found[1]))
+            if stored[0] != first[0]:
+                raise ConfigError(refusal(self._storage.url, stored[1]))
         return first
 
     def _run(self) -> None:
         while self._lost is None and not self._closing.wait(self._beat_s):
             try:
-                self._lost = self._renewed()
+                self._lost = self._renew()
             except StorageError:
-                # The storage has retried already; the next beat tries again, and a taker shows itself then.
+                # The storage has retried already. The next beat tries again, and finds out then if another run took it.
                 continue
 
-    def _renewed(self) -> str | None:
-        """Renews the lease; returns what became of it instead, if anything."""
-        found = self._found()
-        if found is None:
+    def _renew(self) -> str | None:
+        """Renews the lease; returns why it can't, if it was lost."""
+        stored = self._read_lease()
+        if stored is None:
             return f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
-        generation, holder = found
+        generation, holder = stored
         if holder is None or holder.token != self._who.token:
             return f"it was not renewed in time, and {holder or 'another process'} took the folder"
         self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
@@ -176,8 +180,8 @@ class Lease:
         with self._storage.writer(HOLDER, if_generation=generation) as writer:
             writer.write(msgspec.json.encode(self._who))
 
-    def _found(self) -> tuple[str, Holder | None] | None:
-        """Generation and holder of the lease (None if it is unreadable); None if there is no lease."""
+    def _read_lease(self) -> StoredLease | None:
+        """The lease in the bucket; None if there is none."""
         while True:
             try:
                 generation = self._storage.stat(HOLDER).generation
@@ -204,7 +208,7 @@ def _read(data: bytes) -> Holder | None:
 
 
 def _is_gone(holder: Holder | None) -> bool:
-    """Whether a holder was a process of this machine that lives no more."""
+    """Whether the holder was a process of this machine and has ended."""
     if holder is None or not holder.machine or holder.machine != _machine():
         return False
     return not Path(f"/proc/{holder.pid}").exists()

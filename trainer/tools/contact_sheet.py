@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import google_crc32c
 from PIL import Image, ImageDraw
 
-from shardset.decode.image import UndecodableImage, decode
-from shardset.errors import ConfigError
+from shardset.decode.image import decode
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.background import WHITE, Background
+from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.index import index_fields
 from shardset.format.manifest import Split
-from shardset.format.tar import index_fields
 from shardset.read.indexes import read_rows
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
-from shardset.stream.stream import IMAGE_FIELDS
 from shardset.stream.timetable import StepVisit
 
 SIZE = 112
@@ -99,7 +99,7 @@ def _image_of(storage: Storage, split: Split, number: int, position: int) -> byt
     )
     if _crc32c(contents) != row["crc32c"]:
         return None
-    return next((contents[name] for name in names if name in contents and name in IMAGE_FIELDS), None)
+    return next((contents[name] for name in names if name in contents and name in FIELD_OF_EXTENSION), None)
 
 
 def _contents_of(storage: Storage, path: str, byte_ranges: Sequence[tuple[int, int, str]]) -> dict[str, bytes]:

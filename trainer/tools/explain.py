@@ -20,7 +20,8 @@ from shardset.format import manifest as manifests
 from shardset.format.background import WHITE, Background
 from shardset.format.manifest import Manifest, Split
 from shardset.order.budget import fit_order
-from shardset.order.epoch import Order, OrderState, quarantine_digest, state_from_json
+from shardset.order.epoch import Order
+from shardset.order.state import OrderState, quarantine_digest, state_from_json
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit

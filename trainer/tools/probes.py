@@ -121,11 +121,11 @@ def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | st
 
 def local_devices(strategy: str) -> Devices:
     """The devices of this process. Starts the runtime, and with it the TPU."""
-    from trainer.runtime import runtime
+    from trainer.runtime import launch
 
-    chosen = runtime.choose(strategy)  # type: ignore[arg-type]
+    chosen = launch.choose(strategy)  # type: ignore[arg-type]
     # The strategy `replica` starts its own processes; `spmd` sees the same devices in this one.
-    with runtime.running("spmd" if chosen == "replica" else chosen, "fp32") as running:
+    with launch.running("spmd" if chosen == "replica" else chosen, "fp32") as running:
         running.join(DEVICES_TIMEOUT_S)
         return Devices(
             strategy=chosen,

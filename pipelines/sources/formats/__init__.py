@@ -1,1 +1,1 @@
-"""Readers of raw files that several sources share."""
+"""Readers of raw files, shared by the sources."""

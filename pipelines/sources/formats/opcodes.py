@@ -1,8 +1,8 @@
 """Checks what the opcodes of a pickle would build, before the standard unpickler builds it.
 
-A stack of shapes goes through the opcodes as the unpickler's stack of values will, so what is refused has been neither
-hashed nor called nor printed. What is referred to more than once is a short text or a name, never a container: so the
-values are a tree, no larger than the file.
+A stack of shapes goes through the opcodes as the unpickler's stack of values will, so a value that is refused was never
+hashed, called or printed. Only short texts and names may be referred to more than once, never containers: so the values
+are a tree, no larger than the file.
 """
 
 import io
@@ -14,19 +14,19 @@ from typing import Any
 import msgspec
 
 MAX_OPCODES = 2_000_000
-"""The 50,000 rows of CIFAR-100 take 200,000 as they were published, 550,000 written again by Python 3."""
+"""The 50,000 rows of CIFAR-100 take 200,000 as published, 550,000 if Python 3 writes them again."""
 
 MAX_MEMO = 1_000_000
-"""The unpickler's memo is an array as long as the largest number put in it, so that number has a limit."""
+"""The unpickler's memo is an array as long as the largest number in it, so that number has a limit."""
 
 MAX_DEPTH = 16
 MAX_ITEMS = 200_000
-"""Items of a list, and values that wait on the stack."""
+"""Items of a list, and values on the stack."""
 
 MAX_KEYS = 100
 MAX_TUPLE = 16
 MAX_TEXT = 1024
-"""Letters of a text; a single longer one is the content of the array."""
+"""Letters of a text; one longer text may be the content of the array."""
 
 MAX_LINE = 8192
 NUMBER_BITS = 32
@@ -38,11 +38,11 @@ ENCODE = "_codecs encode"
 
 
 class Refused(Exception):
-    """What a pickle holds that no batch needs."""
+    """The pickle holds something that no batch needs."""
 
 
 class _Shape(msgspec.Struct, gc=False):
-    """What stands for a value: `first` is the kind of a tuple's first item, `text` a short text or a name."""
+    """Stands for a value: `first` is the kind of a tuple's first item, `text` a short text or a name."""
 
     kind: str
     depth: int = 0
@@ -61,10 +61,10 @@ _IN_DICT = frozenset((_NUMBER.kind, _TEXT, _LIST, _OBJECT))
 
 
 def check(data: bytes, names: Collection[str]) -> None:
-    """Raises Refused unless a pickle is of dicts, lists, texts, small numbers and one array, all of bounded sizes.
+    """Raises Refused unless a pickle has only dicts, lists, texts, small numbers and one array, all of bounded sizes.
 
-    `names` are the globals that it may name, `MODULE NAME`. Raises what `pickletools` does, or UnpicklingError, where
-    the opcodes make no whole pickle.
+    `names` are the globals that it may name, as `MODULE NAME`. If the opcodes make no whole pickle, raises
+    UnpicklingError or what `pickletools` raises.
     """
     stack, position, frame_stop = _Stack(names), 0, 0
     try:
@@ -85,9 +85,10 @@ def check(data: bytes, names: Collection[str]) -> None:
 
 
 def _next_frame_stop(stop: int, position: int, opcode: str) -> int:
-    """Where the frame ends that an instruction is in, 0 if in none.
+    """Where the frame of an instruction ends, 0 if it is in none.
 
-    The unpickler drops the rest of a frame that it has to read across, and goes on with other instructions than these.
+    Where an instruction reaches across the end of a frame, the unpickler drops the rest of it, and so would run other
+    instructions than those checked here.
     """
     if position > stop:
         raise Refused("an instruction across the end of a frame")
@@ -97,7 +98,7 @@ def _next_frame_stop(stop: int, position: int, opcode: str) -> int:
 
 
 class _Lines(io.BytesIO):
-    """A file whose lines have a limit: numbers and names are no longer."""
+    """A file with a limit to its lines, which hold numbers and names."""
 
     def readline(self, size: int | None = -1, /) -> bytes:
         line = super().readline(MAX_LINE)
@@ -139,9 +140,9 @@ class _Stack:
         if not self.marks:
             raise pickle.UnpicklingError("an instruction without its mark")
         start = self.marks.pop()
-        found = self.shapes[start:]
+        shapes = self.shapes[start:]
         del self.shapes[start:]
-        return found
+        return shapes
 
     def put(self, number: int) -> None:
         if not 0 <= number <= MAX_MEMO:

@@ -13,10 +13,10 @@ WINDOW_BYTES = 4 << 20
 
 
 class RangeFile(io.BufferedReader):
-    """A file over ranged reads of `num_bytes` bytes of one generation; at most one window is held in memory.
+    """A file over ranged reads of `num_bytes` bytes of one generation; holds at most one window in memory.
 
-    A read that the buffered window can't answer fetches one whole window, so jumps cost up to `window` bytes each:
-    choose a small one for scattered reads. Raises ChangedInput from any read once the object is another one.
+    A read outside of the buffered window fetches a whole window, so each jump costs up to `window` bytes: choose a
+    small one for scattered reads. Any read raises ChangedInput if the object has been replaced.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class _Ranges(io.RawIOBase):
         return stop - start
 
     def readall(self) -> bytes:
-        """The rest in one ranged read; without this the base class would ask for 8 KiB at a time."""
+        """The rest in one ranged read; the base class would read 8 KiB at a time."""
         start, self._position = self._position, max(self._position, self._num_bytes)
         return self._fetch(start, self._num_bytes) if start < self._num_bytes else b""
 

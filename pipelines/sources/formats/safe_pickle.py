@@ -1,7 +1,7 @@
 """Reads a pickle of plain values and a NumPy array as data: nothing that it names is imported or called.
 
-What the opcodes would build is checked before anything is built, and the few names that such a pickle needs stand for
-inert records of this module, from which the array is made after its shape, type and size have been checked.
+`opcodes` checks what the pickle would build before anything is built. The few names that it needs become inert records
+of this module; the array is made from them after its shape, type and size have been checked.
 """
 
 import io
@@ -27,14 +27,14 @@ _BROKEN = (
     TypeError,
     ValueError,
 )
-"""What the standard unpickler raises for bytes that are no pickle, or a damaged one."""
+"""What the standard unpickler raises for bytes that are not a whole pickle."""
 
 
 def loads(data: bytes, where: str) -> Any:
     """The value of a pickle: dicts, lists, bytes, text, small numbers, None and one array of unsigned bytes.
 
-    Strings that Python 2 wrote come as bytes. Raises SourceError, naming what it met, if the pickle names or
-    does anything else, holds more than a batch could (`opcodes`), or is damaged.
+    Strings that Python 2 wrote come as bytes. Raises SourceError if the pickle names or does anything else, holds more
+    than a batch could (`opcodes`), or is damaged.
     """
     try:
         opcodes.check(data, _NAMES)
@@ -67,7 +67,7 @@ class _DataUnpickler(pickle.Unpickler):
 
 
 class _Named:
-    """A callable in place of a global; no attributes, so that a pickle can't change it."""
+    """A callable in place of a global, without attributes that a pickle could change."""
 
     __slots__ = ("_call",)
     _call: Callable[..., Any]
@@ -83,7 +83,7 @@ class _Named:
 
 
 class _Array:
-    """What a pickle says of an array; filled by its BUILD instruction."""
+    """The state of an array in a pickle, set by its BUILD instruction."""
 
     __slots__ = ("state",)
 
@@ -96,12 +96,12 @@ class _Array:
 
 @dataclass(slots=True)
 class _DType:
-    """What a pickle says of an element type."""
+    """The element type of an array in a pickle."""
 
     code: object
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and alignment: without meaning for single bytes."""
+        """Ignores byte order and alignment: they have no meaning for single bytes."""
 
 
 def _dtype(code: object, *_: object) -> _DType:
@@ -131,7 +131,7 @@ _NAMES = frozenset(f"{module} {name}" for module, name in _STAND_INS)
 
 
 def _plain(value: Any, where: str) -> Any:
-    """The value itself, its arrays made: of the top value, and of the values of a dict there."""
+    """The value with its array made, which is the value itself or a value of a dict at the top."""
     if isinstance(value, dict):
         return {key: _plain_array(item, where) for key, item in value.items()}
     return _plain_array(value, where)

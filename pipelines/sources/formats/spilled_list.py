@@ -1,4 +1,4 @@
-"""A listing in a temporary file, because one of many millions of files does not fit the memory."""
+"""A list in a temporary file: a listing of many millions of files does not fit the memory."""
 
 import os
 import tempfile
@@ -11,32 +11,33 @@ import msgspec
 from pipelines.sources.base import Unit
 from shardset.storage.base import os_errors_as_storage_errors
 
-_AT_ONCE = 1_000
+ENTRIES_PER_WRITE = 1_000
 
 Entry = list[Any]
-"""Numbers, texts and None."""
+"""One entry: numbers, texts and None."""
 
 
 class SpilledList:
-    """Entries in the order in which they were added, as often as they are asked for.
+    """Entries in the order in which they were added; may be iterated over more than once.
 
-    Raises StorageError where the temporary folder does not take them.
+    Raises StorageError if the temporary folder can't hold them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, entries_per_write: int = ENTRIES_PER_WRITE) -> None:
+        self._entries_per_write = entries_per_write
         self._where = f"the temporary folder {tempfile.gettempdir()}"
         with os_errors_as_storage_errors(self._where):
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # removed with the pile
+            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed, and so removed, with the list
         self._stops = [0]
         self._last: list[Entry] = []
         self._num_entries = 0
 
     def add(self, entry: Entry) -> None:
-        """Puts an entry behind the others."""
+        """Appends an entry."""
         self._last.append(entry)
         self._num_entries += 1
-        if len(self._last) == _AT_ONCE:
-            self._put(msgspec.msgpack.encode(self._last))
+        if len(self._last) == self._entries_per_write:
+            self._write(msgspec.msgpack.encode(self._last))
             self._last.clear()
 
     def __len__(self) -> int:
@@ -49,7 +50,7 @@ class SpilledList:
             yield from msgspec.msgpack.decode(data)
         yield from self._last
 
-    def _put(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         with os_errors_as_storage_errors(self._where):
             self._stops.append(self._stops[-1] + len(data))
             while data:
@@ -57,15 +58,15 @@ class SpilledList:
 
 
 class SpilledUnits:
-    """Units of `size` entries of a pile, made anew each time they are asked for; at least one."""
+    """Units of `size` entries of a list, at least one unit; made anew each time they are iterated over."""
 
-    def __init__(self, pile: SpilledList, size: int, unit_of: Callable[[int, list[Entry]], Unit]) -> None:
-        self._pile, self._size, self._unit_of = pile, size, unit_of
+    def __init__(self, entries: SpilledList, size: int, unit_of: Callable[[int, list[Entry]], Unit]) -> None:
+        self._entries, self._size, self._unit_of = entries, size, unit_of
 
     def __len__(self) -> int:
-        return max(1, -(-len(self._pile) // self._size))
+        return max(1, -(-len(self._entries) // self._size))
 
     def __iter__(self) -> Iterator[Unit]:
-        entries = iter(self._pile)
+        entries = iter(self._entries)
         for number in range(len(self)):
             yield self._unit_of(number, list(islice(entries, self._size)))

@@ -1,7 +1,7 @@
-"""A strict walk over a tar that others made: USTAR, GNU or PAX, whole or inside another tar.
+"""Walks a tar that others made, strictly: USTAR, GNU or PAX, a whole file or inside another tar.
 
-Python's `tarfile` ends quietly at a cut or damaged header that is not the first, so half an archive looks like a
-short one. Here the walk ends at the two zero blocks that end a tar, or raises.
+Python's `tarfile` ends quietly at a truncated or damaged header that is not the first, so half an archive looks like a
+short one. This walk ends at the two zero blocks that end a tar, or raises.
 """
 
 import re
@@ -15,10 +15,10 @@ from shardset.storage.base import Storage
 BLOCK = tarfile.BLOCKSIZE
 END = bytes(2 * BLOCK)
 SCATTERED_BYTES = 4096
-"""A window for headers with more between them than is worth fetching."""
+"""A window for headers that are far apart: what is between them is not worth fetching."""
 
 MAX_HEADER_BYTES = 1 << 20
-"""So long are the headers of one member, long names and the like, at most."""
+"""Limit of all headers of one member, with its long names and the like."""
 
 _REMOTE_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
@@ -30,10 +30,10 @@ _BROKEN = (tarfile.TarError, ValueError, OverflowError, RecursionError)
 
 
 def header_window(storage: Storage) -> int:
-    """The window in bytes with which to walk members of some 100 KB.
+    """The best window in bytes to walk members of some 100 KB.
 
-    A request to a bucket takes as long as some megabytes of its answer, so there whole stretches are read; on a local
-    disk, jumping from header to header is three times as fast as reading 32 KiB at each.
+    A request to a bucket takes as long as reading some megabytes, so a bucket is read in large windows. On a local disk
+    jumping from header to header is three times as fast as reading 32 KiB at each.
     """
     return _REMOTE_BYTES if storage.reads_at_once > 1 else SCATTERED_BYTES
 
@@ -41,10 +41,10 @@ def header_window(storage: Storage) -> int:
 def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> Iterator[tarfile.TarInfo]:
     """The members of the tar at [start, stop) of `file`, front to back, without directories.
 
-    `offset_data` counts from the start of `file`, so that it holds for a tar inside another one too; contents are
-    not read, and the caller may seek and read in `file` between members. Ask `refusal` before using a member.
-    Names that are not UTF-8 have their odd bytes spelled `\\xNN`. Raises SourceError, with `where` and the byte
-    offset, at a damaged header, a member that is cut, or a missing end mark.
+    `offset_data` counts from the start of `file`, also for a tar inside another one. Contents are not read; the caller
+    may seek and read in `file` between members. Ask `reject_reason` before using a member.
+    Odd bytes in names that are not UTF-8 are spelled `\\xNN`. Raises SourceError, with `where` and the byte
+    offset, at a damaged header, a truncated member, or a missing end mark.
     """
     view = _View(file, start, file.seek(0, 2) if stop is None else stop)
     archive = _open(view, where)
@@ -56,7 +56,7 @@ def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) ->
     _check_end(view, archive.offset, where)
 
 
-def refusal(member: tarfile.TarInfo) -> str | None:
+def reject_reason(member: tarfile.TarInfo) -> str | None:
     """Why a member can't be read as a plain file, or None if it can. Nothing is ever followed or extracted."""
     if member.issym() or member.islnk():
         return f"is a link to {member.linkname!r}; links are not followed"
@@ -113,12 +113,12 @@ def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo 
 
 
 def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
-    """The next member if one block says all of it, as for nearly every image without tarfile's work.
+    """The next member if a single block describes it, as for nearly every image; saves tarfile's work.
 
-    None leaves it to tarfile: at extension headers and all that is no plain file, and where anything looks odd.
+    None leaves it to tarfile: an extension header, anything but a plain file, and whatever looks odd.
     """
     is_first = archive.firstmember is not None  # type: ignore[attr-defined]
-    if is_first or archive.pax_headers:  # it is not handed out yet; they hold for all that follow
+    if is_first or archive.pax_headers:  # the first is not handed out yet; PAX headers hold for all that follow
         return None
     at = archive.offset
     view.seek(at)
@@ -170,7 +170,7 @@ def _check_end(view: _View, at: int, where: str) -> None:
 
 
 def _damage(view: _View, at: int, where: str, cause: object) -> SourceError:
-    """What stands at `at` instead of a header or an end mark."""
+    """The error that says what is at `at` instead of a header or an end mark."""
     if at >= view.stop:
         return SourceError(f"{where}: cut at byte {view.stop}: no end mark after the last member; fetch it again")
     view.seek(at)

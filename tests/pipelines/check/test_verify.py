@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipelines.check import verify as verifying
-from pipelines.check.verify import VerifyReport, hash_keys, render, to_json, verify
+from pipelines.check.duplicate_keys import hash_keys
+from pipelines.check.verify import VerifyProgress, VerifyReport, render, to_json, verify
 from shardset.checksum import crc32c_text
 from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_dtype, index_from_bytes, index_to_bytes
 from shardset.format.manifest import IndexFile, Manifest, Quarantine, Shard
-from shardset.format.tar import index_dtype, index_from_bytes, index_to_bytes
 from shardset.order.permutation import hash64
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -97,20 +97,19 @@ def test_a_shallow_look_reads_nothing_where_the_storage_keeps_checksums(tmp_path
     assert 0 < verify(disk.url, deep=False).num_bytes < sizes[1]
 
 
-def test_processes_find_what_threads_find(tmp_path, monkeypatch):
+def test_processes_find_what_threads_find(tmp_path):
     storage = open_storage(str(tmp_path))
     sound(storage)
     put(storage, SECOND, b"not a tar" * 100)
     in_threads = verify(storage.url, deep=True)
-    monkeypatch.setattr(verifying, "WORTH_PROCESSES", 0)
-    assert verify(storage.url, deep=True) == in_threads
+    assert verify(storage.url, deep=True, min_process_bytes=0) == in_threads
     assert not in_threads.ok
 
 
 def test_progress_ends_with_everything_done():
     storage = fresh()
     sound(storage)
-    seen: list[verifying.VerifyProgress] = []
+    seen: list[VerifyProgress] = []
     report = verify(storage.url, deep=True, progress=seen.append)
     assert [step.shards_done for step in seen] == [1, 2, 3, 4]
     assert (seen[-1].num_shards, seen[-1].samples_done, seen[-1].bytes_done) == (4, 13, report.num_bytes)

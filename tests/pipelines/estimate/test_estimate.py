@@ -12,24 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines import __main__ as command
+from pipelines import cli
 from pipelines.build import build
 from pipelines.config import BuildConfig
+from pipelines.estimate.divisors import nearest_divisors, nearest_multiples
 from pipelines.estimate.inputs import from_listing, from_manifest, from_numbers
-from pipelines.estimate.model import (
-    Forecast,
-    Reading,
-    StoredSplit,
-    classes_expected,
-    classes_in,
-    forecast,
-    nearest_divisors,
-    nearest_multiples,
-    reads_of,
-    refusals_of,
-    steps_of,
-)
+from pipelines.estimate.mixing import classes_expected, classes_in
+from pipelines.estimate.model import Estimate, estimate
 from pipelines.estimate.prices import Prices
+from pipelines.estimate.reading import Reading, refusals_of, steps_of
+from pipelines.estimate.requests import reads_of
+from pipelines.estimate.stored import StoredSplit
 from pipelines.plan.layout import SplitPlan
 from shardset.errors import ConfigError, SourceError
 from shardset.order.epoch import Order
@@ -41,15 +34,15 @@ IMAGENET = 1_281_167
 """A prime number."""
 
 
-def numbers(samples: int = IMAGENET, *, mean_bytes: float = 110_000, classes: int = 1000, **sizing) -> Forecast:
-    """What is foreseen of bare numbers; `reading` changes how they are read."""
+def numbers(samples: int = IMAGENET, *, mean_bytes: float = 110_000, classes: int = 1000, **sizing) -> Estimate:
+    """What is estimated from bare numbers; `reading` changes how they are read."""
     reading = sizing.pop("reading", Reading(global_batch_size=4096, num_replicas=32, num_hosts=4))
     config = BuildConfig(source="", input="", output="", **sizing)
     stored = from_numbers(config, {"": samples}, mean_bytes=mean_bytes, num_classes=classes)
-    return forecast(stored, "train", reading, Prices())
+    return estimate(stored, "train", reading, Prices())
 
 
-def advice(found: Forecast) -> str:
+def advice(found: Estimate) -> str:
     return "\n".join(found.advice)
 
 
@@ -184,7 +177,7 @@ def pieces_of(order: Order, rank: int, world: int) -> set[tuple[int, int, int]]:
     found = set()
     for step in range(order.num_batches):
         slots = order.rank_slots(0, step, rank, world)
-        pieces = order.reads(0, slots.lanes, slots.positions)
+        pieces = order.reads_of(0, slots.lanes, slots.positions)
         columns = (slots.lanes, pieces.first, pieces.num_samples)
         found |= set(zip(*(column[slots.weights > 0].tolist() for column in columns), strict=True))
     return found
@@ -320,6 +313,18 @@ def test_a_csv_listing_and_class_folders_of_imagenet_are_listed_too(tmp_path):
     assert (listed.splits["train"].plan.num_stored, listed.num_classes) == (4, 8)
 
 
+@pytest.mark.parametrize("source", ["cifar10", "cifar100", "imagenet", "webdataset"])
+def test_archives_are_refused_unread_with_the_two_other_ways(tmp_path, capsys, source):
+    # No archive at all: whoever opened one would say so.
+    (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"")
+    code, page, errors = run(capsys, ["--source", source, "--input", str(tmp_path)])
+    assert (code, page) == (2, "")
+    assert f"plan --source {source}: only reading {tmp_path} tells how many samples it holds" in errors
+    assert "`build --dry-run` does that and prints the exact plan" in errors
+    assert "--samples and --mean-bytes" in errors
+    assert errors.count("\n") == 1
+
+
 def test_an_empty_folder_is_an_error_of_the_source(tmp_path):
     with pytest.raises(SourceError, match="no files"):
         from_listing(BuildConfig(source="folder", input=str(tmp_path), output=""))
@@ -333,7 +338,7 @@ BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes", "110000",
 
 
 def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
-    code = command.main(["plan", *words])
+    code = cli.main(["plan", *words])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -418,5 +423,5 @@ def test_a_manifest_that_is_not_there_is_code_1(tmp_path, capsys):
 @pytest.mark.parametrize("words", [["--world", "0"], ["--world", "x"], ["--nothing"], ["--samples", "-5"]])
 def test_what_is_no_number_or_no_flag_is_refused_by_the_parser(words):
     with pytest.raises(SystemExit) as stop:
-        command.main(["plan", *words])
+        cli.main(["plan", *words])
     assert stop.value.code == 2

@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 import yaml
 
-from pipelines import __main__ as command
+from pipelines import cli
 from pipelines.check.verify import verify
 from pipelines.export import FORMATS
-from pipelines.export.export import Exported, export
+from pipelines.export.write import ExportedFile, export
 from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard, ManifestError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.index import index_to_bytes
 from shardset.format.manifest import Manifest, Shard
-from shardset.format.tar import StoredSample, index_to_bytes, members, sample_members
+from shardset.format.tar import StoredSample, members, sample_members
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -378,17 +379,17 @@ def test_without_a_manifest_there_is_nothing_to_export():
 
 def test_the_command_says_what_it_wrote(capsys):
     storage, _ = made()
-    assert command.main(["export", storage.url, "--to", "timm,dali"]) == 0
+    assert cli.main(["export", storage.url, "--to", "timm,dali"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["timm", "dali"]
     assert "6 written" in lines[1]
-    assert command.main(["export", storage.url, "--to", "timm", "--json"]) == 0
+    assert cli.main(["export", storage.url, "--to", "timm", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
-    assert Exported(**found).outcome == "unchanged"
+    assert ExportedFile(**found).outcome == "unchanged"
 
 
 @pytest.mark.parametrize("names", ["wids,parquet", "", "TIMM"])
 def test_an_unknown_format_is_a_wrong_command_line(names, capsys):
     storage, _ = made()
-    assert command.main(["export", storage.url, "--to", names]) == 2
+    assert cli.main(["export", storage.url, "--to", names]) == 2
     assert "there are wids, timm, energon, dali, tfds, hf" in capsys.readouterr().err

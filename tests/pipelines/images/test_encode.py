@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
-from pipelines.images import encode as encoding
-from pipelines.images.encode import ImageOptions, UndecodableImage, encode, examine
-from shardset.errors import ConfigError, SourceError
+from pipelines.images.check import examine
+from pipelines.images.encode import encode, libraries
+from pipelines.images.options import ImageOptions, resized, stored_field
+from shardset.errors import ConfigError, ShardsetError, UndecodableImage
 from tests.makers import odd_images
 
 PLAIN = ImageOptions()
@@ -67,7 +68,7 @@ def test_a_bad_image_is_refused_with_its_reason(name):
     with pytest.raises(UndecodableImage) as caught:
         examine(data, field=extension, verify="decode", options=PLAIN)
     assert caught.value.reason == odd_images.BAD[name][2]
-    assert isinstance(caught.value, SourceError)
+    assert isinstance(caught.value, ShardsetError)
 
 
 def test_a_reason_survives_the_way_between_processes():
@@ -194,7 +195,7 @@ def test_an_image_that_is_small_already_is_not_touched(name):
 @pytest.mark.parametrize("name", odd_images.GOOD)
 def test_the_stored_field_is_known_without_the_size(name, image_format, shorter):
     options = ImageOptions(resize_shorter=shorter, image_format=image_format)
-    assert stored(name, options)[0] == encoding.stored_field(odd_images.GOOD[name][0], options)
+    assert stored(name, options)[0] == stored_field(odd_images.GOOD[name][0], options)
 
 
 @pytest.mark.parametrize("image_format", ["jpg", "png", "ppm", "webp"])
@@ -323,7 +324,7 @@ def test_broken_exif_is_no_orientation():
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40))
 @settings(max_examples=60, deadline=None)
 def test_resizing_never_enlarges_and_never_loses_a_side(width, height, shorter):
-    size = encoding._resized((width, height), shorter)
+    size = resized((width, height), shorter)
     assert min(size) == min(width, height, shorter)
     assert 1 <= size[0] <= width
     assert 1 <= size[1] <= height
@@ -349,7 +350,7 @@ def test_impossible_options_are_refused(wrong):
 
 
 def test_the_libraries_that_decide_the_bytes_are_named_with_versions():
-    found = encoding.libraries(PLAIN)
+    found = libraries(PLAIN)
     assert {"pillow", "zlib"} <= set(found)
     assert any(name.startswith("libjpeg") for name in found)
     assert all(version[0].isdigit() for version in found.values())

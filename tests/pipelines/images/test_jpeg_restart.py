@@ -13,9 +13,11 @@ from PIL import Image
 
 from pipelines.config import BuildConfig
 from pipelines.images import jpeg_restart
-from pipelines.images.encode import ImageOptions, UndecodableImage, encode, examine, libraries
-from pipelines.images.jpeg_restart import with_restarts
-from shardset.errors import ConfigError
+from pipelines.images.check import examine
+from pipelines.images.encode import encode, libraries
+from pipelines.images.jpeg_restart import add_restart_markers
+from pipelines.images.options import ImageOptions
+from shardset.errors import ConfigError, UndecodableImage
 from tests.makers import odd_images
 
 KINDS = {
@@ -48,7 +50,7 @@ def marks(data):
 @pytest.mark.parametrize("size", [(128, 64), (130, 75), (97, 33), (8, 8), (1, 1)])
 def test_the_picture_stays_the_same_to_the_last_bit(kind, size):
     data = jpeg(kind, size)
-    assert np.array_equal(pixels(with_restarts(data)), pixels(data))
+    assert np.array_equal(pixels(add_restart_markers(data)), pixels(data))
 
 
 @pytest.mark.parametrize(
@@ -63,23 +65,23 @@ def test_the_picture_stays_the_same_to_the_last_bit(kind, size):
 )
 def test_every_segment_is_16_to_32_pixels_wide_or_a_whole_row(kind, size, in_a_row):
     rows = -(-size[1] // (16 if kind == "4:2:0" else 8))
-    found = marks(with_restarts(jpeg(kind, size)))
+    found = marks(add_restart_markers(jpeg(kind, size)))
     assert found == [b"\xff" + bytes([0xD0 + number % 8]) for number in range(rows * in_a_row - 1)]
 
 
 def test_a_progressive_jpeg_becomes_a_sequential_one():
-    data = with_restarts(jpeg("progressive"))
+    data = add_restart_markers(jpeg("progressive"))
     assert "progressive" not in Image.open(io.BytesIO(data)).info
     assert marks(data)
 
 
 def test_the_same_jpeg_is_rewritten_to_the_same_bytes_and_a_rewritten_one_stays():
-    once = with_restarts(jpeg("4:2:0"))
-    assert with_restarts(jpeg("4:2:0")) == once == with_restarts(once)
+    once = add_restart_markers(jpeg("4:2:0"))
+    assert add_restart_markers(jpeg("4:2:0")) == once == add_restart_markers(once)
 
 
 def test_exif_comment_and_colour_profile_stay():
-    data = with_restarts(
+    data = add_restart_markers(
         jpeg(
             "4:2:0",
             exif=Image.open(io.BytesIO(odd_images.exif_rotated())).getexif(),
@@ -93,12 +95,12 @@ def test_exif_comment_and_colour_profile_stay():
 
 
 def test_what_is_no_jpeg_stays():
-    assert with_restarts(b"nothing like one") == b"nothing like one"
+    assert add_restart_markers(b"nothing like one") == b"nothing like one"
 
 
 def test_a_cut_jpeg_is_never_an_error():
     data = jpeg("4:2:0")
-    assert all(with_restarts(data[:size]) for size in range(2, len(data), 97))
+    assert all(add_restart_markers(data[:size]) for size in range(2, len(data), 97))
 
 
 def test_images_that_nobody_decoded_are_not_rewritten():
@@ -108,7 +110,7 @@ def test_images_that_nobody_decoded_are_not_rewritten():
 
 def test_the_build_rewrites_jpegs_only_and_only_when_asked():
     asked, data = ImageOptions(jpeg_restart=True), jpeg("4:2:0")
-    assert encode(data, "jpg", "", asked) == ("jpg", with_restarts(data))
+    assert encode(data, "jpg", "", asked) == ("jpg", add_restart_markers(data))
     assert encode(data, "jpg", "", ImageOptions()) == ("jpg", data)
     assert encode(odd_images.png(), "png", "", asked) == ("png", odd_images.png())
 
@@ -128,12 +130,12 @@ def test_the_library_that_decides_the_bytes_is_named():
 def test_a_worker_without_the_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jpegio", None)
     with pytest.raises(ConfigError, match=r"install 'shardset\[pipelines\]'"):
-        with_restarts(jpeg("grey"))
+        add_restart_markers(jpeg("grey"))
 
 
 def test_a_rewrite_that_would_change_a_coefficient_is_not_used(monkeypatch):
-    monkeypatch.setattr(jpeg_restart, "_alike", lambda before, after: False)
-    assert with_restarts(jpeg("4:2:0")) == jpeg("4:2:0")
+    monkeypatch.setattr(jpeg_restart, "_equal", lambda before, after: False)
+    assert add_restart_markers(jpeg("4:2:0")) == jpeg("4:2:0")
 
 
 def test_the_command_builds_the_same_bytes_twice_and_says_what_it_did(tmp_path):
@@ -211,7 +213,7 @@ def test_a_damaged_jpeg_that_the_build_accepts_keeps_its_pixels():
             examine(data, field="jpg", verify="decode", options=ImageOptions(max_pixels=1_000_000))
         except UndecodableImage:
             continue
-        found = with_restarts(data)
+        found = add_restart_markers(data)
         rewritten += found != data
         assert found == data or np.array_equal(pixels(found), pixels(data))
     assert rewritten > 50
@@ -221,8 +223,8 @@ def test_a_progressive_jpeg_without_its_last_scans_stays_because_decoders_smooth
     data = jpeg("progressive")
     scans = [found.start() for found in re.finditer(rb"\xff\xda", data)]
     cut = data[: scans[3]] + b"\xff\xd9"
-    assert with_restarts(cut) == cut
-    assert with_restarts(data) != data
+    assert add_restart_markers(cut) == cut
+    assert add_restart_markers(data) != data
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "progressive"])

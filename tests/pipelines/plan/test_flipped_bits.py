@@ -8,6 +8,9 @@ import pytest
 from pipelines import build as builds
 from pipelines.check.verify import verify
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
+from pipelines.runners import options
+from pipelines.write import replace
 from shardset.errors import ManifestError, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -18,18 +21,18 @@ from tests.makers.stored import files_of
 
 HERE = ["--direct_running_mode=in_memory"]
 KINDS = {
-    "what is built": naming.BUILD,
-    "the survey": naming.SURVEY,
-    "a unit": naming.unit_path(0),
-    "a summary": naming.summary_path(0),
-    "a spool": naming.spool_path(0),
-    "the plan": naming.PLAN,
-    "the list of rejects": naming.REJECTED,
-    "keys": naming.partition_path("keys", 0),
-    "twins": naming.partition_path("twins", 0),
-    "references for groups": naming.partition_path("references", 0),
+    "what is built": paths.BUILD,
+    "the survey": paths.SURVEY,
+    "a unit": paths.unit_path(0),
+    "a summary": paths.summary_path(0),
+    "a spool": paths.spool_path(0),
+    "the plan": paths.PLAN,
+    "the list of rejects": paths.REJECTED,
+    "keys": paths.partition_path("keys", 0),
+    "duplicate keys": paths.partition_path("duplicate_keys", 0),
+    "references for groups": paths.partition_path("references", 0),
     "references of a shard": naming.references_path("train", 1),
-    "a record": naming.record_path("train", 1),
+    "a record": paths.record_path("train", 1),
 }
 PLACES = ["first", "middle", "last"]
 FLIPS = [(kind, PLACES[number % 3]) for number, kind in enumerate(KINDS)]
@@ -56,12 +59,9 @@ def made(raw, storage, seed=0):
         source="listing", input=str(raw), output=storage.url, num_shards={"": 2}, max_bad_fraction=0.5, seed=seed,
         overwrite=bool(seed),
     )  # fmt: skip
-    job, file, lines = builds.prepare(config, storage)
-    builds.run_pipeline(
-        builds.beam_options(HERE, storage),
-        lambda pipeline: builds.construct(pipeline, job, file, lines, dry_run=False),
-    )
-    builds.remove_parts(job)
+    prepared = builds.prepare(config, storage)
+    builds.run(prepared, options.beam_options(HERE, storage))
+    replace.remove_partitions(prepared.files)
     return files_of(storage.url)
 
 
@@ -104,7 +104,7 @@ def test_a_bit_that_stays_flipped_is_named_and_nothing_is_published(raw, undistu
 
 @pytest.mark.parametrize("once", [True, False])
 def test_the_manifest_of_a_replaced_set_is_compared_before_its_files_are_removed(raw, once):
-    inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(naming.REPLACED, "middle", once=once)
+    inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(paths.REPLACED, "middle", once=once)
     made(raw, inner)
     door = changing(inner, uuid.uuid4().hex, flips)
     if once:
@@ -129,5 +129,5 @@ def test_what_is_read_of_the_plan_is_of_these_kinds(raw):
     door = changing(inner, uuid.uuid4().hex, note)
     made(raw, door)
     made(raw, door, seed=1)
-    kinds = {re.sub(r"[0-9]{6,}", "", name) for name in [*KINDS.values(), naming.REPLACED]}
+    kinds = {re.sub(r"[0-9]{6,}", "", name) for name in [*KINDS.values(), paths.REPLACED]}
     assert {name for name in seen if name.startswith(naming.PLAN_FOLDER)} <= kinds

@@ -8,24 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.plan import assign, layout
+from pipelines.plan import layout
 from pipelines.plan.layout import (
     Placements,
     Sizing,
-    SplitCount,
     SplitPlan,
     UnitOffset,
-    UnitSummary,
     apportion,
-    batch_offsets,
     count_shards,
-    merge,
     place,
     plan_split,
-    refuse_too_many_bad,
     stored_samples,
 )
-from shardset.errors import ConfigError, TooManyBad
+from pipelines.plan.summaries import SplitCount, UnitSummary, unit_offsets
+from shardset.errors import ConfigError
 
 LABELS = st.lists(st.integers(-1, 4), min_size=1, max_size=60)
 REMAINDERS = st.sampled_from(["spread", "drop", "pad"])
@@ -39,7 +35,7 @@ def a_count(labels: list[int]) -> SplitCount:
     return SplitCount(num_samples=len(labels), num_rejected=0, num_bytes=1, strata=Counter(labels))
 
 
-def all_places(labels: list[int], plan: SplitPlan, balance: str, cuts: list[int], seed: int = 0) -> list[tuple]:
+def all_placements(labels: list[int], plan: SplitPlan, balance: str, cuts: list[int], seed: int = 0) -> list[tuple]:
     """(sample, copy, shard, rank) of everything stored, the samples cut into units at `cuts`."""
     stratified = balance == "stratified"
     bounds = sorted({0, *(cut for cut in cuts if cut < len(labels)), len(labels)})
@@ -51,14 +47,13 @@ def all_places(labels: list[int], plan: SplitPlan, balance: str, cuts: list[int]
         )
         for number, (start, stop) in enumerate(pairwise(bounds))
     ]  # fmt: skip
-    starts_of_each = batch_offsets(summaries, ["train"], at_once=1, stratified=stratified)
-    found = []
-    for (start, stop), starts in zip(pairwise(bounds), starts_of_each, strict=True):
-        assert starts["train"].serial == start
-        places = place(np.array(labels[start:stop]), starts["train"], plan, seed=seed, stratified=stratified)
-        rows = zip(*(column.tolist() for column in (places.row, places.copy, places.shard, places.rank)), strict=True)
-        found += [(start + row, copy, shard, rank) for row, copy, shard, rank in rows]
-    return found
+    offsets_of_units = unit_offsets(summaries, ["train"], units_per_batch=1, stratified=stratified)
+    placed = []
+    for (start, stop), offsets in zip(pairwise(bounds), offsets_of_units, strict=True):
+        assert offsets["train"].serial == start
+        some = place(np.array(labels[start:stop]), offsets["train"], plan, seed=seed, stratified=stratified)
+        placed += [(start + row, copy, shard, rank) for row, copy, shard, rank in entries(some)]
+    return placed
 
 
 @given(LABELS, REMAINDERS, st.sampled_from(["none", "stratified"]), st.integers(1, 7), st.integers(1, 150))
@@ -69,23 +64,23 @@ def test_shards_are_filled_exactly_and_every_copy_is_stored_once(labels, remaind
             a_plan(labels, sizing, balance)
         return
     plan = a_plan(labels, sizing, balance)
-    found = all_places(labels, plan, balance, [])
-    sizes = Counter(shard for _, _, shard, _ in found)
+    placed = all_placements(labels, plan, balance, [])
+    sizes = Counter(shard for _, _, shard, _ in placed)
     assert [sizes[shard] for shard in range(num_shards)] == [plan.shard_size(shard) for shard in range(num_shards)]
     assert max(sizes.values()) - min(sizes.values()) <= (remainder == "spread")
-    assert len({(sample, copy) for sample, copy, _, _ in found}) == len(found) == plan.num_stored
-    copies = Counter(sample for sample, _, _, _ in found)
+    assert len({(sample, copy) for sample, copy, _, _ in placed}) == len(placed) == plan.num_stored
+    copies = Counter(sample for sample, _, _, _ in placed)
     if balance == "none":
         assert max(copies.values()) - min(copies.get(i, 0) for i in range(len(labels))) <= 1
     for sample, number in copies.items():
-        assert {copy for s, copy, _, _ in found if s == sample} <= set(range(number + 1))
+        assert {copy for s, copy, _, _ in placed if s == sample} <= set(range(number + 1))
 
 
 @given(LABELS, st.sampled_from(["none", "stratified"]), st.lists(st.integers(1, 59), max_size=5), st.integers(1, 5))
 def test_how_the_input_is_cut_into_units_changes_nothing(labels, balance, cuts, num_shards):
     sizing = Sizing(num_shards=min(num_shards, len(labels)), repeat=2)
     plan = a_plan(labels, sizing, balance)
-    assert sorted(all_places(labels, plan, balance, [])) == sorted(all_places(labels, plan, balance, cuts))
+    assert sorted(all_placements(labels, plan, balance, [])) == sorted(all_placements(labels, plan, balance, cuts))
 
 
 @given(LABELS, REMAINDERS, st.integers(1, 6))
@@ -94,8 +89,8 @@ def test_stratified_shards_hold_each_class_within_one_of_its_share(labels, remai
     if stored_samples(len(labels), sizing, num_shards) < num_shards:
         return
     plan = a_plan(labels, sizing, "stratified")
-    found = all_places(labels, plan, "stratified", [])
-    counts = Counter((labels[sample], shard) for sample, _, shard, _ in found)
+    placed = all_placements(labels, plan, "stratified", [])
+    counts = Counter((labels[sample], shard) for sample, _, shard, _ in placed)
     for label, stratum in plan.strata.items():
         share = stratum.num_stored / num_shards
         assert all(abs(counts[label, shard] - share) < 1 for shard in range(num_shards))
@@ -108,22 +103,24 @@ def test_where_samples_go_is_frozen():
     # The bytes of every existing shard set depend on these numbers. To change them, raise ORDER_VERSION.
     labels = [0, 0, 0, 1, 1, 1]
     plan = a_plan(labels, Sizing(num_shards=2, repeat=2), "none")
-    found = sorted(all_places(labels, plan, "none", [], seed=7), key=lambda entry: (entry[2], entry[3]))
-    assert [(sample, copy) for sample, copy, shard, _ in found if shard == 0] == FROZEN[0]
-    assert [(sample, copy) for sample, copy, shard, _ in found if shard == 1] == FROZEN[1]
+    placed = sorted(all_placements(labels, plan, "none", [], seed=7), key=lambda entry: (entry[2], entry[3]))
+    assert [(sample, copy) for sample, copy, shard, _ in placed if shard == 0] == FROZEN[0]
+    assert [(sample, copy) for sample, copy, shard, _ in placed if shard == 1] == FROZEN[1]
 
 
 def test_another_seed_gives_another_order():
     labels = [0] * 50
     plan = a_plan(labels, Sizing(num_shards=5), "none")
-    assert sorted(all_places(labels, plan, "none", [], 1)) != sorted(all_places(labels, plan, "none", [], 2))
+    assert sorted(all_placements(labels, plan, "none", [], 1)) != sorted(all_placements(labels, plan, "none", [], 2))
 
 
 def test_classes_that_come_one_after_the_other_are_mixed_in_every_shard():
     labels = [number // 100 for number in range(1000)]
     plan = a_plan(labels, Sizing(num_shards=10), "none")
     for shard in range(10):
-        seen = Counter(labels[sample] for sample, _, where, _ in all_places(labels, plan, "none", []) if where == shard)
+        seen = Counter(
+            labels[sample] for sample, _, where, _ in all_placements(labels, plan, "none", []) if where == shard
+        )
         assert len(seen) == 10
         assert max(seen.values()) < 30
 
@@ -175,42 +172,17 @@ def test_sizes_that_contradict_each_other_are_refused(asked, sentence):
         Sizing(**asked)
 
 
-def test_too_many_bad_samples_stop_the_build_and_too_few_do_not():
-    def summary(bad: int) -> UnitSummary:
-        count = SplitCount(num_samples=100 - bad, num_rejected=bad, num_bytes=1, strata={0: 100 - bad})
-        return UnitSummary(
-            unit=0, splits={"train": count}, fields={"train": ["jpg"]}, fixes={}, reasons=["a.jpg: empty"],
-            max_label=0, digest="",
-        )  # fmt: skip
-
-    refuse_too_many_bad(merge([summary(1)]), 0.01)
-    with pytest.raises(TooManyBad, match=r"split 'train': 2 of 100 raw samples are bad.*a\.jpg: empty"):
-        refuse_too_many_bad(merge([summary(2)]), 0.01)
-    assert merge([summary(1), summary(0)]).fields["train"] == ["jpg"]
-
-
-@given(st.lists(st.integers(0, 12), max_size=30), st.integers(1, 7))
-def test_of_rows_that_want_the_same_key_each_knows_how_many_are_before_it(wanted, each):
-    keys = np.zeros(len(wanted), assign.KEY)
-    keys["hash"], keys["unit"], keys["row"] = wanted, np.arange(len(wanted)) // each, np.arange(len(wanted)) % each
-    twins = assign.duplicates_among(keys[::-1]).tolist()
-    numbers = [wanted[:row].count(key) for row, key in enumerate(wanted)]
-    assert twins == [(row // each, row % each, number) for row, number in enumerate(numbers) if number]
-
-
 @given(LABELS, st.sampled_from(["none", "stratified"]), st.integers(1, 40), st.integers(1, 9))
-def test_places_come_in_pieces_of_bounded_size_and_are_the_same_as_all_at_once(labels, balance, repeat, at_once):
+def test_places_come_in_pieces_of_bounded_size_and_are_the_same_as_all_max_rows(labels, balance, repeat, max_rows):
     plan = a_plan(labels, Sizing(num_shards=1, repeat=repeat), balance)
-    start = UnitOffset(serial=0, strata={})
+    offset = UnitOffset(serial=0, strata={})
     options = {"seed": 3, "stratified": balance == "stratified"}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "ROWS_AT_ONCE", at_once)
-        pieces = list(layout.placements(np.array(labels), start, plan, **options))
-    whole = layout.place(np.array(labels), start, plan, **options)
-    found = [entry for piece in pieces for entry in entries(piece)]
-    assert sorted(found) == sorted(entries(whole))
-    assert max(len(piece.row) for piece in pieces) <= max(at_once, repeat)
+    pieces = list(layout.placements(np.array(labels), offset, plan, **options, max_rows=max_rows))
+    at_once = layout.place(np.array(labels), offset, plan, **options)
+    assert sorted(entry for piece in pieces for entry in entries(piece)) == sorted(entries(at_once))
+    assert max(len(piece.row) for piece in pieces) <= max(max_rows, repeat)
 
 
-def entries(found: Placements) -> list[tuple]:
-    return list(zip(*(column.tolist() for column in (found.row, found.copy, found.shard, found.rank)), strict=True))
+def entries(placed: Placements) -> list[tuple]:
+    columns = (placed.row, placed.copy, placed.shard, placed.rank)
+    return list(zip(*(column.tolist() for column in columns), strict=True))

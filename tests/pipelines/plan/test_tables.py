@@ -82,21 +82,20 @@ def test_the_table_of_a_unit_holds_its_rows_and_what_was_rejected(rows):
     assert tables.rows_of(table) == rows
     assert tables.rejected_of(table) == rejected
     assert [row.content.num_bytes for row in rows] == [
-        sum(found.num_bytes if isinstance(found, Extent) else len(found) for _, found in row.content.fields)
-        for row in rows
+        sum(part.num_bytes if isinstance(part, Extent) else len(part) for _, part in row.content.fields) for row in rows
     ]
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3), st.randoms())
 def test_rows_that_were_joined_put_in_another_order_and_cut_are_the_same_rows(units, random):
-    found = [tables.unit_from_bytes(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in units]
+    read = [tables.unit_from_bytes(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in units]
     rows = [row for unit in units for row in unit]
     order = list(range(len(rows)))
     random.shuffle(order)
     cut = random.randint(0, len(rows))
     numbers = np.array(order, np.int64)
     added = {"twin": numbers % 2, "source": numbers, "copy": numbers % 3, "shard": numbers % 5, "rank": numbers * 7}
-    taken = tables.take(tables.concat(found), numbers)
+    taken = tables.take(tables.concat(read), numbers)
     placed = tables.from_columns(tables.PLACEMENT, {"row": taken["row"]} | added)
     parts = [
         tables.placements_from_bytes(bytes(tables.placements_to_bytes(part)))

@@ -64,30 +64,30 @@ def test_no_samples_have_no_groups():
 def test_a_changed_copy_in_another_split_is_found(change):
     train = [grey(photograph(seed)) for seed in range(60)]
     test = [grey(photograph(seed)) for seed in range(100, 110)] + [grey(change(photograph(17)))]
-    found = near_duplicates.near_pairs(np.stack(train + test), np.array([0] * 60 + [1] * 11))
+    found = near_duplicates.similar_pairs(np.stack(train + test), np.array([0] * 60 + [1] * 11))
     assert [(pair.left, pair.right) for pair in found] == [(70, 17)]
 
 
 def test_copies_within_a_split_are_not_compared():
     same = grey(photograph(1))
-    assert near_duplicates.near_pairs(np.stack([same, same]), np.array([0, 0])) == []
+    assert near_duplicates.similar_pairs(np.stack([same, same]), np.array([0, 0])) == []
 
 
 def test_pictures_without_contrast_are_like_nothing():
     flat = np.full((2, near_duplicates.GREY_HEIGHT, near_duplicates.GREY_WIDTH), 80, np.uint8)
-    assert near_duplicates.near_pairs(flat, np.array([0, 1])) == []
+    assert near_duplicates.similar_pairs(flat, np.array([0, 1])) == []
 
 
 def test_the_nearest_of_several_is_named_once():
     image = photograph(3)
     stored = [grey(as_jpeg(image, 30)), grey(image), grey(as_jpeg(image, 60)), grey(image)]
-    (pair,) = near_duplicates.near_pairs(np.stack(stored), np.array([0, 0, 0, 1]))
+    (pair,) = near_duplicates.similar_pairs(np.stack(stored), np.array([0, 0, 0, 1]))
     assert (pair.left, pair.right, pair.distance, pair.correlation) == (3, 1, 0, 1.0)
 
 
 def test_every_two_of_three_splits_are_compared():
     same = grey(photograph(5))
-    found = near_duplicates.near_pairs(np.stack([same, same, same]), np.array([0, 1, 2]))
+    found = near_duplicates.similar_pairs(np.stack([same, same, same]), np.array([0, 1, 2]))
     assert {frozenset((pair.left, pair.right)) for pair in found} == {
         frozenset(two) for two in ((0, 1), (0, 2), (1, 2))
     }
@@ -96,15 +96,15 @@ def test_every_two_of_three_splits_are_compared():
 def test_blocks_of_rows_change_nothing(monkeypatch):
     greys = np.stack([grey(photograph(seed)) for seed in range(20)] * 3)
     splits = np.array([0] * 40 + [1] * 20)
-    expected = near_duplicates.near_pairs(greys, splits)
+    expected = near_duplicates.similar_pairs(greys, splits)
     monkeypatch.setattr(near_duplicates, "_ROWS", 3)
-    assert near_duplicates.near_pairs(greys, splits) == expected
+    assert near_duplicates.similar_pairs(greys, splits) == expected
     assert len(expected) == 20
 
 
 def test_no_images_have_no_pairs():
     nothing = np.zeros((0, near_duplicates.GREY_HEIGHT, near_duplicates.GREY_WIDTH), np.uint8)
-    assert near_duplicates.near_pairs(nothing, np.zeros(0, int)) == []
+    assert near_duplicates.similar_pairs(nothing, np.zeros(0, int)) == []
 
 
 def test_pictures_of_one_layout_are_compared_in_seconds():
@@ -113,7 +113,7 @@ def test_pictures_of_one_layout_are_compared_in_seconds():
     greys = np.clip(np.linspace(0, 255, 18) + noise, 0, 255).astype(np.uint8)
     splits = np.arange(5_000) % 5 == 0
     started = time.process_time()
-    found = {pair.left: pair for pair in near_duplicates.near_pairs(greys, splits)}
+    found = {pair.left: pair for pair in near_duplicates.similar_pairs(greys, splits)}
     assert time.process_time() - started < 3
     few, many = np.flatnonzero(splits), np.flatnonzero(~splits)
     best = np.corrcoef(greys.reshape(5_000, -1))[np.ix_(few, many)].max(axis=1)

@@ -12,11 +12,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from pipelines import __main__ as program
+from pipelines import cli
 from pipelines.check.verify import verify
-from pipelines.report import collect
+from pipelines.report import charts, collect, snippets, thumbnails
 from pipelines.report import page as report
-from pipelines.report import samples as looking
+from pipelines.report.catalog import Catalog, open_catalog
+from pipelines.report.findings import findings
+from pipelines.report.samples import read_samples
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -62,28 +64,28 @@ def changed(storage: Storage, manifest: Manifest, **values: object) -> Manifest:
     return manifest
 
 
-def gathered(storage: Storage, manifest: Manifest, **given: object) -> collect.SetReport:
-    return collect.gather(manifest, storage, **{"max_images": 1000, **given})
+def collected(storage: Storage, manifest: Manifest, **given: object) -> collect.ReportData:
+    return collect.collect(manifest, storage, **{"max_images": 1000, **given})
 
 
-def sentences(found: collect.SetReport) -> list[str]:
-    return [finding.text for finding in report._findings(found)]
+def sentences(data: collect.ReportData) -> list[str]:
+    return [finding.text for finding in findings(data)]
 
 
-def text_of(found: collect.SetReport) -> str:
-    return report.render(found).decode()
+def text_of(data: collect.ReportData) -> str:
+    return report.render(data).decode()
 
 
 def test_the_page_stands_beside_the_manifest_and_disturbs_nothing():
     storage, _ = stored(train=samples("train", range(12)), test=samples("test", range(20, 26)))
     before = storage.read(naming.MANIFEST)
-    found, where, num_bytes = report.write(storage.url)
-    assert where == f"{storage.url}/report.html"
-    assert len(storage.read("report.html")) == num_bytes
+    written = report.write(storage.url)
+    assert written.path == f"{storage.url}/report.html"
+    assert len(storage.read("report.html")) == written.num_bytes
     assert storage.read(naming.MANIFEST) == before
     assert verify(storage.url, deep=True).problems == ()
-    assert found.damage == []
-    assert len(found.looks) == 18
+    assert written.data.damage == []
+    assert len(written.data.images) == 18
 
 
 def test_the_same_set_gives_the_same_page_wherever_it_stands():
@@ -98,13 +100,13 @@ def test_the_same_set_gives_the_same_page_wherever_it_stands():
 
 def test_every_class_and_every_shard_has_a_sheet_of_its_own_samples():
     storage, manifest = stored(train=samples("train", range(40)))
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     assert sorted(found.by_class) == list(range(10))
     for label, these in found.by_class.items():
         assert {int(found.catalog.label[one]) for one in these} == {label}
     for number, these in found.by_shard.items():
-        assert {found.catalog.at(one)[0].number for one in these} == {number}
-        assert len(these) == collect.EACH
+        assert {found.catalog.locate(one)[0].number for one in these} == {number}
+        assert len(these) == collect.MAX_THUMBNAILS_EACH
     shown = {one for sheet in (found.by_class, found.by_shard) for these in sheet.values() for one in these}
     assert shown == set(found.pictures)
     text = text_of(found)
@@ -117,10 +119,10 @@ def test_images_of_one_content_in_two_splits_under_two_labels_are_found_without_
     train = [*samples("train", range(10)), sample("train", 10, twin, label=4)]
     test = [*samples("test", range(20, 24)), sample("test", 4, twin, label=123)]
     storage, manifest = stored(num_classes=124, train=train, test=test)
-    found = gathered(storage, manifest, max_images=0)
-    (group,) = found.groups
+    found = collected(storage, manifest, max_images=0)
+    (group,) = found.duplicates
     assert sorted(found.catalog.key(one) for one in group.samples) == ["test-000004", "train-000003", "train-000010"]
-    assert (group.splits, group.labels, group.confirmed) == (2, 3, True)
+    assert (group.num_splits, group.num_labels, group.confirmed) == (2, 3, True)
     assert "1 image stands in several splits: evaluation meets what was trained on." in sentences(found)
     assert "1 image has more than one label." in sentences(found)
     assert "in several splits and under different labels" in text_of(found)
@@ -129,56 +131,55 @@ def test_images_of_one_content_in_two_splits_under_two_labels_are_found_without_
 def test_repeats_that_a_build_made_are_no_duplicates():
     base = samples("train", range(8))
     storage, manifest = stored(train=[*base, sample("train", 0, picture(0), copy=1)])
-    found = gathered(storage, manifest)
-    assert found.groups == []
+    found = collected(storage, manifest)
+    assert found.duplicates == []
     assert "No two samples have the same content." in sentences(found)
 
 
 def test_equal_checksums_of_different_bytes_are_no_duplicates(monkeypatch):
     storage, manifest = stored(train=samples("train", range(8)))
     monkeypatch.setattr(
-        looking.Catalog, "contents", property(lambda self: (np.zeros(len(self), np.uint32), np.ones(len(self), int)))
+        Catalog, "contents", property(lambda self: (np.zeros(len(self), np.uint32), np.ones(len(self), int)))
     )
-    assert gathered(storage, manifest).groups == []
+    assert collected(storage, manifest).duplicates == []
 
 
 def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
     jpeg = odd_images.encoded(odd_images.picture(5), "JPEG", quality=60)
     copy = StoredSample(key="copy", fields=(("jpg", jpeg), ("cls", b"5")), label=5, source=3)
     storage, manifest = stored(train=samples("train", range(10)), test=[*samples("test", range(30, 33)), copy])
-    found = gathered(storage, manifest)
-    ((left, right, distance, _),) = found.pairs
-    assert {found.catalog.key(left), found.catalog.key(right)} == {"copy", "train-000005"}
-    assert distance <= 6
+    found = collected(storage, manifest)
+    (pair,) = found.near_duplicates
+    assert {found.catalog.key(pair.sample), found.catalog.key(pair.other)} == {"copy", "train-000005"}
+    assert pair.distance <= 6
     assert "1 image looks much like an image of another split." in sentences(found)
 
 
 def test_only_so_many_images_are_decoded_and_the_page_says_so():
     storage, manifest = stored(train=samples("train", range(40)), test=samples("test", range(50, 54)))
-    found = gathered(storage, manifest, max_images=10)
-    assert len(found.looks) == 10
-    assert sum(int(found.catalog.split[one]) == found.catalog.splits.index("test") for one in found.looks) == 4
+    found = collected(storage, manifest, max_images=10)
+    assert len(found.images) == 10
+    assert sum(int(found.catalog.split[one]) == found.catalog.splits.index("test") for one in found.images) == 4
     assert "10 images of 44 were decoded" in text_of(found)
 
 
 def test_sizes_and_aspects_are_plotted_when_they_differ():
     wide = [sample("train", serial, picture(serial, width=40 + serial)) for serial in range(8)]
     storage, manifest = stored(train=wide)
-    titles = [plot.title for plot in report._image_plots(gathered(storage, manifest))]
+    titles = [plot.title for plot in charts.image_plots(collected(storage, manifest))]
     assert titles == ["Stored bytes of an image", "Shorter side", "Aspect (width over height, 0.25 to 4)"]
 
 
 def test_images_of_one_size_have_no_plot_of_it():
     storage, manifest = stored(train=samples("train", range(8)))
-    found = gathered(storage, manifest)
-    assert [plot.title for plot in report._image_plots(found)] == ["Stored bytes of an image"]
+    found = collected(storage, manifest)
+    assert [plot.title for plot in charts.image_plots(found)] == ["Stored bytes of an image"]
     assert report._size_rows(found) == [("48 x 32", 8, "100.0 %")]
 
 
-def test_pictures_stop_at_the_budget_and_the_page_says_how_many_did_not_fit(monkeypatch):
+def test_pictures_stop_at_the_budget_and_the_page_says_how_many_did_not_fit():
     storage, manifest = stored(train=samples("train", range(40)))
-    monkeypatch.setattr(collect, "MAX_THUMBNAIL_BYTES", 10_000)
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest, max_thumbnail_bytes=10_000)
     assert 0 < len(found.pictures) < 40
     assert found.num_left_out == 40 - len(found.pictures)
     assert f"{page.count(found.num_left_out, 'picture')} did not fit." in text_of(found)
@@ -190,7 +191,7 @@ def test_a_page_of_many_classes_and_shards_stays_below_its_bound():
     manifest = write_shard_set(storage, {"train": made}, num_shards=60, num_classes=300)
     names = [ClassInfo(label=label, name=f"{label} " + "long name " * 50, wnid=f"n{label:08d}") for label in range(300)]
     manifest = changed(storage, manifest, classes=names)
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     assert len(report.render(found)) < report.MAX_PAGE_BYTES
     assert len(found.by_class) == 300
     assert len(found.by_shard) == 20
@@ -205,7 +206,7 @@ def test_names_from_raw_input_can_not_become_markup():
     classes = [ClassInfo(label=label, name=f"{evil}{label}") for label in range(10)]
     quarantine = Quarantine(count=1, path="quarantine.jsonl")
     manifest = changed(storage, manifest, classes=classes, quarantine=quarantine, fixes={evil: 2})
-    text = text_of(gathered(storage, manifest))
+    text = text_of(collected(storage, manifest))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
 
@@ -223,11 +224,11 @@ def test_a_changed_sample_is_named_and_left_out():
     storage, manifest = stored(train=samples("train", range(8)))
     shard = manifest.splits["train"].shards[1]
     overwrite(storage, shard.path, 700, b"damage")
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     (damage,) = found.damage
     assert damage.where == f"{shard.path}, sample train-000004"
     assert "its CRC32C is not that of the index" in damage.sentence
-    assert len(found.looks) == 7
+    assert len(found.images) == 7
     assert damage.where in text_of(found)
     assert sentences(found)[0].startswith("1 place could not be read")
 
@@ -240,10 +241,10 @@ def test_a_shard_that_is_gone_or_cut_is_named_and_the_page_made_of_the_others(da
         storage.delete(shard.path)
     else:
         put(storage, shard.path, storage.read(shard.path)[:1000])
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     assert [one.where for one in found.damage] == [shard.path]
-    assert len(found.looks) == 4
-    assert {found.catalog.at(one)[0].number for one in found.pictures} == {1}
+    assert len(found.images) == 4
+    assert {found.catalog.locate(one)[0].number for one in found.pictures} == {1}
     assert "4 without a picture" in text_of(found)
 
 
@@ -255,9 +256,9 @@ def test_an_index_that_is_gone_or_damaged_is_named(damage):
         storage.delete(index)
     else:
         overwrite(storage, index, 300, b"damage")
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     assert [one.where for one in found.damage] == [index]
-    assert len(found.looks) == 4
+    assert len(found.images) == 4
     assert index in text_of(found)
 
 
@@ -265,16 +266,16 @@ def test_damage_that_comes_once_changes_nothing_of_the_page():
     storage, manifest = stored(train=samples("train", range(8)))
     put(storage, manifest.quarantine.path, b'{"name": "a.jpg", "split": "train", "reason": "cut"}\n')
     manifest = changed(storage, manifest, quarantine=msgspec.structs.replace(manifest.quarantine, count=1))
-    page_of = text_of(gathered(storage, manifest))
+    page_of = text_of(collected(storage, manifest))
     for turn in range(3):
         once = DamagesOnce(storage, turn=turn)
-        assert text_of(gathered(once, manifest)) == page_of
+        assert text_of(collected(once, manifest)) == page_of
         assert {shard.path for shard in manifest.splits["train"].shards} <= set(once.damaged) or turn == 2
 
 
 def test_an_image_that_does_not_decode_is_named():
     storage, manifest = stored(train=[*samples("train", range(7)), sample("train", 7, picture(7)[:200])])
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     (damage,) = found.damage
     assert damage.where.endswith("sample train-000007")
     assert damage.sentence.startswith("can't be decoded: ")
@@ -284,7 +285,7 @@ def test_a_set_that_is_all_damage_still_has_a_page():
     storage, manifest = stored(train=samples("train", range(8)))
     for shard in manifest.splits["train"].shards:
         storage.delete(shard.index.path)
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     assert len(found.damage) == 2
     assert "No sample has an image." in text_of(found)
 
@@ -295,7 +296,7 @@ def test_a_set_without_images_or_classes_has_a_page():
     words.append(StoredSample(key="k4", fields=fields, label=-1, source=4))
     storage = open_storage(f"memory://report-{next(_counter)}/set")
     manifest = write_shard_set(storage, {"only": words}, num_shards=2, num_classes=0)
-    text = text_of(gathered(storage, manifest))
+    text = text_of(collected(storage, manifest))
     assert "No sample has an image." in text
     assert "There is one split only" in text
     assert "Samples of each class" not in text
@@ -308,29 +309,29 @@ def test_an_image_that_no_page_can_show_is_no_damage():
     number = [StoredSample(key=f"deep{n}", fields=fields, label=1, source=n) for n in range(2)]
     words = [StoredSample(key=f"text{n}", fields=(("txt", b"same"),), label=-1, source=2 + n) for n in range(2)]
     storage, manifest = stored(train=[*number, *words, *samples("train", range(4))])
-    found = gathered(storage, manifest)
+    found = collected(storage, manifest)
     assert found.damage == []
-    assert len(found.looks) == 4
-    assert len(found.groups) == 2
+    assert len(found.images) == 4
+    assert len(found.duplicates) == 2
     assert "no picture" in text_of(found)
 
 
 def test_where_no_manifest_is_no_page_is_made(capsys):
     with pytest.raises(ManifestError, match="no manifest there"):
         report.write("memory://nothing/here")
-    assert program.main(["report", "memory://nothing/here"]) == 1
+    assert cli.main(["report", "memory://nothing/here"]) == 1
     assert "no manifest there" in capsys.readouterr().err
 
 
 def test_the_command_line_states_the_number_of_images_that_is_the_default():
-    assert program.parser().parse_args(["report", "set"]).images == report.IMAGES
+    assert cli.parser().parse_args(["report", "set"]).images == report.IMAGES
 
 
 def test_a_negative_number_of_images_is_refused(capsys):
     storage, _ = stored(train=samples("train", range(4)))
     with pytest.raises(ConfigError, match="--images is -1"):
         report.write(storage.url, max_images=-1)
-    assert program.main(["report", storage.url, "--images", "-1"]) == 2
+    assert cli.main(["report", storage.url, "--images", "-1"]) == 2
     assert "--images" in capsys.readouterr().err
 
 
@@ -350,17 +351,17 @@ def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path, c
     storage, _ = stored(train=samples("train", range(4)))
     theirs = tmp_path / name
     theirs.write_text("<!DOCTYPE html><title>shardset, a comparison</title>")
-    assert program.main(["report", storage.url, "--output", str(theirs)]) == 2
+    assert cli.main(["report", storage.url, "--output", str(theirs)]) == 2
     assert f"{theirs}: what stands there is no page of shardset; choose another --output" in capsys.readouterr().err
     assert theirs.read_text().endswith("comparison</title>")
-    assert program.main(["report", storage.url, "--output", str(theirs), "--force"]) == 0
-    assert program.main(["report", storage.url, "--output", str(theirs)]) == 0
+    assert cli.main(["report", storage.url, "--output", str(theirs), "--force"]) == 0
+    assert cli.main(["report", storage.url, "--output", str(theirs)]) == 0
 
 
 def test_a_page_replaces_an_empty_file_and_no_device(tmp_path):
     storage, _ = stored(train=samples("train", range(4)))
     (tmp_path / "page.html").touch()
-    assert report.write(storage.url, str(tmp_path / "page.html"))[2] > 0
+    assert report.write(storage.url, str(tmp_path / "page.html")).num_bytes > 0
     (tmp_path / "pipe").symlink_to("/dev/null")
     with pytest.raises(ConfigError, match="no page of shardset"):
         report.write(storage.url, str(tmp_path / "pipe"))
@@ -379,12 +380,12 @@ def test_a_page_beside_the_manifest_never_replaces_a_file_of_somebody_else(stora
 def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, capsys):
     storage, manifest = stored(train=samples("train", range(8)))
     out = tmp_path / "page.html"
-    assert program.main(["report", storage.url, "--output", str(out)]) == 0
+    assert cli.main(["report", storage.url, "--output", str(out)]) == 0
     assert capsys.readouterr().out.startswith(f"report: {out} (")
     assert out.read_bytes().startswith(b"<!DOCTYPE html>")
     shard = manifest.splits["train"].shards[0].path
     storage.delete(shard)
-    assert program.main(["report", storage.url, "--output", str(out), "--json"]) == 1
+    assert cli.main(["report", storage.url, "--output", str(out), "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert [one["where"] for one in found["damage"]] == [shard]
     assert (found["num_images_decoded"], found["duplicates"]) == (4, 0)
@@ -410,7 +411,7 @@ def test_a_cut_jpeg_in_quarantine_is_shown_as_far_as_it_goes(tmp_path):
     storage, manifest = stored(train=samples("train", range(8)))
     lines = [entry("cut.jpg", len(coarse) // 2), entry("text.jpg", 8, reason="text"), entry("gone.jpg", 8)]
     manifest = with_quarantine(storage, manifest, lines)
-    found = gathered(storage, manifest, raw=open_storage(str(tmp_path)))
+    found = collected(storage, manifest, raw=open_storage(str(tmp_path)))
     assert [one.picture is not None for one in found.rejected] == [True, False, False]
     assert found.reasons == [("train", "truncated", 2), ("train", "text", 1)]
     text = text_of(found)
@@ -424,7 +425,7 @@ def test_a_quarantine_list_can_not_make_the_report_read_elsewhere(tmp_path, name
     (tmp_path / "raw").mkdir()
     storage, manifest = stored(train=samples("train", range(8)))
     manifest = with_quarantine(storage, manifest, [entry(name, 10)])
-    found = gathered(storage, manifest, raw=open_storage(str(tmp_path / "raw")))
+    found = collected(storage, manifest, raw=open_storage(str(tmp_path / "raw")))
     assert [one.picture for one in found.rejected] == [None]
 
 
@@ -434,7 +435,7 @@ def test_a_quarantine_list_can_not_make_the_report_read_elsewhere(tmp_path, name
 def test_a_broken_quarantine_list_does_not_stop_the_report(tmp_path, line):
     storage, manifest = stored(train=samples("train", range(8)))
     manifest = with_quarantine(storage, manifest, [line, entry("b.png", 8)])
-    found = gathered(storage, manifest, raw=open_storage(str(tmp_path)))
+    found = collected(storage, manifest, raw=open_storage(str(tmp_path)))
     assert found.rejected[-1].name == "b.png"
     assert len(found.rejected) + len(found.damage) == 2
 
@@ -443,7 +444,7 @@ def test_a_missing_quarantine_list_is_damage():
     storage, manifest = stored(train=samples("train", range(8)))
     manifest = with_quarantine(storage, manifest, [entry("b.png", 8)])
     storage.delete("quarantine.jsonl")
-    assert [one.where for one in gathered(storage, manifest).damage] == ["quarantine.jsonl"]
+    assert [one.where for one in collected(storage, manifest).damage] == ["quarantine.jsonl"]
 
 
 # --- builds ----------------------------------------------------------------------------------------------------------
@@ -451,7 +452,7 @@ def test_a_missing_quarantine_list_is_damage():
 
 def build_page(raw: Path, out: Path | str, *more: str) -> int:
     words = ["build", "--source", "folder", "--input", str(raw), "--output", str(out), "--num-shards", "2"]
-    return program.main([*words, "--max-bad-fraction", "0.5", *more, *HERE])
+    return cli.main([*words, "--max-bad-fraction", "0.5", *more, *HERE])
 
 
 @pytest.fixture(scope="module")
@@ -494,15 +495,15 @@ def test_a_report_that_fails_is_a_warning_and_the_build_is_done(raw, tmp_path, c
 def test_a_page_is_made_on_a_bucket(gcs_root):
     storage = open_storage(gcs_root)
     write_shard_set(storage, {"train": samples("train", range(6)), "test": samples("test", range(9, 12))}, num_shards=1)
-    _, where, num_bytes = report.write(f"{gcs_root}/manifest.json")
-    assert where == f"{gcs_root}/report.html"
-    assert len(storage.read("report.html")) == num_bytes
+    written = report.write(f"{gcs_root}/manifest.json")
+    assert written.path == f"{gcs_root}/report.html"
+    assert len(storage.read("report.html")) == written.num_bytes
 
 
 def test_the_snippet_of_the_page_reads_the_set(tmp_path):
     storage = open_storage(str(tmp_path))
     manifest = write_shard_set(storage, {"train": samples("train", range(8)), "b": samples("b", range(9, 12))})
-    snippet = report._loading(manifest)
+    snippet = snippets.loading_code(manifest)
     assert "train/train-{000000..000001}.tar" in snippet
     counting = snippet.replace("    ...", "    print(sample[0].size, sample[1])")
     done = subprocess.run([sys.executable, "-c", counting], cwd=tmp_path, capture_output=True, text=True)
@@ -512,41 +513,39 @@ def test_the_snippet_of_the_page_reads_the_set(tmp_path):
 def test_the_commands_of_the_page_name_splits_that_are_not_the_usual_ones():
     storage = open_storage(f"memory://report-{next(_counter)}/set")
     splits = {name: samples(name, range(4)) for name in ("a", "b", "c")}
-    commands = report._training(write_shard_set(storage, splits, num_shards=1))
+    commands = snippets.training_commands(write_shard_set(storage, splits, num_shards=1))
     assert commands.endswith("--manifest . --run-dir run --set train_split=a --set eval_split=b\n")
 
 
-def test_of_a_huge_set_only_some_shards_are_looked_into(monkeypatch):
+def test_of_a_huge_set_only_some_shards_are_read():
     storage = open_storage(f"memory://report-{next(_counter)}/set")
     manifest = write_shard_set(storage, {"train": samples("train", range(24))}, num_shards=6)
-    monkeypatch.setattr(looking, "MAX_SAMPLES", 10)
-    found = gathered(storage, manifest)
-    assert [one.number for one in found.catalog.opened] == [0, 3]
+    found = collected(storage, manifest, max_samples=10)
+    assert [one.number for one in found.catalog.shards] == [0, 3]
     assert found.catalog.num_left_out == 16
     assert any("16 samples are not in them" in text for text in sentences(found))
 
 
 def test_neighbouring_samples_are_read_together(monkeypatch):
     storage, manifest = stored(train=samples("train", range(8)))
-    catalog, _ = looking.open_catalog(storage, manifest)
+    catalog, _ = open_catalog(storage, manifest)
     reads = []
     original = type(storage).read
     monkeypatch.setattr(type(storage), "read", lambda self, *a, **k: reads.append(a) or original(self, *a, **k))
-    found, damage = looking.read_each(storage, catalog, np.arange(8), lambda contents: len(contents["png"]))
+    found, damage = read_samples(storage, catalog, np.arange(8), lambda fields: len(fields["png"]))
     assert len(reads) == 2
     assert damage == []
     assert [found[number] for number in range(8)] == [len(picture(number)) for number in range(8)]
-    monkeypatch.setattr(looking, "MAX_READ", 1)
     reads.clear()
-    assert looking.read_each(storage, catalog, np.arange(8), lambda contents: len(contents["png"]))[0] == found
+    assert read_samples(storage, catalog, np.arange(8), lambda fields: len(fields["png"]), max_read=1)[0] == found
     assert len(reads) == 8
 
 
 def test_thumbnails_are_small_and_enlarged_ones_are_not_blurred():
-    content, width, height = collect.thumbnail(odd_images.encoded(odd_images.picture(1, (400, 100)), "PNG"))
+    content, width, height = thumbnails.thumbnail(odd_images.encoded(odd_images.picture(1, (400, 100)), "PNG"))
     assert (width, height) == (96, 24)
     assert len(content) < 4000
-    assert collect._picture(collect.thumbnail(picture(1, 8, 8))) == page.Picture(
-        uri=collect._picture(collect.thumbnail(picture(1, 8, 8))).uri, width=64, height=64, sharp=True
+    assert thumbnails.picture(thumbnails.thumbnail(picture(1, 8, 8))) == page.Picture(
+        uri=thumbnails.picture(thumbnails.thumbnail(picture(1, 8, 8))).uri, width=64, height=64, sharp=True
     )
     assert io.BytesIO(content).read(4) == b"RIFF"

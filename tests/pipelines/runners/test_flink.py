@@ -12,6 +12,7 @@ import pytest
 
 from pipelines.build import build
 from pipelines.config import BuildConfig
+from pipelines.plan import paths
 from scripts import flink
 from shardset.format import naming
 from tests.makers.cifar import cifar10, python_files, write_folder
@@ -69,7 +70,7 @@ def finish(process: subprocess.Popen[str]) -> dict:
 
 
 def wait_for_a_finished_shard(output: Path, process: subprocess.Popen[str]) -> None:
-    while not any((output / naming.RECORDS).rglob("*.json")):
+    while not any((output / paths.RECORDS).rglob("*.json")):
         assert process.poll() is None, process.communicate()[1][-3000:]
         time.sleep(0.005)
 

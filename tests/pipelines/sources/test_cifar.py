@@ -11,7 +11,7 @@ from PIL import Image
 
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
-from pipelines.sources.formats import tar_gz
+from pipelines.sources.formats.tar_gz import UnpackLimits
 from shardset.errors import ChangedInput, SourceError
 from shardset.format import naming
 from shardset.storage.open import open_storage
@@ -271,20 +271,18 @@ def test_a_web_page_in_place_of_an_archive_is_an_error(tmp_path):
         opened(Cifar10, tmp_path).survey()
 
 
-def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar_gz, "MAX_ARCHIVE_BYTES", 1_000_000)
+def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path):
     files = {**python_files(cifar10(1)), "zeros": bytes(3_000_000)}
     path = write_archive(tmp_path / "a.tar.gz", files, PYTHON10)
     with pytest.raises(SourceError, match="unpacks to more than 1000000 bytes"):
-        opened(Cifar10, path).survey()
+        opened(Cifar10, path, limits=UnpackLimits(archive_bytes=1_000_000)).survey()
 
 
-def test_a_file_that_is_far_too_large_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tar_gz, "MAX_MEMBER_BYTES", 1000)
+def test_a_file_that_is_far_too_large_is_refused(tmp_path):
     files = {**python_files(cifar10(1)), "batches.meta": bytes(2000)}
     for path in (write_archive(tmp_path / "a.tar.gz", files, PYTHON10), write_folder(tmp_path / "b", files)):
         with pytest.raises(SourceError, match="2000 bytes, expected at most 1000"):
-            opened(Cifar10, path).survey()
+            opened(Cifar10, path, limits=UnpackLimits(member_bytes=1000)).survey()
 
 
 def test_paths_in_an_archive_are_never_used_as_paths(tmp_path):

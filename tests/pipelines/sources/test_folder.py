@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 
-from pipelines.sources import folder as module
 from pipelines.sources.base import Extent, Rejected
 from pipelines.sources.folder import Folder
+from pipelines.sources.holdout import Holdout
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders, write_images
@@ -96,9 +96,8 @@ def test_empty_files_are_passed_on(tmp_path):
     assert sample.fields["png"].num_bytes == 0
 
 
-def test_units_are_pieces_of_the_listing_and_are_json(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ENTRIES_PER_UNIT", 3)
-    source = opened(write_class_folders(tmp_path, ["a", "b"], 4))
+def test_units_are_pieces_of_the_listing_and_are_json(tmp_path):
+    source = opened(write_class_folders(tmp_path, ["a", "b"], 4), entries_per_unit=3)
     units = json.loads(json.dumps(list(source.survey().units)))
     assert [len(unit["entries"]) for unit in units] == [3, 3, 2]
     again = pickle.loads(pickle.dumps(source))
@@ -120,7 +119,7 @@ def test_a_name_that_is_no_utf8_is_rejected_with_a_printable_name(tmp_path):
 
 
 def test_a_holdout_splits_class_folders_by_key(tmp_path):
-    source = opened(write_class_folders(tmp_path, ["a", "b"], 40), holdout={"test": 0.25}, seed=3)
+    source = opened(write_class_folders(tmp_path, ["a", "b"], 40), holdout=Holdout({"test": 0.25}, seed=3))
     samples = read(source)
     assert {sample.split for sample in samples} == {"train", "test"}
     before = {sample.key: sample.split for sample in samples}
@@ -132,20 +131,20 @@ def test_a_holdout_splits_class_folders_by_key(tmp_path):
 def test_a_split_that_a_holdout_leaves_empty_is_noted(tmp_path):
     folder = write_class_folders(tmp_path, ["a", "b"], 3)
     empty = "--holdout test=0.001 left no image in split test, so there is no such split"
-    assert opened(folder, holdout={"test": 0.001}).survey().notes == [empty]
-    [note, *_] = opened(folder, holdout={"test": 0.999}).survey().notes
+    assert opened(folder, holdout=Holdout({"test": 0.001})).survey().notes == [empty]
+    [note, *_] = opened(folder, holdout=Holdout({"test": 0.999})).survey().notes
     assert note == "--holdout test=0.999 left no image in split train, so there is no such split"
 
 
 def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
     write_class_folders(tmp_path, ["a"], 1, splits=["train", "test"])
     with pytest.raises(ConfigError, match=r"splits already, such as test/a/000\.png; leave --holdout out"):
-        opened(tmp_path, holdout={"test": 0.1}).survey()
+        opened(tmp_path, holdout=Holdout({"test": 0.1})).survey()
 
 
 def test_a_senseless_holdout_is_refused_when_the_source_is_made(tmp_path):
     with pytest.raises(ConfigError, match="expected a fraction"):
-        opened(tmp_path, holdout={"test": 10})
+        opened(tmp_path, holdout=Holdout({"test": 10}))
 
 
 # --- layouts that are neither

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipelines.config import BuildConfig
 from pipelines.sources import TAKES_HOLDOUT, open_source
-from pipelines.sources.holdout import NamesBelow, check_holdout, split_of
+from pipelines.sources.holdout import Holdout, NamesBelow
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -19,35 +19,35 @@ KEYS = [f"cat/{number:05d}" for number in range(4000)]
 
 
 def test_fractions_are_kept_within_chance():
-    splits = [split_of(key, {"test": 0.1, "validation": 0.3}, seed=1) for key in KEYS]
+    splits = [Holdout({"test": 0.1, "validation": 0.3}, seed=1).split_of(key) for key in KEYS]
     assert 330 < splits.count("test") < 470
     assert 1080 < splits.count("validation") < 1320
     assert splits.count("train") == len(KEYS) - splits.count("test") - splits.count("validation")
 
 
 def test_without_holdout_everything_is_train():
-    assert {split_of(key, {}, seed=1) for key in KEYS[:100]} == {"train"}
+    assert {Holdout({}, seed=1).split_of(key) for key in KEYS[:100]} == {"train"}
 
 
 def test_the_order_of_the_splits_does_not_matter():
-    first = [split_of(key, {"a": 0.2, "b": 0.3}, seed=1) for key in KEYS[:500]]
-    assert first == [split_of(key, {"b": 0.3, "a": 0.2}, seed=1) for key in KEYS[:500]]
+    first = [Holdout({"a": 0.2, "b": 0.3}, seed=1).split_of(key) for key in KEYS[:500]]
+    assert first == [Holdout({"b": 0.3, "a": 0.2}, seed=1).split_of(key) for key in KEYS[:500]]
 
 
 def test_another_seed_holds_out_other_samples():
-    chosen = [{key for key in KEYS if split_of(key, {"test": 0.1}, seed) == "test"} for seed in (1, 2)]
+    chosen = [{key for key in KEYS if Holdout({"test": 0.1}, seed).split_of(key) == "test"} for seed in (1, 2)]
     assert 0 < len(chosen[0] & chosen[1]) < 0.25 * len(chosen[0])
 
 
 def test_a_holdout_is_frozen():
     # Held-out samples of existing sets. To change them is to leak test samples into training.
-    chosen = [key for key in KEYS[:60] if split_of(key, {"test": 0.1}, seed=7) == "test"]
+    chosen = [key for key in KEYS[:60] if Holdout({"test": 0.1}, seed=7).split_of(key) == "test"]
     assert chosen == ["cat/00004", "cat/00033", "cat/00046", "cat/00050"]
 
 
 @given(st.text("abc/", max_size=9), st.integers(0, 2**63))
 def test_a_fraction_close_to_one_takes_nearly_everything(key, seed):
-    assert split_of(key, {"test": 1 - 1e-15}, seed) == "test"
+    assert Holdout({"test": 1 - 1e-15}, seed).split_of(key) == "test"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_fraction_close_to_one_takes_nearly_everything(key, seed):
 )
 def test_a_holdout_that_makes_no_sense_is_refused(holdout):
     with pytest.raises(ConfigError, match="--holdout"):
-        check_holdout(holdout)
+        Holdout(holdout)
 
 
 # --- the same files, spelled otherwise
@@ -93,7 +93,7 @@ def write_listing(folder: Path, paths: list[str]) -> None:
     write_csv(folder / "list.csv", ["path", "label"], [[path, 0] for path in paths])
 
 
-EXPECTED = [split_of(path[:-4], {"test": 0.3}, 5) == "test" for path in IMAGES]
+EXPECTED = [Holdout({"test": 0.3}, 5).split_of(path[:-4]) == "test" for path in IMAGES]
 """What the names below the input decide; so listings with relative paths and class folders have always been split."""
 
 
@@ -161,7 +161,7 @@ def test_a_given_key_decides_wherever_the_path_leads(photos, tmp_path):
 
 def test_an_image_outside_of_the_input_is_held_out_by_its_whole_path_as_ever(photos, tmp_path):
     write_listing(tmp_path, [f"{photos}/{path}" for path in IMAGES])
-    whole = [split_of(f"{photos}/{path[:-4]}".lstrip("/"), {"test": 0.3}, 5) == "test" for path in IMAGES]
+    whole = [Holdout({"test": 0.3}, 5).split_of(f"{photos}/{path[:-4]}".lstrip("/")) == "test" for path in IMAGES]
     assert chosen("listing", f"{tmp_path}/list.csv") == whole
 
 

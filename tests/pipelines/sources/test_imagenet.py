@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import pickle
@@ -7,10 +8,9 @@ import zlib
 
 import pytest
 
-from pipelines.sources import imagenet
 from pipelines.sources.base import RawSample, Rejected, Survey
 from pipelines.sources.imagenet import ImageNet
-from pipelines.sources.synsets import read_mapping, read_solution
+from pipelines.sources.synsets import read_devkit, read_mapping, read_solution
 from shardset.errors import ChangedInput, SourceError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -34,16 +34,15 @@ def content(storage: Storage, sample: RawSample) -> bytes:
     return storage.read(extent.object, extent.offset, extent.offset + extent.num_bytes, generation=extent.generation)
 
 
-def source_of(tmp_path, files) -> ImageNet:
-    return ImageNet(open_storage(str(maker.put(tmp_path / "in", files))))
+def source_of(tmp_path, files, **options) -> ImageNet:
+    return ImageNet(open_storage(str(maker.put(tmp_path / "in", files))), **options)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chunk", [2, 100])
-def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, monkeypatch, layout, chunk):
-    monkeypatch.setattr(imagenet, "VALIDATION_CHUNK", chunk)
+def test_every_layout_gives_the_same_samples_labels_and_bytes(tmp_path, layout, chunk):
     images = maker.images()
-    source = source_of(tmp_path, LAYOUTS[layout](images))
+    source = source_of(tmp_path, LAYOUTS[layout](images), validation_chunk=chunk)
     survey, samples, rejected = everything(source)
     assert rejected == []
     assert {(s.split, s.key, maker.WNIDS[s.label], content(source.input, s)) for s in samples} == {
@@ -214,12 +213,11 @@ def test_what_is_no_class_archive_or_no_file_is_rejected_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
-def test_validation_images_without_a_label_are_rejected_once(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(imagenet, "VALIDATION_CHUNK", chunk)
+def test_validation_images_without_a_label_are_rejected_once(tmp_path, chunk):
     files = maker.archives(maker.images())
     images = {f"{image.key}.JPEG": image.content for image in maker.images() if image.split == "validation"}
     files[VALIDATION_TAR] = tar_bytes(images | {"ILSVRC2012_val_00000008.JPEG": b"8", "cat.JPEG": b"c"})
-    _, samples, rejected = everything(source_of(tmp_path, files))
+    _, samples, rejected = everything(source_of(tmp_path, files, validation_chunk=chunk))
     assert sum(sample.split == "validation" for sample in samples) == len(maker.TRUTH)
     assert [entry.name.rpartition("/")[2] for entry in rejected] == ["ILSVRC2012_val_00000008.JPEG", "cat.JPEG"]
     assert all("with a number from 1 to 7: no label" in entry.reason for entry in rejected)
@@ -287,13 +285,12 @@ def test_a_devkit_without_compression_inside_reads_the_same(tmp_path):
     assert source_of(tmp_path, files).survey().classes[0].name == "tench"
 
 
-def test_a_table_of_synsets_cannot_unpack_without_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipelines.sources.synsets.MAX_MAT_BYTES", 100_000)
+def test_a_table_of_synsets_cannot_unpack_without_limit():
     packed = zlib.compress(bytes(200_000))
     bomb = maker.meta()[:128] + struct.pack("<II", 15, len(packed)) + packed
-    files = maker.archives(maker.images()) | {DEVKIT: maker.pack_devkit(bomb, b"1\n")}
+    devkit = io.BytesIO(maker.pack_devkit(bomb, b"1\n"))
     with pytest.raises(SourceError, match="unpacks to more than"):
-        source_of(tmp_path, files).survey()
+        read_devkit(devkit, DEVKIT, max_mat_bytes=100_000)
 
 
 @pytest.mark.parametrize("text", [b"tench\n", b"n01440764\n", b"n1 tench\n"])

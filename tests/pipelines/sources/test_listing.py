@@ -1,13 +1,14 @@
 import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from pipelines.config import BuildConfig
-from pipelines.sources import listing as module
 from pipelines.sources import open_source
 from pipelines.sources.base import Extent, RawSample, Rejected
-from pipelines.sources.listing import Listing
+from pipelines.sources.holdout import Holdout
+from pipelines.sources.listing import MAX_LINE_BYTES, Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_file, open_storage
 from tests.makers.folders import write_csv, write_images, write_jsonl
@@ -138,9 +139,8 @@ def test_an_image_that_is_not_there_is_rejected_in_its_place(images):
     assert [first.name, third.name] == ["a/1.png", "3.ppm"]
 
 
-def test_units_are_pieces_of_the_listing_and_are_json(images, monkeypatch):
-    monkeypatch.setattr(module, "ENTRIES_PER_UNIT", 2)
-    source = csv_of(images, ["a/1.png", "cat"], ["gone.png", "dog"], ["3.ppm", "cat"])
+def test_units_are_pieces_of_the_listing_and_are_json(images):
+    source = replace(csv_of(images, ["a/1.png", "cat"], ["gone.png", "dog"], ["3.ppm", "cat"]), entries_per_unit=2)
     units = json.loads(json.dumps(list(source.survey().units)))
     assert [len(unit["entries"]) for unit in units] == [2, 1]
     again = pickle.loads(pickle.dumps(source))
@@ -175,27 +175,27 @@ def test_blank_lines_of_jsonl_are_passed_over_and_the_extension_may_be_ndjson(im
 def test_a_holdout_splits_by_key(images):
     rows = [{"path": "3.ppm", "label": 0, "key": f"k{number}"} for number in range(60)]
     path = write_jsonl(images / "list.jsonl", rows)
-    splits = {s.key: s.split for s in read(opened(path, holdout={"test": 0.3}, seed=1))}
+    splits = {s.key: s.split for s in read(opened(path, holdout=Holdout({"test": 0.3}, seed=1)))}
     assert set(splits.values()) == {"train", "test"}
     write_jsonl(path, reversed(rows))
-    assert {s.key: s.split for s in read(opened(path, holdout={"test": 0.3}, seed=1))} == splits
+    assert {s.key: s.split for s in read(opened(path, holdout=Holdout({"test": 0.3}, seed=1)))} == splits
 
 
 def test_a_split_that_a_holdout_leaves_empty_is_noted(images):
     path = write_jsonl(images / "list.jsonl", [{"path": "3.ppm", "label": 0}])
-    [note] = opened(path, holdout={"test": 0.001}).survey().notes
+    [note] = opened(path, holdout=Holdout({"test": 0.001})).survey().notes
     assert note == "--holdout test=0.001 left no image in split test, so there is no such split"
 
 
 def test_a_holdout_of_a_listing_with_splits_is_refused(images):
     path = write_csv(images / "list.csv", ["path", "label", "split"], [["3.ppm", 0, ""], ["a/1.png", 0, "train"]])
     with pytest.raises(ConfigError, match="line 3: --holdout with a listing that has splits"):
-        opened(path, holdout={"test": 0.5}).survey()
+        opened(path, holdout=Holdout({"test": 0.5})).survey()
 
 
 def test_a_senseless_holdout_is_refused_when_the_source_is_made(images):
     with pytest.raises(ConfigError, match="--holdout"):
-        opened(images / "list.csv", holdout={"train": 0.5})
+        opened(images / "list.csv", holdout=Holdout({"train": 0.5}))
 
 
 # --- images elsewhere
@@ -263,11 +263,11 @@ def test_a_malformed_jsonl_row_is_an_error_with_its_line(images, row, message):
     [
         (b"{", "not JSON"),
         (b'{"path": "a", "label": NaN}', "NaN is no JSON number"),
-        (b'{"path": "a", "path": "b", "label": 1}', "a name stands twice"),
+        (b'{"path": "a", "path": "b", "label": 1}', "an object has a name twice"),
         (b'{"path": "\\ud800", "label": 1}', "not JSON .*surrogates not allowed"),
         (b"[" * 100_000, "not JSON"),
         (b'{"path": "\xff", "label": 1}', "not UTF-8"),
-        (b"x" * (module.MAX_LINE_BYTES + 1), "has more than 1048576 bytes"),
+        (b"x" * (MAX_LINE_BYTES + 1), "has more than 1048576 bytes"),
     ],
 )
 def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message):

@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.plan.index import fields_of
 from pipelines.sources.base import Extent, RawSample, Rejected, Survey
-from pipelines.sources.webdataset import WebDataset, find
+from pipelines.sources.webdataset import WebDataset, find_tars
 from shardset.errors import ConfigError, ManifestError, SourceError
 from shardset.format.manifest import load
 from shardset.storage.open import open_storage
@@ -37,7 +37,7 @@ def everything(source: WebDataset) -> tuple[Survey, list[RawSample], list[Reject
 
 def one_tar(tmp_path, data: bytes) -> WebDataset:
     put(tmp_path, {"train-000000.tar": data})
-    return WebDataset(*find(str(tmp_path / "train-000000.tar")))
+    return WebDataset(*find_tars(str(tmp_path / "train-000000.tar")))
 
 
 def fields(source: WebDataset, sample: RawSample) -> dict[str, bytes]:
@@ -54,7 +54,7 @@ def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
     put(
         tmp_path, {f"train/train-{shard}.tar": tar_bytes(members(4 * shard, 4 * shard + 4), format) for shard in (0, 1)}
     )
-    source = WebDataset(*find(str(tmp_path)))
+    source = WebDataset(*find_tars(str(tmp_path)))
     survey, samples, rejected = everything(source)
     assert rejected == []
     assert survey.classes is None
@@ -68,7 +68,7 @@ def test_samples_come_in_order_with_labels_and_bytes(tmp_path, format):
 def test_a_pattern_is_read_from_every_storage(storage):
     for shard in range(3):
         put_object(storage, f"train/x-{shard}.tar", tar_bytes(members(2 * shard, 2 * shard + 2)))
-    source = WebDataset(*find(f"{storage.url}/train/x-{{1..2}}.tar"))
+    source = WebDataset(*find_tars(f"{storage.url}/train/x-{{1..2}}.tar"))
     _, samples, _ = everything(source)
     assert [fields(source, sample)["jpg"] for sample in samples] == [jpeg(number) for number in range(2, 6)]
 
@@ -170,7 +170,7 @@ def test_a_cut_tar_is_an_error_with_its_name(tmp_path):
 )
 def test_the_split_is_the_folder_or_the_name_before_the_number(tmp_path, tar, split):
     put(tmp_path, {tar: tar_bytes(members(0, 1))})
-    survey, [sample], _ = everything(WebDataset(*find(str(tmp_path))))
+    survey, [sample], _ = everything(WebDataset(*find_tars(str(tmp_path))))
     assert sample.split == split
     assert survey.notes == (
         ["the names of some tars say no split: their samples go to split train"] if tar == "00012.tar" else []
@@ -186,7 +186,7 @@ def test_a_given_split_wins_over_names(tmp_path):
 def test_a_name_that_cannot_be_a_split_is_an_error(tmp_path):
     put(tmp_path, {"my data/x-0.tar": tar_bytes({})})
     with pytest.raises(SourceError, match="'my data' can't name a split"):
-        WebDataset(*find(str(tmp_path))).survey()
+        WebDataset(*find_tars(str(tmp_path))).survey()
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_name_that_cannot_be_a_split_is_an_error(tmp_path):
     ],
 )
 def test_an_input_may_be_a_folder_a_tar_a_brace_pattern_or_a_list(pattern, url, names):
-    storage, found = find(pattern)
+    storage, found = find_tars(pattern)
     assert (storage.url, list(found)) == (url, names)
 
 
@@ -221,38 +221,38 @@ def test_an_input_may_be_a_folder_a_tar_a_brace_pattern_or_a_list(pattern, url, 
 )
 def test_a_pattern_that_names_no_tars_is_refused(pattern):
     with pytest.raises(ConfigError):
-        find(pattern)
+        find_tars(pattern)
 
 
 def test_a_missing_tar_of_a_range_is_named(tmp_path):
     put(tmp_path, {f"train-{shard}.tar": tar_bytes({}) for shard in (0, 2)})
     with pytest.raises(SourceError, match=r"2 of 4 tars are missing: train-1.tar, train-3.tar"):
-        WebDataset(*find(str(tmp_path / "train-{0..3}.tar"))).survey()
+        WebDataset(*find_tars(str(tmp_path / "train-{0..3}.tar"))).survey()
 
 
 @pytest.mark.parametrize("pattern", ["*.tar", "train-?.tar", "{train,val}-*.tar"])
 def test_a_pattern_of_a_shell_is_refused_with_the_one_that_is_read(tmp_path, pattern):
     with pytest.raises(SourceError, match=r"\* and \? are not read; name the folder, or the tars as in train-\{"):
-        WebDataset(*find(f"{tmp_path}/{pattern}")).survey()
+        WebDataset(*find_tars(f"{tmp_path}/{pattern}")).survey()
 
 
 def test_a_folder_without_tars_is_an_error(tmp_path):
     put(tmp_path, {"cat.jpg": b"1"})
     with pytest.raises(SourceError, match=r"no \*\.tar below it \(1 other files\)"):
-        WebDataset(*find(str(tmp_path))).survey()
+        WebDataset(*find_tars(str(tmp_path))).survey()
 
 
 def test_hidden_tars_are_ignored(tmp_path):
     put(tmp_path, {"train-0.tar": tar_bytes(members(0, 1)), "._train-0.tar": b"resource fork"})
-    assert [unit["tar"] for unit in WebDataset(*find(str(tmp_path))).survey().units] == ["train-0.tar"]
+    assert [unit["tar"] for unit in WebDataset(*find_tars(str(tmp_path))).survey().units] == ["train-0.tar"]
 
 
 def test_compressed_tars_are_an_error_that_says_what_to_do(tmp_path):
     with pytest.raises(SourceError, match="gunzip"):
-        find("/d/train-{0..3}.tar.gz")
+        find_tars("/d/train-{0..3}.tar.gz")
     put(tmp_path, {"train-0.tar.gz": gzip.compress(tar_bytes({}))})
     with pytest.raises(SourceError, match="gunzip"):
-        WebDataset(*find(str(tmp_path))).survey()
+        WebDataset(*find_tars(str(tmp_path))).survey()
     with pytest.raises(SourceError, match="gunzip"):
         everything(one_tar(tmp_path, gzip.compress(tar_bytes(members(0, 9)), mtime=0)))
 
@@ -260,7 +260,7 @@ def test_compressed_tars_are_an_error_that_says_what_to_do(tmp_path):
 def shard_set(tmp_path) -> WebDataset:
     samples = {split: png_samples(split, 5, size=8, num_classes=3) for split in ("train", "holdout")}
     write_shard_set(open_storage(str(tmp_path)), samples, num_classes=3)
-    return WebDataset(*find(str(tmp_path)))
+    return WebDataset(*find_tars(str(tmp_path)))
 
 
 def test_a_shard_set_keeps_its_splits_classes_and_samples(tmp_path):
@@ -290,10 +290,10 @@ def test_a_shard_set_that_misses_or_exchanged_a_shard_is_an_error(tmp_path):
 def test_a_broken_manifest_is_an_error_and_one_of_another_kind_is_ignored(tmp_path):
     put(tmp_path, {"train-0.tar": tar_bytes(members(0, 1)), "manifest.json": b'{"kind": "shardset"}'})
     with pytest.raises(ManifestError):
-        WebDataset(*find(str(tmp_path))).survey()
+        WebDataset(*find_tars(str(tmp_path))).survey()
     for other in (b"not json", b"[]", b'{"kind": "chrome extension"}'):
         put(tmp_path, {"manifest.json": other})
-        assert len(everything(WebDataset(*find(str(tmp_path))))[1]) == 1
+        assert len(everything(WebDataset(*find_tars(str(tmp_path))))[1]) == 1
 
 
 @pytest.mark.parametrize("left", [0.2, 0.7])
@@ -302,7 +302,7 @@ def test_a_manifest_that_was_cut_is_an_error_and_not_that_of_others(tmp_path, le
     whole = (tmp_path / "manifest.json").read_bytes()
     (tmp_path / "manifest.json").write_bytes(whole[: int(len(whole) * left)])
     with pytest.raises(ManifestError, match=r"manifest\.json: not valid JSON"):
-        WebDataset(*find(str(tmp_path))).survey()
+        WebDataset(*find_tars(str(tmp_path))).survey()
 
 
 def test_a_source_pickles(tmp_path):

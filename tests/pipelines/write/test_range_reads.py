@@ -67,10 +67,10 @@ def test_a_window_never_closes():
 def test_only_the_reads_in_the_window_are_asked_for(archive):
     asked = []
     groups = (asked.append(group) or group for group in extents(archive))
-    found = fetch(groups, archive, NOWHERE, Window())
-    first = next(found)
+    contents_in_order = fetch(groups, archive, NOWHERE, Window())
+    first = next(contents_in_order)
     assert len(asked) == FIRST_IN_FLIGHT
-    assert [first, *found] == contents()
+    assert [first, *contents_in_order] == contents()
 
 
 @pytest.mark.gcs

@@ -14,7 +14,6 @@ from shardset.decode.image import (
     ImageSpec,
     PadCrop,
     RandomResizedCrop,
-    UndecodableImage,
     decode,
     decode_into,
     draws,
@@ -23,7 +22,7 @@ from shardset.decode.image import (
     pad_crops,
     random_box,
 )
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, UndecodableImage
 from tests.makers.shardset import encode, pixels
 
 RANDOM = ImageSpec(size=24, crop=RandomResizedCrop(), flip=True)

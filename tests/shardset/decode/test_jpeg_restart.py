@@ -8,11 +8,12 @@ import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tests.trainer.test_decode import busy
 
 from shardset.decode import image as decoding
-from shardset.decode.image import ImageSpec, RandomResizedCrop, UndecodableImage, decode, decode_into, draws
+from shardset.decode.image import ImageSpec, RandomResizedCrop, decode, decode_into, draws
 from shardset.decode.jpeg_restart import cut, grid_of, head
+from shardset.errors import UndecodableImage
+from tests.shardset.decode.test_image import busy
 
 SPEC = ImageSpec(size=24)
 BLOCKS = {"4:2:0": (16, 16), "4:2:2": (8, 16), "4:4:4": (8, 8), "grey": (8, 8)}

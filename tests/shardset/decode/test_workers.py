@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, UndecodableImage, decode
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode
 from shardset.decode.shared import SharedImages
 from shardset.decode.workers import Decoders
-from shardset.errors import DecoderLost
+from shardset.errors import DecoderLost, UndecodableImage
 from shardset.format import stored_png
 from shardset.storage.open import open_storage
 from shardset.stream.stream import MIN_DECODED, Stream, order_options
@@ -200,7 +200,7 @@ def test_processes_import_what_the_stream_did_whatever_the_working_folder_holds(
     program.parent.mkdir()
     program.write_text(
         "import os, sys\n"
-        "from tests.trainer.test_decoders import from_second, make\n"
+        "from tests.shardset.decode.test_workers import from_second, make\n"
         f"os.chdir({str(tmp_path)!r})\n"
         "print(sum(batch['id'].size for batch in from_second(make(sys.argv[1]))))\n"
     )
@@ -264,7 +264,7 @@ def test_whole_images_of_any_kind_are_put_where_they_belong():
 def test_no_process_outlives_the_one_that_it_works_for(shards, how):
     program = (
         "import sys\n"
-        "from tests.trainer.test_decoders import from_second, make\n"
+        "from tests.shardset.decode.test_workers import from_second, make\n"
         "for number, batch in enumerate(from_second(make(sys.argv[1]))):\n"
         "    print(number, flush=True)\n"
         "    sys.stdin.readline()\n"

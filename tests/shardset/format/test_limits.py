@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.images.encode import ImageOptions, UndecodableImage, examine, thumbnail_of
+from pipelines.images.check import examine
+from pipelines.images.encode import thumbnail_of
+from pipelines.images.options import ImageOptions
 from shardset.decode import image as decoding
 from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, RandomResizedCrop, decode, decode_into
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import limits
 from tests.makers import odd_images
 from tests.makers.shardset import encode, pixels

@@ -134,25 +134,10 @@ def test_a_shard_file_is_known_by_its_name(path, expected):
     assert naming.is_shard_file(path) is expected
 
 
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [(naming.BUILD, True), (naming.SURVEY, True), (naming.PLAN, True), (naming.REJECTED, True), (naming.REPLACED, True),
-     (naming.unit_path(3), True), (naming.summary_path(3), True), (naming.partition_path("keys", 3), True),
-     (naming.dropped_path(3), True), (naming.spool_path(3), True), (naming.references_path("val", 4), True),
-     (naming.record_path("val", 4), True), ("plan/cat/1.png", False), ("plan/done/1.png", False),
-     ("plan/done/cat/1.json", False), ("plan/notes.json", False), ("units/0000003.arrow", False)],
-)  # fmt: skip
-def test_a_file_of_the_plan_is_known_by_its_name(path, expected):
-    assert naming.is_plan(path) is expected
-
-
 def test_paths_are_frozen():
     assert naming.shard_path("train", "train", 12) == "train/train-000012.tar"
     assert naming.index_path("train/train-000012.tar") == "train/train-000012.idx.npy"
-    assert naming.unit_path(3) == "plan/units/0000003.arrow"
-    assert naming.spool_path(3) == "plan/spool/0000003.bin"
     assert naming.references_path("val", 4) == "plan/shards/val-000004.arrow"
-    assert naming.record_path("val", 4) == "plan/done/val-000004.json"
 
 
 @given(st.integers(0, 999_998))

@@ -19,22 +19,9 @@ from webdataset.tariterators import tar_file_iterator
 
 from shardset.checksum import crc32c_text
 from shardset.errors import DamagedShard
+from shardset.format.index import fits_index, index_dtype, index_fields, index_from_bytes, index_to_bytes
 from shardset.format.naming import is_key
-from shardset.format.tar import (
-    BLOCK,
-    END,
-    StoredSample,
-    TarBuilder,
-    TarMember,
-    fits_index,
-    header,
-    index_dtype,
-    index_fields,
-    index_from_bytes,
-    index_to_bytes,
-    members,
-    sample_members,
-)
+from shardset.format.tar import BLOCK, END, StoredSample, TarBuilder, TarMember, header, members, sample_members
 from tests.makers import golden
 from tests.makers.tars import plain, special, tar_bytes, tar_of
 

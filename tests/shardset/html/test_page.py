@@ -16,7 +16,7 @@ FRAME = {
 
 
 def rendered(**values: object) -> str:
-    return page.render("trainer", "report.html", **{**FRAME, **values}).decode()
+    return page.render("trainer.tools", "report.html", **{**FRAME, **values}).decode()
 
 
 def test_what_is_put_in_is_escaped_everywhere():
@@ -40,7 +40,7 @@ def test_a_page_refers_to_nothing_outside_itself():
 
 def test_a_value_that_a_template_needs_can_not_be_forgotten():
     with pytest.raises(jinja2.UndefinedError):
-        page.render("trainer", "report.html", title="only this")
+        page.render("trainer.tools", "report.html", title="only this")
 
 
 def test_a_long_text_is_cut_and_control_characters_are_replaced():
@@ -56,7 +56,7 @@ def test_every_space_stays_what_it_is(space):
 
 
 def test_half_a_surrogate_is_no_failure():
-    assert b"half" in page.render("trainer", "report.html", **{**FRAME, "title": "half \ud800"})
+    assert b"half" in page.render("trainer.tools", "report.html", **{**FRAME, "title": "half \ud800"})
 
 
 @pytest.mark.parametrize(

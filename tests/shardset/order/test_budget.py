@@ -5,8 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.budget import BUDGET_BYTES, fit_memory, fit_order
-from shardset.order.epoch import rank_part
+from shardset.order.budget import (
+    BUDGET_BYTES,
+    default_block_size,
+    fit_lanes,
+    fit_memory,
+    fit_order,
+    fit_window,
+)
+from shardset.order.lanes import rank_part
 
 IMAGENET = {"shard_sizes": [1252] * 1024, "stored_bytes": 1024 * 1252 * 111_000, "seed": 1}
 
@@ -19,9 +26,9 @@ def memory_of(*, world=1, budget_bytes=BUDGET_BYTES, image_bytes=150_528, cache_
     def order_within(budget):
         return order(**changes, budget_bytes=budget)
 
-    found = order_within(budget_bytes)
+    fitted = order_within(budget_bytes)
     return fit_memory(
-        found, rank_part(found.global_batch_size, 0, world), order_within=order_within, budget_bytes=budget_bytes,
+        fitted, rank_part(fitted.global_batch_size, 0, world), order_within=order_within, budget_bytes=budget_bytes,
         stored_bytes=changes.get("stored_bytes", IMAGENET["stored_bytes"]), image_bytes=image_bytes,
         cache_bytes=cache_bytes,
     )  # fmt: skip
@@ -40,8 +47,8 @@ def test_a_split_that_fits_the_budget_needs_no_narrower_order():
 
 
 def test_numbers_that_are_given_are_not_changed():
-    found = order(num_lanes=16, block_size=9, window=3, budget_bytes=1 << 20)
-    assert (found.num_lanes, found.block_size, found.window) == (16, 9, 3)
+    fitted = order(num_lanes=16, block_size=9, window=3, budget_bytes=1 << 20)
+    assert (fitted.num_lanes, fitted.block_size, fitted.window) == (16, 9, 3)
 
 
 def test_the_stored_order_has_no_window():
@@ -83,9 +90,26 @@ def test_the_budget_that_a_refusal_names_is_enough_and_a_mib_less_is_not(batch, 
     try:
         memory_of(**numbers, budget_bytes=budget)
     except ConfigError as error:
-        (enough,) = {int(found) for found in re.findall(r"budget[-_]bytes[ =](?:to )?(\d+)", str(error))}
+        (enough,) = {int(text) for text in re.findall(r"budget[-_]bytes[ =](?:to )?(\d+)", str(error))}
         assert enough > budget
         assert memory_of(**numbers, budget_bytes=enough).total <= enough
         if enough - (1 << 20) > budget:
             with pytest.raises(ConfigError):
                 memory_of(**numbers, budget_bytes=enough - (1 << 20))
+
+
+@pytest.mark.parametrize(("mean", "size"), [(2_500, 512), (110_000, 38), (9_000_000, 8), (0, 512)])
+def test_a_block_is_about_4_mib(mean, size):
+    assert default_block_size(mean) == size
+
+
+def test_a_memory_budget_lowers_the_window():
+    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1 << 30) == 256
+    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1_000_000) == 92
+    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=10) == 0
+
+
+def test_a_memory_budget_lowers_the_lanes_after_the_window():
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1 << 30) == 64
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=300_000) == 32
+    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1) == 1

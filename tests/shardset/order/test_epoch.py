@@ -10,19 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.epoch import (
-    Order,
-    OrderState,
-    check_world,
-    default_block_size,
-    default_lanes,
-    fit_lanes,
-    fit_window,
-    quarantine_digest,
-    slot_key,
-    state_from_json,
-)
+from shardset.order.epoch import Order, slot_key
 from shardset.order.permutation import hash64
+from shardset.order.state import state_from_json
 
 FROZEN_0 = [
     [23, 24, 8, 17, 21, 20, 1, 0],
@@ -62,7 +52,7 @@ def orders(draw):
     )
 
 
-def plain_line(order, epoch):
+def plain_sequence(order, epoch):
     """Blocks and their order as the rules say them, one sample at a time."""
     blocks = []
     for shard, size in enumerate(order.shard_sizes):
@@ -76,8 +66,8 @@ def plain_line(order, epoch):
 
 
 def plain_lane(order, epoch, lane):
-    line = plain_line(order, epoch)
-    mine = line[len(line) * lane // order.num_lanes : len(line) * (lane + 1) // order.num_lanes]
+    ids = plain_sequence(order, epoch)
+    mine = ids[len(ids) * lane // order.num_lanes : len(ids) * (lane + 1) // order.num_lanes]
     if order.seed is None:
         return mine
     keys = [(p << 32) + (hash64(order.seed, epoch, 3, lane, p) >> 32) * order.window for p in range(len(mine))]
@@ -116,7 +106,7 @@ def test_every_slot_is_what_the_rules_say(order, epoch):
     for step in range(order.num_batches):
         slots = order.batch(epoch, step)
         for slot, (id_, weight) in enumerate(zip(slots.ids, slots.weights, strict=True)):
-            lane, row = slot // order.items, step * order.items + slot % order.items
+            lane, row = slot // order.rows_per_step, step * order.rows_per_step + slot % order.rows_per_step
             assert (slots.lanes[slot], slots.rows[slot]) == (lane, row)
             assert weight == (row < len(lanes[lane]))
             assert not weight or id_ == lanes[lane][row]
@@ -137,7 +127,7 @@ def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
 def test_pads_repeat_the_last_sample_of_their_lane(order, epoch):
     ids, weights = epoch_of(order, epoch)
     for lane in range(order.num_lanes):
-        part = slice(lane * order.items, (lane + 1) * order.items)
+        part = slice(lane * order.rows_per_step, (lane + 1) * order.rows_per_step)
         real, padded = ids[:, part][weights[:, part] == 1], ids[:, part][weights[:, part] == 0]
         assert not len(real) or (padded == real[-1]).all()
 
@@ -178,8 +168,8 @@ def test_a_sample_among_millions_is_found_without_its_epoch_being_listed(seed, i
     order = make(sizes, seed=seed, num_lanes=256, global_batch_size=1024, block_size=block_size, window=window)
     rows, lanes = order.find(2, np.array([id_, 7]))
     for wanted, row, lane in zip([id_, 7], rows.tolist(), lanes.tolist(), strict=True):
-        batch = order.batch(2, row // order.items)
-        slot = lane * order.items + row % order.items
+        batch = order.batch(2, row // order.rows_per_step)
+        slot = lane * order.rows_per_step + row % order.rows_per_step
         assert (batch.ids[slot], batch.weights[slot]) == (wanted, 1)
 
 
@@ -193,7 +183,7 @@ def test_an_epoch_gone_through_gives_what_a_step_asked_for_alone_gives(seed):
         alone = make([300] * 300, **options).slots(1, range(5 * number, 5 * number + 1), 8, 40)[0]
         assert np.array_equal(alone.ids, slots[number].ids)
         reads = [
-            order.reads(1, alone.lanes, alone.positions).start.tolist()
+            order.reads_of(1, alone.lanes, alone.positions).start.tolist()
             for order in (gone_through, make([300] * 300, **options))
         ]
         assert reads[0] == reads[1]
@@ -229,7 +219,7 @@ def test_no_samples_are_found_nowhere():
 @given(orders(), st.integers(0, 3))
 def test_the_number_of_reads_is_known_without_listing_them(order, epoch):
     starts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
-    listed = [len(order.pieces(epoch, start, stop).shard) for start, stop in itertools.pairwise(starts)]
+    listed = [len(order.range_reads(epoch, start, stop).shard) for start, stop in itertools.pairwise(starts)]
     assert order.num_reads(epoch) == sum(listed)
 
 
@@ -265,13 +255,13 @@ def test_a_sample_moves_fewer_than_w_places(order, epoch):
 
 @given(orders(), st.integers(0, 3), st.data())
 @settings(max_examples=60, deadline=None)
-def test_pieces_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_line(order, epoch, data):
+def test_reads_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_sequence(order, epoch, data):
     start = data.draw(st.integers(0, order.num_samples - 1))
     stop = data.draw(st.integers(start + 1, order.num_samples))
-    pieces = order.pieces(epoch, start, stop)
+    reads = order.range_reads(epoch, start, stop)
     held, at = [], start
     for shard, low, high, first, count in zip(
-        pieces.shard, pieces.start, pieces.stop, pieces.first, pieces.num_samples, strict=True
+        reads.shard, reads.start, reads.stop, reads.first, reads.num_samples, strict=True
     ):
         ids = np.arange(low, high) + order.first_ids[shard]
         assert 0 <= low < high <= order.shard_sizes[shard]
@@ -287,9 +277,9 @@ def test_pieces_are_ranges_of_one_shard_that_hold_exactly_their_part_of_the_line
 @settings(max_examples=60, deadline=None)
 def test_lanes_read_the_stored_samples_once_and_cut_at_most_one_block_each(order):
     cuts = order.lane_starts(np.arange(order.num_lanes + 1)).tolist()
-    lanes = [order.pieces(2, start, stop) for start, stop in itertools.pairwise(cuts)]
+    lanes = [order.range_reads(2, start, stop) for start, stop in itertools.pairwise(cuts)]
     assert sum(int(lane.num_samples.sum()) for lane in lanes) == order.num_samples
-    whole = len(order.pieces(2, 0, order.num_samples).shard)
+    whole = len(order.range_reads(2, 0, order.num_samples).shard)
     assert sum(len(lane.shard) for lane in lanes) <= whole + order.num_lanes - 1
 
 
@@ -312,30 +302,8 @@ def test_epochs_differ_and_a_seed_plus_one_does_not_replay_them():
 
 def test_samples_that_travel_together_change_from_epoch_to_epoch():
     order = make([90] * 4, block_size=9)
-    cuts = [set((p := order.pieces(epoch, 0, 360)).shard * 1000 + p.start) for epoch in range(6)]
+    cuts = [set((p := order.range_reads(epoch, 0, 360)).shard * 1000 + p.start) for epoch in range(6)]
     assert len({frozenset(cut) for cut in cuts}) == 6
-
-
-@pytest.mark.parametrize(("batch", "lanes"), [(1, 1), (256, 256), (1024, 256), (320, 160), (257, 1), (96, 96)])
-def test_lanes_default_to_the_largest_divisor_up_to_256(batch, lanes):
-    assert default_lanes(batch) == lanes
-
-
-@pytest.mark.parametrize(("mean", "size"), [(2_500, 512), (110_000, 38), (9_000_000, 8), (0, 512)])
-def test_a_block_is_about_4_mib(mean, size):
-    assert default_block_size(mean) == size
-
-
-def test_a_memory_budget_lowers_the_window():
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1 << 30) == 256
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1_000_000) == 92
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=10) == 0
-
-
-def test_a_memory_budget_lowers_the_lanes_after_the_window():
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1 << 30) == 64
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=300_000) == 32
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1) == 1
 
 
 def test_drop_leaves_out_the_last_rows_instead_of_padding():
@@ -384,21 +352,6 @@ def test_a_state_of_another_manifest_is_refused():
         make([90]).resume(make([90]).state(0, 1, "old"), "new")
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"version": 1}', "x" * 5000, b"\xff", '{"version": "1"}'])
-def test_what_is_no_state_is_refused(text):
-    with pytest.raises(ConfigError, match="order state"):
-        state_from_json(text)
-
-
-def test_state_spells_its_fields_as_documented():
-    state = OrderState(
-        version=1, manifest="m", quarantine="q", seed=3, epoch=2, row=8, num_lanes=4, block_size=3, window=5
-    )
-    assert state.to_json() == (
-        '{"version":1,"manifest":"m","quarantine":"q","seed":3,"epoch":2,"row":8,"L":4,"q":3,"w":5}'
-    )
-
-
 def test_a_state_may_hold_numbers_of_numpy():
     seven, twelve = np.int64(7), np.int32(12)
     order = make([90], seed=seven, global_batch_size=twelve, num_lanes=twelve)
@@ -410,21 +363,6 @@ def test_a_state_may_hold_numbers_of_numpy():
 def test_a_seed_that_no_state_could_hold_is_refused(seed):
     with pytest.raises(ConfigError, match=f"seed is {seed!r}, expected a whole number, or None for the stored order"):
         make([90], seed=seed)
-
-
-def test_the_quarantine_digest_ignores_order_and_repeats():
-    assert quarantine_digest([3, 1, 3]) == quarantine_digest([1, 3]) != quarantine_digest([1])
-
-
-def test_a_world_that_does_not_divide_is_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match="12 does not divide over 5 replicas; use 2, 3, 4, 6 replicas"):
-        check_world(12, 0, 5)
-
-
-@pytest.mark.parametrize("rank", [-1, 4])
-def test_a_rank_outside_the_world_is_refused(rank):
-    with pytest.raises(ConfigError, match="expected 0 to 3"):
-        check_world(8, rank, 4)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,9 @@ import pytest
 from shardset.errors import ConfigError
 from shardset.format.manifest import load
 from shardset.read import disk_cache
+from shardset.read.cached import CachedReader
 from shardset.read.disk_cache import BlockCache, DiskCache
-from shardset.read.fetch import CachedReader, RemoteReader
+from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.shardset import png_samples, write_shard_set
@@ -49,10 +50,10 @@ def opened(url, folder, num_bytes=1 << 20, **options):
 
 def read(stream, epoch=0):
     """(bytes of each sample by id, how many bytes were read for it)."""
-    before, found = stream.num_bytes_read, {}
+    before, contents = stream.num_bytes_read, {}
     for batch in stream.epoch(epoch):
-        found |= dict(zip(batch["id"].tolist(), batch["png"], strict=True))
-    return found, stream.num_bytes_read - before
+        contents |= dict(zip(batch["id"].tolist(), batch["png"], strict=True))
+    return contents, stream.num_bytes_read - before
 
 
 def pictures():
@@ -87,8 +88,8 @@ def other_pictures(number):
 
 def test_the_second_epoch_reads_nothing_from_the_bucket(url, tmp_path, expected):
     stream = opened(url, tmp_path)
-    found, num_bytes = read(stream)
-    assert found == expected
+    contents, num_bytes = read(stream)
+    assert contents == expected
     assert 0 < num_bytes < stream.stored_bytes
     assert read(stream, 1) == (expected, 0)
 
@@ -102,8 +103,8 @@ def test_a_new_run_reads_nothing_from_the_bucket(url, tmp_path, expected):
 def test_only_what_is_missing_is_read(url, tmp_path, expected, rank):
     half = opened(url, tmp_path, rank=rank, world_size=2)
     _, num_bytes = read(half)
-    found, rest = read(opened(url, tmp_path))
-    assert found == expected
+    contents, rest = read(opened(url, tmp_path))
+    assert contents == expected
     assert 0 < rest < 1.5 * num_bytes
 
 
@@ -123,8 +124,8 @@ def test_a_damaged_cache_is_a_miss_and_is_mended(url, tmp_path, expected, damage
     path.write_bytes(data)
     if damage == "remove":
         path.unlink()
-    found, num_bytes = read(opened(url, tmp_path))
-    assert found == expected
+    contents, num_bytes = read(opened(url, tmp_path))
+    assert contents == expected
     assert num_bytes > 0
     assert read(opened(url, tmp_path), 1) == (expected, 0)
 
@@ -141,12 +142,12 @@ def test_a_cache_that_is_damaged_while_it_is_read_is_a_miss(url, tmp_path, expec
 def test_the_budget_is_kept_and_what_came_first_stays(url, tmp_path, expected):
     budget = 2 * shard_bytes(url) + 100
     stream = opened(url, tmp_path, budget)
-    found, first = read(stream)
-    assert found == expected
+    contents, first = read(stream)
+    assert contents == expected
     assert sum(path.stat().st_size for path in cached_shards(tmp_path)) <= budget
     assert len(cached_shards(tmp_path)) == 2
-    found, num_bytes = read(stream, 1)
-    assert found == expected
+    contents, num_bytes = read(stream, 1)
+    assert contents == expected
     assert num_bytes == pytest.approx(first / 2, rel=0.2)
 
 
@@ -180,7 +181,7 @@ def test_files_that_are_not_ours_stay(url, tmp_path):
 
 FULL = """
 import logging, resource, sys
-from tests.trainer.test_blockcache import opened, pictures, read, shard_set
+from tests.shardset.read.test_disk_cache import opened, pictures, read, shard_set
 logging.basicConfig()
 stream = opened(shard_set(), sys.argv[1])
 for number, _ in enumerate(stream.split.shards):
@@ -244,8 +245,8 @@ def test_a_cache_that_can_not_be_read_any_more_is_a_miss(url, tmp_path, expected
     for file in stream.disk_cache._files.values():
         os.dup2(folder, file.fd)
     os.close(folder)
-    found, num_bytes = read(stream, 1)
-    assert found == expected
+    contents, num_bytes = read(stream, 1)
+    assert contents == expected
     assert num_bytes > 0
     assert "is read from its storage from now on" in caplog.text
 
@@ -309,11 +310,11 @@ def test_a_cache_travels_between_processes(url, tmp_path, expected):
 
 READER = """
 import sys
-from tests.trainer.test_blockcache import opened, read
+from tests.shardset.read.test_disk_cache import opened, read
 stream = opened(sys.argv[1], sys.argv[2])
 for epoch in range(int(sys.argv[3])):
-    found, num_bytes = read(stream, epoch)
-print(len(found), stream.num_bytes_read, num_bytes)
+    contents, num_bytes = read(stream, epoch)
+print(len(contents), stream.num_bytes_read, num_bytes)
 """
 
 

@@ -1,14 +1,17 @@
-"""Rows of an index: whole and compared, or by ranges."""
+"""Indexes of shards: whole and compared, or by ranges, and those that a table keeps."""
 
 import itertools
+import threading
 
+import msgspec
+import numpy as np
 import pytest
 
 from shardset.errors import DamagedShard, NotFound
 from shardset.format.manifest import Shard
 from shardset.format.tar import StoredSample
-from shardset.read import indexes
-from shardset.read.indexes import read_index, read_rows
+from shardset.order.budget import INDEX_BYTES
+from shardset.read.indexes import ShardTable, read_index, read_rows
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, put, write_shard_set
@@ -23,44 +26,41 @@ def made() -> tuple[Storage, Shard]:
 
 
 @pytest.mark.parametrize("small", [0, 1 << 20])
-def test_rows_are_those_of_the_whole_index_in_the_order_asked_for(small, monkeypatch):
-    monkeypatch.setattr(indexes, "SMALL", small)
+def test_rows_are_those_of_the_whole_index_in_the_order_asked_for(small):
     storage, shard = made()
     whole = read_index(storage, shard)
     for positions in ([0], [59], [7, 3, 3, 40], list(range(60))):
-        assert read_rows(storage, shard, positions).tolist() == whole[positions].tolist()
+        assert read_rows(storage, shard, positions, whole_bytes=small).tolist() == whole[positions].tolist()
 
 
-def test_of_a_large_index_only_the_header_and_the_range_are_read(monkeypatch):
-    monkeypatch.setattr(indexes, "SMALL", 0)
-    monkeypatch.setattr(indexes, "HEADER", 512)
+def test_of_a_large_index_only_the_header_and_the_range_are_read():
+    by_range = {"whole_bytes": 0, "header_bytes": 512}
     storage, shard = made()
     # What is not asked for may be gone: zeros in place of the rows before and after.
     data, item = storage.read(shard.index.path), read_index(storage, shard).itemsize
     first, last = len(data) - 40 * item, len(data) - 37 * item
-    wanted = read_rows(storage, shard, [20, 22]).tolist()
+    wanted = read_rows(storage, shard, [20, 22], **by_range).tolist()
     put(storage, shard.index.path, data[:512] + bytes(first - 512) + data[first:last] + bytes(len(data) - last))
-    assert read_rows(storage, shard, [20, 22]).tolist() == wanted
+    assert read_rows(storage, shard, [20, 22], **by_range).tolist() == wanted
 
 
-def test_rows_of_samples_with_800_fields_are_read_by_ranges_too(monkeypatch):
-    monkeypatch.setattr(indexes, "SMALL", 0)
+def test_rows_of_samples_with_800_fields_are_read_by_ranges_too():
     storage, _ = made()
     fields = [(f"meta{number}.txt", b"x") for number in range(800)]
     samples = [StoredSample(key=f"s{number}", fields=fields, label=-1, source=number) for number in range(3)]
     shard = write_shard_set(storage, {"train": samples}, num_shards=1).split("train").shards[0]
-    assert read_rows(storage, shard, [2, 1]).tolist() == read_index(storage, shard)[[2, 1]].tolist()
+    rows = read_rows(storage, shard, [2, 1], whole_bytes=0)
+    assert rows.tolist() == read_index(storage, shard)[[2, 1]].tolist()
 
 
 @pytest.mark.parametrize("small", [0, 1 << 20])
 @pytest.mark.parametrize(("place", "value"), [(0, b"X"), (30, b"~")])
-def test_a_changed_header_is_damage(small, place, value, monkeypatch):
-    monkeypatch.setattr(indexes, "SMALL", small)
+def test_a_changed_header_is_damage(small, place, value):
     storage, shard = made()
     data = storage.read(shard.index.path)
     put(storage, shard.index.path, data[:place] + value + data[place + 1 :])
     with pytest.raises(DamagedShard, match=r"idx\.npy"):
-        read_rows(storage, shard, [3])
+        read_rows(storage, shard, [3], whole_bytes=small)
 
 
 def test_a_whole_index_is_compared_with_the_manifest():
@@ -72,3 +72,104 @@ def test_a_whole_index_is_compared_with_the_manifest():
     storage.delete(shard.index.path)
     with pytest.raises(NotFound, match=r"the index of shard train/train-000000\.tar is missing; restore it, or"):
         read_index(storage, shard)
+
+
+def test_a_table_knows_every_sample(recorded):
+    storage, split = recorded
+    addresses = ShardTable(storage, split, with_keys=True).addresses(np.array([1, 0]), np.array([4, 7]))
+    assert (addresses.keys, addresses.labels.tolist()) == (["train-000024", "train-000007"], [4, 7])
+    address = addresses[0]
+    data = storage.read(split.shards[1].path, address.start, address.stop)
+    assert data.startswith(b"\x89PNG")
+    assert data.endswith(b"4")
+
+
+def test_a_table_names_a_sample_though_it_keeps_no_keys(recorded):
+    storage, split = recorded
+    table = ShardTable(storage, split)
+    addresses = table.addresses(np.array([1]), np.array([4]))
+    assert addresses.keys is None
+    url = f"{storage.url}/train/train-000001.tar"
+    assert table.describe(addresses[0]) == f"{url}: sample 'train-000024' at byte {addresses[0].start}"
+
+
+def test_an_index_holds_four_bytes_a_number_and_eight_where_they_are_needed(recorded):
+    storage, split = recorded
+    small = ShardTable(storage, split).index(0)
+    assert small.num_bytes == INDEX_BYTES * 20
+    large = msgspec.structs.replace(split.shards[0], num_bytes=1 << 40)
+    wide = ShardTable(storage, msgspec.structs.replace(split, shards=(large, *split.shards[1:]))).index(0)
+    assert wide.num_bytes == 2 * small.num_bytes
+    assert wide.rows.tolist() == small.rows.tolist()
+
+
+def test_an_index_is_read_once_while_it_fits_its_budget(recorded):
+    storage, split = recorded
+    table = ShardTable(storage, split)
+    for _ in range(3):
+        for shard in range(3):
+            table.index(shard)
+    assert len(storage.reads) == 3
+    small = ShardTable(storage, split, budget_bytes=1)
+    for shard in (0, 0, 1, 0):
+        small.index(shard)
+    assert len(storage.reads) == 6
+
+
+def test_samples_that_are_asked_for_together_need_each_index_once(recorded):
+    storage, split = recorded
+    table = ShardTable(storage, split, budget_bytes=1)
+    addresses = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
+    assert len(storage.reads) == 3
+    assert [address[:2] for address in addresses] == [(number % 3, number // 3) for number in range(60)]
+    assert addresses.labels.tolist() == [(20 * (number % 3) + number // 3) % 10 for number in range(60)]
+
+
+def test_indexes_that_are_missing_are_asked_for_at_the_same_time(recorded):
+    storage, split = recorded
+    together = threading.Barrier(3)
+    storage.before = lambda number, name: together.wait(30)
+    table = ShardTable(storage, split)
+    addresses = table.addresses(np.arange(60) % 3, np.arange(60) // 3)
+    assert addresses.labels.tolist() == [(20 * (number % 3) + number // 3) % 10 for number in range(60)]
+    assert table.num_bytes_read == sum(shard.index.num_bytes for shard in split.shards)
+
+
+def test_indexes_that_are_large_together_are_read_one_after_the_other(recorded):
+    storage, split = recorded
+    threads = set()
+    storage.before = lambda number, name: threads.add(threading.get_ident())
+    table = ShardTable(storage, split, max_bytes_in_flight=2 * split.shards[0].index.num_bytes - 1)
+    table.addresses(np.array([2, 0, 1]), np.array([0, 0, 0]))
+    assert len(threads) == 1
+    assert len(storage.reads) == 3
+
+
+def test_of_several_indexes_the_damaged_one_is_named_and_no_thread_is_left(recorded):
+    storage, split = recorded
+    name = split.shards[1].index.path
+    put(storage.inner, name, storage.inner.read(name)[:-1] + b"x")
+    table = ShardTable(storage, split)
+    with pytest.raises(
+        DamagedShard, match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is damaged"
+    ):
+        table.addresses(np.array([0, 1, 2]), np.array([0, 0, 0]))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("shardset-index")]
+    assert len(storage.reads) == 4  # the damaged one a second time
+
+
+def test_samples_that_are_named_one_after_the_other_need_their_index_once(recorded):
+    storage, split = recorded
+    table = ShardTable(storage, split)
+    addresses = table.addresses(np.array([1] * 20), np.arange(20))
+    before = len(storage.reads)
+    names = [table.describe(address) for address in addresses]
+    assert (len(set(names)), len(storage.reads) - before) == (20, 1)
+
+
+def test_a_sample_whose_index_is_gone_is_named_by_its_number(recorded):
+    storage, split = recorded
+    table = ShardTable(storage, split)
+    [address] = table.addresses(np.array([1]), np.array([4]))
+    storage.inner.delete(split.shards[1].index.path)
+    assert table.describe(address).endswith(f"train-000001.tar: sample number 4 at byte {address.start}")

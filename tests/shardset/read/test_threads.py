@@ -23,16 +23,16 @@ def test_a_lock_that_is_held_during_a_fork_is_free_in_the_child():
 
 
 def test_of_the_threads_of_a_process_one_has_the_lock():
-    lock, found = ProcessLock(), []
+    lock, counts = ProcessLock(), []
 
     def count():
         for _ in range(1000):
             with lock:
-                found.append(len(found))
+                counts.append(len(counts))
 
     threads = [threading.Thread(target=count) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == list(range(4000))
+    assert counts == list(range(4000))

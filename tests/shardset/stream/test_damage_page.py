@@ -1,9 +1,8 @@
 """docs/damage.md says what happens: both columns, for all damage on disk."""
 
-from tests.trainer.test_damage import write
-
 from benchmarks.damage import LOCAL, local_rows
 from tests.conftest import REPOSITORY
+from tests.shardset.stream.test_damage import write
 
 
 def beginning(cell):

@@ -10,15 +10,15 @@ import uuid
 import msgspec
 import numpy as np
 import pytest
-from tests.trainer.test_fetch import WatchedStorage
 
-from shardset.decode.image import CenterCrop, ImageSpec, PadCrop, UndecodableImage
+from shardset.decode.image import CenterCrop, ImageSpec, PadCrop
 from shardset.decode.memory_cache import MemoryCache
-from shardset.errors import ConfigError, DamagedShard, ManifestError
+from shardset.errors import ConfigError, DamagedShard, ManifestError, UndecodableImage
 from shardset.format.tar import StoredSample
-from shardset.order.epoch import state_from_json
+from shardset.order.state import state_from_json
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream, order_options
+from tests.makers.reading import RecordingStorage
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
 
 WHOLE = ImageSpec(size=16, crop=CenterCrop(16))
@@ -393,7 +393,7 @@ def test_a_stream_that_waits_for_its_indexes_is_interrupted_without_them():
 
     write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=16)}, num_shards=4)
     stream = make(url, image=None)
-    stream.table.storage = WatchedStorage(stream.table.storage, before=hold)
+    stream.table.storage = RecordingStorage(stream.table.storage, before=hold)
     batches, begun = stream.epoch(0), time.monotonic()
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, ManifestError
 from shardset.storage.open import open_storage
+from tests.faulty_proxy import FaultyProxy
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer.config import ModelConfig
-from trainer.data import splits as data
-from trainer.data.splits import SampleDigest, open_data, plan_of, steps_of
+from trainer.data.splits import SampleDigest, check_epoch, open_data, plan_of, steps_of, synthetic_data
 from trainer.errors import PlanMismatch
 
 
@@ -26,18 +26,18 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @given(st.permutations(range(30)), st.integers(0, 30))
 def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(order: list[int], cut: int) -> None:
-    parts = [SampleDigest().plus(np.array(part, dtype=np.int64)) for part in (order[:cut], order[cut:])]
-    assert parts[0].joined(parts[1]) == plan_of(30, np.array([], dtype=np.int64))
+    parts = [SampleDigest().add(np.array(part, dtype=np.int64)) for part in (order[:cut], order[cut:])]
+    assert parts[0].merge(parts[1]) == plan_of(30, np.array([], dtype=np.int64))
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4]])
 def test_a_lost_repeated_or_strange_sample_is_no_plan(ids: list[int]) -> None:
     with pytest.raises(PlanMismatch, match="lost or repeated"):
-        data.check_epoch(3, plan_of(4, np.array([], dtype=np.int64)), SampleDigest().plus(np.array(ids)))
+        check_epoch(3, plan_of(4, np.array([], dtype=np.int64)), SampleDigest().add(np.array(ids)))
 
 
 def test_quarantined_samples_are_not_in_the_plan() -> None:
-    assert plan_of(6, np.array([1, 4])) == SampleDigest().plus(np.array([5, 0, 2, 3]))
+    assert plan_of(6, np.array([1, 4])) == SampleDigest().add(np.array([5, 0, 2, 3]))
 
 
 class Cut:
@@ -78,6 +78,20 @@ def test_the_sizes_come_from_the_manifest(manifest: str) -> None:
     assert len(opened.train) == STEPS
 
 
+@pytest.mark.gcs
+def test_a_run_reads_its_manifest_once(
+    manifest: str, gcs_root: str, gcs_emulator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, copy = open_storage(manifest), open_storage(gcs_root)
+    for stat in source.list():
+        with copy.writer(stat.name) as writer:
+            writer.write(source.read(stat.name))
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        open_data(tiny_config(gcs_root, "run"), 0, 1)
+        assert sum("manifest.json" in seen.path for seen in proxy.seen) == 1
+
+
 def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manifest: str) -> None:
     wide, narrow = (open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1) for size in (1 << 30, 180_000))
     assert narrow.train.order.window < wide.train.order.window
@@ -89,7 +103,7 @@ def test_an_epoch_of_all_hosts_together_is_the_plan(manifest: str) -> None:
     seen = SampleDigest()
     for host in range(4):
         for _, _, batch in steps_of(open_data(config, host, 4).train, STEPS, 2 * STEPS):
-            seen = seen.plus(batch["id"][batch["weight"] > 0])
+            seen = seen.add(batch["id"][batch["weight"] > 0])
     assert seen == open_data(config, 0, 1).plan
 
 
@@ -136,13 +150,13 @@ def test_fake_batches_look_like_real_ones(manifest: str, num_hosts: int) -> None
     }
 
 
-def test_a_fake_epoch_is_its_plan_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "NUM_SAMPLES", 53)
-    opened = [open_data(tiny_config(None, "run", fake_data=True), host, 2) for host in range(2)]
+def test_a_fake_epoch_is_its_plan_too() -> None:
+    config = tiny_config(None, "run", fake_data=True)
+    opened = [synthetic_data(config, host, 2, num_samples=53) for host in range(2)]
     seen = SampleDigest()
     for part in opened:
         for _, _, batch in steps_of(part.train, 0, len(part.train)):
-            seen = seen.plus(batch["id"][batch["weight"] > 0])
+            seen = seen.add(batch["id"][batch["weight"] > 0])
     assert seen == opened[0].plan
 
 

@@ -48,7 +48,7 @@ def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
         (ModelConfig(name="trainer.model:on_accelerator"), "num_classes"),
         (ModelConfig(name="builtins:dict"), "num_classes"),
         (ModelConfig(name="trainer.model:DEFAULT_CLASSES"), "num_classes"),
-        (ModelConfig(name="tests.trainer.test_model:no_model"), "returned a str"),
+        (ModelConfig(name="tests.trainer.model.test_build:no_model"), "returned a str"),
         (ModelConfig(name="vit_tiny_patch16_224", stem="cifar"), "conv1"),
     ],
 )

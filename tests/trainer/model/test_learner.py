@@ -15,8 +15,8 @@ from trainer.errors import CheckpointError
 from trainer.model import build
 from trainer.model.augment import Normalize
 from trainer.model.learner import Learner
-from trainer.record import checkpoint
-from trainer.runtime.runtime import Single
+from trainer.record import checkpoint_state
+from trainer.runtime.base import Single
 
 CLASSES = 5
 PLAIN = OptimizerConfig(name="momentum", learning_rate=1.0, weight_decay=0.0, momentum=0.0)
@@ -222,7 +222,7 @@ def test_an_optimizer_goes_on_as_if_it_had_not_stopped(name: str) -> None:
     learners = [Learner(Single("fp32"), config, CLASSES, None)]
     for step in range(7):
         learners[0].train_step(batch_of(6, seed=step), 0.01, key=step)
-    state = checkpoint.decode(checkpoint.encode(learners[0].state()), "a state")
+    state = checkpoint_state.decode(checkpoint_state.encode(learners[0].state()), "a state")
     learners.append(Learner(Single("fp32"), config, CLASSES, state))
     for step in range(7, 15):
         for learner in learners:

@@ -19,7 +19,7 @@ from shardset.storage.base import Storage, Writer
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint
+from trainer.record import checkpoint, checkpoint_state
 
 IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 
@@ -73,7 +73,7 @@ def test_a_folder_without_a_checkpoint_has_no_newest(storage: Storage) -> None:
 
 def test_a_state_without_its_commit_does_not_count(storage: Storage) -> None:
     saved(storage, 5)
-    put(storage, checkpoint.folder_of(9) + checkpoint.STATE, checkpoint.encode(state_at(9)))
+    put(storage, checkpoint.folder_of(9) + checkpoint.STATE, checkpoint_state.encode(state_at(9)))
     commit, _ = checkpoint.newest(storage, unexpected) or (None, None)
     assert commit is not None
     assert commit.step == 5
@@ -340,7 +340,7 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
     torch.save({"step": _Bomb()}, buffer)
     for data in (buffer.getvalue(), pickle.dumps(_Bomb()), b"", b"PK\x03\x04"):
         with pytest.raises(CheckpointError, match="not a checkpoint"):
-            checkpoint.decode(data, "x")
+            checkpoint_state.decode(data, "x")
     assert capsys.readouterr().out == ""
 
 
@@ -381,7 +381,7 @@ def mutant(draw: random.Random, data: bytes) -> bytes:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_damaged_state_is_a_checkpoint_error_and_the_one_before_it_is_taken(seed: int) -> None:
     # Changed before the mark was made, so that torch meets the damage. Among 100 some are read by chance.
-    draw, whole = random.Random(seed), members_of(checkpoint.encode(state_at(12)))
+    draw, whole = random.Random(seed), members_of(checkpoint_state.encode(state_at(12)))
     name = next(name for name in whole if name.endswith("data.pkl"))
     num_refused = 0
     for _ in range(100):
@@ -408,7 +408,7 @@ WRONG = {
 def test_a_state_with_a_field_of_another_type_is_passed_over_and_the_field_named(name: str) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5)
-    committed(storage, 12, checkpoint.encode({**state_at(12), name: WRONG[name]}))
+    committed(storage, 12, checkpoint_state.encode({**state_at(12), name: WRONG[name]}))
     warnings: list[str] = []
     commit, _ = checkpoint.newest(storage, warnings.append) or (None, {})
     assert commit is not None
@@ -423,7 +423,7 @@ LATER = ("epoch_totals", "optimizer_weights", "optimizer_counters")
 @pytest.mark.parametrize("name", [name for name in WRONG if name not in LATER])
 def test_a_state_without_a_field_is_passed_over(name: str) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
-    committed(storage, 12, checkpoint.encode({key: value for key, value in state_at(12).items() if key != name}))
+    committed(storage, 12, checkpoint_state.encode({key: value for key, value in state_at(12).items() if key != name}))
     with pytest.raises(CheckpointError, match=f"not a checkpoint .*`{name}`"):
         checkpoint.read(storage, checkpoint.commits(storage)[0])
 
@@ -431,21 +431,21 @@ def test_a_state_without_a_field_is_passed_over(name: str) -> None:
 def test_a_state_of_the_first_version_is_read() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     state = {key: value for key, value in state_at(12).items() if key not in LATER}
-    committed(storage, 12, checkpoint.encode(state))
+    committed(storage, 12, checkpoint_state.encode(state))
     assert set(checkpoint.read(storage, checkpoint.commits(storage)[0])) == set(state)
 
 
 @pytest.mark.parametrize("state", [[1, 2], {}, {"step": 12}, torch.zeros(3), "text"])
 def test_what_is_no_state_at_all_is_named(state: Any) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
-    committed(storage, 12, checkpoint.encode(state))
+    committed(storage, 12, checkpoint_state.encode(state))
     with pytest.raises(CheckpointError, match=r"state\.pt: not a checkpoint"):
         checkpoint.read(storage, checkpoint.commits(storage)[0])
 
 
 def test_a_state_of_another_step_than_its_mark_says_is_named() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
-    committed(storage, 12, checkpoint.encode(state_at(7)))
+    committed(storage, 12, checkpoint_state.encode(state_at(7)))
     with pytest.raises(CheckpointError, match="the state of step 7, expected that of step 12"):
         checkpoint.read(storage, checkpoint.commits(storage)[0])
 

@@ -27,13 +27,13 @@ def test_weighted_counts_leave_out_the_pads(real: int, pads: int, classes: int, 
     logits = torch.randn(real + pads, classes, generator=draw)
     labels = torch.randint(0, classes, (real + pads,), generator=draw)
     weights = torch.cat([torch.ones(real), torch.zeros(pads)])
-    totals = Totals().plus(stats_row(torch.ones(real + pads), logits, labels, weights).unsqueeze(0))
+    totals = Totals().add(stats_row(torch.ones(real + pads), logits, labels, weights).unsqueeze(0))
     ranks = (logits > logits.gather(1, labels.unsqueeze(1))).sum(1)[:real]
     assert totals == Totals(real, real, int((ranks < 1).sum()), int((ranks < 5).sum()))
 
 
 def test_means_are_over_samples_and_not_over_batches() -> None:
-    totals = Totals().plus(torch.tensor([[8.0, 8, 8, 8], [0, 1, 0, 1]]).double())
+    totals = Totals().add(torch.tensor([[8.0, 8, 8, 8], [0, 1, 0, 1]]).double())
     assert totals.mean("top1") == pytest.approx(8 / 9)
     assert totals.mean("loss") == pytest.approx(8 / 9)
 

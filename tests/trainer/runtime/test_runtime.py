@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
-from trainer.run import check_agreement, check_batch, facts_of
-from trainer.runtime import runtime
-from trainer.runtime.runtime import Single
+from trainer.agreement import check_agreement, check_batch_size, facts_of
+from trainer.runtime.base import Single, replica_key
+from trainer.runtime.launch import launch
 
 
 class Threads(Single):
@@ -46,13 +46,13 @@ def over(hosts: Sequence[int], call: Callable[[Threads], Any]) -> list[Any]:
 @given(st.lists(st.text(), min_size=1, max_size=5))
 @settings(max_examples=30)
 def test_every_host_gets_the_texts_of_all_in_order(texts: list[str]) -> None:
-    assert over(range(len(texts)), lambda one: one.gather(texts[one.host])) == [texts] * len(texts)
+    assert over(range(len(texts)), lambda one: one.gather_texts(texts[one.host])) == [texts] * len(texts)
 
 
 @pytest.mark.parametrize("hosts", [[0, 1, 1], [0, 0, 0]])
 def test_two_processes_of_one_host_number_are_refused(hosts: list[int]) -> None:
     with pytest.raises(ConfigError, match=r"taken by \[.*expected one each.*train on the same data"):
-        over(hosts, lambda one: one.gather("text"))
+        over(hosts, lambda one: one.gather_texts("text"))
 
 
 def test_hosts_that_differ_are_refused_with_both_values(tmp_path: Any) -> None:
@@ -78,7 +78,7 @@ def test_a_batch_that_does_not_divide_over_the_world_is_refused(world: int, pass
     here = Single("fp32")
     here.num_hosts = world
     with pytest.raises(ConfigError, match=message):
-        check_batch(tiny_config(None, "run", accumulate=passes), here)
+        check_batch_size(tiny_config(None, "run", accumulate=passes), here)
 
 
 @pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])
@@ -88,7 +88,7 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
-        runtime.launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
+        launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("key", [6, 7])
@@ -104,7 +104,7 @@ def test_no_two_replicas_drop_the_same_units(key: int) -> None:
 
 @given(st.integers(0, 2**64 - 1))
 def test_the_key_of_a_replica_fits_what_takes_it_and_is_nobody_elses(key: int) -> None:
-    keys = {runtime.replica_key(key, replica) for replica in range(8)}
+    keys = {replica_key(key, replica) for replica in range(8)}
     assert len(keys) == 8
     assert all(0 <= found < 2**63 for found in keys)
-    assert runtime.replica_key(key, 0) == key >> 1  # of every checkpoint that a run on one host goes on from
+    assert replica_key(key, 0) == key >> 1  # of every checkpoint that a run on one host goes on from

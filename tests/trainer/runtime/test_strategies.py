@@ -43,8 +43,8 @@ from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
 from trainer.model.build import tiny_resnet
 from trainer.record import checkpoint
-from trainer.runtime.runtime import STATIC_OPTIMIZERS
-from trainer.supervise.heartbeat import GRACE_S, JOIN_S
+from trainer.runtime.base import STATIC_OPTIMIZERS
+from trainer.supervise.heartbeat import TIMING
 
 pytestmark = pytest.mark.slow
 
@@ -230,7 +230,7 @@ def shared_model(num_classes: int) -> Any:
 
 @pytest.mark.parametrize("strategy", ["spmd", "replica"])
 def test_layers_that_share_their_weights_do_so_on_xla_too(manifest: str, tmp_path: Path, strategy: Strategy) -> None:
-    model = ModelConfig(name="tests.trainer.test_strategies:shared_model")
+    model = ModelConfig(name="tests.trainer.runtime.test_strategies:shared_model")
     config = tiny_config(manifest, tmp_path / "single", epochs=1, model=model)
     succeed(config)
     succeed(replace(config, strategy=strategy, run_dir=str(tmp_path / "xla")))
@@ -262,7 +262,7 @@ def changing_model(num_classes: int) -> Any:
 
 
 def test_a_model_that_recompiles_in_every_step_is_refused(manifest: str, tmp_path: Path) -> None:
-    model = ModelConfig(name="tests.trainer.test_strategies:changing_model", num_classes=12)
+    model = ModelConfig(name="tests.trainer.runtime.test_strategies:changing_model", num_classes=12)
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="spmd", model=model)))
     assert code == USAGE, output
     assert "train step compiled 2 graphs" in output
@@ -414,7 +414,7 @@ def test_a_process_whose_peer_dies_before_it_comes_names_it_within_a_minute(
     both = pair(config, config)
     both[dying].kill()
     assert finish(both[dying])[0] == -signal.SIGKILL
-    code, output = finish(both[1 - dying], timeout_s=JOIN_S + GRACE_S + START_S)
+    code, output = finish(both[1 - dying], timeout_s=TIMING.join_s + TIMING.grace_s + START_S)
     assert code == FAILED, output
     assert re.match(expected, output.splitlines()[-1]), output
     assert not (tmp_path / "logs").exists()
@@ -443,11 +443,11 @@ def dying_model(num_classes: int) -> Any:
 def test_wherever_a_process_of_ddp_dies_the_other_one_names_it_at_once(
     manifest: str, tmp_path: Path, dying: int, point: str
 ) -> None:
-    model = ModelConfig(name="tests.trainer.test_strategies:dying_model")
+    model = ModelConfig(name="tests.trainer.runtime.test_strategies:dying_model")
     config = tiny_config(manifest, tmp_path, strategy="ddp", model=model)
     both = pair(config, config, {DYING: f"{dying} {point}"})
     assert finish(both[dying], timeout_s=60 + START_S)[0] == -signal.SIGKILL
-    code, output = finish(both[1 - dying], timeout_s=2 * GRACE_S + START_S)
+    code, output = finish(both[1 - dying], timeout_s=2 * TIMING.grace_s + START_S)
     assert code == FAILED, output
     who = rf"process 1 \(pid {both[1].pid} on" if dying else "the one that listens on port"
     assert re.match(f"PeerLost: another process of this run died: {who}", output.splitlines()[-1]), output
@@ -498,7 +498,7 @@ def test_when_a_process_of_one_host_is_lost_all_hosts_name_it_and_end(
 
 
 def test_a_replica_that_fails_ends_with_its_own_error_and_code(manifest: str, tmp_path: Path) -> None:
-    model = ModelConfig(name="tests.trainer.test_strategies:changing_model", num_classes=12)
+    model = ModelConfig(name="tests.trainer.runtime.test_strategies:changing_model", num_classes=12)
     code, output = finish(trainer(tiny_config(manifest, tmp_path, strategy="replica", model=model)))
     assert code == USAGE, output
     assert "train step compiled 2 graphs" in output.splitlines()[-1]
@@ -517,7 +517,7 @@ def sleeping_model(num_classes: int) -> Any:
 
 
 def test_a_run_that_stands_still_ends_with_a_traceback_of_where(manifest: str, tmp_path: Path) -> None:
-    model = ModelConfig(name="tests.trainer.test_strategies:sleeping_model")
+    model = ModelConfig(name="tests.trainer.runtime.test_strategies:sleeping_model")
     code, output = finish(
         trainer(tiny_config(manifest, tmp_path, model=model, stall_timeout_s=60)), timeout_s=120 + START_S
     )

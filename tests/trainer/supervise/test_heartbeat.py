@@ -107,7 +107,7 @@ def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Star
     assert [end_of(process) for process in processes] == [(code, []) for code in whats.values()]
 
 
-def test_the_process_with_the_hub_may_end_first(start: Start) -> None:
+def test_the_process_with_the_server_may_end_first(start: Start) -> None:
     processes = [start(0, 2, "end"), start(1, 2, "later")]
     ready(*processes)
     assert [end_of(process) for process in processes] == [(0, [])] * 2
@@ -121,7 +121,7 @@ def test_a_process_that_does_not_come_is_named(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_hub_that_can_not_be_reached_is_named_with_what_to_open(start: Start) -> None:
+def test_a_server_that_can_not_be_reached_is_named_with_what_to_open(start: Start) -> None:
     code, lines = end_of(start(1, 2, "wait alone"))
     assert code == FAILED
     assert re.search(r"no way to port \d+ of 127.0.0.1 within 3 s .*allow this TCP port between the hosts", lines[-1])
@@ -129,26 +129,26 @@ def test_a_hub_that_can_not_be_reached_is_named_with_what_to_open(start: Start) 
 
 def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
     with (
-        heartbeat.HeartbeatServer(("127.0.0.1", 0)) as hub,
-        pytest.raises(ConfigError, match=f"can't listen on port {hub.port}"),
+        heartbeat.HeartbeatServer(("127.0.0.1", 0)) as server,
+        pytest.raises(ConfigError, match=f"can't listen on port {server.port}"),
     ):
-        heartbeat.HeartbeatServer(("127.0.0.1", hub.port))
+        heartbeat.HeartbeatServer(("127.0.0.1", server.port))
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"{}\n[1]\n", b"x" * 100_000, b'{"lost": "all"}\n'])
-def test_strangers_at_the_port_harm_nobody(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.05)
-    with heartbeat.HeartbeatServer(("127.0.0.1", 0)) as hub:
-        own = heartbeat.HeartbeatClient()
-        own.start(("127.0.0.1", hub.port), 0, 1)
-        with socket.create_connection(("127.0.0.1", hub.port)) as stranger:
+def test_strangers_at_the_port_harm_nobody(said: bytes) -> None:
+    timing = heartbeat.HeartbeatTiming(beat_s=0.05)
+    with heartbeat.HeartbeatServer(("127.0.0.1", 0), timing) as server:
+        own = heartbeat.HeartbeatClient(timing)
+        own.start(("127.0.0.1", server.port), 0, 1)
+        with socket.create_connection(("127.0.0.1", server.port)) as stranger:
             stranger.sendall(said)
             assert stranger.recv(100) in (b"", b"{}\n")
         own.leave(None)
-    assert (hub._news, own._news) == (heartbeat.Message(), None)
+    assert (server._loss, own._loss) == (heartbeat.Message(), None)
 
 
-def test_a_watch_that_was_not_started_does_nothing() -> None:
+def test_a_client_that_was_not_started_does_nothing() -> None:
     with heartbeat.HeartbeatClient() as own:
-        own.reached(5)
-        assert own.news() is None
+        own.set_step(5)
+        assert own.loss() is None

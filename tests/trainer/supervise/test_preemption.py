@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainer.supervise import preemption
-from trainer.supervise.preemption import Notice, must_stop
+from trainer.supervise.preemption import PreemptionNotice, must_stop
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
@@ -38,7 +38,7 @@ def metadata() -> Iterator[str]:
 
 def test_sigterm_is_a_notice_and_the_old_handler_comes_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Notice() as notice:
+    with PreemptionNotice() as notice:
         assert not notice
         os.kill(os.getpid(), signal.SIGTERM)
         assert notice
@@ -60,7 +60,7 @@ def test_the_metadata_server_says_whether_to_stop(metadata: str, path: str, answ
 
 
 def test_a_maintenance_notice_reaches_the_run(metadata: str) -> None:
-    with Notice(metadata) as notice:
+    with PreemptionNotice(metadata) as notice:
         Metadata.answers["/maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
         while not notice:
             time.sleep(0.01)
@@ -71,7 +71,7 @@ def test_a_launcher_tells_its_replicas_by_a_file(tmp_path: Path, monkeypatch: py
     before = signal.getsignal(signal.SIGTERM)
     try:
         preemption.relay(tmp_path / "notice")
-        notice = Notice()
+        notice = PreemptionNotice()
         assert not notice
         os.kill(os.getpid(), signal.SIGTERM)
         assert notice

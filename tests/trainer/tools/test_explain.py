@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
 from shardset.program import OK, USAGE
-from shardset.read import indexes
+from shardset.read.indexes import read_rows
 from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
@@ -33,7 +34,7 @@ from trainer import loop
 from trainer.data.splits import SampleDigest, open_data
 from trainer.record.metrics import METRICS, records
 from trainer.run import Run
-from trainer.runtime import runtime
+from trainer.runtime.launch import running
 from trainer.tools.explain import explain_sample, explain_step, plan_of_config, plan_of_run
 
 Ids = dict[tuple[int, int], list[tuple[int, float]]]
@@ -46,14 +47,16 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Ids]:
     url = shard_set(place / "shards")
     _write_names(url)
     seen: Ids = {}
-    with runtime.running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
+    with running("single", "fp32") as here, Run(here, tiny_config(url, place / "run", seed=5)) as run:
         for fed in run.batches():
             seen[fed.epoch, fed.step] = list(zip(fed.ids.tolist(), fed.weights.tolist(), strict=True))
-            run.learn(fed)
+            run.train_step(fed)
             run.report()
             if run.epoch_is_done():
                 run.check_epoch()
-                run.close_epoch(loop.evaluate(here, run.learner, run.data.evaluation, run.was_asked_meanwhile))
+                run.close_epoch(
+                    loop.evaluate(here, run.learner, run.data.evaluation, run.stop_requested_while_evaluating)
+                )
         run.finish()
     return str(place / "run"), seen
 
@@ -94,7 +97,7 @@ def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
         counted = SampleDigest()
         for step in range(STEPS):
             found = explain_step(plan, f"{epoch}:{step}").samples
-            counted = counted.plus(np.array([one.sample.id for one in found if not one.pad]))
+            counted = counted.add(np.array([one.sample.id for one in found if not one.pad]))
         assert (counted.samples, counted.text) == (record["samples"], record["key_digest"])
     assert len(logged) == 2
 
@@ -221,7 +224,7 @@ def test_an_image_that_is_damaged_once_is_shown_and_one_that_stays_so_is_not(tmp
 
 @pytest.mark.gcs
 def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, gcs_root, capsys, monkeypatch):
-    monkeypatch.setattr(indexes, "SMALL", 0)
+    monkeypatch.setattr("shardset.stream.timetable.read_rows", partial(read_rows, whole_bytes=0))
     run_dir, _ = recorded
     for folder in ("run", "shards"):
         target = open_storage(f"{gcs_root}/{folder}")
@@ -264,7 +267,7 @@ def test_a_mixture_s_streams_are_explained_by_their_orders(recorded):
         places |= {id_: step for source, id_ in of_first if source == 0}
     order = mixed.streams[0].order
     rows, _ = order.find(0, np.array(list(places)))
-    assert (rows // order.items).tolist() == list(places.values())
+    assert (rows // order.rows_per_step).tolist() == list(places.values())
 
 
 PAGE = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")

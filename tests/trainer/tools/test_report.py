@@ -16,7 +16,8 @@ from tests.makers.shardset import put
 from trainer import cli as command
 from trainer import config as configs
 from trainer import recipes
-from trainer.record.checkpoint import FORMAT, CommitMark, folder_of
+from trainer.record.checkpoint import FORMAT, CommitMark
+from trainer.record.checkpoint_names import folder_of
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
 from trainer.tools import report
 

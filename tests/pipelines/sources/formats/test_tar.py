@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelines.sources.formats.tar import BLOCK, END, refusal, walk
+from pipelines.sources.formats.tar import BLOCK, END, reject_reason, walk
 from shardset.errors import SourceError
 from tests.makers.tars import content_offset, plain, special, tar_bytes, tar_of
 
@@ -174,5 +174,5 @@ def test_a_negative_size_is_damage_and_no_endless_loop():
 def test_what_is_no_plain_file_is_refused_with_its_reason(info, content, reason):
     data = tar_of([(info, content), (plain("z.jpg", b"z"), b"z")], tarfile.PAX_FORMAT)
     first, last = walk(io.BytesIO(data), "x.tar")
-    assert refusal(last) is None
-    assert (refusal(first) is None) if reason is None else (reason in refusal(first))
+    assert reject_reason(last) is None
+    assert (reject_reason(first) is None) if reason is None else (reason in reject_reason(first))

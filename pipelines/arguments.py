@@ -1,0 +1,99 @@
+"""Values of the command line: each function reads one argument and raises ArgumentTypeError if it means nothing."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+MAX_RANGE = 1_000_000
+"""Shards in one range of --only-shards."""
+
+_POSITIVE = "a whole number from 1"
+
+
+def positive(text: str) -> int:
+    """`8`."""
+    return _positive(text, _POSITIVE)
+
+
+def numbers(text: str) -> dict[str, int]:
+    """`8` as {"": 8}; `train=8,test=2` as a number for each split."""
+    expected = f"{_POSITIVE}, or SPLIT=NUMBER,SPLIT=NUMBER"
+    return {split: _positive(number, expected) for split, number in _pairs(text)}
+
+
+def fractions(text: str) -> dict[str, float]:
+    """`val=0.1,test=0.1` as a fraction for each split."""
+    pairs = _pairs(text)
+    if not all(split for split, _ in pairs):
+        _fail(text, "SPLIT=FRACTION")
+    try:
+        return {split: float(fraction) for split, fraction in pairs}
+    except ValueError:
+        _fail(text, "SPLIT=FRACTION, for example test=0.1")
+
+
+def names(text: str) -> list[str]:
+    """`wids,timm` as a list, each name once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+
+
+def shorter_side(text: str) -> int:
+    """`shorter=256` as 256."""
+    name, _, number = text.partition("=")
+    if name != "shorter":
+        _fail(text, "shorter=N, for example shorter=256")
+    return positive(number)
+
+
+def shard_numbers(text: str) -> frozenset[tuple[str, int]]:
+    """`train:0,4-7;test:1` as (split, shard number) pairs."""
+    shards: set[tuple[str, int]] = set()
+    for listed in text.split(";"):
+        split, _, ranges = listed.partition(":")
+        for piece in ranges.split(","):
+            first, _, last = piece.partition("-")
+            last = last or first
+            digits = split and first.isdigit() and last.isdigit()
+            if not digits or not 0 <= int(last) - int(first) < MAX_RANGE:
+                _fail(
+                    text,
+                    f"SPLIT:NUMBERS, for example train:0,4-7 (ranges go up, at most {MAX_RANGE} long; splits by ;)",
+                )
+            shards |= {(split, number) for number in range(int(first), int(last) + 1)}
+    return frozenset(shards)
+
+
+class Merge(argparse.Action):
+    """Merges the values of a flag that is given several times; the same split twice is an error."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: Any, option_string: Any = None
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        if isinstance(values, dict) and (wrong := _repeated_split([*before, *values])):
+            raise argparse.ArgumentError(self, wrong)
+        setattr(namespace, self.dest, before | values)
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    pairs = [(split, value) for split, _, value in (piece.rpartition("=") for piece in text.split(","))]
+    if wrong := _repeated_split(split for split, _ in pairs):
+        raise argparse.ArgumentTypeError(wrong)
+    return pairs
+
+
+def _positive(text: str, expected: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        _fail(text, expected)
+    return int(text)
+
+
+def _fail(text: str, expected: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+
+def _repeated_split(splits: Iterable[str]) -> str:
+    """The complaint about the first split that is named twice; "" if none is."""
+    repeated = [repr(split) if split else "all splits" for split, times in Counter(splits).items() if times > 1]
+    return f"a number for {repeated[0]} twice" if repeated else ""

@@ -1,0 +1,57 @@
+"""Finds keys that occur twice in a shard set: by their hashes first, so that a billion keys fit the memory."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from shardset.format.manifest import Shard
+from shardset.order.permutation import hash64
+from shardset.read.indexes import read_index
+from shardset.storage.base import Storage
+
+_KEY_WORDS = 13  # 104 bytes: a member name has at most 100
+
+
+def hash_keys(keys: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of each key, uint64; `keys` is the key column of an index, bytes strings of any width.
+
+    The plan hashes Arrow columns of Unicode texts, before keys are shortened to what a tar can hold. One function for
+    both would copy every key; the two hashes are never compared.
+    """
+    if not len(keys):
+        return np.zeros(0, dtype=np.uint64)
+    words = np.ascontiguousarray(keys.astype(f"S{8 * _KEY_WORDS}")).view("<u8").reshape(len(keys), _KEY_WORDS)
+    hashes: np.ndarray = hash64(*words.T)
+    return hashes
+
+
+def duplicate_keys(
+    storage: Storage, shards: Sequence[Shard], key_hashes: Sequence[np.ndarray]
+) -> Iterator[tuple[Shard, bytes, Shard]]:
+    """(shard, key, shard that has it first) for each key that occurs again; `key_hashes` has one array per shard."""
+    hashes = np.concatenate([np.zeros(0, np.uint64), *key_hashes])
+    first_ids = np.cumsum([0, *map(len, key_hashes)])
+    first: dict[bytes, Shard] = {}
+    for shard, key in _keys_at(storage, shards, first_ids, _with_equal_hashes(hashes)):
+        if key in first:
+            yield shard, key, first[key]
+        first.setdefault(key, shard)
+
+
+def _with_equal_hashes(hashes: np.ndarray) -> list[int]:
+    """The positions of all hashes that occur more than once, sorted."""
+    order = np.argsort(hashes, kind="stable")
+    again = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+    return sorted({*order[again].tolist(), *order[again + 1].tolist()})
+
+
+def _keys_at(
+    storage: Storage, shards: Sequence[Shard], first_ids: np.ndarray, ids: list[int]
+) -> Iterator[tuple[Shard, bytes]]:
+    """Shard and key of the samples with these numbers over all shards; equal hashes alone prove no duplicate."""
+    number, keys = -1, np.zeros(0, dtype="S1")
+    for sample in ids:
+        holder = int(np.searchsorted(first_ids, sample, side="right")) - 1
+        if holder != number:
+            number, keys = holder, read_index(storage, shards[holder])["key"]
+        yield shards[number], bytes(keys[sample - first_ids[number]])

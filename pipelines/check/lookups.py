@@ -1,0 +1,176 @@
+"""Finds samples of a shard set: those of a shard, by key, or by what they were called in the raw input."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import numpy as np
+
+from pipelines.check import quarantine
+from pipelines.images.check import fixes_of
+from shardset.errors import ConfigError
+from shardset.format.index import index_fields
+from shardset.format.manifest import Manifest, Shard
+from shardset.format.originals import Origin, read_origins
+from shardset.read.indexes import read_index
+from shardset.storage.base import Storage
+
+NO_NAMES = (
+    "original names are not available: the plan folder beside the manifest is missing, or of another build or version"
+)
+_THREADS = 8
+_MAX_REASONS = 20
+"""An error lists this many entries of the quarantine list."""
+
+
+class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
+    """One stored sample. `name` is what it was called in the raw input, None if the plan is not there any more.
+
+    `id` counts over the split, `position` in the shard; `byte_ranges` maps a field to (offset, bytes) in the tar, and
+    is called `places` in the JSON that `inspect` has always printed.
+    """
+
+    split: str
+    shard: str
+    number: int
+    position: int
+    id: int
+    key: str
+    name: str | None
+    label: int
+    class_name: str
+    source: int
+    copy: int
+    byte_ranges: dict[str, tuple[int, int]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(size for _, size in self.byte_ranges.values())
+
+
+def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: int) -> list[SampleInfo]:
+    """The samples of one shard in position order; raises ConfigError, NotFound or DamagedShard."""
+    shards = manifest.split(split).shards
+    if not 0 <= number < len(shards):
+        raise ConfigError(
+            f"no shard {number} in split {split!r}: it has {len(shards)}, numbered 0 to {len(shards) - 1}"
+        )
+    index = read_index(storage, shards[number])
+    origins = read_origins(storage, split, number, index["key"])
+    return [_sample(manifest, split, number, index, row, origins) for row in range(len(index))]
+
+
+def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | None = None) -> list[SampleInfo]:
+    """The sample with that key, and its copies; reads the indexes. Raises ConfigError if there is none."""
+
+    def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
+        index = read_index(storage, shard)
+        candidates = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))).tolist()
+        rows = [row for row in candidates if is_copy(index["key"][row].decode("ascii", "replace"), key)]
+        origins = read_origins(storage, name, number, index["key"]) if rows else None
+        return [_sample(manifest, name, number, index, row, origins) for row in rows]
+
+    samples = _over_shards(manifest, split, in_shard)
+    if not samples:
+        raise ConfigError(f"no sample has the key {key!r}; look at some keys with --shard 0, or search by --name")
+    return samples
+
+
+def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | None = None) -> list[SampleInfo]:
+    """All samples made from the raw sample of that original name, or of a name that ends with `/` and it.
+
+    Reads the plan. Raises ConfigError if the plan is gone or there is no such sample, with the reason if the raw sample
+    was rejected.
+    """
+
+    def none(otherwise: str) -> ConfigError:
+        return ConfigError(_why_rejected(storage, manifest, name, split) or otherwise)
+
+    no_names = f"{storage.url}: {NO_NAMES}; search by --key"
+
+    def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
+        origins = read_origins(storage, split_name, number, None)
+        if origins is None:
+            raise none(no_names)
+        rows = [row for row, origin in enumerate(origins) if f"/{origin.name}".endswith(f"/{name}")]
+        if not rows:
+            return []
+        index = read_index(storage, shard)
+        if read_origins(storage, split_name, number, index["key"]) is None:
+            raise ConfigError(no_names)
+        return [_sample(manifest, split_name, number, index, row, origins) for row in rows]
+
+    samples = _over_shards(manifest, split, in_shard)
+    if not samples:
+        raise none(
+            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; is it misspelled?"
+        )
+    return samples
+
+
+def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | None) -> str:
+    """What the quarantine list says of a name; empty if it says nothing."""
+    entries = [
+        f"{entry.get('name')} (split {entry.get('split')}): {entry.get('reason')}"
+        for entry in quarantine.find(storage, manifest, name)
+        if split in (None, entry.get("split"))
+    ]
+    if not entries:
+        return ""
+    more = f"; and {len(entries) - _MAX_REASONS:,} more" if len(entries) > _MAX_REASONS else ""
+    listed = "; ".join(entries[:_MAX_REASONS])
+    return f"no sample was made from {name!r}; {manifest.quarantine.path} says why: {listed}{more}"
+
+
+def is_copy(stored: str, key: str) -> bool:
+    """Whether the stored key is `key` or one of its copies (`KEY@2`)."""
+    return stored == key or (stored.startswith(f"{key}@") and stored[len(key) + 1 :].isdigit())
+
+
+def read_fixes(
+    storage: Storage, manifest: Manifest, shards: Sequence[tuple[str, int, np.ndarray]], most: int
+) -> list[tuple[str, int, int, str, str]]:
+    """(split, shard, position, fix, original name) of up to `most` fixed samples of the shards (split, number, keys).
+
+    Reads only as much of the plan as needed; leaves out what the plan no longer tells.
+    """
+    fixed: list[tuple[str, int, int, str, str]] = []
+    for split, number, keys in shards if manifest.fixes else []:
+        origins = read_origins(storage, split, number, keys) or []
+        fixes = ((row, ", ".join(fixes_of(origin.fix)), origin.name) for row, origin in enumerate(origins))
+        fixed += [(split, number, row, fix, name) for row, fix, name in fixes if fix]
+        if len(fixed) >= most:
+            break
+    return fixed[:most]
+
+
+def _over_shards(
+    manifest: Manifest, split: str | None, in_shard: Callable[[str, int, Shard], list[SampleInfo]]
+) -> list[SampleInfo]:
+    names = list(manifest.splits) if split is None else [split]
+    tasks = [(name, number, shard) for name in names for number, shard in enumerate(manifest.split(name).shards)]
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return [sample for samples in threads.map(lambda task: in_shard(*task), tasks) for sample in samples]
+
+
+def _sample(
+    manifest: Manifest, split: str, number: int, index: np.ndarray, row: int, origins: list[Origin] | None
+) -> SampleInfo:
+    shard, record = manifest.splits[split].shards[number], index[row]
+    label = int(record["label"])
+    ranges = {field: (int(record[f".{field}"][0]), int(record[f".{field}"][1])) for field in index_fields(index)}
+    return SampleInfo(
+        split=split,
+        shard=shard.path,
+        number=number,
+        position=row,
+        id=shard.first_id + row,
+        key=record["key"].decode("ascii", "replace"),
+        name=origins[row].name if origins else None,
+        label=label,
+        class_name=manifest.classes[label].name if 0 <= label < len(manifest.classes) else "",
+        source=int(record["source"]),
+        copy=int(record["copy"]),
+        byte_ranges={field: offset_size for field, offset_size in ranges.items() if offset_size != (0, 0)},
+    )

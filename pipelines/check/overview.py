@@ -1,0 +1,129 @@
+"""What the manifest of a shard set says of its splits, classes and shards; reads nothing else."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardset.errors import ConfigError
+from shardset.format.manifest import ClassInfo, Manifest, Split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitRow:
+    """One split in numbers: `smallest` and `largest` are samples of a shard, `num_bytes` is that of all tars."""
+
+    name: str
+    num_samples: int
+    num_shards: int
+    smallest: int
+    largest: int
+    num_bytes: int
+    mean_bytes: float
+    fields: list[str]
+    num_source_samples: int
+    num_dropped: int
+    num_repeats: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassRow:
+    """One class: its samples by split."""
+
+    label: int
+    name: str
+    wnid: str | None
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRow:
+    """One shard: `num_of_class` counts the samples of the class that was asked for, or all."""
+
+    split: str
+    number: int
+    path: str
+    num_samples: int
+    num_bytes: int
+    first_id: int
+    num_of_class: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """A shard set on one page; with `label`, its `classes` and the shards' `num_of_class` are those of one class."""
+
+    url: str
+    digest: str
+    source: str
+    seed: int
+    splits: list[SplitRow]
+    classes: list[ClassRow]
+    shards: list[ShardRow]
+    num_quarantined: int
+    fixes: dict[str, int]
+    notes: list[str]
+    label: int | None
+
+
+def overview(manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None) -> Overview:
+    """The overview of `split` (or all splits) and of the class `label` (or all classes)."""
+    splits = dict(manifest.splits) if split is None else {split: manifest.split(split)}
+    return Overview(
+        url=url,
+        digest=manifest.digest,
+        source=manifest.provenance.source,
+        seed=manifest.seed,
+        splits=[_split_row(name, one) for name, one in splits.items()],
+        classes=[_class_row(info, splits) for info in manifest.classes if label in (None, info.label)],
+        shards=[row for name, one in splits.items() for row in _shard_rows(name, one, label)],
+        num_quarantined=manifest.quarantine.count,
+        fixes=manifest.fixes,
+        notes=manifest.provenance.notes,
+        label=label,
+    )
+
+
+def find_label(manifest: Manifest, wanted: str) -> int:
+    """The label of the class that `wanted` names by wnid, name or label; raises ConfigError if none or several."""
+    for matches in (lambda i: i.wnid == wanted, lambda i: i.name == wanted, lambda i: str(i.label) == wanted):
+        labels = [info.label for info in manifest.classes if matches(info)]
+        if len(labels) > 1:
+            raise ConfigError(f"classes {labels} are all called {wanted!r}; give the label instead")
+        if labels:
+            return labels[0]
+    known = ", ".join(info.name for info in manifest.classes[:5])
+    raise ConfigError(f"no class {wanted!r} among the {len(manifest.classes)} of this set ({known}, ...)")
+
+
+def _split_row(name: str, split: Split) -> SplitRow:
+    sizes = [shard.num_samples for shard in split.shards]
+    return SplitRow(
+        name=name,
+        num_samples=split.num_samples,
+        num_shards=split.num_shards,
+        smallest=min(sizes, default=0),
+        largest=max(sizes, default=0),
+        num_bytes=sum(shard.num_bytes for shard in split.shards),
+        mean_bytes=split.mean_bytes,
+        fields=split.fields,
+        num_source_samples=split.num_source_samples,
+        num_dropped=split.num_dropped,
+        num_repeats=split.num_repeats,
+    )
+
+
+def _class_row(info: ClassInfo, splits: dict[str, Split]) -> ClassRow:
+    counts = {name: sum(shard.class_counts[info.label] for shard in split.shards) for name, split in splits.items()}
+    return ClassRow(label=info.label, name=info.name, wnid=info.wnid, counts=counts)
+
+
+def _shard_rows(name: str, split: Split, label: int | None) -> Iterator[ShardRow]:
+    for number, shard in enumerate(split.shards):
+        yield ShardRow(
+            split=name,
+            number=number,
+            path=shard.path,
+            num_samples=shard.num_samples,
+            num_bytes=shard.num_bytes,
+            first_id=shard.first_id,
+            num_of_class=shard.num_samples if label is None else shard.class_counts[label],
+        )

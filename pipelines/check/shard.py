@@ -1,0 +1,273 @@
+"""Checks one shard: shallow by the checksums of its two objects, deep by reading its tar against its index."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from pipelines.check.duplicate_keys import hash_keys
+from pipelines.images.check import examine
+from pipelines.images.options import ImageOptions
+from shardset.checksum import crc32c_text
+from shardset.errors import DamagedShard, NotFound, StorageError, UndecodableImage
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_from_bytes
+from shardset.format.manifest import Shard
+from shardset.format.tar import TarMember, members, sample_members
+from shardset.storage.base import Storage
+from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
+
+READ_BYTES = 8 * 2**20
+"""Shallow checks read objects without a stored CRC32C in pieces of this size."""
+
+_REBUILD = "rebuild the shard with --only-shards"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: `where` is a path relative to the manifest, with the sample's key where there is one."""
+
+    where: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardTask:
+    """One shard to check; `fields` and `num_source_samples` are those of its split. Pickles."""
+
+    storage: Storage
+    split: str
+    shard: Shard
+    fields: list[str]
+    num_source_samples: int
+    num_classes: int
+    deep: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class ShardFindings:
+    """What the check of one shard found.
+
+    `key_hashes` is uint64, one per sample in index order; `labels` counts the samples of each label, -1 for none.
+    """
+
+    num_samples: int = 0
+    num_images: int = 0
+    num_bytes: int = 0
+    num_content_bytes: int = 0
+    key_hashes: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.uint64))
+    problems: list[Problem] = field(default_factory=list)
+    labels: Counter[int] = field(default_factory=Counter)
+
+    def add(self, where: str, *sentences: str) -> None:
+        """Adds one problem for each sentence."""
+        self.problems += [Problem(where, sentence) for sentence in sentences]
+
+
+def check_shard(task: ShardTask) -> ShardFindings:
+    """What is wrong with one shard. Runs in a thread or in a process of its own."""
+    findings = ShardFindings()
+    if task.deep:
+        _check_deep(task, findings)
+        return findings
+    findings.num_samples = task.shard.num_samples
+    for name, num_bytes, crc32c in _objects(task.shard):
+        _check_object(task.storage, name, num_bytes, crc32c, findings)
+    return findings
+
+
+def _objects(shard: Shard) -> list[tuple[str, int, str]]:
+    return [
+        (shard.path, shard.num_bytes, shard.crc32c),
+        (shard.index.path, shard.index.num_bytes, shard.index.crc32c),
+    ]
+
+
+def _check_object(storage: Storage, name: str, num_bytes: int, crc32c: str, findings: ShardFindings) -> None:
+    try:
+        stat = read_twice(
+            lambda: storage.stat(name), lambda stat: stat.num_bytes == num_bytes and stat.crc32c in (None, crc32c)
+        )
+        if stat.num_bytes != num_bytes:
+            findings.problems.append(_wrong_size(name, stat.num_bytes, num_bytes))
+            return
+        stored = stat.crc32c
+        if stored is None:
+            stored = read_twice(lambda: _crc32c(storage, name, num_bytes), lambda crc: crc == crc32c)
+            findings.num_bytes += num_bytes
+    except StorageError as error:
+        findings.problems.append(unreadable(name, error))
+        return
+    if stored != crc32c:
+        findings.problems.append(_wrong_crc(name, stored, crc32c))
+
+
+def _crc32c(storage: Storage, name: str, num_bytes: int) -> str:
+    crc = 0
+    for start in range(0, num_bytes, READ_BYTES):
+        crc = google_crc32c.extend(crc, storage.read(name, start, min(start + READ_BYTES, num_bytes)))
+    return crc32c_text(crc)
+
+
+def _wrong_size(name: str, actual: int, expected: int) -> Problem:
+    return Problem(name, f"holds {actual} bytes, the manifest says {expected}; {_REBUILD}")
+
+
+def _wrong_crc(name: str, actual: str, expected: str) -> Problem:
+    return Problem(name, f"its CRC32C is {actual}, the manifest says {expected}: bytes were changed; {_REBUILD}")
+
+
+def unreadable(name: str, error: StorageError) -> Problem:
+    """The problem of an object that is missing or can't be read."""
+    if isinstance(error, NotFound):
+        return Problem(name, "is missing; restore it, or rebuild the shard with --only-shards")
+    return Problem(name, f"can't be read: {error}")
+
+
+def _check_deep(task: ShardTask, findings: ShardFindings) -> None:
+    shard, before = task.shard, len(findings.problems)
+    index_bytes = _read_whole(task.storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, findings)
+    # A damaged index has been reported; only a sound one is worth comparing with the tar.
+    is_sound = len(findings.problems) == before
+    index = _index(shard, index_bytes, findings) if index_bytes and is_sound else None
+    if index is not None:
+        findings.key_hashes = hash_keys(index["key"])
+    tar = _read_whole(task.storage, shard.path, shard.num_bytes, shard.crc32c, findings)
+    if tar is not None:
+        _check_tar(task, tar, index, findings)
+
+
+def _read_whole(storage: Storage, name: str, num_bytes: int, crc32c: str, findings: ShardFindings) -> bytes | None:
+    try:
+        data = read_object(storage, name, num_bytes, crc32c, _REBUILD)
+    except StorageError as error:
+        findings.problems.append(unreadable(name, error))
+        return None
+    except DamagedObject as error:
+        data = error.data
+        size, crc = facts_of(data)
+        same_size = size == num_bytes
+        findings.problems.append(_wrong_crc(name, crc, crc32c) if same_size else _wrong_size(name, size, num_bytes))
+    findings.num_bytes += len(data)
+    return data
+
+
+def _index(shard: Shard, data: bytes, findings: ShardFindings) -> np.ndarray | None:
+    path = shard.index.path
+    try:
+        index = index_from_bytes(data, path)
+    except DamagedShard as error:
+        findings.add(path, _without_path(path, error))
+        return None
+    if len(index) != shard.num_samples:
+        findings.add(path, f"lists {len(index)} samples, the manifest says {shard.num_samples}; {_REBUILD}")
+    return index
+
+
+def _without_path(path: str, error: DamagedShard) -> str:
+    """The sentence of an error whose problem names the path itself."""
+    return str(error).removeprefix(f"{path}: ")
+
+
+def _check_tar(task: ShardTask, tar: bytes, index: np.ndarray | None, findings: ShardFindings) -> None:
+    shard, sha256 = task.shard, hashlib.sha256(tar).hexdigest()
+    if sha256 != shard.sha256:
+        findings.add(shard.path, f"its SHA-256 is {sha256[:12]}…, the manifest says {shard.sha256[:12]}…; {_REBUILD}")
+    groups = _groups(shard.path, tar, findings)
+    if len(groups) != shard.num_samples:
+        findings.add(shard.path, f"holds {len(groups)} samples, the manifest says {shard.num_samples}; {_REBUILD}")
+    rows: Iterable[dict[str, Any] | None] = [None] * len(groups) if index is None else _rows(index)
+    for group, row in zip(groups, rows, strict=False):  # a different length has been reported
+        _check_sample(task, tar, group, row, findings)
+    findings.num_samples = len(groups)
+    findings.add(shard.path, *_class_problems(shard, findings.labels))
+
+
+def _check_sample(
+    task: ShardTask, tar: bytes, group: list[TarMember], row: dict[str, Any] | None, findings: ShardFindings
+) -> None:
+    contents = {member.field: tar[member.offset : member.offset + member.num_bytes] for member in group}
+    label = int(row["label"]) if row else _label_of(contents)
+    findings.labels[-1 if label is None else label] += 1
+    findings.num_content_bytes += sum(map(len, contents.values()))
+    where = f"{task.shard.path}, sample {group[0].key}"
+    findings.add(where, *_sample_problems(task, group, contents, row), *_image_problems(contents, findings))
+
+
+def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMember]]:
+    walked: list[TarMember] = []
+    try:
+        for member in members(tar, path):
+            walked.append(member)
+    except DamagedShard as error:
+        findings.add(path, _without_path(path, error))
+    return list(sample_members(walked))
+
+
+def _rows(index: np.ndarray) -> Iterator[dict[str, Any]]:
+    names = index.dtype.names or ()
+    for row in index.tolist():
+        yield dict(zip(names, row, strict=True))
+
+
+def _sample_problems(
+    task: ShardTask, group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any] | None
+) -> Iterator[str]:
+    if len(contents) != len(group):
+        yield f"has a field twice: {', '.join(member.field for member in group)}; {_REBUILD}"
+    for unknown in sorted(contents.keys() - set(task.fields)):
+        yield f"has a field {unknown!r}, the manifest lists {', '.join(task.fields)}; {_REBUILD}"
+    if row is not None:
+        yield from _row_problems(group, contents, row)
+        yield from _label_problems(int(row["label"]), contents, task.num_classes)
+        if row["source"] >= task.num_source_samples:
+            yield f"the index says source {row['source']}, but the split has {task.num_source_samples}; {_REBUILD}"
+
+
+def _row_problems(group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any]) -> Iterator[str]:
+    crc = 0
+    for content in contents.values():
+        crc = google_crc32c.extend(crc, content)
+    byte_ranges = {name: (0, 0) for name in row if name.startswith(".")}
+    byte_ranges |= {f".{member.field}": (member.offset, member.num_bytes) for member in group}
+    in_tar = {"offset": group[0].header_offset, "crc32c": crc, "key": group[0].key.encode(), **byte_ranges}
+    for column, value in in_tar.items():
+        if row.get(column) != value:
+            yield f"the index says {column} {row.get(column)}, the tar says {value}; {_REBUILD}"
+
+
+def _label_of(contents: dict[str, bytes]) -> int | None:
+    text = contents.get("cls", b"")
+    return int(text) if text.isdigit() else None
+
+
+def _label_problems(label: int, contents: dict[str, bytes], num_classes: int) -> Iterator[str]:
+    stored = _label_of(contents)
+    if label >= 0 and stored is None:
+        yield f"the index says label {label}, but its cls field is {contents.get('cls', b'absent')!r}; {_REBUILD}"
+    elif stored is not None and stored != label:
+        yield f"the index says label {label}, its cls field {stored}; {_REBUILD}"
+    if not -1 <= label < num_classes:
+        yield f"its label is {label}, expected one of the {num_classes} classes; {_REBUILD}"
+
+
+def _image_problems(contents: dict[str, bytes], findings: ShardFindings) -> Iterator[str]:
+    for name, content in contents.items():
+        extension = name.rpartition(".")[2]
+        if extension not in IMAGE_FIELDS:
+            continue
+        findings.num_images += 1
+        try:
+            examine(content, field=extension, verify="decode", options=ImageOptions())
+        except UndecodableImage as error:
+            yield f"its {name} can't be decoded: {error}; build again with --verify decode"
+
+
+def _class_problems(shard: Shard, labels: Counter[int]) -> Iterator[str]:
+    for label, expected in enumerate(shard.class_counts):
+        if labels[label] != expected:
+            yield f"holds {labels[label]} samples of class {label}, the manifest says {expected}; {_REBUILD}"

@@ -1,0 +1,179 @@
+"""The command line: one function a verb, which turns arguments into records and calls what does the work.
+
+Nothing heavy is imported before a verb needs it: Beam takes a second or two.
+"""
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from pipelines.estimate.prices import Prices
+from pipelines.parsers import parser
+from pipelines.terminal import on_standard_output, quiet_workers
+from shardset.program import run_program, run_verb
+
+if TYPE_CHECKING:
+    from pipelines.config import BuildConfig
+    from pipelines.estimate.inputs import PlanInput
+
+REFUSED = 2
+"""The exit code of `plan` for numbers that a run would refuse: the same as for a wrong command line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one verb and returns its exit code."""
+    args, rest = parser().parse_known_args(argv)
+    if rest:
+        _refuse_unknown(args, rest)
+    # A runner logs the traceback of a failing worker many times over; the one sentence that counts is printed below.
+    logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
+    logging.getLogger("apache_beam").setLevel(logging.INFO if args.debug else logging.CRITICAL)
+    # Warnings of the library say that a bucket does not answer.
+    logging.getLogger("shardset").setLevel(logging.INFO if args.debug else logging.WARNING)
+    verb = VERBS[args.verb]
+    return run_verb(lambda: verb(args, rest), debug=args.debug, stopped="stopped; the same command goes on from here")
+
+
+def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
+    """Ends the program for arguments that neither the verb nor, in a build, Beam takes."""
+    if args.verb != "build":
+        args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}")
+    from pipelines.runners.flags import unknown_flags
+
+    if unknown := unknown_flags(unknown):
+        args.verb_parser.error(f"unknown arguments: {' '.join(unknown)} (neither a flag of build nor of Apache Beam)")
+
+
+def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
+    with quiet_workers(show=args.debug) as console:
+        from pipelines import build
+        from pipelines.runners import progress
+        from pipelines.write import summary
+
+        config = _build_config(args)
+        if not args.no_report:
+            from pipelines.report import page  # before the build, so that a missing library does not show after it
+        run = build.dry_run if args.dry_run else build.build
+        result = run(config, beam_flags, progress.for_console(console))
+    report = page.after_build(config) if result.published and not args.no_report else None
+    if args.json:
+        print(json.dumps({**summary.to_json(config, result), "report": report}))
+        return 0
+    summary.show(config, result, on_standard_output())
+    if report:
+        print(f"report: {report}")
+    return 0
+
+
+def _build_config(args: argparse.Namespace) -> "BuildConfig":
+    from pipelines.config import BuildConfig
+    from pipelines.images.options import ImageOptions
+    from shardset.format import background
+
+    names = {field.name for field in fields(BuildConfig)} - {"image"}
+    return BuildConfig(
+        **{name: getattr(args, name) for name in names},
+        image=ImageOptions(
+            resize_shorter=args.resize,
+            quality=args.quality,
+            image_format=args.image_format,
+            jpeg_restart=args.jpeg_restart,
+            background=background.parse(args.background),
+            decoded_bytes=args.decoded_bytes,
+        ),
+    )
+
+
+def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines.check import verify
+    from pipelines.runners import progress
+
+    with progress.verifying(Console(stderr=True)) as show:
+        report = verify.verify(args.manifest, deep=args.deep, progress=show)
+    print(verify.to_json(report) if args.json else verify.render(report))
+    return 1 if report.problems else 0
+
+
+def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines.check import inspect
+
+    question = inspect.Question(
+        split=args.split, shard=args.shard, key=args.key, name=args.name, class_name=args.class_name
+    )
+    answer = inspect.inspect(args.manifest, question)
+    if args.json:
+        print(inspect.to_json(answer))
+    else:
+        on_standard_output().print(inspect.render(answer))
+    return 0
+
+
+def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines.export import write
+
+    exported = write.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
+    print(write.to_json(exported) if args.json else write.render(exported))
+    return 0
+
+
+def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines.report import page
+    from shardset.storage.open import open_storage
+
+    raw = open_storage(args.input) if args.input else None
+    written = page.write(args.manifest, args.output, max_images=args.images, raw=raw, force=args.force)
+    print(json.dumps(page.to_json(written)) if args.json else "\n".join(page.summary(written)))
+    return 1 if written.data.damage else 0
+
+
+def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines.estimate import inputs, model, reading, table
+
+    stored = inputs.stored_set(_plan_input(args))
+    estimate = model.estimate(
+        stored,
+        reading.default_split(list(stored.splits), args.split),
+        reading.Reading(**{field.name: getattr(args, field.name) for field in fields(reading.Reading)}),
+        Prices(storage=args.price_storage, class_a=args.price_class_a, class_b=args.price_class_b),
+    )
+    if args.json:
+        print(json.dumps(table.to_json(estimate)))
+    else:
+        table.show(estimate, Console())
+    return REFUSED if estimate.refusals else 0
+
+
+def _plan_input(args: argparse.Namespace) -> "PlanInput":
+    from pipelines.config import BuildConfig
+    from pipelines.estimate.inputs import PlanInput
+
+    sizes = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples", "holdout", "seed")
+    return PlanInput(
+        build=BuildConfig(
+            source=args.source or "", input=args.input or "", output="", **{name: getattr(args, name) for name in sizes}
+        ),
+        manifest=args.manifest,
+        num_samples=args.samples,
+        mean_bytes=args.mean_bytes,
+        num_classes=args.classes,
+    )
+
+
+VERBS = {
+    "build": _build,
+    "verify": _verify,
+    "inspect": _inspect,
+    "export": _export,
+    "plan": _plan,
+    "report": _report,
+}
+
+
+def program() -> None:
+    """What a shell runs."""
+    run_program(main, "pipelines")

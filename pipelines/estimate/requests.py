@@ -1,0 +1,164 @@
+"""Requests and bytes that a bucket sees: when a set is built, before the first batch, and in an epoch."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelines.estimate.reading import Steps
+from pipelines.estimate.stored import StoredSet, StoredSplit
+from pipelines.plan.layout import batch_size
+from shardset.format.tar import BLOCK
+from shardset.order.budget import INDEX_BUDGET_BYTES, INDEX_BYTES, steps_at_once
+from shardset.order.epoch import Order
+
+# A build in a bucket, counted request by request at an emulator (tests/test_plan_recorded.py).
+UPLOADS_PER_SHARD = 4
+"""The tar, its index, the references of the plan, the record of the finished shard."""
+UPLOADS_PER_BUILD = 7
+"""plan/build.json twice, survey.jsonl, plan.json, rejected.jsonl; the quarantine list and the manifest."""
+UPLOADS_PER_UNIT = 2
+"""Its index and its summary."""
+UPLOADS_PER_BATCH = 2
+"""The keys and the references of some hundred thousand samples, for the next step."""
+LISTS_PER_BUILD = 9
+STATS_PER_SHARD = 7
+"""Its references, its record (absent before the write, read for the manifest), the names of tar and index, and twice
+the owner of the output."""
+STATS_PER_UNIT = 9
+"""The owner of the output, its line, its index and summary before they are written, the summary three times, keys and
+references."""
+STATS_PER_BUILD = 38
+LISTED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEstimate:
+    """Requests of all readers together.
+
+    `block_gets` are the range reads of an epoch. The samples of a run's first batch and the pads of each epoch's last
+    batch are read one by one. Manifests, indexes and `looks` (a shard's generation) come once a run; indexes that do
+    not fit in memory come in every epoch. `amplification` is bytes read over bytes stored; `num_bytes` counts the
+    samples of the first epoch.
+    """
+
+    num_readers: int
+    block_gets: int
+    first_batch_gets: int
+    pad_gets: int
+    index_gets: int
+    looks: int
+    manifest_gets: int
+    num_bytes: int
+    index_bytes: int
+    amplification: float
+    indexes_fit: bool
+
+    @property
+    def first_gets(self) -> int:
+        """All requests of a run's first epoch."""
+        once = self.first_batch_gets + self.looks + self.manifest_gets + self.index_gets
+        return self.block_gets + self.pad_gets + once
+
+    @property
+    def later_gets(self) -> int:
+        """All requests of each later epoch."""
+        return self.block_gets + self.pad_gets + (0 if self.indexes_fit else self.index_gets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdStart:
+    """Bytes before the first batch, all readers together: the manifest, the indexes of its shards, its samples."""
+
+    manifest_bytes: int
+    index_bytes: int
+    sample_bytes: int
+
+    @property
+    def num_bytes(self) -> int:
+        """All of them."""
+        return self.manifest_bytes + self.index_bytes + self.sample_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequests:
+    """Operations of a build, by price class: A is writes and lists, B is reads and stats."""
+
+    class_a: int
+    class_b: int
+
+
+def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) -> ReadEstimate:
+    """Requests and bytes of a run's first epoch, all readers together."""
+    amplification = sum(len(order.rank_lanes(rank, num_readers)) for rank in range(num_readers)) / order.num_lanes
+    num_shards = len(stored.shard_sizes)
+    first_batch = order.global_batch_size if steps.num_steps else 0
+    kept = min(1.0, INDEX_BUDGET_BYTES / (INDEX_BYTES * order.num_samples))
+    index_gets = max(num_shards * num_readers, _index_gets(order, num_readers, steps, kept) if kept < 1 else 0)
+    single_bytes = (first_batch + steps.num_pads) * (stored.mean_bytes - BLOCK)  # without the sample's first header
+    return ReadEstimate(
+        num_readers=num_readers,
+        block_gets=math.ceil(order.num_reads(0) * amplification),
+        first_batch_gets=first_batch,
+        pad_gets=steps.num_pads,
+        index_gets=index_gets,
+        looks=num_shards * num_readers,
+        manifest_gets=num_readers,
+        num_bytes=math.ceil(stored.num_bytes * amplification + single_bytes),
+        index_bytes=math.ceil(index_gets * sum(stored.index_bytes) / num_shards),
+        amplification=amplification,
+        indexes_fit=kept == 1,
+    )
+
+
+def _index_gets(order: Order, num_readers: int, steps: Steps, kept: float) -> int:
+    """Reads of indexes in an epoch, if memory keeps the fraction `kept` of them."""
+    together = min(steps_at_once(order), order.num_batches)
+    touched = sum(len(shards) for shards in _shards_of_first(order, num_readers, together))
+    return math.ceil(steps.num_steps / together * touched * (1 - kept))
+
+
+def cold_start(stored: StoredSet, split: str, order: Order, num_readers: int) -> ColdStart:
+    """What has to arrive before the first batch of a run."""
+    stored_split = stored.splits[split]
+    sizes = np.asarray(stored_split.index_bytes, dtype=np.int64)
+    return ColdStart(
+        manifest_bytes=stored.manifest_bytes * num_readers,
+        index_bytes=sum(int(sizes[shards].sum()) for shards in _shards_of_first(order, num_readers, 1)),
+        sample_bytes=math.ceil(order.global_batch_size * (stored_split.mean_bytes - BLOCK)),
+    )
+
+
+def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.ndarray]:
+    """The shards that each reader needs for the first steps of a run."""
+    if not order.num_batches:
+        return [np.zeros(0, np.int64)] * num_readers
+    ids = order.slots(0, range(num_steps), 0, order.global_batch_size).ids
+    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
+    return [np.unique(columns) for columns in np.array_split(shards, num_readers, axis=1)]
+
+
+def build_requests(stored: StoredSet) -> BuildRequests | None:
+    """About how many operations a build from a bucket into a bucket takes; None for a set that stands already."""
+    if stored.raw is None:
+        return None
+    raw, num_shards = stored.raw, sum(len(split.shard_sizes) for split in stored.splits.values())
+    num_stored = sum(split.plan.num_stored for split in stored.splits.values())
+    num_batches = math.ceil(num_stored / batch_size(num_stored))
+    num_groups = sum(split.plan.num_groups for split in stored.splits.values())
+    return BuildRequests(
+        class_a=UPLOADS_PER_SHARD * num_shards
+        + UPLOADS_PER_UNIT * raw.num_units
+        + UPLOADS_PER_BATCH * num_batches
+        + UPLOADS_PER_BUILD
+        + math.ceil(raw.num_files / LISTED_AT_ONCE)
+        + raw.unit_lists
+        + LISTS_PER_BUILD,
+        class_b=raw.num_reads
+        + raw.num_stats
+        + num_stored
+        + STATS_PER_SHARD * num_shards
+        + STATS_PER_UNIT * raw.num_units
+        + num_batches * (num_batches + num_groups)
+        + STATS_PER_BUILD,
+    )

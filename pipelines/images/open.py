@@ -1,0 +1,163 @@
+"""Opens images within the limits of a build: their format by content, and only our own words for what is wrong.
+
+An image is what its content says, never what its name says.
+"""
+
+import io
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from PIL import ExifTags, Image
+
+from pipelines.images.options import ImageOptions
+from shardset.errors import UndecodableImage
+from shardset.format import limits
+from shardset.format.background import mend_transparency
+from shardset.format.images import MAX_PIXELS
+
+PILLOW_FORMATS = {
+    "jpg": "JPEG",
+    "png": "PNG",
+    "gif": "GIF",
+    "bmp": "BMP",
+    "tif": "TIFF",
+    "webp": "WEBP",
+    "ppm": "PPM",
+    "pgm": "PPM",
+    "pbm": "PPM",
+}
+"""Pillow's names of the formats that are read, by the field under which they are stored."""
+
+BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+"""What Pillow's parsers raise on bytes that are not what they seem."""
+
+GREY_MODES = frozenset({"1", "L", "LA", "La"})
+SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
+_COLOUR_MODES = frozenset({"RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr"})
+
+_LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
+"""In pixels: the limits of libjpeg and libwebp."""
+
+_MAGIC = (
+    (b"\xff\xd8\xff", "jpg"),
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+    (b"BM", "bmp"),
+    (b"II*\0", "tif"),
+    (b"MM\0*", "tif"),
+)
+_NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm", b"P6": "ppm"}
+_PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
+
+
+def format_of(data: bytes) -> str:
+    """The format that the first bytes of an image tell, as a field; raises UndecodableImage if it is none of ours."""
+    for magic, field in _MAGIC:
+        if data.startswith(magic):
+            return field
+    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
+        return "webp"
+    if data[:2] in _NETPBM and data[2:3].isspace():
+        return _NETPBM[data[:2]]
+    raise UndecodableImage(_why_no_image(data))
+
+
+def _why_no_image(data: bytes) -> str:
+    start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not data:
+        return "empty"
+    if not any(data[:8]):
+        return "zeroed header"
+    if start.startswith(b"<"):
+        return "HTML or XML instead of an image"
+    if all(byte >= 32 or byte in b"\t\r\n" for byte in data[:64]):
+        return "text instead of an image"
+    return "unsupported format"
+
+
+@contextmanager
+def opened(data: bytes, field: str, options: ImageOptions) -> Iterator[Image.Image]:
+    """The image, within the limits and not decoded yet. Inside the block it has the memory to be decoded.
+
+    Raises UndecodableImage.
+    """
+    image = _header(data, field, options)
+    scans = limits.num_scans(data) if field == "jpg" else 1
+    if reason := limits.refusal(field, *image.size, options.decoded_bytes, scans):
+        raise UndecodableImage("takes too much to decode", reason)
+    with limits.room(limits.num_bytes(field, *image.size, scans), options.decoded_bytes), image:
+        yield image
+
+
+def _header(data: bytes, field: str, options: ImageOptions) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(data), formats=(PILLOW_FORMATS[field],))
+    except Image.DecompressionBombError as error:
+        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
+    except BROKEN as error:
+        raise _undecodable(error, data, field) from error
+    width, height = image.size
+    if width * height > options.max_pixels:
+        raise UndecodableImage("too many pixels", f"{width} x {height}, at most {options.max_pixels}")
+    mend_transparency(image)
+    return image
+
+
+def decode_whole(image: Image.Image, data: bytes, field: str) -> None:
+    """Decodes all of an opened image, of a JPEG at an eighth of its size; raises UndecodableImage."""
+    try:
+        if field == "jpg":
+            # This still decodes all of the entropy-coded data; the rest of the work, which is skipped, can't fail.
+            image.draft(None, (1, 1))
+        image.load()
+    except Image.DecompressionBombError as error:
+        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
+    except BROKEN as error:
+        raise _undecodable(error, data, field) from error
+    if _is_truncated(data, field):
+        raise UndecodableImage("truncated")
+
+
+def _undecodable(error: Exception, data: bytes, field: str) -> UndecodableImage:
+    # Only our own words go into the reason: Pillow's name objects by address, and a quarantine list must not change.
+    if "MAX_TEXT" in str(error):
+        return UndecodableImage("decompression bomb")
+    if "truncated" in str(error).lower() or _is_truncated(data, field):
+        return UndecodableImage("truncated")
+    return UndecodableImage("damaged")
+
+
+def _is_truncated(data: bytes, field: str) -> bool:
+    """Whether the end mark is missing: Pillow does without it in a PNG, and in a JPEG whose tail is zeroed."""
+    if field == "png":
+        return _PNG_END not in data
+    if field == "webp":
+        return len(data) < 8 + int.from_bytes(data[4:8], "little")
+    return field == "jpg" and limits.is_cut_jpeg(data)
+
+
+def check_mode(mode: str, field: str) -> None:
+    """Raises UndecodableImage if an image of this Pillow mode can't become 8-bit grey or RGB."""
+    is_wide_grey = mode in SIXTEEN_BIT_MODES or (mode == "I" and field == "pgm")
+    if mode not in GREY_MODES | _COLOUR_MODES and not is_wide_grey:
+        raise UndecodableImage("no 8-bit form", f"mode {mode}")
+
+
+def check_sides(size: tuple[int, int], field: str) -> None:
+    """Raises UndecodableImage if the format `field` has no images of this size."""
+    longest = _LONGEST_SIDE.get(field, MAX_PIXELS)
+    if max(size) > longest:
+        raise UndecodableImage(f"too large for {field}", f"{size[0]} x {size[1]}, at most {longest} a side")
+
+
+def orientation(image: Image.Image) -> int:
+    """The EXIF orientation that is still to be applied: 1 (upright, also where it says nothing else) to 8."""
+    if image.format == "TIFF":
+        return 1  # Pillow turns a TIFF while it loads it
+    try:
+        value = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except BROKEN:
+        return 1  # every reader takes broken EXIF as no orientation; the pixels are what counts
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1

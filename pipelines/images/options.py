@@ -1,0 +1,80 @@
+"""What a build makes of images: the options, and what they decide before an image is decoded."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardset.errors import ConfigError
+from shardset.format import background as backgrounds
+from shardset.format import limits
+from shardset.format.background import WHITE, Background
+from shardset.format.images import MAX_PIXELS
+from shardset.format.limits import DECODED_BYTES
+
+Verify = Literal["decode", "header", "none"]
+ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
+
+_REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "pbm": "pgm"}
+"""The formats that resized images are stored in where their own is not written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """What a build makes of images. The default stores them byte for byte.
+
+    `resize_shorter` is in pixels. `quality` (1 to 100) applies to JPEGs and WebPs that are re-encoded. An image of more
+    than `max_pixels`, or one that takes more than `decoded_bytes` of memory, is refused before it is decoded;
+    `decoded_bytes` also limits how many images a process decodes at once. `jpeg_restart` adds restart markers to
+    JPEGs without loss, so that readers can decode only what a crop needs. Transparent images that are re-encoded are
+    put on `background`.
+    """
+
+    resize_shorter: int | None = None
+    quality: int = 95
+    image_format: ImageFormat = "keep"
+    max_pixels: int = MAX_PIXELS
+    jpeg_restart: bool = False
+    background: Background = WHITE
+    decoded_bytes: int = DECODED_BYTES
+
+    def __post_init__(self) -> None:
+        if self.resize_shorter is not None and self.resize_shorter < 1:
+            raise ConfigError(
+                f"resize shorter={self.resize_shorter}: expected at least 1 pixel, for example shorter=256"
+            )
+        if not 1 <= self.quality <= 100:
+            raise ConfigError(f"quality {self.quality}: expected 1 to 100, for example 95")
+        if self.image_format not in ("keep", "jpg", "png", "ppm", "webp"):
+            raise ConfigError(f"image format {self.image_format!r}: expected keep, jpg, png, ppm or webp")
+        if not 1 <= self.max_pixels <= MAX_PIXELS:
+            raise ConfigError(f"max_pixels {self.max_pixels}: expected 1 to {MAX_PIXELS}, the limit of the decoder")
+        limits.check(self.decoded_bytes)
+        backgrounds.check(self.background)
+        if self.background != WHITE and not self.reencodes:
+            raise ConfigError(
+                "--background is for images that are re-encoded, and none is; add --resize or --image-format, or set "
+                "image.background in training, which puts stored images on it"
+            )
+
+    @property
+    def reencodes(self) -> bool:
+        """Whether images that need no fix may be re-encoded."""
+        return self.resize_shorter is not None or self.image_format != "keep"
+
+
+def stored_field(field: str, options: ImageOptions) -> str:
+    """The extension under which `encode` stores an image of the format `field`, whatever its size."""
+    if options.image_format != "keep":
+        return options.image_format
+    return field if options.resize_shorter is None else _REWRITTEN_AS.get(field, field)
+
+
+def resized(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:
+    """The sides of an image once its shorter side is `shorter`; unchanged if it is that small already."""
+    if shorter is None or min(size) <= shorter:
+        return size
+    width, height = (_round_half_up(side * shorter, min(size)) for side in size)
+    return width, height
+
+
+def _round_half_up(numerator: int, denominator: int) -> int:
+    return (2 * numerator + denominator) // (2 * denominator)

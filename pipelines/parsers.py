@@ -1,0 +1,239 @@
+"""The parsers of the command line: flags, their defaults and their help."""
+
+import argparse
+from typing import TypeAlias
+
+from pipelines import arguments
+from pipelines.arguments import Merge
+from pipelines.estimate.prices import Prices
+from shardset.format.limits import DECODED_BYTES
+from shardset.order.budget import BUDGET_BYTES
+from shardset.program import Parser, program_parser
+
+COMMAND = "shardset-pipelines"
+"""The installed name of this program: a shell completes commands by name, so not `python -m pipelines`."""
+
+EXIT_CODES = "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by Ctrl-C"
+
+BUILD_EPILOG = f"""\
+sources, and what --input is for each:
+  cifar10, cifar100   the published .tar.gz (python or binary version), or the folder with it or its extracted files
+  imagenet            a folder with ILSVRC2012_img_train.tar, _img_val.tar and _devkit_t12.tar.gz; the Kaggle tree;
+                      or class folders train/WNID/, validation/WNID/
+  folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1
+  listing             a CSV or JSONL file with the columns path, label and optionally split, key, anything else
+  webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
+
+examples:
+  python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards
+  python -m pipelines build --source imagenet --input /data/ilsvrc --output gs://bucket/imagenet \\
+      --samples-per-shard train=1252,validation=1000 --remainder pad
+  python -m pipelines build --source cifar10 --input cifar-10-python.tar.gz --output shards \\
+      --target-samples train=1280000 --samples-per-shard train=2000
+
+Flags of Apache Beam (--runner, --project, --region, --temp_location, --direct_num_workers, ...) pass through;
+without --runner the build runs here, on all cores. To resume a build that was stopped, give the same command again.
+
+{EXIT_CODES}
+"""
+
+PLAN_EPILOG = f"""\
+examples:
+  python -m pipelines plan gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
+  python -m pipelines plan --source folder --input photos --holdout test=0.1 --num-shards 8
+  python -m pipelines plan --samples train=1281167,validation=50000 --mean-bytes 110000 --classes 1000 \\
+      --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 --hosts 4 --workers 8
+
+Sizes, order, steps and memory come from the code that builds and trains; docs/plan.md explains every number.
+Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
+Archives have to be read: for them `build --dry-run` prints the exact plan.
+
+{EXIT_CODES}
+"""
+
+_Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of the program; what it parses has the chosen verb in `verb` and its parser in `verb_parser`."""
+    top = program_parser(
+        COMMAND, "pipelines", epilog=EXIT_CODES,
+        description="Turns raw image files into exact, reproducible WebDataset shards.",
+    )  # fmt: skip
+    common = Parser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
+    common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for add in (_add_build, _add_verify, _add_inspect, _add_export, _add_plan, _add_report):
+        add(verbs, common)
+    for verb in verbs.choices.values():
+        verb.set_defaults(verb_parser=verb)
+    return top
+
+
+def _add_build(verbs: _Verbs, common: Parser) -> None:
+    build = verbs.add_parser(
+        "build", help="turn raw files into a shard set", parents=[common], epilog=BUILD_EPILOG, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Plans, writes, then commits: the manifest appears last, or not at all.",
+    )  # fmt: skip
+    where = build.add_argument_group("what and where")
+    where.add_argument("--source", required=True, help="the raw format, see below")
+    where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
+    where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
+    where.add_argument("--holdout", action=Merge, type=arguments.fractions, default={}, metavar="SPLIT=FRACTION",
+                       help="move this fraction of the samples into its own split, chosen by their keys")  # fmt: skip
+    where.add_argument("--within-input", action="store_true",
+                       help="refuse a listing with images outside its folder, by links or absolute paths")  # fmt: skip
+    where.add_argument("--overwrite", action="store_true",
+                       help="replace the shard set at the output, or restart an unfinished build")  # fmt: skip
+    where.add_argument("--only-shards", action=Merge, type=arguments.shard_numbers, default=frozenset(),
+                       metavar="SPLIT:0,4-7",
+                       help="write only these; in a finished set, mend those that are missing or damaged")  # fmt: skip
+    where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
+    where.add_argument("--no-report", action="store_true", help="do not write report.html, a page about the set")
+    size = _add_sizes(build)
+    size.add_argument("--seed", type=int, default=0, help="seed of the order in which samples are stored (default 0)")
+    check = build.add_argument_group("bad input")
+    check.add_argument("--verify", choices=["decode", "header", "none"], default="decode",
+                       help="how to check each image; only decode (default) finds truncated ones")  # fmt: skip
+    check.add_argument("--on-bad", choices=["quarantine", "fail"], default="quarantine",
+                       help="list bad samples and go on (default), or fail")  # fmt: skip
+    check.add_argument("--max-bad-fraction", type=float, default=0.01, metavar="F",
+                       help="fail before writing if more than this of a split is bad (default 0.01)")  # fmt: skip
+    image = build.add_argument_group("images (default: stored byte for byte)")
+    image.add_argument("--resize", type=arguments.shorter_side, metavar="shorter=N",
+                       help="shrink images until their shorter side is N")  # fmt: skip
+    image.add_argument("--quality", type=int, default=95, help="of re-encoded JPEG and WebP (default 95)")
+    image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep")
+    image.add_argument("--background", default="white", metavar="COLOUR",
+                       help="behind transparent pixels when re-encoding: white (default), black, #rrggbb")  # fmt: skip
+    image.add_argument("--decoded-bytes", type=arguments.positive, default=DECODED_BYTES, metavar="N",
+                       help="memory for the images that a worker decodes at once (default 2 GiB)")  # fmt: skip
+    image.add_argument("--jpeg-restart", action="store_true",
+                       help="rewrite JPEGs without loss, so that readers decode only what a crop needs")  # fmt: skip
+
+
+def _add_sizes(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    size = verb.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
+    size.add_argument("--num-shards", action=Merge, type=arguments.numbers, default={}, metavar="N")
+    size.add_argument("--samples-per-shard", action=Merge, type=arguments.numbers, default={}, metavar="N",
+                      help="default: about 128 MiB a shard, and at least 4 shards")  # fmt: skip
+    size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
+                      help="what does not divide: sizes differ by one (default), drop, or pad by repeats")  # fmt: skip
+    size.add_argument("--balance", choices=["none", "stratified"], default="none",
+                      help="stratified: the same class mix in every shard, within one sample")  # fmt: skip
+    size.add_argument("--repeat", action=Merge, type=arguments.numbers, default={}, metavar="K",
+                      help="store every sample K times")  # fmt: skip
+    size.add_argument("--target-samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
+                      help="store N samples, repeating where there are fewer")  # fmt: skip
+    return size
+
+
+def _add_verify(verbs: _Verbs, common: Parser) -> None:
+    verify = verbs.add_parser(
+        "verify", help="compare a shard set with its manifest", parents=[common], epilog=EXIT_CODES, allow_abbrev=False,
+        description="Compares sizes and checksums of every file; with --deep every sample too.",
+    )  # fmt: skip
+    _add_manifest(verify)
+    verify.add_argument("--deep", action="store_true", help="also decode every image and compare every label and key")
+
+
+def _add_inspect(verbs: _Verbs, common: Parser) -> None:
+    inspect = verbs.add_parser(
+        "inspect", help="show what is in a shard set", parents=[common], epilog=EXIT_CODES, allow_abbrev=False,
+        description="Shows tables of splits, shards and classes; finds a sample by its key or its original name.",
+    )  # fmt: skip
+    _add_manifest(inspect)
+    inspect.add_argument("--split", help="only this split")
+    inspect.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
+    inspect.add_argument("--key", help="where the sample with this key is stored, and its original name")
+    inspect.add_argument("--name", help="the samples made from the input with this original name")
+    inspect.add_argument("--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid")
+
+
+def _add_export(verbs: _Verbs, common: Parser) -> None:
+    export = verbs.add_parser(
+        "export", help="write the side files of other readers", parents=[common], epilog=EXIT_CODES,
+        allow_abbrev=False,
+        description="Writes the side files of other readers, from the manifest and the indexes; never a tar. "
+                    "wids reads every tar once, for its MD5.",
+    )  # fmt: skip
+    _add_manifest(export)
+    export.add_argument("--to", required=True, action="extend", type=arguments.names, metavar="READER,...",
+                        help="any of wids, timm, energon, dali, tfds, hf")  # fmt: skip
+    export.add_argument("--output", metavar="FOLDER",
+                        help="where to write, if the format allows (default: beside the tars)")  # fmt: skip
+    export.add_argument("--overwrite", action="store_true", help="replace files that stand there and differ")
+
+
+def _add_report(verbs: _Verbs, common: Parser) -> None:
+    report = verbs.add_parser(
+        "report", help="make one HTML page about a shard set", parents=[common], epilog=EXIT_CODES,
+        allow_abbrev=False,
+        description="Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance.",
+    )  # fmt: skip
+    _add_manifest(report)
+    report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
+    report.add_argument("--force", action="store_true", help="replace whatever file stands at --output")
+    report.add_argument("--images", type=int, default=100_000, metavar="N",
+                        help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
+    report.add_argument("--input", metavar="FOLDER", help="the raw input, for pictures of quarantined samples")
+
+
+def _add_manifest(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
+
+
+def _add_plan(verbs: _Verbs, common: Parser) -> None:
+    plan = verbs.add_parser(
+        "plan", help="what a shard set takes to build, store and read", parents=[common], epilog=PLAN_EPILOG,
+        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Samples, shards, steps, requests, memory, mixing and cost, from a manifest, a listing or numbers.",
+    )  # fmt: skip
+    plan.add_argument("manifest", metavar="MANIFEST", nargs="?", help="of a set that stands, or its folder")
+    raw = plan.add_argument_group("before a build: files to list, or bare numbers")
+    raw.add_argument("--source", help="folder, listing, or imagenet as class folders")
+    raw.add_argument("--input", metavar="PATH", help="local or gs://, as for build; only names and sizes are read")
+    raw.add_argument("--holdout", action=Merge, type=arguments.fractions, default={}, metavar="SPLIT=FRACTION",
+                     help="as for build")  # fmt: skip
+    raw.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
+                     help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
+    raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
+    raw.add_argument("--classes", type=arguments.positive, metavar="N",
+                     help="number of classes of --samples (default: no labels to mix)")  # fmt: skip
+    _add_sizes(plan)
+    _add_reading(plan)
+    price = plan.add_argument_group(
+        "prices in US dollars (default: one region of North America, pipelines/estimate/prices.py)"
+    )
+    price.add_argument("--price-storage", type=float, default=Prices.storage, metavar="D", help="a GiB a month")
+    price.add_argument("--price-class-a", type=float, default=Prices.class_a, metavar="D", help="1,000 writes or lists")
+    price.add_argument("--price-class-b", type=float, default=Prices.class_b, metavar="D", help="1,000 reads or looks")
+
+
+def _add_reading(plan: argparse.ArgumentParser) -> None:
+    how = plan.add_argument_group("how it is read")
+    how.add_argument("--split", help="default: train, or the only one")
+    how.add_argument("--global-batch-size", type=arguments.positive, default=256, metavar="B",
+                     help="samples a step over all replicas (default 256)")  # fmt: skip
+    how.add_argument("--world", dest="num_replicas", type=arguments.positive, default=1, metavar="N",
+                     help="number of replicas (default 1)")  # fmt: skip
+    how.add_argument("--hosts", dest="num_hosts", type=arguments.positive, default=1, metavar="N",
+                     help="number of hosts that they run on (default 1)")  # fmt: skip
+    how.add_argument("--strategy", choices=["spmd", "replica", "ddp", "single"], default="spmd",
+                     help="who reads: hosts (spmd, default), replicas (replica, ddp), one (single)")  # fmt: skip
+    how.add_argument("--workers", dest="num_workers", type=arguments.positive, metavar="N",
+                     help="also show how shards divide over plain tar readers, N for each replica")  # fmt: skip
+    how.add_argument("--num-lanes", type=arguments.positive, metavar="L", help="default: as the trainer chooses")
+    how.add_argument("--block-size", type=arguments.positive, metavar="Q", help="default: as the trainer chooses")
+    how.add_argument("--window", type=int, metavar="W", help="default: as the trainer chooses")
+    how.add_argument("--last-batch", choices=["pad", "drop"], default="pad",
+                     help="pad a batch that is not full (default), or drop it")  # fmt: skip
+    how.add_argument("--image-size", type=int, default=224, metavar="N",
+                     help="decoded images are N x N; 0 decodes nothing (default 224)")  # fmt: skip
+    how.add_argument("--crop-padding", type=int, metavar="N",
+                     help="train_crop=pad with N pixels: small images stay decoded where they fit")  # fmt: skip
+    how.add_argument("--budget-bytes", type=arguments.positive, default=BUDGET_BYTES, metavar="N",
+                     help="memory of one reader (default 2 GiB)")  # fmt: skip
+    how.add_argument("--seed", type=int, default=0, help="of the order, and of --holdout (default 0)")

@@ -1,0 +1,79 @@
+"""Finds samples that want the same key: hashes are spread over buckets, and each bucket is sorted alone."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from pipelines.plan import layout, paths, tables
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.partitions import ByteRange, read_partitions, write_partitions
+from pipelines.plan.records import PlanFile
+
+KEY = np.dtype([("hash", "<u8"), ("unit", "<u4"), ("row", "<u4")])
+DUPLICATE = np.dtype([("unit", "<u4"), ("row", "<u4"), ("number", "<u4")])
+"""A row that wants the key of `number` rows before it."""
+
+
+def spread_keys(files: PlanFiles, plan: PlanFile, batch: int) -> list[tuple[int, ByteRange]]:
+    """Writes the key hashes of a batch of units, cut by bucket; returns (bucket, byte range) pairs."""
+    units = plan.units_of(batch)
+    keys = np.concatenate(
+        [_keys(unit, data) for unit, data in zip(units, tables.read_units(files, units), strict=True)]
+    )
+    bucket = (keys["hash"] % np.uint64(layout.num_buckets(plan.splits.values()))).astype(np.uint16)
+    keys = keys[np.argsort(bucket, kind="stable")]
+    partitions = ((number, keys[start:stop].tobytes()) for number, start, stop in tables.runs_of(np.sort(bucket)))
+    return write_partitions(files.output, paths.partition_path("keys", batch), partitions)
+
+
+def find_duplicate_keys(
+    files: PlanFiles, plan: PlanFile, bucket: int, partitions: Iterable[ByteRange]
+) -> list[tuple[int, ByteRange]]:
+    """Writes which rows want a key that is taken, cut by batch of units; returns (batch, byte range) pairs.
+
+    `partitions` hold all keys whose hash falls into the bucket. Writes nothing if all differ.
+    """
+    keys = np.concatenate([np.frombuffer(data, KEY) for data in read_partitions(files.output, partitions)])
+    duplicates = duplicates_among(keys)
+    if not len(duplicates):
+        return []
+    batches = tables.runs_of(duplicates["unit"] // plan.units_per_batch)
+    by_batch = ((batch, duplicates[start:stop].tobytes()) for batch, start, stop in batches)
+    return write_partitions(files.output, paths.partition_path("duplicate_keys", bucket), by_batch)
+
+
+def duplicates_among(keys: np.ndarray) -> np.ndarray:
+    """The rows whose key other rows before them want, in (unit, row) order."""
+    hashes = np.sort(keys["hash"])
+    repeated = hashes[1:][hashes[1:] == hashes[:-1]]
+    if not len(repeated):
+        return np.empty(0, DUPLICATE)
+    keys = keys[np.isin(keys["hash"], repeated)]
+    keys = keys[np.lexsort((keys["row"], keys["unit"], keys["hash"]))]
+    is_first = np.concatenate([[True], keys["hash"][1:] != keys["hash"][:-1]])
+    firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(keys)), 0))
+    duplicates = np.empty(len(keys), DUPLICATE)
+    duplicates["unit"], duplicates["row"] = keys["unit"], keys["row"]
+    duplicates["number"] = np.arange(len(keys)) - firsts
+    return np.sort(duplicates[~is_first], order=["unit", "row"])
+
+
+def duplicate_numbers(
+    files: PlanFiles, partitions: Iterable[ByteRange], units: range, first_rows: np.ndarray
+) -> np.ndarray:
+    """For each row of a batch of units, how many rows before it want the same key.
+
+    `first_rows` are the row numbers at which the units start, and the number of all rows.
+    """
+    numbers = np.zeros(first_rows[-1], np.int64)
+    for data in read_partitions(files.output, partitions):
+        duplicates = np.frombuffer(data, DUPLICATE)
+        numbers[first_rows[duplicates["unit"] - units.start] + duplicates["row"]] = duplicates["number"]
+    return numbers
+
+
+def _keys(unit: int, data: memoryview) -> np.ndarray:
+    hashes = tables.unit_from_bytes(data, "key_hash")["key_hash"].to_numpy()
+    keys = np.empty(len(hashes), KEY)
+    keys["hash"], keys["unit"], keys["row"] = hashes, unit, np.arange(len(hashes))
+    return keys

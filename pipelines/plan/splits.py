@@ -1,0 +1,127 @@
+"""From the summaries of all units to the plan of all splits."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from pipelines.config import BuildConfig
+from pipelines.images.check import TRANSPARENT
+from pipelines.plan import layout, paths, summaries, tables
+from pipelines.plan.files import PlanFiles, encode_record
+from pipelines.plan.layout import SplitPlan
+from pipelines.plan.partitions import write_pieces
+from pipelines.plan.records import BuildFile, PlanFile
+from pipelines.plan.summaries import UnitOffsets, UnitSummary, read_summaries
+from shardset.errors import ConfigError, SourceError
+from shardset.format.manifest import ClassInfo
+from shardset.order.permutation import ORDER_VERSION
+
+
+def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:
+    """Writes the plan of all splits to `plan/` and returns it.
+
+    Raises TooManyBad, SourceError (no samples) or ConfigError (sizes that can't be) before a shard is written.
+    """
+    total = summaries.merge(read_summaries(files, build.num_units))
+    summaries.refuse_too_many_bad(total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0)
+    splits = plan_splits(config, total)
+    classes = _classes(build, total.max_label)
+    rejected = write_pieces(files.output, paths.REJECTED, _rejected_lines(files, build.num_units))
+    plan = PlanFile(
+        digest="",
+        source_digest=total.digest,
+        num_classes=len(classes),
+        classes=classes,
+        splits=splits,
+        fixes={fix: number for fix, number in total.fixes.items() if fix != TRANSPARENT},
+        num_rejected=sum(count.num_rejected for count in total.splits.values()),
+        rejected=rejected,
+        num_units=build.num_units,
+        notes=[*build.notes, *_transparency_notes(total.fixes)],
+    )
+    plan = msgspec.structs.replace(plan, digest=_digest(plan, config))
+    files.write(paths.PLAN, encode_record(plan))
+    return plan
+
+
+def plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan]:
+    """The plan of each split that has samples; SourceError or ConfigError if the configuration does not fit them."""
+    names = sorted(split for split, count in total.splits.items() if count.num_samples)
+    if not names:
+        raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
+    refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
+    splits = {name: _plan_split(config, name, total) for name in names}
+    _refuse_unknown_shards(config.only_shards, splits)
+    return splits
+
+
+def batch_offsets(files: PlanFiles, plan: PlanFile, *, stratified: bool) -> Iterator[UnitOffsets]:
+    """For each batch of units, how many samples come before it."""
+    return summaries.unit_offsets(
+        read_summaries(files, plan.num_units),
+        plan.splits,
+        units_per_batch=plan.units_per_batch,
+        stratified=stratified,
+    )
+
+
+def refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
+    """Raises ConfigError if sizes are given for splits that the input does not have."""
+    unknown = sorted({*wanted} - {*names, ""})
+    if unknown:
+        raise ConfigError(f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}")
+
+
+def _plan_split(config: BuildConfig, name: str, total: UnitSummary) -> SplitPlan:
+    count = total.splits[name]
+    return layout.plan_split(
+        name,
+        count.strata,
+        num_bytes=count.num_bytes,
+        fields=total.fields.get(name, ()),
+        sizing=config.sizing(name),
+        balance=config.balance,
+    )
+
+
+def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: Mapping[str, SplitPlan]) -> None:
+    for name, number in sorted(wanted):
+        if name not in splits:
+            raise ConfigError(f"--only-shards {name}:{number}: there is no such split, only {', '.join(splits)}")
+        if number >= splits[name].num_shards:
+            raise ConfigError(
+                f"--only-shards {name}:{number}: split {name!r} has shards 0 to {splits[name].num_shards - 1}"
+            )
+
+
+def _classes(build: BuildFile, max_label: int) -> list[ClassInfo]:
+    if build.classes is None:
+        return [ClassInfo(label=label, name=str(label)) for label in range(max_label + 1)]
+    if max_label >= len(build.classes):
+        raise SourceError(f"label {max_label} was found, but there are {len(build.classes)} classes; check the labels")
+    return build.classes
+
+
+def _rejected_lines(files: PlanFiles, num_units: int) -> Iterator[bytes]:
+    for summary in read_summaries(files, num_units):
+        if any(count.num_rejected for count in summary.splits.values()):
+            [table] = map(tables.unit_from_bytes, tables.read_units(files, [summary.unit]))
+            for entry in tables.rejected_of(table):
+                yield json.dumps(entry, sort_keys=True).encode() + b"\n"
+
+
+def _transparency_notes(fixes: Mapping[str, int]) -> list[str]:
+    number = fixes.get(TRANSPARENT, 0)
+    if not number:
+        return []
+    images = "1 image with transparency is" if number == 1 else f"{number:,} images with transparency are"
+    return [f"{images} stored as they came; the stream puts them on a background (white; image.background)"]
+
+
+def _digest(plan: PlanFile, config: BuildConfig) -> str:
+    decisions = msgspec.to_builtins(plan)
+    del decisions["rejected"]  # the digest is older than this field
+    identity = [decisions, config.what_decides_bytes(), ORDER_VERSION]
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,165 @@
+"""What the plan needs to know of each unit, and the sums over all units: read one after the other, none is kept."""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipelines.images.check import marks_of
+from pipelines.plan import paths, tables
+from pipelines.plan.files import PlanFiles, decode_record
+from pipelines.plan.layout import UnitOffset
+from pipelines.plan.tables import QuarantineEntry, UnitRow
+from shardset.errors import TooManyBad
+
+UnitOffsets = dict[str, UnitOffset]
+"""By split."""
+
+MAX_REASONS = 5
+"""A summary keeps this many reasons of rejected samples as examples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitCount:
+    """Counts of one split in one unit. `strata` maps a label (-1: none) to its number of samples."""
+
+    num_samples: int
+    num_rejected: int
+    num_bytes: int
+    strata: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSummary:
+    """What the plan needs to know of a unit: counts and fields by split, fixes, a few reasons of rejects, a digest.
+
+    `max_label` is -1 where no sample has a label.
+    """
+
+    unit: int
+    splits: Mapping[str, SplitCount]
+    fields: Mapping[str, Sequence[str]]
+    fixes: Mapping[str, int]
+    reasons: Sequence[str]
+    max_label: int
+    digest: str
+
+
+def summarize(unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> UnitSummary:
+    """The summary of a unit."""
+    num_rejected = Counter(entry["split"] for entry in rejected)
+    by_split: dict[str, list[UnitRow]] = {split: [] for split in sorted({row.split for row in rows} | {*num_rejected})}
+    for row in rows:
+        by_split[row.split].append(row)
+    return UnitSummary(
+        unit=unit,
+        splits={split: _count_rows(some, num_rejected[split]) for split, some in by_split.items()},
+        fields={
+            split: list(dict.fromkeys(field for row in some for field, _ in row.content.fields))
+            for split, some in by_split.items()
+        },
+        fixes=dict(sorted(Counter(mark for row in rows for mark in marks_of(row.fix)).items())),
+        reasons=[f"{entry['name']}: {entry['reason']}" for entry in rejected[:MAX_REASONS]],
+        max_label=max((row.label for row in rows), default=-1),
+        digest=tables.digest_of(rows),
+    )
+
+
+def read_summaries(files: PlanFiles, num_units: int) -> Iterator[UnitSummary]:
+    """The summaries of all units, in unit order."""
+    names = list(map(paths.summary_path, range(num_units)))
+    for name, content in zip(names, files.read_each(names), strict=True):
+        yield decode_record(files.output, name, content, UnitSummary)
+
+
+def unit_offsets(
+    summaries: Iterable[UnitSummary], splits: Iterable[str], *, units_per_batch: int, stratified: bool
+) -> Iterator[UnitOffsets]:
+    """For each batch of units, in order, how many samples of each split come before it."""
+    sums = {split: _Sum() for split in splits}
+    for number, summary in enumerate(summaries):
+        if number % units_per_batch == 0:
+            yield {split: _offset_after(count, stratified=stratified) for split, count in sums.items()}
+        for split in sums.keys() & summary.splits.keys():
+            sums[split].add(summary.splits[split])
+
+
+def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
+    """One summary of all units; its digest covers theirs, in unit order. Keeps none of them."""
+    splits: dict[str, _Sum] = {}
+    fields: dict[str, dict[str, None]] = {}
+    fixes: Counter[str] = Counter()
+    reasons: list[str] = []
+    max_label, num_units, digest = -1, 0, hashlib.sha256(b"[")
+    for summary in summaries:
+        for name, count in summary.splits.items():
+            splits.setdefault(name, _Sum()).add(count)
+        for name, field_names in summary.fields.items():
+            fields.setdefault(name, {}).update(dict.fromkeys(field_names))
+        fixes.update(summary.fixes)
+        reasons += summary.reasons[: MAX_REASONS - len(reasons)]
+        max_label = max(max_label, summary.max_label)
+        digest.update((", " if num_units else "").encode() + json.dumps(summary.digest).encode())
+        num_units += 1
+    digest.update(b"]")
+    return UnitSummary(
+        unit=num_units,
+        splits={name: count.frozen() for name, count in splits.items()},
+        fields={name: list(field_names) for name, field_names in fields.items()},
+        fixes=dict(sorted(fixes.items())),
+        reasons=reasons,
+        max_label=max_label,
+        digest=digest.hexdigest(),
+    )
+
+
+def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
+    """Raises TooManyBad if more than that fraction of a split was rejected."""
+    for split, count in sorted(total.splits.items()):
+        num_raw = count.num_rejected + count.num_samples
+        if count.num_rejected > max_bad_fraction * num_raw:
+            raise TooManyBad(
+                f"split {split!r}: {count.num_rejected} of {num_raw} raw samples are bad, allowed are "
+                f"{max_bad_fraction:.2%} (for example {'; '.join(total.reasons)}); mend the input or raise "
+                "--max-bad-fraction; nothing was written"
+            )
+
+
+@dataclass(slots=True)
+class _Sum:
+    """The running sum of SplitCounts."""
+
+    num_samples: int = 0
+    num_rejected: int = 0
+    num_bytes: int = 0
+    strata: dict[int, int] = field(default_factory=dict)
+
+    def add(self, count: SplitCount) -> None:
+        self.num_samples += count.num_samples
+        self.num_rejected += count.num_rejected
+        self.num_bytes += count.num_bytes
+        before = self.strata.get
+        for label, number in count.strata.items():  # more than twice as fast as Counter.update
+            self.strata[label] = before(label, 0) + number
+
+    def frozen(self) -> SplitCount:
+        return SplitCount(
+            num_samples=self.num_samples,
+            num_rejected=self.num_rejected,
+            num_bytes=self.num_bytes,
+            strata=dict(self.strata),
+        )
+
+
+def _count_rows(rows: Sequence[UnitRow], num_rejected: int) -> SplitCount:
+    return SplitCount(
+        num_samples=len(rows),
+        num_rejected=num_rejected,
+        num_bytes=sum(row.content.num_bytes for row in rows),
+        strata=dict(sorted(Counter(row.label for row in rows).items())),
+    )
+
+
+def _offset_after(count: _Sum, *, stratified: bool) -> UnitOffset:
+    return UnitOffset(serial=count.num_samples, strata=dict(count.strata) if stratified else {0: count.num_samples})

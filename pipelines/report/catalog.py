@@ -1,0 +1,195 @@
+"""All samples of a shard set in arrays, from its indexes alone, and which of them a report decodes or shows."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from pipelines.report.near_duplicates import crc_before
+from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.index import index_fields
+from shardset.format.manifest import Manifest, Shard
+from shardset.order.permutation import derive_key, hash64
+from shardset.read.indexes import read_index
+from shardset.storage.base import Storage
+
+THREADS = 16
+
+MAX_SAMPLES = 4_000_000
+"""Samples in one catalog, to bound memory: of larger sets only every second, third, ... shard is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something that could not be read: a path relative to the manifest (and a key), and what is wrong with it."""
+
+    where: str
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedShard:
+    """A shard and its index."""
+
+    split: str
+    number: int
+    shard: Shard
+    index: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    """All samples of the shards whose index could be read, numbered one after another; arrays have an entry a sample.
+
+    `num_left_out` counts the samples of shards that were skipped because the set is larger than MAX_SAMPLES.
+    """
+
+    splits: list[str]
+    shards: list[IndexedShard]
+    num_left_out: int
+
+    @cached_property
+    def first_samples(self) -> np.ndarray:
+        """The number of each shard's first sample, and the number of all samples."""
+        return np.cumsum([0, *(len(shard.index) for shard in self.shards)])
+
+    @cached_property
+    def split(self) -> np.ndarray:
+        """The position of the sample's split in `splits`."""
+        numbers = [np.full(len(shard.index), self.splits.index(shard.split)) for shard in self.shards]
+        return _joined(numbers, np.int32)
+
+    @cached_property
+    def label(self) -> np.ndarray:
+        """The label; -1 where there is none."""
+        return _joined([shard.index["label"] for shard in self.shards], np.int64)
+
+    @cached_property
+    def copy(self) -> np.ndarray:
+        """0 for an original; the number of the repeat for a copy that the build made."""
+        return _joined([shard.index["copy"] for shard in self.shards], np.int64)
+
+    @cached_property
+    def random(self) -> np.ndarray:
+        """A random number for each sample, always the same for the same set."""
+        ids = _joined([shard.shard.first_id + np.arange(len(shard.index)) for shard in self.shards], np.int64)
+        keys: np.ndarray = hash64(derive_key(0, "report"), self.split, ids)
+        return keys
+
+    @cached_property
+    def image_bytes(self) -> np.ndarray:
+        """Bytes of the sample's image; 0 where there is none."""
+        return _joined([_image_bytes(shard.index) for shard in self.shards], np.int64)
+
+    @cached_property
+    def contents(self) -> tuple[np.ndarray, np.ndarray]:
+        """CRC32C and bytes of each sample's fields, without a `cls` at the end: equal for the same content."""
+        columns = [_contents(shard.index) for shard in self.shards]
+        return _joined([crc for crc, _ in columns], np.uint32), _joined([size for _, size in columns], np.int64)
+
+    def __len__(self) -> int:
+        return int(self.first_samples[-1])
+
+    def locate(self, sample: int) -> tuple[IndexedShard, int]:
+        """The shard that holds a sample, and its position there."""
+        number = int(np.searchsorted(self.first_samples, sample, side="right")) - 1
+        return self.shards[number], sample - int(self.first_samples[number])
+
+    def key(self, sample: int) -> str:
+        """The sample's key."""
+        shard, position = self.locate(sample)
+        return key_at(shard.index, position)
+
+
+def key_at(index: np.ndarray, position: int) -> str:
+    """The key of one row of an index."""
+    key: bytes = index["key"][position]
+    return key.decode("ascii", "replace")
+
+
+def open_catalog(
+    storage: Storage, manifest: Manifest, *, max_samples: int = MAX_SAMPLES
+) -> tuple[Catalog, list[Damage]]:
+    """The catalog of a set, and the indexes that are damaged or missing."""
+    every = [
+        (name, number, shard) for name, split in manifest.splits.items() for number, shard in enumerate(split.shards)
+    ]
+    step = max(1, -(-sum(shard.num_samples for *_, shard in every) // max_samples))
+    wanted = [(name, number, shard) for name, number, shard in every if number % step == 0]
+    with ThreadPoolExecutor(THREADS) as threads:
+        read = list(threads.map(lambda each: _read_shard_index(storage, *each), wanted))
+    catalog = Catalog(
+        splits=list(manifest.splits),
+        shards=[each for each in read if isinstance(each, IndexedShard)],
+        num_left_out=sum(shard.num_samples for _, number, shard in every if number % step),
+    )
+    return catalog, [each for each in read if isinstance(each, Damage)]
+
+
+def _read_shard_index(storage: Storage, split: str, number: int, shard: Shard) -> IndexedShard | Damage:
+    path = shard.index.path
+    try:
+        index = read_index(storage, shard)
+    except (DamagedShard, StorageError) as error:
+        return Damage(path, complaint(error, f"{storage.url}/{path}"))
+    if len(index) != shard.num_samples:
+        return Damage(path, f"lists {len(index)} samples, the manifest says {shard.num_samples}")
+    return IndexedShard(split, number, shard, index)
+
+
+def complaint(error: Exception, where: str) -> str:
+    """What is wrong with a file, without its name, which stands before it."""
+    if isinstance(error, NotFound):
+        return "is missing; restore it, or rebuild the shard"
+    return str(error).removeprefix(f"{where}: ")
+
+
+def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
+    """At most `max_images` samples with images, ascending: the same number of each split, or all that it has."""
+    candidates = np.flatnonzero((catalog.image_bytes > 0) & (catalog.copy == 0))
+    groups = [candidates[catalog.split[candidates] == number] for number in range(len(catalog.splits))]
+    chosen, left = [], max_images
+    for done, group in enumerate(sorted(groups, key=len)):
+        share = min(len(group), left // (len(groups) - done))
+        chosen.append(group[np.argsort(catalog.random[group], kind="stable")[:share]])
+        left -= share
+    return np.sort(_joined(chosen, np.int64))
+
+
+def choose_of_each(catalog: Catalog, values: np.ndarray, max_each: int) -> dict[int, list[int]]:
+    """For each of `values`, which has an entry a sample: up to `max_each` samples with images, in random order."""
+    candidates = np.flatnonzero(catalog.image_bytes > 0)
+    order = candidates[np.lexsort((catalog.random[candidates], values[candidates]))]
+    distinct, firsts = np.unique(values[order], return_index=True)
+    groups = np.split(order, firsts[1:]) if len(firsts) else []
+    return {value: group[:max_each].tolist() for value, group in zip(distinct.tolist(), groups, strict=True)}
+
+
+def _joined(columns: list[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *columns]).astype(dtype)
+
+
+def _image_bytes(index: np.ndarray) -> np.ndarray:
+    """Bytes of the first image field that each sample has."""
+    num_bytes = np.zeros(len(index), np.int64)
+    for name in index_fields(index):
+        if name.rpartition(".")[2] in IMAGE_FIELDS:
+            num_bytes = np.where(num_bytes == 0, index[f".{name}"]["num_bytes"].astype(np.int64), num_bytes)
+    return num_bytes
+
+
+def _contents(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """See Catalog.contents: where the digits of the label are the last bytes, they are taken off."""
+    names = index_fields(index)
+    size = sum((index[f".{name}"]["num_bytes"].astype(np.int64) for name in names), np.zeros(len(index), np.int64))
+    crc, label = index["crc32c"].astype(np.uint32), index["label"]
+    if "cls" not in names:
+        return crc, size
+    last = np.max([index[f".{name}"]["offset"] for name in names], axis=0) == index[".cls"]["offset"]
+    digits = np.array([len(str(number)) for number in label.tolist()])
+    removable = last & (label >= 0) & (index[".cls"]["num_bytes"] == digits)
+    crc[removable] = crc_before(crc[removable], label[removable])
+    return crc, size - np.where(removable, digits, 0)

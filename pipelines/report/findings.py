@@ -1,0 +1,90 @@
+"""The summary of the page: what is fine, and what deserves a look."""
+
+from collections.abc import Iterable
+
+from pipelines.report.classes import class_counts, class_name
+from pipelines.report.collect import ReportData
+from shardset.format.manifest import Manifest
+from shardset.html.page import Finding, clip, count
+
+
+def findings(data: ReportData) -> Iterable[Finding]:
+    """One sentence each, in the order of the page."""
+    yield _damage(data)
+    yield from _duplicates(data)
+    yield _quarantine(data.manifest.quarantine.count)
+    yield from _classes(data.manifest)
+    yield from _images(data)
+    if left_out := data.catalog.num_left_out:
+        text = (
+            f"The set is so large that only some of its shards were read; {count(left_out, 'sample')} are not in them."
+        )
+        yield Finding(level="note", text=text)
+
+
+def _damage(data: ReportData) -> Finding:
+    if data.damage:
+        places = count(len(data.damage), "place")
+        text = f"{places} could not be read; `python -m pipelines verify --deep` checks everything."
+        return Finding(level="bad", text=text, anchor="damage")
+    decoded = count(data.num_chosen, "image that was", "images that were")
+    return Finding(level="good", text=f"All indexes and the {decoded} decoded are as the manifest says.")
+
+
+def _quarantine(num_rejected: int) -> Finding:
+    if not num_rejected:
+        return Finding(level="good", text="No raw sample was rejected.")
+    text = f"{count(num_rejected, 'raw sample is', 'raw samples are')} in quarantine: unusable, and left out."
+    return Finding(level="note", text=text, anchor="bad")
+
+
+def _duplicates(data: ReportData) -> Iterable[Finding]:
+    groups = data.duplicates
+    if across := sum(group.num_splits > 1 for group in groups):
+        text = (
+            f"{count(across, 'image stands', 'images stand')} in several splits: evaluation meets what was trained on."
+        )
+        yield Finding(level="bad", text=text, anchor="duplicates")
+    if conflicting := sum(group.num_labels > 1 for group in groups):
+        text = f"{count(conflicting, 'image has', 'images have')} more than one label."
+        yield Finding(level="bad", text=text, anchor="duplicates")
+    if inside := sum(group.num_splits == 1 and group.num_labels == 1 for group in groups):
+        text = f"{count(inside, 'image is', 'images are')} stored more than once in a split, under one label."
+        yield Finding(level="note", text=text, anchor="duplicates")
+    if not groups:
+        yield Finding(level="good", text="No two samples have the same content.")
+    if pairs := data.near_duplicates:
+        text = f"{count(len(pairs), 'image looks', 'images look')} much like an image of another split."
+        yield Finding(level="note", text=text, anchor="duplicates")
+
+
+def _classes(manifest: Manifest) -> Iterable[Finding]:
+    counts = {name: class_counts(split) for name, split in manifest.splits.items()}
+    for name, numbers in counts.items():
+        empty = [label for label, number in enumerate(numbers) if not number]
+        if empty and len(empty) < len(numbers):
+            listed = _first_three([class_name(manifest, label) for label in empty])
+            text = f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}: {listed}"
+            yield Finding(level="note", text=text, anchor="classes")
+    totals = [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
+    if totals and min(totals) and max(totals) > 3 * min(totals):
+        text = f"The largest class has {max(totals) / min(totals):.3g} times as many samples as the smallest."
+        yield Finding(level="note", text=text, anchor="classes")
+
+
+def _images(data: ReportData) -> Iterable[Finding]:
+    flat = [sample for sample, image in data.images.items() if image.flat]
+    if flat:
+        keys = _first_three([data.catalog.key(sample) for sample in flat[:4]])
+        text = f"{count(len(flat), 'decoded image is', 'decoded images are')} nearly of one colour: {keys}"
+        yield Finding(level="note", text=text, anchor="images")
+    if transparent := sum(image.transparent for image in data.images.values()):
+        text = (
+            f"{count(transparent, 'decoded image has', 'decoded images have')} transparency; the stream puts them on "
+            "white, or on what image.background says; other readers may drop it and show what lies beneath."
+        )
+        yield Finding(level="note", text=text, anchor="images")
+
+
+def _first_three(names: list[str]) -> str:
+    return ", ".join(clip(name, 40) for name in names[:3]) + (", ..." if len(names) > 3 else ".")

@@ -1,0 +1,22 @@
+"""Facts about images that the build and the reader share: extensions and the pixel limit."""
+
+FIELD_OF_EXTENSION = {
+    "jpg": "jpg",
+    "jpeg": "jpg",
+    "png": "png",
+    "ppm": "ppm",
+    "pgm": "pgm",
+    "pbm": "pbm",
+    "bmp": "bmp",
+    "gif": "gif",
+    "webp": "webp",
+    "tif": "tif",
+    "tiff": "tif",
+}
+"""Extensions of images, without the dot and in lower case, and the field that each goes into."""
+
+IMAGE_FIELDS = frozenset(FIELD_OF_EXTENSION.values())
+"""Fields under which the build stores images."""
+
+MAX_PIXELS = 178_956_970
+"""Pillow refuses larger images by itself (twice its MAX_IMAGE_PIXELS), so no limit of ours may be higher."""

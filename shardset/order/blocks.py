@@ -1,0 +1,229 @@
+"""The blocks of one epoch in their keyed order: which ids stand at which positions, and the reads that bring them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardset.order.permutation import Purpose, hash64, hash64_on
+
+_BLOCKS_AT_ONCE = 1 << 16
+_BLOCKS_PER_BUCKET_BITS = 8
+_MAX_BUCKET_BITS = 16
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeReads:
+    """Ranged reads, a row each: the positions [start, stop) of a shard. All columns are int64 [n].
+
+    `first` is where a read begins in the sequence; `num_samples` is `stop - start` without quarantined samples.
+    """
+
+    shard: Ints
+    start: Ints
+    stop: Ints
+    first: Ints
+    num_samples: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class _SortedBuckets:
+    """Some buckets, sorted: which, their blocks in the order of the sequence, and where each block begins in it."""
+
+    has_bucket: NDArray[np.bool_]
+    blocks: Ints
+    starts: Ints
+
+
+class BlockLayout:
+    """The sequence of an epoch, block by block, found without sorting all blocks.
+
+    Blocks are put into buckets by the top bits of their hash, and two bytes are kept per block: its bucket. When
+    positions are asked for, the blocks of their buckets are picked out, hashed again and sorted, and kept until
+    another bucket is needed. The buckets after them come along, so that whoever goes through an epoch seldom waits.
+    """
+
+    def __init__(self, first_ids: Ints, bad_ids: Ints, *, block_size: int, seed: int | None, epoch: int) -> None:
+        self.first_ids, self.bad_ids = first_ids, bad_ids
+        self.block_size, self.seed, self.epoch = block_size, seed, epoch
+        self.phases = self._phases()
+        self.first_blocks = np.concatenate([[0], np.cumsum(-(-(np.diff(first_ids) + self.phases) // block_size))])
+        self.num_blocks = int(self.first_blocks[-1])
+        bits = min(_MAX_BUCKET_BITS, max(0, self.num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
+        hash_bits = max(1, self.num_blocks.bit_length()) if seed is None else 64
+        self.shift = np.uint64(max(0, hash_bits - bits))
+        self.bucket_of_block = np.empty(self.num_blocks, dtype=np.uint16)
+        self.bucket_starts = self._fill_buckets(1 << bits)
+        nothing = np.zeros(0, dtype=np.int64)
+        self._sorted = _SortedBuckets(np.zeros(1 << bits, dtype=bool), nothing, nothing)
+
+    def ids(self, positions: Ints) -> Ints:
+        """The ids at some positions of the sequence; of the same shape."""
+        positions = np.asarray(positions, dtype=np.int64)
+        if positions.size == 0:
+            return positions
+        buckets = self._sorted_buckets(_owner(self.bucket_starts, positions))
+        owners = _owner(buckets.starts, positions)
+        first = self._num_good_before(self._id_ranges(buckets.blocks[owners])[0])
+        return self._id_of_good(first + positions - buckets.starts[owners])
+
+    def positions(self, ids: Ints) -> Ints:
+        """The inverse of `ids`."""
+        shards = _owner(self.first_ids, ids)
+        within = ids - self.first_ids[shards] + self.phases[shards]
+        blocks = self.first_blocks[shards] + within // self.block_size
+        buckets = self._sorted_buckets(self.bucket_of_block[blocks].astype(np.int64))
+        candidates = np.flatnonzero(np.isin(buckets.blocks, blocks))
+        candidates = candidates[np.argsort(buckets.blocks[candidates])]
+        numbers = candidates[np.searchsorted(buckets.blocks[candidates], blocks)]
+        starts: Ints = buckets.starts[numbers]
+        return starts + self._num_good_before(ids) - self._num_good_before(self._id_ranges(blocks)[0])
+
+    def range_reads(self, start: int, stop: int) -> RangeReads:
+        """The reads of the positions [start, stop), each once, in the order of the sequence."""
+        reads = self.reads_of(np.arange(start, stop), np.array([start]), np.array([stop]))
+        once = np.unique(reads.first, return_index=True)[1]
+        return RangeReads(
+            reads.shard[once], reads.start[once], reads.stop[once], reads.first[once], reads.num_samples[once]
+        )
+
+    def reads_of(self, positions: Ints, begin: Ints, end: Ints) -> RangeReads:
+        """For each position the part of its block inside [begin, end)."""
+        if positions.size == 0:
+            return RangeReads(*(np.zeros(0, dtype=np.int64) for _ in range(5)))
+        buckets = self._sorted_buckets(_owner(self.bucket_starts, positions))
+        owners = _owner(buckets.starts, positions)
+        blocks, starts = buckets.blocks[owners], buckets.starts[owners]
+        first = np.maximum(starts, begin)
+        last = np.minimum(starts + self._sizes(blocks), end) - 1
+        numbers = self._num_good_before(self._id_ranges(blocks)[0]) - starts
+        shard = self._in_shards(blocks)[0]
+        low = self.first_ids[shard]
+        return RangeReads(
+            shard,
+            self._id_of_good(numbers + first) - low,
+            self._id_of_good(numbers + last) + 1 - low,
+            first,
+            last + 1 - first,
+        )
+
+    def num_filled_blocks(self) -> int:
+        """How many blocks hold a sample that is not quarantined."""
+        return self.num_blocks - int(np.count_nonzero(self._sizes(self._short_blocks()) == 0))
+
+    def _phases(self) -> Ints:
+        """Where the blocks of each shard begin to be cut: another place in each epoch."""
+        shards = np.arange(len(self.first_ids) - 1, dtype=np.int64)
+        if self.seed is None:
+            return np.zeros_like(shards)
+        phases: NDArray[np.uint64] = hash64(self.seed, self.epoch, Purpose.PHASE, shards) % np.uint64(self.block_size)
+        return phases.astype(np.int64)
+
+    def _fill_buckets(self, num_buckets: int) -> Ints:
+        """Where each bucket begins in the sequence, and the end."""
+        counts = np.zeros(num_buckets, dtype=np.int64)
+        for start, stop in self._chunks():
+            self.bucket_of_block[start:stop] = self._buckets_of(self._hashes_between(start, stop))
+            counts += np.bincount(self.bucket_of_block[start:stop], minlength=num_buckets)
+        short = self._short_blocks()
+        num_missing = np.bincount(
+            self.bucket_of_block[short], weights=self.block_size - self._sizes(short), minlength=num_buckets
+        ).astype(np.int64)
+        return np.concatenate([[0], np.cumsum(counts * self.block_size - num_missing)])
+
+    def _hashes(self, blocks: Ints) -> NDArray[np.uint64]:
+        if self.seed is None:
+            return blocks.astype(np.uint64)
+        hashes: NDArray[np.uint64] = hash64(self.seed, self.epoch, Purpose.BLOCK, *self._in_shards(blocks))
+        return hashes
+
+    def _hashes_between(self, start: int, stop: int) -> NDArray[np.uint64]:
+        """The hashes of consecutive blocks; what the blocks of a shard share is hashed once."""
+        numbers = np.arange(start, stop, dtype=np.int64)
+        if self.seed is None:
+            return numbers.astype(np.uint64)
+        shards, counts = self._shards_between(start, stop)
+        states = hash64(self.seed, self.epoch, Purpose.BLOCK, shards)
+        hashes: NDArray[np.uint64] = hash64_on(
+            np.repeat(states, counts), numbers - np.repeat(self.first_blocks[shards], counts)
+        )
+        return hashes
+
+    def _short_blocks(self) -> Ints:
+        """All blocks that may hold fewer than q samples: at the ends of shards, and with quarantined samples."""
+        shards = _owner(self.first_ids, self.bad_ids)
+        within = self.bad_ids - self.first_ids[shards] + self.phases[shards]
+        with_bad = self.first_blocks[shards] + within // self.block_size
+        blocks = np.sort(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1, with_bad]))
+        return blocks[np.diff(blocks, prepend=-1) > 0]
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        last = self.num_blocks
+        return ((start, min(last, start + _BLOCKS_AT_ONCE)) for start in range(0, last, _BLOCKS_AT_ONCE))
+
+    def _buckets_of(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        return hashes >> self.shift if self.shift < 64 else np.zeros_like(hashes)
+
+    def _in_shards(self, blocks: Ints) -> tuple[Ints, Ints]:
+        """The shard of each block, and its number there."""
+        shards = _owner(self.first_blocks, blocks)
+        return shards, blocks - self.first_blocks[shards]
+
+    def _shards_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
+        """The shards of consecutive blocks and how many of them each has, without a search for every block."""
+        first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
+        cuts = np.clip(self.first_blocks[first : last + 2], start, stop)
+        return np.arange(first, last + 1, dtype=np.int64), np.diff(cuts)
+
+    def _id_ranges(self, blocks: Ints) -> tuple[Ints, Ints]:
+        """First and last + 1 id of each block, quarantined ones included."""
+        shards, numbers = self._in_shards(blocks)
+        low, high = self.first_ids[shards], self.first_ids[shards + 1]
+        start = low + numbers * self.block_size - self.phases[shards]
+        return np.maximum(start, low), np.minimum(start + self.block_size, high)
+
+    def _sizes(self, blocks: Ints) -> Ints:
+        start, stop = self._id_ranges(blocks)
+        return self._num_good_before(stop) - self._num_good_before(start)
+
+    def _num_good_before(self, ids: Ints) -> Ints:
+        """How many samples that are not quarantined have a smaller id."""
+        bad = self.bad_ids
+        return ids - np.searchsorted(bad, ids) if len(bad) else ids
+
+    def _id_of_good(self, numbers: Ints) -> Ints:
+        """The inverse of `_num_good_before`."""
+        bad = self.bad_ids
+        return numbers + np.searchsorted(bad - np.arange(len(bad)), numbers, side="right") if len(bad) else numbers
+
+    def _sorted_buckets(self, buckets: Ints) -> _SortedBuckets:
+        """At least these buckets, sorted."""
+        sorted_buckets = self._sorted  # read once: another thread may ask for other buckets meanwhile
+        present = sorted_buckets.has_bucket[buckets]
+        if not present.all():
+            wanted = np.zeros(len(sorted_buckets.has_bucket), dtype=bool)
+            wanted[buckets] = True
+            if present.any():
+                wanted[1:] |= wanted[:-1]
+            self._sorted = sorted_buckets = self._sort(wanted)
+        return sorted_buckets
+
+    def _sort(self, wanted: NDArray[np.bool_]) -> _SortedBuckets:
+        chunks = [
+            start + np.flatnonzero(wanted.take(self.bucket_of_block[start:stop])) for start, stop in self._chunks()
+        ]
+        blocks = np.concatenate(chunks)
+        hashes, sizes = self._hashes(blocks), self._sizes(blocks)
+        order = np.argsort(hashes, kind="stable")
+        sizes = sizes[order]
+        left_out = np.cumsum(np.where(wanted, 0, np.diff(self.bucket_starts)))
+        starts = np.cumsum(sizes) - sizes + left_out[self._buckets_of(hashes[order])]
+        return _SortedBuckets(wanted, blocks[order], starts)
+
+
+def _owner(starts: Ints, values: Ints) -> Ints:
+    """The last of the ascending `starts` that is not above each value."""
+    return np.searchsorted(starts, values, side="right") - 1

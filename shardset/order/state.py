@@ -1,0 +1,59 @@
+"""The state of an order: what a run writes down so that it can go on at the same row."""
+
+import hashlib
+import operator
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from shardset.errors import ConfigError
+
+MAX_STATE_BYTES = 4096
+
+
+class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a run needs to go on at a row: the same on every replica, about 300 bytes of JSON."""
+
+    version: int
+    manifest: str
+    quarantine: str
+    seed: int | None
+    epoch: int
+    row: int
+    num_lanes: int = msgspec.field(name="L")
+    block_size: int = msgspec.field(name="q")
+    window: int = msgspec.field(name="w")
+
+    def to_json(self) -> str:
+        """One line of JSON; `state_from_json` gives the same state back."""
+        return msgspec.json.encode(self, enc_hook=operator.index).decode("ascii")
+
+
+def state_from_json(text: str | bytes) -> OrderState:
+    """A state from `OrderState.to_json`; raises ConfigError if it is anything else."""
+    if len(text) > MAX_STATE_BYTES:
+        raise ConfigError(
+            f"the order state is {len(text)} bytes, expected at most {MAX_STATE_BYTES}; it is not a state"
+        )
+    try:
+        return msgspec.json.decode(text, type=OrderState)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"the order state can't be read ({error}); resume from another checkpoint") from error
+
+
+def quarantine_digest(ids: Iterable[int]) -> str:
+    """SHA-256 over the sorted ids, eight little-endian bytes each."""
+    return hashlib.sha256(np.array(sorted(set(ids)), dtype="<i8").tobytes()).hexdigest()
+
+
+def check_same_order(here: OrderState, saved: OrderState) -> None:
+    """Raises ConfigError naming the first difference between the order of this run and that of a saved state."""
+    for name in ("version", "manifest", "quarantine", "seed", "num_lanes", "block_size", "window"):
+        value, saved_value = getattr(here, name), getattr(saved, name)
+        if value != saved_value:
+            cause = " (it follows from budget_bytes)" if name in ("num_lanes", "block_size", "window") else ""
+            raise ConfigError(
+                f"this run can't go on from that state: {name} is {value!r} here and was {saved_value!r} there{cause}; "
+                f"use the same, or start a new run"
+            )

@@ -1,0 +1,201 @@
+"""Samples from a bucket, read by blocks: one ranged read brings the neighbours that the order gives soon after."""
+
+import heapq
+import logging
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardset.errors import DamagedShard, ShardsetError
+from shardset.order.blocks import RangeReads
+from shardset.order.epoch import Order, Slots
+from shardset.read.addresses import SampleAddress, SampleAddresses
+from shardset.read.indexes import ShardTable
+from shardset.read.pending import Contents, PendingSamples
+from shardset.read.remote import RangeReader
+
+_log = logging.getLogger(__name__)
+
+_BEYOND_ALL_EPOCHS = (sys.maxsize, 0)
+_NO_BYTES: Future[bytes] = Future()
+
+
+class BlockSampleReader:
+    """Reads the blocks of an order ahead of its steps; each sample is cut out of its block when it is taken.
+
+    The first step reads its samples one by one, and blocks follow once all of these have been taken: a run begins
+    after its own bytes and no others. A block is freed with its last sample. `held_bytes` counts what is held.
+    """
+
+    def __init__(self, order: Order, table: ShardTable, reader: RangeReader, budget_bytes: int) -> None:
+        self.order = order
+        self.table = table
+        self.reader = reader
+        self.budget_bytes = budget_bytes
+        self.held_bytes = 0
+        self.max_held_bytes = 0
+        self._open: dict[tuple[int, int], _Block] = {}
+        self._closing: list[tuple[int, int, tuple[int, int]]] = []
+        """A heap of (epoch, row, key in `_open`): no row from this one on touches the block."""
+        self._last_begin = (-1, -1)
+        self._num_first_left = 0
+        self._first_taken = threading.Event()
+        self._begun = False
+        self._lock = threading.Lock()
+
+    @property
+    def num_bytes_read(self) -> int:
+        """See SampleReader."""
+        return self.reader.num_bytes_read
+
+    def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
+        """See SampleReader."""
+        if not self._begun:
+            self._begun = True
+            self._num_first_left = len(addresses)
+            return self.read_single(addresses)
+        self._first_taken.wait()
+        self._close_all_if_back(epoch, slots)
+        is_real = slots.weights > 0
+        lanes = slots.lanes[is_real]
+        blocks_of_reads = iter(
+            self._blocks_of(epoch, lanes, self.order.reads_of(epoch, lanes, slots.positions[is_real]))
+        )
+        blocks = [
+            next(blocks_of_reads) if weight else self._single(addresses[slot])
+            for slot, weight in enumerate(slots.weights.tolist())
+        ]
+        self._close_passed(epoch, int(slots.rows.max()) + 1)
+        return BlockPendingSamples(self, addresses, blocks)
+
+    def read_single(self, addresses: SampleAddresses) -> PendingSamples:
+        """See SampleReader."""
+        return BlockPendingSamples(self, addresses, [self._single(address) for address in addresses])
+
+    def within_budget(self) -> bool:
+        """See SampleReader."""
+        return self.held_bytes < self.budget_bytes
+
+    def close(self) -> None:
+        """See SampleReader."""
+        self._first_taken.set()
+        self.reader.close()
+
+    def note_taken(self, blocks: "Sequence[_Block]") -> None:
+        """Counts one sample taken from each of some blocks, which may repeat; frees a block after its last."""
+        with self._lock:
+            self._num_first_left -= len(blocks)
+            for block, number in Counter(blocks).items():
+                block.num_taken += number
+                self._free_if_done(block)
+        if self._num_first_left <= 0:
+            self._first_taken.set()
+
+    def _blocks_of(self, epoch: int, lanes: NDArray[np.int64], reads: RangeReads) -> "list[_Block]":
+        """The block that each of the reads brings; equal reads share one."""
+        _, numbers, owners, counts = np.unique(reads.first, return_index=True, return_inverse=True, return_counts=True)
+        blocks = [self._block_of(epoch, lanes.item(number), reads, number) for number in numbers.tolist()]
+        for block, count in zip(blocks, counts.tolist(), strict=True):
+            block.num_requested += count
+        return [blocks[owner] for owner in owners.tolist()]
+
+    def _block_of(self, epoch: int, lane: int, reads: RangeReads, number: int) -> "_Block":
+        first = reads.first.item(number)
+        block = self._open.get((epoch, first))
+        if block is None:
+            shard, num_samples = reads.shard.item(number), reads.num_samples.item(number)
+            index = self.table.index(shard)
+            start, stop = index.start(reads.start.item(number)), index.stop(reads.stop.item(number) - 1)
+            block = self._open[epoch, first] = self._submit(shard, start, stop, num_samples=num_samples)
+            last_row = first + num_samples - 1 - int(self.order.lane_starts(np.array(lane)))
+            heapq.heappush(self._closing, (epoch, last_row + max(1, self.order.window), (epoch, first)))
+        return block
+
+    def _single(self, address: SampleAddress) -> "_Block":
+        return self._submit(address.shard, address.start, address.stop, num_samples=1)
+
+    def _submit(self, shard: int, start: int, stop: int, *, num_samples: int) -> "_Block":
+        with self._lock:
+            self.held_bytes += stop - start
+            self.max_held_bytes = max(self.max_held_bytes, self.held_bytes)
+        return _Block(start, stop - start, num_samples, self.reader.submit(shard, start, stop))
+
+    def _close_all_if_back(self, epoch: int, slots: Slots) -> None:
+        """Closes all blocks when the steps go back: some have given samples that are asked for once more."""
+        begin = epoch, slots.rows.item(0)
+        if begin <= self._last_begin:
+            self._close_passed(*_BEYOND_ALL_EPOCHS)
+        self._last_begin = begin
+
+    def _close_passed(self, epoch: int, row: int) -> None:
+        """Closes the blocks that no row from this one on touches.
+
+        Samples of theirs that have not been requested never will be: the run was resumed, or shares the lane.
+        """
+        while self._closing and self._closing[0][:2] <= (epoch, row):
+            block = self._open.pop(heapq.heappop(self._closing)[2])
+            with self._lock:
+                block.num_samples = block.num_requested
+                self._free_if_done(block)
+
+    def _free_if_done(self, block: "_Block") -> None:
+        if block.num_taken == block.num_samples and block.num_bytes:
+            self.held_bytes -= block.num_bytes
+            block.num_bytes = 0
+            block.data = _NO_BYTES
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """One read of several samples. `num_samples` will be taken from it, `num_requested` have been asked for."""
+
+    start: int
+    num_bytes: int
+    num_samples: int
+    data: Future[bytes]
+    num_requested: int = 0
+    num_taken: int = 0
+
+
+class BlockPendingSamples(PendingSamples):
+    """Samples in blocks that are being read."""
+
+    def __init__(self, reader: BlockSampleReader, addresses: SampleAddresses, blocks: "list[_Block]") -> None:
+        super().__init__(reader.table, addresses)
+        self.reader, self._blocks = reader, blocks
+
+    def contents(self, start: int, stop: int) -> Iterator[Contents]:
+        """See PendingSamples."""
+        number = start - 1
+        try:
+            for number in range(start, stop):
+                yield self._contents_of(number)
+        finally:
+            self.reader.note_taken(self._blocks[start : number + 1])
+
+    def _contents_of(self, number: int) -> Contents:
+        block = self._blocks[number]
+        data = self._bytes_of(number, block.data)
+        try:
+            return self._cut(number, data, self.starts[number] - block.start)
+        except DamagedShard as error:
+            _log.warning("%s; asking for it once more, in case it was the wire or the cache", error)
+        address = self.addresses[number]
+        again = self.reader.reader.submit(address.shard, address.start, address.stop, fresh=True)
+        return self._cut(number, self._bytes_of(number, again), 0)
+
+    def _bytes_of(self, number: int, data: Future[bytes]) -> bytes:
+        try:
+            return data.result()
+        except ShardsetError as error:
+            raise self._located(number, error) from error
+
+    def _cut(self, number: int, data: bytes, start: int) -> Contents:
+        contents = [data[start + starts[number] : start + stops[number]] for starts, stops in self._fields]
+        return self._verified(number, contents)

@@ -1,0 +1,219 @@
+"""Byte ranges of shards in a bucket: many at a time, each from the object that the manifest lists, late ones hedged."""
+
+import threading
+import time
+from collections import Counter, deque
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
+
+from shardset.errors import NotFound, PreconditionFailed
+from shardset.read.indexes import LostShard, ShardTable
+from shardset.read.threads import Threads, outcome_of, settle
+from shardset.storage.checked import read_twice
+
+NUM_FETCHERS = 32
+HEDGE_AFTER = 0.95
+"""A read is late once it takes longer than this share of the reads of about its size."""
+MIN_HEDGE_S = 0.05
+MAX_HEDGED = 0.03
+NUM_TIMES = 256
+MIN_TIMES = 20
+
+
+class RangeReader(Protocol):
+    """Reads byte ranges of shards that begin and end with a sample."""
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes that storage has sent so far."""
+        ...
+
+    def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
+        """The bytes [start, stop) of a shard, all of them; `fresh` asks storage even where they are cached."""
+        ...
+
+    def close(self) -> None:
+        """Ends all threads and fails what has not been read."""
+        ...
+
+
+class RemoteReader:
+    """Reads ranges of shards from storage; each must come from the object that the manifest describes.
+
+    A read that takes longer than 95 of 100 of about its size is asked for again; the first answer counts. At most 3
+    in 100 of each size are, so hedging costs about 3 % more bytes at most.
+    """
+
+    def __init__(self, table: ShardTable, num_fetchers: int = NUM_FETCHERS) -> None:
+        self.table = table
+        self.num_bytes_read = 0
+        self.hedges = HedgePolicy()
+        self._generations = _Generations(table)
+        self._lock = threading.Lock()
+        self._running: set[_RangeRead] = set()
+        self._fetchers = Threads("shardset-fetch", num_fetchers)
+        self._hedgers = Threads("shardset-hedge", max(1, num_fetchers // 8))
+        self._closed = threading.Event()
+        self._monitor = threading.Thread(target=self._hedge_late_reads, name="shardset-hedge-monitor", daemon=True)
+        self._monitor.start()
+
+    def submit(self, shard: int, start: int, stop: int, *, fresh: bool = True) -> Future[bytes]:
+        """See RangeReader; `fresh` makes no difference here."""
+        read = _RangeRead(shard, start, stop)
+        with self._lock:
+            if self._closed.is_set():
+                raise CancelledError
+            self._running.add(read)
+            self.hedges.num_reads[read.size_class] += 1
+            self._attempt(read, self._fetchers)
+        return read.result
+
+    def close(self) -> None:
+        """Ends the threads (one that waits for storage ends with its read) and fails what has not been read."""
+        with self._lock:
+            self._closed.set()
+            running = list(self._running)
+        self._monitor.join()
+        self._fetchers.close()
+        self._hedgers.close()
+        for read in running:
+            settle(read.result, CancelledError())
+
+    def _attempt(self, read: "_RangeRead", threads: Threads) -> None:
+        read.attempts += 1
+        threads.submit(lambda: self._run(read, is_hedge=threads is self._hedgers))
+
+    def _run(self, read: "_RangeRead", *, is_hedge: bool) -> None:
+        outcome = outcome_of(partial(self._read, read, is_hedge=is_hedge))
+        with self._lock:
+            read.attempts -= 1
+            if isinstance(outcome, BaseException) and read.attempts:
+                return  # the other attempt may still bring the bytes
+            self._running.discard(read)
+        settle(read.result, outcome)
+
+    def _read(self, read: "_RangeRead", *, is_hedge: bool) -> bytes:
+        begun = time.monotonic()
+        read.started = read.started or begun
+        name = self.table.split.shards[read.shard].path
+        generation = self._generations.of(read.shard, is_hedge=is_hedge)
+        try:
+            data = self.table.storage.read(name, read.start, read.stop, generation=generation)
+        except (NotFound, PreconditionFailed):
+            # Deleted or replaced since: what is stored now is either the same shard again or a named error.
+            generation = self._generations.renew(read.shard)
+            data = self.table.storage.read(name, read.start, read.stop, generation=generation)
+        with self._lock:
+            self.num_bytes_read += len(data)
+            self.hedges.note(read.size_class, time.monotonic() - begun)
+        return data
+
+    def _hedge_late_reads(self) -> None:
+        while not self._closed.wait(MIN_HEDGE_S / 2):
+            for read in self._late_reads():
+                self._attempt(read, self._hedgers)
+
+    def _late_reads(self) -> "list[_RangeRead]":
+        now = time.monotonic()
+        with self._lock:
+            limits = self.hedges.limits_s()
+            late = [
+                read
+                for read in self._running
+                if read.attempts == 1
+                and read.started
+                and now - read.started > limits.get(read.size_class, float("inf"))
+            ]
+            return [read for read in late if self.hedges.take(read.size_class)]
+
+
+class HedgePolicy:
+    """Decides by the times of earlier reads of about the same size which reads are late and may be hedged."""
+
+    def __init__(self) -> None:
+        self.num_reads: Counter[int] = Counter()
+        self.num_hedges: Counter[int] = Counter()
+        self._times_s: dict[int, deque[float]] = {}
+
+    def note(self, size_class: int, seconds: float) -> None:
+        """Remembers how long a read took."""
+        self._times_s.setdefault(size_class, deque(maxlen=NUM_TIMES)).append(seconds)
+
+    def limits_s(self) -> dict[int, float]:
+        """By size class the seconds after which a read is late; no limit where too few times are known."""
+        return {
+            size_class: max(MIN_HEDGE_S, sorted(times)[int(HEDGE_AFTER * len(times))])
+            for size_class, times in self._times_s.items()
+            if len(times) >= MIN_TIMES
+        }
+
+    def take(self, size_class: int) -> bool:
+        """Takes one of the hedges that the reads of a size class allow, if one is left."""
+        allowed = self.num_hedges[size_class] + 1 <= self.num_reads[size_class] * MAX_HEDGED
+        self.num_hedges[size_class] += allowed
+        return allowed
+
+
+@dataclass(eq=False, slots=True)
+class _RangeRead:
+    """One range and how its read goes; `attempts` are those under way."""
+
+    shard: int
+    start: int
+    stop: int
+    result: Future[bytes] = field(default_factory=Future)
+    attempts: int = 0
+    started: float = 0.0
+
+    @property
+    def size_class(self) -> int:
+        """Reads of about the same size take about the same time."""
+        return (self.stop - self.start).bit_length()
+
+
+class _Generations:
+    """The generation of each shard's object, checked once against the manifest and then pinned by all reads."""
+
+    def __init__(self, table: ShardTable) -> None:
+        self.table = table
+        self._pinned: dict[int, Future[str]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, shard: int, *, is_hedge: bool) -> str:
+        """The first read of a shard asks storage and the others wait for it; a hedge waits for nobody."""
+        with self._lock:
+            pinned = self._pinned.get(shard)
+            asks = pinned is None or (is_hedge and not pinned.done())
+            pinned = self._pinned.setdefault(shard, Future())
+        if asks:
+            settle(pinned, outcome_of(partial(self._checked, shard)))
+            if pinned.exception() is not None:
+                self._pinned.pop(shard, None)  # the next read asks again
+        return pinned.result()
+
+    def renew(self, shard: int) -> str:
+        """Asks storage again, for a shard whose pinned generation is gone."""
+        pinned: Future[str] = Future()
+        pinned.set_result(generation := self._checked(shard))
+        with self._lock:
+            self._pinned[shard] = pinned
+        return generation
+
+    def _checked(self, shard: int) -> str:
+        expected = self.table.split.shards[shard]
+        try:
+            stat = read_twice(
+                lambda: self.table.storage.stat(expected.path),
+                lambda stat: stat.num_bytes == expected.num_bytes and stat.crc32c in (None, expected.crc32c),
+            )
+        except NotFound as error:
+            raise self.table.missing(shard) from error
+        self.table.check_size(shard, stat.num_bytes)
+        if stat.crc32c not in (None, expected.crc32c):
+            raise LostShard(
+                f"{self.table.url(shard)}: crc32c is {stat.crc32c}, expected {expected.crc32c}; "
+                "another object stands there, fetch or rebuild the shard"
+            )
+        return stat.generation

@@ -1,0 +1,61 @@
+"""A shard set in memory with a record of what is read from it, and readers of it gone through."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardset.order.epoch import Order
+from shardset.storage.base import Stat
+from shardset.storage.memory import MemoryStorage
+
+NUM_SAMPLES = 60
+
+
+@dataclass
+class RecordingStorage:
+    """Another storage, with a record of its reads and looks, and a hook that may delay or fail each."""
+
+    inner: MemoryStorage
+    reads: list = field(default_factory=list)
+    before: object = lambda number, name: None
+    looks: list = field(default_factory=list)
+    before_look: object = lambda number: None
+
+    @property
+    def url(self):
+        return self.inner.url
+
+    @property
+    def is_remote(self):
+        return self.inner.is_remote
+
+    def stat(self, name) -> Stat:
+        self.looks.append(name)
+        self.before_look(len(self.looks))
+        return self.inner.stat(name)
+
+    def read(self, name, start=0, stop=None, *, generation=None):
+        number = len(self.reads)
+        self.reads.append((name, start, stop, generation))
+        self.before(number, name)
+        return self.inner.read(name, start, stop, generation=generation)
+
+
+def order_of(split, **options):
+    choices = {"seed": 3, "global_batch_size": 6, "num_lanes": 3, "block_size": 5, "window": 4}
+    return Order(shard_sizes=[shard.num_samples for shard in split.shards], **{**choices, **options})
+
+
+def addresses_of(table, order, ids):
+    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
+    return table.addresses(shards, ids - order.first_ids[shards])
+
+
+def read_epoch(reads, table, order, *, epoch=0, start=0, rank=0, world=1):
+    """The fields of all samples of an epoch, by id."""
+    contents = {}
+    for step in range(start, order.num_batches):
+        slots = order.rank_slots(epoch, step, rank, world)
+        pending = reads.read_step(epoch, slots, addresses_of(table, order, slots.ids))
+        contents |= {id_: pending.take(number) for number, id_ in enumerate(slots.ids.tolist())}
+    return contents

@@ -1,0 +1,82 @@
+"""What must agree before a run starts: config and devices, all hosts, and a run with its checkpoint."""
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from shardset.errors import ConfigError
+from trainer.config import TrainConfig
+from trainer.data.splits import Data
+from trainer.runtime.base import Runtime
+from trainer.settings import values_of
+from trainer.supervise.run_lock import RunLock, acquire_run_lock
+
+
+def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
+    """Raises ConfigError unless every device gets the same whole number of samples in every pass."""
+    divisor = runtime.batch_divisor * config.accumulate
+    if config.global_batch_size % divisor:
+        lower = config.global_batch_size // divisor * divisor
+        raise ConfigError(
+            f"global_batch_size {config.global_batch_size} does not divide over {runtime.num_devices} devices"
+            + (f" in {config.accumulate} passes" if config.accumulate > 1 else "")
+            + f"; use {' or '.join(str(size) for size in (lower, lower + divisor) if size)}"
+        )
+
+
+def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
+    """What a checkpoint must have in common with the run that goes on from it."""
+    return {
+        "manifest digest": data.manifest_digest,
+        "train_split": config.train_split,
+        "seed": config.seed,
+        "global_batch_size": config.global_batch_size,
+        **model_identity_of(config, data),
+        "optimizer": config.optimizer.name,
+    }
+
+
+def model_identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
+    """What a checkpoint must have in common with an evaluation of it."""
+    model = config.model
+    return {"model": f"{model.name} stem={model.stem} norm={model.norm} classes={data.num_classes}"}
+
+
+def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
+    """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
+    settings = {key: value for key, value in values_of(config).items() if key != "manifest"}
+    return {"manifest digest": data.manifest_digest, "hosts": num_hosts, **settings}
+
+
+def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
+    """Raises ConfigError, naming both hosts and each difference, unless all hosts have the facts of host 0."""
+    first = facts[0]
+    for host, own in enumerate(facts):
+        names = [name for name in first if own[name] != first[name]]
+        if names:
+            differences = "; ".join(
+                f"{name} is {first[name]!r} on host 0 and {own[name]!r} on host {host}" for name in names
+            )
+            raise ConfigError(f"the hosts of this run differ: {differences}; start all with the same command")
+
+
+def acquire_run_folder(runtime: Runtime, config: TrainConfig, data: Data, exits: ExitStack) -> RunLock | None:
+    """The lock of the run folder on the first host, None on others; released by the exits. Every host must call.
+
+    Raises ConfigError on all hosts or on none: where another run holds the folder, or the hosts differ.
+    """
+    lock, refusal = None, ""
+    if runtime.is_master:
+        try:
+            lock = acquire_run_lock(config.run_dir, lambda text: print(text, file=sys.stderr, flush=True))
+            exits.callback(lock.close)
+        except ConfigError as error:
+            refusal = str(error)
+    texts = runtime.gather_texts(json.dumps([refusal, facts_of(config, data, runtime.num_hosts)]))
+    refusals, facts = zip(*map(json.loads, texts), strict=True)
+    if refusals[0]:
+        raise ConfigError(refusals[0])
+    check_agreement(facts)
+    return lock

@@ -1,0 +1,49 @@
+"""How far a run is: what a checkpoint keeps so that a run goes on where it stopped."""
+
+from dataclasses import dataclass, replace
+
+from trainer.record.checkpoint_state import CheckpointState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Steps taken, epochs closed by their evaluation, and what the evaluations said.
+
+    `seconds_to_target` is the run's time when an evaluation first reached the target accuracy.
+    """
+
+    step: int = 0
+    closed_epochs: int = 0
+    best_top1: float | None = None
+    best_epoch: int | None = None
+    last_top1: float | None = None
+    seconds_to_target: float | None = None
+
+    def closed_with(self, top1: float, seconds: float, target: float | None) -> "Position":
+        """The position after the evaluation that closes an epoch, `seconds` into the run."""
+        is_best = self.best_top1 is None or top1 > self.best_top1
+        return replace(
+            self,
+            closed_epochs=self.closed_epochs + 1,
+            best_top1=top1 if is_best else self.best_top1,
+            best_epoch=self.closed_epochs if is_best else self.best_epoch,
+            last_top1=top1,
+            seconds_to_target=seconds if _is_reached(target, top1) else self.seconds_to_target,
+        )
+
+
+def position_of(state: CheckpointState, target: float | None) -> Position:
+    """The position in a checkpoint. The target may have changed since: another one, or none."""
+    seconds = (state["seconds_to_target"] or state["seconds"]) if _is_reached(target, state["last_top1"]) else None
+    return Position(
+        step=state["step"],
+        closed_epochs=state["closed_epochs"],
+        best_top1=state["best_top1"],
+        best_epoch=state["best_epoch"],
+        last_top1=state["last_top1"],
+        seconds_to_target=seconds,
+    )
+
+
+def _is_reached(target: float | None, top1: float | None) -> bool:
+    return target is not None and top1 is not None and top1 >= target

@@ -1,0 +1,56 @@
+"""Which checkpoint a run goes on from, and the refusals that keep two runs from being mixed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardset.errors import ConfigError
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
+from trainer.record import checkpoint
+from trainer.record.checkpoint_names import FOLDER, folder_of, steps
+from trainer.record.checkpoint_state import CheckpointState
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """The state to go on from, and the run folder or URL that holds it."""
+
+    url: str
+    state: CheckpointState
+
+
+def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -> ResumePoint | None:
+    """The checkpoint that `config.resume` means for a run folder; None for a fresh start.
+
+    Raises ConfigError where the run would be mixed with another one, or go back in its own folder.
+    """
+    if resume == "never":
+        refuse_checkpoints(folder)
+    newest = checkpoint.newest(folder, note)
+    if resume in ("auto", "never"):
+        return None if newest is None else ResumePoint(folder.url, newest[1])
+    if newest is None:
+        return ResumePoint(resume, checkpoint.at(open_storage(resume), note)[1])
+    url = open_storage(resume).url
+    refuse_going_back(folder, newest[0].step, url)
+    if not f"{url}/".startswith(f"{folder.url}/"):
+        note(f"{folder.url} has checkpoints of its own: it goes on from them, not from {resume}")
+    return ResumePoint(folder.url, newest[1])
+
+
+def refuse_checkpoints(folder: Storage) -> None:
+    """Raises ConfigError if a run folder has checkpoints."""
+    if existing := steps(folder):
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {existing[-1]}; --resume never would mix two runs; take another "
+            "--run-dir, or --resume auto"
+        )
+
+
+def refuse_going_back(folder: Storage, step: int, url: str) -> None:
+    """Raises ConfigError if `url` is a checkpoint of the run folder, and not that of its newest step."""
+    if url.startswith(f"{folder.url}/{FOLDER}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {step}, so it can't go on from {url}, whose steps come before; take "
+            "another --run-dir"
+        )

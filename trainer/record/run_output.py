@@ -1,0 +1,68 @@
+"""What one process writes to the run folder: its log, and from the first host all that a run writes once."""
+
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+
+from shardset.version import __version__
+from trainer import config as configs
+from trainer.config import TrainConfig
+from trainer.record import checkpoint
+from trainer.record.checkpoint import CheckpointWriter
+from trainer.record.metrics import METRICS, RunLog, log_name
+from trainer.record.run_folder import RunFolder
+from trainer.runtime.base import Runtime
+
+
+class RunOutput:
+    """The run folder and the log of this process, open until the exits run; construct it while holding the run lock."""
+
+    def __init__(self, runtime: Runtime, config: TrainConfig, exits: ExitStack) -> None:
+        self._config, self._exits, self._is_master = config, exits, runtime.is_master
+        appended = [log_name(runtime.host), *([METRICS] if self._is_master else [])]
+        self.folder = RunFolder(config.run_dir, appended)
+        exits.callback(self.folder.close)
+        self.log = RunLog(self.folder.local, runtime.host, master=self._is_master)
+        exits.callback(self.log.close)
+        if self._is_master:
+            checkpoint.sweep(self.folder.storage)
+        runtime.heartbeat.on_loss(self._log_loss)
+        # Also the config of a run that is refused further on.
+        self.log.note(
+            f"trainer {__version__}, strategy {runtime.strategy}, {runtime.num_devices} devices: "
+            + configs.to_json(config)
+        )
+
+    def write_records(self, order: str | None, *, is_done: bool) -> None:
+        """Writes the config and the order of a run that was not refused; a run that is done keeps its config."""
+        if not self._is_master:
+            return
+        if not (is_done and self.folder.has(configs.RECORD)):
+            self.folder.write(configs.RECORD, configs.to_json(from_anywhere(self._config)) + "\n")
+        if order is not None:
+            self.folder.write(configs.ORDER, order + "\n")
+
+    def open_writer(self) -> CheckpointWriter | None:
+        """The writer of the run's checkpoints; None on all hosts but the first."""
+        if not self._is_master:
+            return None
+        # Flushing first puts a run's records where its checkpoint is: else a kill would leave a hole in them.
+        writer = CheckpointWriter(
+            self.folder.storage, self._config.keep_checkpoints, before_commit=self.folder.flush, tell=self.log.note
+        )
+        self._exits.callback(writer.close)
+        return writer
+
+    def _log_loss(self, text: str) -> None:
+        """Logs which process was lost, and stores the log at once: this process may end."""
+        self.log.note(text)
+        self.folder.flush()
+
+
+def from_anywhere(config: TrainConfig) -> TrainConfig:
+    """The config with local paths made absolute: a later reader may work in another folder."""
+    return replace(config, manifest=_absolute(config.manifest), cache_dir=_absolute(config.cache_dir))
+
+
+def _absolute(url: str | None) -> str | None:
+    return url if url is None or "://" in url else os.path.abspath(url)

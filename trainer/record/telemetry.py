@@ -1,0 +1,228 @@
+"""What a process has trained on and how fast: the numbers between two reports, and the records made of them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainer.config import TrainConfig
+from trainer.data.device_feed import DeviceBatch, DeviceFeed
+from trainer.data.splits import SampleDigest
+from trainer.errors import NotFinite
+from trainer.record.checkpoint_state import CheckpointState
+from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, advice
+from trainer.record.position import Position
+from trainer.runtime.base import Runtime
+
+PROFILE = "profile"
+"""The folder of traces in a run folder."""
+
+
+class Telemetry:
+    """Counts samples, losses, rates and waiting times of this process, and writes the records of a run.
+
+    A step's numbers stay on the device until the next `report`, which fetches those of all steps since the last one.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: TrainConfig,
+        log: RunLog,
+        folder: Path,
+        *,
+        steps_per_epoch: int,
+        rate_at: Callable[[int], float],
+    ) -> None:
+        self._runtime, self._config, self._log = runtime, config, log
+        self._trace_folder = folder / PROFILE
+        self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
+        self._pending: list[tuple[DeviceBatch, torch.Tensor]] = []
+        self._run_rates = Rates()
+        self._has_reported = False
+        self._is_tracing = False
+        self._feed: DeviceFeed | None = None
+        self._evaluation_started = 0.0
+        self.start_epoch()
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether steps have been taken since the last report."""
+        return bool(self._pending)
+
+    @property
+    def epoch_totals(self) -> Totals:
+        """The sums of the epoch so far, over all hosts, up to the last report."""
+        return self._epoch_totals
+
+    def restore(self, state: CheckpointState) -> None:
+        """Goes on counting in the epoch of a checkpoint."""
+        # What all hosts saw of this epoch before is counted once, by the first.
+        if self._runtime.is_master:
+            self._seen = SampleDigest(*state["seen"])
+        # Of all hosts already. Older checkpoints have none: their epoch's record is of what comes after them.
+        self._epoch_totals = Totals(*state.get("epoch_totals", ()))
+
+    def watch_feed(self, feed: DeviceFeed) -> None:
+        """Counts the time for which the run waits for this feed."""
+        self._feed = feed
+
+    def start_epoch(self) -> None:
+        """Counts from zero."""
+        self._seen = SampleDigest()
+        self._epoch_totals = Totals()
+        self._epoch_rates = Rates()
+        self._replica_samples = 0
+        self._epoch_started = time.perf_counter()
+        self._wait_s_before = self._wait_s()
+        self._busy_s_before = self._runtime.busy_s
+
+    def add(self, batch: DeviceBatch, row: torch.Tensor) -> None:
+        """Counts a step; `row` is its sums on the device (see metrics.stats_row)."""
+        # Without its tensors: they would stay on the device until the next report.
+        self._pending.append((replace(batch, tensors={}), row))
+        self._seen = self._seen.add(batch.real_ids)
+
+    def pause(self) -> None:
+        """Leaves the time since the last report out of all rates."""
+        self._epoch_rates.mark()
+        self._run_rates.mark()
+
+    def seen_by_all(self) -> SampleDigest:
+        """The samples that all hosts have trained on in this epoch; every host must call."""
+        samples, digest = self._runtime.sum_hosts([self._seen.samples, self._seen.digest])
+        return SampleDigest().merge(SampleDigest(samples, digest))
+
+    def profile(self, step: int) -> None:
+        """Starts or ends the trace that the config asks for, before a step."""
+        start, stop = self._config.profile_steps or (0, 0)
+        self._set_tracing(start <= step < stop)
+
+    def end_profile(self) -> None:
+        """Ends the trace of a run that ends inside it."""
+        self._set_tracing(False)
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def report_is_due(self, step: int) -> bool:
+        """Whether to report after that many steps: once in an interval, and after the first step, which compiles."""
+        return step % self._config.log_every_steps == 0 or not self._has_reported
+
+    def report(self, step: int) -> None:
+        """Fetches and logs the numbers of the steps up to `step`; raises NotFinite with the step and its samples."""
+        rows = self._runtime.fetch([row for _, row in self._pending])
+        self._check_finite(rows)
+        num_samples = sum(len(batch.real_ids) for batch, _ in self._pending)
+        self._epoch_rates.add(num_samples)
+        self._run_rates.add(num_samples)
+        self._replica_samples += num_samples
+        self._epoch_totals = self._epoch_totals.add(rows)
+        self._pending.clear()
+        self._has_reported = True
+        self._log_step(step - 1, Totals().add(rows))
+
+    def log_epoch(self, position: Position, seen: SampleDigest) -> None:
+        """Logs the epoch that ends here, and what to change if it waited for data. The evaluation begins."""
+        seconds = max(1e-9, time.perf_counter() - self._epoch_started)
+        input_wait_percent = 100 * (self._wait_s() - self._wait_s_before) / seconds
+        self._log.record(
+            EpochRecord(
+                device=str(self._runtime.device),
+                epoch=position.closed_epochs,
+                global_step=position.step,
+                samples=seen.samples,
+                replica_samples=self._replica_samples,
+                key_digest=seen.text,
+                loss=self._epoch_totals.mean("loss"),
+                top1=self._epoch_totals.mean("top1"),
+                reduced_global_rate=self._rate_of_all(self._epoch_rates),
+                input_wait_percent=input_wait_percent,
+                busy_percent=min(100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds),
+                compilations=self._runtime.compilations,
+            )
+        )
+        if (text := advice(input_wait_percent)) is not None:
+            self._log.note(text)
+        self._evaluation_started = time.perf_counter()
+
+    def log_evaluation(self, position: Position, totals: Totals) -> None:
+        """Logs the evaluation that `log_epoch` began."""
+        self._log.record(
+            EvalRecord(
+                epoch=position.closed_epochs,
+                global_step=position.step,
+                samples=int(totals.weight),
+                loss=totals.mean("loss"),
+                top1=totals.mean("top1"),
+                top5=totals.mean("top5"),
+                seconds=time.perf_counter() - self._evaluation_started,
+            )
+        )
+
+    def log_final(self, position: Position, seconds: float) -> None:
+        """Logs the whole run, which took that long; every host must call."""
+        self._log.record(
+            FinalRecord(
+                accuracy=position.last_top1,
+                best_accuracy=position.best_top1,
+                best_epoch=position.best_epoch,
+                epochs=position.closed_epochs,
+                global_step=position.step,
+                reduced_global_rate=self._rate_of_all(self._run_rates),
+                seconds=seconds,
+                seconds_to_target=position.seconds_to_target,
+            )
+        )
+        self._log.note(_summary(position, seconds))
+
+    def _log_step(self, global_step: int, interval: Totals) -> None:
+        epoch, step = divmod(global_step, self._steps_per_epoch)
+        record = StepRecord(
+            device=str(self._runtime.device),
+            epoch=epoch,
+            step=step,
+            global_step=global_step,
+            loss=interval.mean("loss"),
+            top1=interval.mean("top1"),
+            rate=self._epoch_rates.rate,
+            global_rate=self._epoch_rates.global_rate,
+            learning_rate=self._rate_at(global_step),
+        )
+        self._log.record(record)
+        self._log.progress(
+            f"epoch {epoch + 1}/{self._config.epochs} step {step + 1}/{self._steps_per_epoch} "
+            f"loss {record.loss:.4f} {record.rate:.0f} samples/s"
+        )
+
+    def _check_finite(self, rows: torch.Tensor) -> None:
+        bad = np.flatnonzero(~np.isfinite(rows[:, 0].numpy()))
+        if bad.size:
+            first = int(bad[0])
+            batch = self._pending[first][0]
+            raise NotFinite(
+                f"the loss is {rows[first, 0].item()} in epoch {batch.epoch} step {batch.step}; "
+                f"this host's samples were {batch.ids.tolist()}; "
+                "nothing was saved since: lower the learning rate, or look at these samples"
+            )
+
+    def _rate_of_all(self, rates: Rates) -> float:
+        return self._runtime.sum_hosts([round(1000 * rates.global_rate)])[0] / 1000
+
+    def _wait_s(self) -> float:
+        return self._feed.wait_s if self._feed else 0.0
+
+    def _set_tracing(self, wanted: bool) -> None:
+        if wanted != self._is_tracing:
+            (self._runtime.start_trace if wanted else self._runtime.stop_trace)(self._trace_folder)
+            self._is_tracing = wanted
+
+
+def _summary(position: Position, seconds: float) -> str:
+    trained = f"after {position.step} steps ({position.closed_epochs} epochs) in {seconds:.0f} s"
+    if position.last_top1 is None:
+        return f"done {trained}; no epoch was completed, so nothing was evaluated"
+    best = f"best {position.best_top1:.4f} in epoch {position.best_epoch}"
+    return f"test accuracy {position.last_top1:.4f} ({best}) {trained}"

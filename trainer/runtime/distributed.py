@@ -1,0 +1,170 @@
+"""`ddp`: one process for each device, joined by torch.distributed."""
+
+import datetime
+import functools
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import Store, TCPStore
+from torch.nn.parallel import DistributedDataParallel
+
+from shardset.errors import ConfigError
+from trainer.config import Precision
+from trainer.errors import PeerLost
+from trainer.runtime.base import Single, Step
+from trainer.supervise.heartbeat import AGAIN, TIMING, Address, HeartbeatServer
+
+SERVER_PORT_KEY = "heartbeat port"
+"""The key of the store under which RANK 0 publishes the port of its heartbeat server."""
+
+
+class Ddp(Single):
+    """One process for each device, started by torchrun: nccl on GPUs, gloo on CPUs."""
+
+    strategy = "ddp"
+
+    def __init__(self, precision: Precision) -> None:
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in os.environ:
+                raise ConfigError(
+                    f"strategy ddp: {name} is not set; start it with `torchrun --nproc-per-node N -m trainer ...`"
+                )
+        self.host, self.num_hosts = _integer_variable("RANK"), _integer_variable("WORLD_SIZE")
+        if self.host >= self.num_hosts:
+            raise ConfigError(f"strategy ddp: RANK {self.host} is not below WORLD_SIZE {self.num_hosts}")
+        self.num_replicas = self.num_hosts
+        super().__init__(precision)
+
+    def _find_device(self) -> torch.device:
+        if not torch.cuda.is_available():
+            return torch.device("cpu")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def join(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        timeout = _duration(timeout_s)
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        self._store.set_timeout(timeout)
+        try:
+            dist.init_process_group(
+                backend, store=self._store, rank=self.host, world_size=self.num_hosts, timeout=timeout
+            )
+        except (RuntimeError, ValueError) as error:
+            if (loss := self.heartbeat.loss()) is not None:
+                raise PeerLost(loss) from error
+            raise ConfigError(
+                f"strategy ddp: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
+                f"({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE"
+            ) from error
+
+    def close(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        # Buffers are broadcast before an evaluation and a checkpoint only: training does not read them.
+        with self._peer_errors():
+            return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def compiled(self, step: Step, name: str) -> Step:
+        return self._peer_errors()(super().compiled(step, name))
+
+    def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
+        summed = tensor.detach().clone()
+        with self._peer_errors():
+            dist.all_reduce(summed)
+        return summed
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64, device=self.device)).tolist()
+
+    def broadcast_buffers(self, module: nn.Module) -> None:
+        with self._peer_errors():
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
+
+    def heartbeat_address(self, exits: ExitStack) -> Address | None:
+        if self.num_hosts == 1:
+            return None
+        try:
+            if self.is_master:
+                server = exits.enter_context(HeartbeatServer(("", 0), self.heartbeat.timing))
+                self._store.set(SERVER_PORT_KEY, str(server.port))
+            return os.environ["MASTER_ADDR"], int(self._store.get(SERVER_PORT_KEY))
+        except RuntimeError as error:
+            raise PeerLost(
+                f"the process of RANK 0 ended at its start, or does not answer at port {os.environ['MASTER_PORT']} of "
+                f"{os.environ['MASTER_ADDR']} ({_first_line(error)}); its log says why; {AGAIN}"
+            ) from error
+
+    @functools.cached_property
+    def _store(self) -> Store:
+        return _open_store(is_server=self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+
+    @contextmanager
+    def _peer_errors(self) -> Iterator[None]:
+        """Raises PeerLost for torch's error about a lost process; gloo's errors have no class of their own."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+                raise
+            text = f"another process of this run ended, or did not answer for {self._timeout_s} s"
+            raise PeerLost(
+                self.heartbeat.loss() or f"{text} ({_first_line(error)}); its log says why; {AGAIN}"
+            ) from error
+
+
+def _open_store(*, is_server: bool) -> Store:
+    """The store in which the ddp processes find each other: RANK 0 opens it, unless torchrun has. Waits for it only."""
+    host, port = os.environ["MASTER_ADDR"], _integer_variable("MASTER_PORT")
+    if not is_server:
+        _wait_for_port((host, port))
+    try:
+        store = TCPStore(host, port, is_master=is_server, timeout=_duration(TIMING.grace_s), wait_for_workers=False)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"strategy ddp: can't {'listen on' if is_server else 'use'} port {port} of {host}, as MASTER_ADDR and "
+            f"MASTER_PORT say ({_first_line(error)}); each process needs a RANK of its own, each run a port of its own"
+        ) from error
+    store.set_timeout(_duration(TIMING.join_s))
+    return store
+
+
+def _wait_for_port(address: Address) -> None:
+    """Returns once a process listens there. Not left to torch, which can take twice as long as it is told."""
+    deadline = time.monotonic() + TIMING.join_s
+    while True:
+        try:
+            socket.create_connection(address, timeout=TIMING.grace_s).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise PeerLost(
+                    f"the process of RANK 0 did not open port {address[1]} of {address[0]} within "
+                    f"{TIMING.join_s:.0f} s ({error}): see in its log whether it ended at its start, and give all "
+                    "processes the same MASTER_ADDR and MASTER_PORT"
+                ) from error
+        time.sleep(0.1)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _duration(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=seconds)
+
+
+def _integer_variable(name: str) -> int:
+    """The value of an environment variable of ddp; raises ConfigError unless it is an integer."""
+    if not os.environ[name].isdecimal():
+        raise ConfigError(f"strategy ddp: {name} is {os.environ[name]!r}, expected a whole number; torchrun sets it")
+    return int(os.environ[name])

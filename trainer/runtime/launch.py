@@ -1,0 +1,174 @@
+"""Starts a run: chooses the strategy, starts its processes, and has them watch each other."""
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from shardset.errors import ConfigError
+from trainer.config import Precision, Strategy, TrainConfig
+from trainer.errors import PeerLost
+from trainer.runtime import xla
+from trainer.runtime.base import Runtime, Single
+from trainer.runtime.distributed import Ddp
+from trainer.supervise.heartbeat import AGAIN, PORT, TIMING, HeartbeatServer, HeartbeatTiming, LauncherHeartbeat
+from trainer.supervise.preemption import relay
+
+Worker = Callable[[Runtime, TrainConfig], None]
+
+_RUNTIMES: dict[str, type[Runtime]] = {"single": Single, "ddp": Ddp, "spmd": xla.Spmd, "replica": xla.Replica}
+
+
+def launch(config: TrainConfig, worker: Worker) -> None:
+    """Runs `worker(runtime, config)` in every process of the strategy, in this process where one is enough.
+
+    Raises ConfigError where the strategy can't run here.
+    """
+    _refuse_old_switches()
+    strategy = choose(config.strategy)
+    _refuse_torchrun(strategy)
+    if strategy == "replica":
+        _launch_replicas(config, worker)
+    else:
+        with started(strategy, config) as runtime:
+            worker(runtime, config)
+
+
+def choose(strategy: Strategy) -> str:
+    """What "auto" means here: ddp under torchrun, single on a CUDA device, spmd where torch_xla is, else single."""
+    if strategy != "auto":
+        return strategy
+    if dist.is_torchelastic_launched():
+        return "ddp"
+    if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") is None:
+        return "single"
+    return "spmd" if xla.is_installed() else "single"
+
+
+@contextmanager
+def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
+    """A runtime of this process, joined to the others and watched.
+
+    A start that takes longer than `stall_timeout_s` ends with a traceback of where it stands: some back ends wait for
+    the other processes for ever, and in native code.
+    """
+    with ExitStack() as exits:
+        exits.callback(faulthandler.cancel_dump_traceback_later)
+        faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
+        runtime = exits.enter_context(running(strategy, config.precision))
+        exits.enter_context(watched(runtime))
+        runtime.join(config.stall_timeout_s)
+        faulthandler.cancel_dump_traceback_later()
+        yield runtime
+
+
+@contextmanager
+def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
+    """A runtime of this process, closed at the end."""
+    if strategy in ("spmd", "replica"):
+        xla.select_device()
+    runtime = _RUNTIMES[strategy](precision)
+    try:
+        yield runtime
+    finally:
+        runtime.close()
+
+
+@contextmanager
+def watched(runtime: Runtime) -> Iterator[None]:
+    """While the block runs, the loss of one process of the run ends all others."""
+    with ExitStack() as exits:
+        address = runtime.heartbeat_address(exits)
+        exits.enter_context(runtime.heartbeat)
+        if address is not None:
+            runtime.heartbeat.start(address, runtime.host, runtime.num_hosts)
+        yield
+
+
+def _refuse_old_switches() -> None:
+    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+        if name in os.environ:
+            raise ConfigError(f"{name} is set, but torch_xla no longer reads it; unset it and use --precision bf16")
+
+
+def _refuse_torchrun(strategy: str) -> None:
+    """Raises ConfigError where torchrun starts several processes that would not know of each other."""
+    if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
+        raise ConfigError(
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
+            "each would train on all of the data; use --strategy ddp, or start it without torchrun"
+        )
+
+
+# --- replicas --------------------------------------------------------------------------------------------------------
+
+
+def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
+    device = xla.select_device()
+    if device == "CPU" and int(os.environ.get("CPU_NUM_DEVICES", "1")) > 1:
+        raise ConfigError(
+            f"strategy replica: CPU_NUM_DEVICES is {os.environ['CPU_NUM_DEVICES']}, but several replicas on the CPU "
+            "wait for each other for ever; use --strategy spmd, or unset CPU_NUM_DEVICES"
+        )
+    workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
+    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own):
+        relay(Path(folder) / "asked to stop")
+        with _ctrl_c_kills_replicas():
+            xla.spawn_replicas(run_replica, worker, config)
+
+
+def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
+    """One replica, in the process or thread that torch_xla started for it."""
+    with started("replica", config) as runtime:
+        worker(runtime, config)
+
+
+@contextmanager
+def watched_launcher(
+    workers: Sequence[str], own: int, *, port: int = PORT, timing: HeartbeatTiming = TIMING
+) -> Iterator[None]:
+    """Starts the heartbeat server on the first worker; on each worker, the loss of a process ends its replicas."""
+    with ExitStack() as exits:
+        if own == 0:
+            address = ("", port) if len(workers) > 1 else (workers[0], 0)
+            port = exits.enter_context(HeartbeatServer(address, timing)).port
+        os.environ[xla.HEARTBEAT_ADDRESS] = f"{workers[0]}:{port}"
+        heartbeat = exits.enter_context(LauncherHeartbeat(timing))
+        heartbeat.start_as_launcher((workers[0], port))
+        try:
+            yield
+        except BrokenProcessPool as error:
+            raise PeerLost(
+                heartbeat.loss() or f"a process of this host ended; what it said stands above; {AGAIN}"
+            ) from error
+
+
+@contextmanager
+def _ctrl_c_kills_replicas() -> Iterator[None]:
+    """Ctrl-C kills the replicas; else each would train to the end, in a thread that its process waits for.
+
+    Leaves alone a handler that somebody has set, and SIGINT that is ignored, as in the background of a script.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
