@@ -163,13 +163,13 @@ def workers() -> list[str]:
     return [each[2] for each in fields if len(each) > 2]
 
 
-def bucket_location(bucket: str) -> str | StorageError:
+def bucket_location(bucket: str, timeout_s: float = BUCKET_TIMEOUT_S) -> str | StorageError:
     """The location of a bucket, or the error that hides it, within seconds."""
     from shardset.storage import gcs
     from shardset.storage.retry import RetryPolicy
 
     try:
-        return gcs.bucket_location(bucket, RetryPolicy(give_up_after_s=BUCKET_TIMEOUT_S))
+        return gcs.bucket_location(bucket, RetryPolicy(give_up_after_s=timeout_s))
     except StorageError as error:
         return error
 
