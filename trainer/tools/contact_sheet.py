@@ -46,7 +46,7 @@ figcaption {{ overflow-wrap: anywhere; }}
 
 
 @dataclass(frozen=True, slots=True)
-class Thumbnail:
+class SheetImage:
     """A sample and its small image; None if no image of the sample can be decoded."""
 
     visit: StepVisit
@@ -79,9 +79,9 @@ def render(
     check_name(path)
     numbers = {shard.path: number for number, shard in enumerate(split.shards)}
 
-    def thumbnail(visit: StepVisit) -> Thumbnail:
+    def thumbnail(visit: StepVisit) -> SheetImage:
         image = _image_of(storage, split, numbers[visit.sample.shard], visit.sample.position)
-        return Thumbnail(visit, _thumbnail_of(image, background))
+        return SheetImage(visit, _thumbnail_of(image, background))
 
     with ThreadPoolExecutor(THREADS) as threads:
         thumbnails = list(threads.map(thumbnail, visits))
@@ -129,12 +129,12 @@ def _thumbnail_of(data: bytes | None, background: Background) -> Image.Image | N
     return small
 
 
-def _page(thumbnails: Sequence[Thumbnail], title: str) -> bytes:
+def _page(thumbnails: Sequence[SheetImage], title: str) -> bytes:
     figures = "\n".join(_figure(thumbnail) for thumbnail in thumbnails)
     return _PAGE.format(title=html.escape(title), size=SIZE, figures=figures).encode()
 
 
-def _figure(thumbnail: Thumbnail) -> str:
+def _figure(thumbnail: SheetImage) -> str:
     key, label = (html.escape(line) for line in thumbnail.lines)
     name = html.escape(thumbnail.visit.sample.name or "")
     kind = ' class="pad"' if thumbnail.visit.pad else ""
@@ -155,7 +155,7 @@ def _enlarged(image: Image.Image) -> Image.Image:
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
-def _picture(thumbnails: Sequence[Thumbnail]) -> bytes:
+def _picture(thumbnails: Sequence[SheetImage]) -> bytes:
     width, height = SIZE + 8, SIZE + CAPTION + 8
     columns = min(COLUMNS, len(thumbnails))
     sheet = Image.new("RGB", (columns * width, -(-len(thumbnails) // columns) * height), "white")
