@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import apache_beam as beam
 import msgspec
-from apache_beam.metrics import Metrics
+from apache_beam.metrics.metric import Metrics
+from apache_beam.transforms import combiners
 
 from pipelines.config import BuildConfig
 from pipelines.plan import tables
@@ -55,7 +56,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "List units" >> beam.Create(build.units)  # UnitRef
         | "Spread units" >> beam.Reshuffle()
         | "Index" >> beam.ParDo(IndexUnit(files, build.source, config))  # unit
-        | "Count units" >> beam.combiners.Count.Globally()  # int
+        | "Count units" >> combiners.Count.Globally()  # int
     )
     planned = (
         pipeline
@@ -85,7 +86,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
         | "Write shards" >> beam.ParDo(WriteShard(ShardWriter(files, build.source.input, config.image, suffix)), plan)
-        | "Count shards" >> beam.combiners.Count.Globally()  # int
+        | "Count shards" >> combiners.Count.Globally()  # int
     )
     _ = (
         pipeline

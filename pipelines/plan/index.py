@@ -1,7 +1,7 @@
 """Indexes one unit: which samples it holds, which of them are bad, and where their bytes are."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -42,7 +42,7 @@ class UnitSpool:
     """Takes bytes that can't be read by range from the input, and lays them out in one object of the plan."""
 
     def __init__(self, output: Storage, unit: int, stack: ExitStack) -> None:
-        self._open = lambda: stack.enter_context(output.writer(paths.spool_path(unit)))
+        self._open: Callable[[], Writer] = lambda: stack.enter_context(output.writer(paths.spool_path(unit)))
         self._writer: Writer | None = None
         self._size = 0
         self.recent: dict[int, bytes] = {}
