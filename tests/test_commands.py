@@ -41,7 +41,7 @@ echo "${{COMPREPLY[@]}}"
     ("words", "library"),
     [
         ("pipelines build --source folder --input in --output out", "apache_beam"),
-        ("pipelines verify shards", "isal"),
+        ("pipelines plan --source folder --input in", "isal"),
         ("pipelines --help", "shtab"),
         ("trainer train --manifest shards", "torch"),
         ("trainer bench-input --manifest shards", "cv2"),
@@ -62,7 +62,7 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 
 
 @pytest.mark.parametrize(("redirected", "shown"), [("", "shards \\u2192 tars\n"), (">&-", "")])
-@pytest.mark.parametrize(("program", "module"), [("pipelines", "cli"), ("trainer", "__main__")])
+@pytest.mark.parametrize(("program", "module"), [("pipelines", "cli"), ("trainer", "cli")])
 def test_what_standard_output_can_not_take_does_not_end_a_program(program, module, redirected, shown):
     start = f"import {program}.{module} as it; it.main = lambda: print('shards → tars') or 0; it.program()"
     done = subprocess.run(

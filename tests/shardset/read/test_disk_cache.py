@@ -159,7 +159,8 @@ def test_a_set_that_nobody_reads_makes_room_and_one_in_use_does_not(url, tmp_pat
     write_other = shard_set(split="train")
     assert len(kept) == 4
     stream = opened(write_other, tmp_path, budget)
-    assert stream.disk_cache._folder == other.disk_cache._folder  # equal shards are one set, wherever they lie
+    # Equal shards are one set, wherever they lie.
+    assert stream.source.disk_cache._folder == other.source.disk_cache._folder
     different = f"memory://{uuid.uuid4().hex}/set"
     samples = png_samples("train", NUM_SAMPLES, size=9)
     write_shard_set(open_storage(different), {"train": samples}, num_shards=NUM_SHARDS)
@@ -185,7 +186,7 @@ from tests.shardset.read.test_disk_cache import opened, pictures, read, shard_se
 logging.basicConfig()
 stream = opened(shard_set(), sys.argv[1])
 for number, _ in enumerate(stream.split.shards):
-    assert stream.disk_cache.missing(number, 0, 20) == (0, 20)
+    assert stream.source.disk_cache.missing(number, 0, 20) == (0, 20)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 assert read(stream)[0] == pictures()
 """
@@ -243,7 +244,7 @@ def test_closing_fails_what_the_cache_has_not_read(url, tmp_path):
 def test_a_cache_that_can_not_be_read_any_more_is_a_miss(url, tmp_path, expected, caplog):
     stream, folder = opened(url, tmp_path), os.open(tmp_path, os.O_RDONLY)
     read(stream)
-    for file in stream.disk_cache._files.values():
+    for file in stream.source.disk_cache._files.values():
         os.dup2(folder, file.fd)
     os.close(folder)
     contents, num_bytes = read(stream, 1)
@@ -304,9 +305,9 @@ def test_shards_on_a_local_disk_need_no_cache(tmp_path):
 def test_a_cache_travels_between_processes(url, tmp_path, expected):
     stream = opened(url, tmp_path)
     read(stream)
-    again = pickle.loads(pickle.dumps(BlockCache(stream.disk_cache.spec, stream.split)))
+    again = pickle.loads(pickle.dumps(BlockCache(stream.source.disk_cache.spec, stream.split)))
     assert again.missing(0, 0, 20) is None
-    assert np.array_equal(again.missing(0, 0, 20), stream.disk_cache.missing(0, 0, 20))
+    assert np.array_equal(again.missing(0, 0, 20), stream.source.disk_cache.missing(0, 0, 20))
 
 
 READER = """

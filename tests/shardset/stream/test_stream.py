@@ -303,7 +303,7 @@ def test_a_failure_in_a_thread_is_raised_where_its_batch_would_have_come(poisone
 
 
 def test_the_memory_of_a_stream_is_logged_and_kept(shards, caplog):
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="shardset")
     stream = make(shards, budget_bytes=2 << 20)
     assert "memory: " in caplog.text
     assert stream.memory.total <= 2 << 20

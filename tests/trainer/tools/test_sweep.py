@@ -91,7 +91,7 @@ def test_points_are_the_whole_grid_once(axes):
 def test_a_point_changes_what_it_names_and_nothing_else(config):
     stream = open_stream(config, {"q": 3, "w": 5, "L": 4, "threads": 1, "batch": 16})
     assert (stream.order.block_size, stream.order.window, stream.order.num_lanes) == (3, 5, 4)
-    assert (stream.num_threads, stream.batch_size, stream.seed) == (1, 16, config.seed)
+    assert (stream.spec.num_threads, stream.batch_size, stream.spec.seed) == (1, 16, config.seed)
     assert open_stream(config, {}).order.global_batch_size == config.global_batch_size
     assert open_stream(replace(config, budget_bytes=1 << 25), {}).memory.budget == 1 << 25
 
