@@ -200,6 +200,7 @@ quarantine list. If such data differ from what the manifest or the index says, t
 that differ again are reported as damaged.
 
 [Faults found by testing from outside](faults.md) lists other faults, before and after the fix.
+"""
 
 
 def main() -> None:
