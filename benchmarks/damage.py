@@ -61,8 +61,8 @@ WIRE: dict[str, Sequence[Fault]] = {
     "connection reset in the body, once": [Fault("reset_at", at=3000)],
     "body shorter than announced, once": [Fault("truncate", at=3000)],
     "1 s of silence in the body, then closed, once": [Fault("stall", at=3000, seconds=1)],
-    "one bit flipped on the way, once": [Fault("flip", at=IN_SAMPLE)],
-    "one bit flipped on the way, every time": [Fault("flip", at=IN_SAMPLE)] * 1000,
+    "one bit flipped in transfer, once": [Fault("flip", at=IN_SAMPLE)],
+    "one bit flipped in transfer, every time": [Fault("flip", at=IN_SAMPLE)] * 1000,
 }
 
 
@@ -169,37 +169,37 @@ def page(local: Sequence[Row], wire: Sequence[Row]) -> str:
 
     return f"""# What damage does
 
-The same damage to the same {NUM_SAMPLES} samples in two shards, and what comes of it: with the stream
-(`bad_samples="raise"`) and with `webdataset.WebDataset(urls)` of version {webdataset.__version__} as it comes. Bold is
-what nobody would notice.
+The same damage is done to the same {NUM_SAMPLES} samples in two shards, and both readers read them: the stream
+(`bad_samples="raise"`) and `webdataset.WebDataset(urls)` version {webdataset.__version__} with its defaults. Bold marks
+errors that nobody would notice.
 
-Written by `python -m benchmarks.damage --write docs/damage.md`; `tests/shardset/stream/test_damage.py` holds the
-left column, there with a flip at any byte, a cut at every border and a fault at every single request.
+Written by `python -m benchmarks.damage --write docs/damage.md`. `tests/shardset/stream/test_damage.py` tests the
+left column with more cases: a flip at any byte, a cut at every border and a fault at every single request.
 
 ## On disk
 
 {table(local)}
 
-## On the way from a bucket
+## In transfer from a bucket
 
 {table(wire)}
 
-A reader of tars learns where samples are from the tar itself, so what is missing looks like an end. The stream takes it
-from the manifest and the indexes, compares every sample's length and CRC32C before anyone sees it, asks again where the
-wire may be at fault, and says what it found and what to do where not. A damaged tar header costs it nothing: it reads
-none.
+A tar reader learns from the tar itself where the samples are, so missing data looks like the end of the file. The
+stream takes the locations from the manifest and the indexes. It compares every sample's length and CRC32C before it
+returns the sample, and reads again where the transfer may be at fault. If that does not help, the error names what was
+found and what to do. A damaged tar header has no effect, because the stream reads no tar headers.
 
-An answer of a bucket is used only if it is what was asked for. A page of a listing, the facts of an object, the answer
-to an upload, a deletion or a request for a token that is empty, cut, of another kind or about another object is asked
-for again, and named after three minutes: a listing ends with its last page and nowhere else. A 416 answers a read of a
-range only, and the object's size must agree. An object without a size is an empty one; bytes without a generation are
-not the bucket's.
+A response from a bucket is used only if it answers the request. A listing page, an object's metadata, or the response
+to an upload, a deletion or a token request may be empty, truncated, of the wrong kind or about another object. Such
+a request is repeated, and fails with a named error after three minutes. A listing ends only with its last page. A 416
+is accepted only for the read of a range, and only if the object's size agrees. An object without a size is empty; bytes
+without a generation are not accepted as the bucket's.
 
-What `verify`, `report`, `inspect`, `export` and `explain` read of a finished set (manifest, indexes, samples, the
-quarantine list) is read a second time if it is not what the manifest or the index says. Only what differs again is
-called damaged.
+`verify`, `report`, `inspect`, `export` and `explain` read parts of a finished set: manifest, indexes, samples and the
+quarantine list. If such data differ from what the manifest or the index says, they are read a second time. Only data
+that differ again are reported as damaged.
 
-[Faults that were found from outside](faults.md) lists what else was tried, before and after.
+[Faults found by testing from outside](faults.md) lists other faults, before and after the fix.
 """
 
 

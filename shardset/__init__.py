@@ -16,11 +16,11 @@ from shardset.version import __version__
 if TYPE_CHECKING:
     from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
     from shardset.decode.image import ImageSpec
-    from shardset.order.state import OrderState
+    from shardset.order.state import OrderState, state_from_json
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.batch import Batch
     from shardset.stream.mixture import MixedStream, Share
-    from shardset.stream.stream import Stream
+    from shardset.stream.stream import Stream, order_options
     from shardset.stream.timetable import Timetable
 
 __all__ = [
@@ -43,6 +43,8 @@ __all__ = [
     "__version__",
     "load",
     "open_storage",
+    "order_options",
+    "state_from_json",
 ]
 
 _READER = {
@@ -57,6 +59,8 @@ _READER = {
     "Share": "shardset.stream.mixture",
     "Stream": "shardset.stream.stream",
     "Timetable": "shardset.stream.timetable",
+    "order_options": "shardset.stream.stream",
+    "state_from_json": "shardset.order.state",
 }
 """Modules of the names that need more than the base requirements."""
 
