@@ -45,8 +45,11 @@ lint: env
 types: env
 	$(PY) -m mypy
 
+FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py format order storage html read decode) \
+	$(addprefix tests/pipelines/,plan/test_layout.py plan/test_tables.py plan/test_paths.py sources write export) \
+	$(addprefix tests/trainer/,test_config.py data model record)
 unit: env
-	$(PY) -m pytest -q -n auto -m "not slow and not gcs" tests/shardset tests/test_boundaries.py
+	$(PY) -m pytest -q -n auto -m "not slow and not gcs" $(FAST)
 
 slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, damage, README commands
 	$(PY) -m pytest -q -n auto -m slow
