@@ -13,12 +13,14 @@ from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.order.state import state_from_json
+from shardset.storage import gcs_http
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.shardset import put
 from trainer import cli as program
 from trainer import config as configs
-from trainer.record import metrics
+from trainer.errors import CheckpointError
+from trainer.record import checkpoint, metrics
 from trainer.supervise import run_lock
 from trainer.tools import explain, probes, report
 
@@ -94,3 +96,15 @@ def test_a_line_of_a_runs_metrics(data: bytes):
 @EITHER
 def test_the_mark_of_who_holds_a_run_folder(data: bytes):
     assert run_lock._read(data) is None
+
+
+@EITHER
+def test_the_commit_mark_of_a_checkpoint(folder: Storage, data: bytes):
+    put(folder, "checkpoints/step-000000000001/commit.json", data)
+    with pytest.raises(CheckpointError, match="not a commit mark"):
+        checkpoint._read_commit(folder, "checkpoints/step-000000000001/commit.json")
+
+
+@EITHER
+def test_what_a_bucket_says_with_a_refusal(data: bytes):
+    assert gcs_http._said(data.decode())[:1] in "[{"

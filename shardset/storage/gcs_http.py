@@ -146,7 +146,7 @@ def _refusal(status: int, text: str, where: str, connection: "_Connection") -> S
 
 def _said(text: str) -> str:
     """What the server says in a refusal, in one line: the message in its JSON, else the text itself."""
-    with suppress(ValueError, TypeError, KeyError):
+    with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     return _one_line(text)
 

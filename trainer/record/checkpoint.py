@@ -130,7 +130,7 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
     data = storage.read(name)
     try:
         commit = msgspec.json.decode(data, type=CommitMark)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
     if commit.format != FORMAT:
         raise ConfigError(
