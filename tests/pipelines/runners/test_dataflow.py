@@ -247,7 +247,7 @@ def check_steps(url: str) -> None:
     """The staged pipeline has the steps that the design names."""
     pipeline = beam_runner_api_pb2.Pipeline.FromString(staged_bytes(url))
     steps = {each.unique_name.partition("/")[0] for each in pipeline.components.transforms.values()}
-    assert {"List units", "Index", "Plan", "Assign places", "Plan shards", "Write shards", "Commit"} <= steps
+    assert {"List units", "Index", "Plan", "Assign", "Plan shards", "Write shards", "Commit"} <= steps
 
 
 @pytest.mark.slow
