@@ -15,7 +15,7 @@ from PIL import Image, ImageFile
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, libraries
 from pipelines.images.options import ImageOptions, resized, stored_field
-from shardset.errors import ConfigError, ShardsetError, UndecodableImage
+from shardset.errors import ConfigError, SourceError, UndecodableImage
 from tests.makers import odd_images
 
 PLAIN = ImageOptions()
@@ -68,7 +68,7 @@ def test_a_bad_image_is_refused_with_its_reason(name):
     with pytest.raises(UndecodableImage) as caught:
         examine(data, field=extension, verify="decode", options=PLAIN)
     assert caught.value.reason == odd_images.BAD[name][2]
-    assert isinstance(caught.value, ShardsetError)
+    assert isinstance(caught.value, SourceError)
 
 
 def test_a_reason_survives_the_way_between_processes():
