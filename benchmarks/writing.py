@@ -20,11 +20,10 @@ from statistics import median
 import google_crc32c
 
 from benchmarks import environment, inputs
-from pipelines.build import build
+from pipelines.build import build, prepare
 from pipelines.config import BuildConfig
-from pipelines.plan import files, paths
+from pipelines.plan import paths
 from pipelines.plan.records import PlanFile
-from pipelines.runners.options import prepare
 from pipelines.write.shard import ShardWriter
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -51,7 +50,8 @@ def planned(folder: Path, num_images: int) -> tuple[ShardWriter, PlanFile]:
     )
     build(config)
     output = open_storage(config.output)
-    prepared, plan = prepare(config, output), files.find_record(output, paths.PLAN, PlanFile)
+    prepared = prepare(config, output)
+    plan = prepared.files.find_record(paths.PLAN, PlanFile)
     assert plan
     return ShardWriter(prepared.files, prepared.source.input, config.image, prepared.file.suffix), plan
 
