@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shardset.arguments import require_int
 from shardset.errors import ConfigError
 from shardset.order.blocks import BlockLayout, Ints, RangeReads
-from shardset.order.lanes import default_lanes, rank_part
+from shardset.order.lanes import default_lanes
 from shardset.order.permutation import ORDER_VERSION, Purpose, hash64
 from shardset.order.state import OrderState, check_same_order, quarantine_digest
 
@@ -205,21 +205,8 @@ class Order:
         """All slots of global batch number `step`, 0 <= step < num_batches."""
         return self.slots(epoch, range(step, step + 1), 0, self.global_batch_size)[0]
 
-    def rank_slots(self, epoch: int, step: int, rank: int, world_size: int) -> Slots:
-        """The slots of one replica or host; `check_world` says which world sizes there are."""
-        return self.rank_steps(epoch, range(step, step + 1), rank, world_size)[0]
-
-    def rank_steps(self, epoch: int, steps: range, rank: int, world_size: int) -> Slots:
-        """The slots of one replica or host in several consecutive batches."""
-        part = rank_part(self.global_batch_size, rank, world_size)
-        return self.slots(epoch, steps, part.start, part.stop)
-
-    def rank_lanes(self, rank: int, world_size: int) -> range:
-        """The lanes from which a replica has slots; it shares the outer ones if world_size does not divide L."""
-        return self.part_lanes(rank_part(self.global_batch_size, rank, world_size))
-
     def part_lanes(self, part: range) -> range:
-        """The lanes from which consecutive slots of a global batch come."""
+        """The lanes that consecutive slots of a global batch come from; replicas may share the outer ones."""
         return range(part.start // self.rows_per_step, -(-part.stop // self.rows_per_step))
 
     def state(self, epoch: int, step: int, manifest_digest: str) -> OrderState:
