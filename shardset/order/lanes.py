@@ -31,6 +31,6 @@ def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
 
 
 def rank_part(global_batch_size: int, rank: int, world_size: int) -> range:
-    """The slots of one replica or host in a global batch."""
+    """The slots of one replica or host in a global batch; `check_world` says which worlds are possible."""
     size = global_batch_size // world_size
     return range(rank * size, (rank + 1) * size)

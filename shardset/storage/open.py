@@ -1,4 +1,4 @@
-"""From the address of a folder or a file to its storage."""
+"""The storage of a folder or a file, by its address."""
 
 import os
 from pathlib import Path
@@ -27,7 +27,7 @@ def open_storage(url: str) -> Storage:
         raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
     if scheme == "memory":
         return MemoryStorage(root, prefix)
-    from shardset.storage.gcs import GcsStorage  # Google's client takes half a second to import; local work needs none
+    from shardset.storage.gcs import GcsStorage  # late: Google's client takes half a second to import
 
     return GcsStorage(root, prefix)
 
@@ -41,12 +41,12 @@ def open_file(url: str) -> tuple[Storage, str]:
 
 
 def is_address(url: str) -> bool:
-    """Whether a URL has a scheme, as all of remote storage has; otherwise it is a local path."""
+    """Whether a URL has a scheme, as all remote storage has; otherwise it is a local path."""
     return "://" in url
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a path means the same from every folder: it begins at the root, or is an address."""
+    """Whether a path means the same in every working folder: it begins at the root or is an address."""
     return path.startswith("/") or is_address(path)
 
 
@@ -56,7 +56,7 @@ def bucket_of(url: str) -> str | None:
 
 
 def local_folder(path: str, what: str) -> Path:
-    """The absolute path of a local folder; ConfigError for an address, and for a `~` that no shell replaced."""
+    """The absolute path of a local folder; raises ConfigError for an address or a `~` that no shell replaced."""
     if is_address(path):
         raise ConfigError(f"{what} {path}: expected a local folder, not an address")
     return Path(open_storage(path).url)

@@ -1,4 +1,4 @@
-"""Which regions a location of Cloud Storage covers."""
+"""The regions that a location of Cloud Storage covers."""
 
 import re
 
@@ -18,7 +18,7 @@ _MULTI_REGIONS = {
 
 
 def holds(location: str, region: str) -> bool:
-    """Whether a bucket at a location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) covers the region."""
+    """Whether a location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) covers the region."""
     locations = location.lower().split("+")
     return region in locations or any(
         each in _MULTI_REGIONS and _MULTI_REGIONS[each].fullmatch(region) for each in locations
