@@ -22,8 +22,7 @@ Background = tuple[int, int, int]
 WHITE: Background = (255, 255, 255)
 
 _STRIP_PIXELS = 2**18
-_OPAQUE = 255 << 24
-"""The alpha of an RGBA pixel, read as one little-endian number, is 255 from here on."""
+_OPAQUE = 255 << 24  # an RGBA pixel is opaque from here on, read as one little-endian number
 
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
 _SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})

@@ -9,12 +9,8 @@ import numpy as np
 
 from shardset.errors import DamagedShard
 
-_RANGE = [("offset", "<u8"), ("num_bytes", "<u8")]
-"""The column of a field: where its content begins in the tar, and its size."""
-
-_HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8"), ("copy", "<u4")]
-"""Columns before the key."""
-
+_RANGE = [("offset", "<u8"), ("num_bytes", "<u8")]  # the column of a field: where its content begins in the tar
+_HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8"), ("copy", "<u4")]  # before the key
 _NPY_1_0 = b"\x93NUMPY\x01\x00"
 _KEY_COLUMN = re.compile(rb"\('key', '\|S([1-9][0-9]{0,3})'\)")
 _FIELD_COLUMN = re.compile(rb"\('\.([a-z0-9_.-]+)', \[")

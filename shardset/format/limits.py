@@ -19,9 +19,8 @@ other format."""
 MAX_SCANS = 100
 """Scans of a JPEG: encoders write about ten, and each takes as long as decoding the image once."""
 
+# With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the whole image.
 _BYTES_PER_PIXEL = {"webp": 20, "tif": 12}
-"""With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the whole image."""
-
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 
@@ -96,8 +95,8 @@ class _Room:
         self.changed = threading.Condition()
 
 
+# By process: in a child, what another thread held during the fork would stay taken for ever.
 _rooms: dict[int, _Room] = {}
-"""By process: in a child, what another thread held during the fork would stay taken for ever."""
 
 
 def _is_sequential(jpeg: bytes) -> bool:

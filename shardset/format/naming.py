@@ -17,8 +17,7 @@ MAX_FIELD_BYTES = 16
 """With a dot and an `@COPY` of 11 bytes they fill the 100 bytes of a name in a USTAR header."""
 
 _KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
-_SKIPPED = re.compile(r"__[^/]*__/")
-"""Names that webdataset takes for metadata and skips."""
+_SKIPPED = re.compile(r"__[^/]*__/")  # webdataset takes such names for metadata and skips them
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)

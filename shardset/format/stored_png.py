@@ -16,14 +16,9 @@ import numpy as np
 MAX_BYTES = 65_535
 """The capacity of a stored block of deflate, which holds all rows of a picture, each with one more byte."""
 
-_HEAD = 48
-"""Bytes before the first row: signature, IHDR, length and name of IDAT, zlib's header, the block's."""
-
-_IDAT = 37
-"""Where the name of IDAT begins, the first byte that its checksum covers."""
-
-_ADLER, _CRC, _END = -20, -16, -12
-"""Where Adler-32 of the rows, CRC-32 of IDAT and IEND begin."""
+_HEAD = 48  # bytes before the first row: signature, IHDR, length and name of IDAT, headers of zlib and of the block
+_IDAT = 37  # where the name of IDAT begins, the first byte that its checksum covers
+_ADLER, _CRC, _END = -20, -16, -12  # where Adler-32 of the rows, CRC-32 of IDAT and IEND begin
 
 
 def stored(images_NHWC: np.ndarray) -> list[bytes]:

@@ -73,9 +73,7 @@ class BlockLayout:
 
     def positions(self, ids: Ints) -> Ints:
         """The inverse of `ids`."""
-        shards = _owner(self.first_ids, ids)
-        within = ids - self.first_ids[shards] + self.phases[shards]
-        blocks = self.first_blocks[shards] + within // self.block_size
+        blocks = self._blocks_of(ids)
         buckets = self._sorted_buckets(self.bucket_of_block[blocks].astype(np.int64))
         candidates = np.flatnonzero(np.isin(buckets.blocks, blocks))
         candidates = candidates[np.argsort(buckets.blocks[candidates])]
@@ -144,7 +142,10 @@ class BlockLayout:
         numbers = np.arange(start, stop, dtype=np.int64)
         if self.seed is None:
             return numbers.astype(np.uint64)
-        shards, counts = self._shards_between(start, stop)
+        # Consecutive blocks lie in consecutive shards: this spares a search for every block.
+        first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
+        shards = np.arange(first, last + 1, dtype=np.int64)
+        counts = np.diff(np.clip(self.first_blocks[first : last + 2], start, stop))
         states = hash64(self.seed, self.epoch, Purpose.BLOCK, shards)
         hashes: NDArray[np.uint64] = hash64_on(
             np.repeat(states, counts), numbers - np.repeat(self.first_blocks[shards], counts)
@@ -153,9 +154,7 @@ class BlockLayout:
 
     def _short_blocks(self) -> Ints:
         """All blocks that may hold fewer than q samples: those at the ends of shards or with quarantined samples."""
-        shards = _owner(self.first_ids, self.bad_ids)
-        within = self.bad_ids - self.first_ids[shards] + self.phases[shards]
-        with_bad = self.first_blocks[shards] + within // self.block_size
+        with_bad = self._blocks_of(self.bad_ids)
         blocks = np.sort(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1, with_bad]))
         return blocks[np.diff(blocks, prepend=-1) > 0]
 
@@ -166,16 +165,16 @@ class BlockLayout:
     def _buckets_of(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return hashes >> self.shift if self.shift < 64 else np.zeros_like(hashes)
 
+    def _blocks_of(self, ids: Ints) -> Ints:
+        """The block of each id."""
+        shards = _owner(self.first_ids, ids)
+        within = ids - self.first_ids[shards] + self.phases[shards]
+        return self.first_blocks[shards] + within // self.block_size
+
     def _in_shards(self, blocks: Ints) -> tuple[Ints, Ints]:
         """The shard of each block, and its number there."""
         shards = _owner(self.first_blocks, blocks)
         return shards, blocks - self.first_blocks[shards]
-
-    def _shards_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """The shards of consecutive blocks and the number of blocks in each, without a search for every block."""
-        first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
-        cuts = np.clip(self.first_blocks[first : last + 2], start, stop)
-        return np.arange(first, last + 1, dtype=np.int64), np.diff(cuts)
 
     def _id_ranges(self, blocks: Ints) -> tuple[Ints, Ints]:
         """First and last + 1 id of each block, quarantined ones included."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from shardset.arguments import require_int
 from shardset.errors import BudgetTooSmall, ConfigError
 from shardset.order.epoch import LastBatch, Order
-from shardset.order.lanes import MAX_DEFAULT_LANES, largest_divisor
+from shardset.order.lanes import default_lanes
 
 MIB = 1 << 20
 BUDGET_BYTES = 2 << 30
@@ -54,7 +54,7 @@ def default_block_size(mean_bytes: float) -> int:
 def fit_lanes(mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int) -> int:
     """L: the default, or the largest smaller divisor whose blocks fit the budget; at least 1."""
     most = max(1, int(budget_bytes / (block_size * max(1.0, mean_bytes))))
-    return largest_divisor(global_batch_size, min(most, MAX_DEFAULT_LANES))
+    return min(default_lanes(global_batch_size), default_lanes(global_batch_size, most))
 
 
 def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int) -> int:

@@ -171,7 +171,9 @@ def json_object(response: requests.Response, where: str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TransientError(f"{where}: the answer is not what was asked for ({error}): {_beginning(body)}") from error
+        beginning = _one_line(body[:60].decode(errors="replace"))
+        content = f"{len(body)} bytes, {beginning!r}" if body else "it is empty"
+        raise TransientError(f"{where}: the answer is not what was asked for ({error}): {content}") from error
 
 
 def body_of(response: requests.Response, where: str) -> bytes:
@@ -180,10 +182,6 @@ def body_of(response: requests.Response, where: str) -> bytes:
         return response.content
     except BROKEN as error:
         raise TransientError(f"{where}: {explain(error)}") from error
-
-
-def _beginning(body: bytes) -> str:
-    return f"{len(body)} bytes, {_one_line(body[:60].decode(errors='replace'))!r}" if body else "it is empty"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import re
 
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
-_MULTI_REGIONS = {
+_MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
     "us": re.compile(r"us-.*"),
     "eu": re.compile(r"europe-(?!west2$|west6$).*"),  # London and Zurich are not in the European Union
     "asia": re.compile(r"asia-.*"),
@@ -14,7 +14,6 @@ _MULTI_REGIONS = {
     "eur8": re.compile(r"europe-(west3|west6)"),
     "asia1": re.compile(r"asia-(northeast1|northeast2)"),
 }
-"""Cloud Storage's locations of more than one region."""
 
 
 def holds(location: str, region: str) -> bool:
