@@ -230,24 +230,8 @@ def schema() -> dict[str, Any]:
 
 def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
     """Raises ManifestError unless counts add up, paths stay inside, labels are 0..n-1 and the digest fits."""
-    num_classes = len(manifest.classes)
-    in_order = [info.label for info in manifest.classes] == list(range(num_classes))
-    _require(in_order, where, f"class labels are not 0 to {num_classes - 1} in order")
-    naming.check_relative(manifest.quarantine.path, where)
-    for name, split in manifest.splits.items():
-        _require(naming.is_split(name), where, f"{name!r} can't name a split (letters, digits, - and _, not plan)")
-        _check_split(split, num_classes, f"{where}: split {name!r}")
-        _check_sizes(split, manifest.remainder, f"{where}: split {name!r}")
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    for path, count in Counter(path for shard in shards for path in (shard.path, shard.index.path)).items():
-        _require(count == 1, where, f"path {path!r} is listed twice")
-    fits = seal(manifest).digest == manifest.digest
-    _require(fits, where, f"the content does not fit its digest {manifest.digest[:12]}…")
-
-
-def _require(holds: bool, where: str, problem: str) -> None:
-    if not holds:
-        raise ManifestError(f"{where}: {problem}; restore or rebuild the shard set")
+    for problem in _problems(manifest, where):
+        raise ManifestError(f"{problem}; restore or rebuild the shard set")
 
 
 def _readable(data: bytes) -> bytes:
@@ -287,38 +271,61 @@ def _decode(data: bytes, where: str) -> dict[str, Any]:
     return head
 
 
-def _check_split(split: Split, num_classes: int, where: str) -> None:
-    is_listed = split.num_shards == len(split.shards) > 0
-    _require(is_listed, where, f"num_shards is {split.num_shards} but {len(split.shards)} are listed")
-    are_fields = len(set(split.fields)) == len(split.fields) > 0 and all(map(naming.is_field, split.fields))
-    _require(are_fields, where, f"fields {split.fields} can't be those of a sample")
+def _problems(manifest: Manifest, where: str) -> Iterator[str]:
+    num_classes = len(manifest.classes)
+    if [info.label for info in manifest.classes] != list(range(num_classes)):
+        yield f"{where}: class labels are not 0 to {num_classes - 1} in order"
+    naming.check_relative(manifest.quarantine.path, where)
+    for name, split in manifest.splits.items():
+        if not naming.is_split(name):
+            yield f"{where}: {name!r} can't name a split (letters, digits, - and _, not plan)"
+        yield from _split_problems(split, num_classes, f"{where}: split {name!r}")
+        yield from _size_problems(split, manifest.remainder, f"{where}: split {name!r}")
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    for path, count in Counter(path for shard in shards for path in (shard.path, shard.index.path)).items():
+        if count > 1:
+            yield f"{where}: path {path!r} is listed twice"
+    if seal(manifest).digest != manifest.digest:
+        yield f"{where}: the content does not fit its digest {manifest.digest[:12]}…"
+
+
+def _split_problems(split: Split, num_classes: int, where: str) -> Iterator[str]:
+    if split.num_shards != len(split.shards) or not split.shards:
+        yield f"{where}: num_shards is {split.num_shards} but {len(split.shards)} are listed"
+    is_unique = len(set(split.fields)) == len(split.fields) > 0
+    if not is_unique or not all(map(naming.is_field, split.fields)):
+        yield f"{where}: fields {split.fields} can't be those of a sample"
     first_id = 0
     for shard in split.shards:
-        _check_shard(shard, first_id, num_classes, f"{where}: shard {shard.path!r}")
+        yield from _shard_problems(shard, first_id, num_classes, f"{where}: shard {shard.path!r}")
         first_id += shard.num_samples
-    adds_up = split.num_samples == first_id
-    _require(adds_up, where, f"num_samples is {split.num_samples} but its shards hold {first_id}")
+    if first_id != split.num_samples:
+        yield f"{where}: num_samples is {split.num_samples} but its shards hold {first_id}"
 
 
-def _check_shard(shard: Shard, first_id: int, num_classes: int, where: str) -> None:
-    naming.check_relative(shard.path, where)
-    naming.check_relative(shard.index.path, where)
-    is_filled = min(shard.num_samples, shard.num_bytes, shard.index.num_bytes) > 0
-    _require(is_filled, where, "num_samples and num_bytes must be positive")
-    follows = shard.first_id == first_id
-    _require(follows, where, f"first_id is {shard.first_id}, expected {first_id} from the shards before it")
-    counts, num_counted = len(shard.class_counts), sum(shard.class_counts)
-    _require(counts == num_classes, where, f"{counts} class counts for {num_classes} classes")
-    within = num_counted <= shard.num_samples
-    _require(within, where, f"class counts add up to {num_counted}, but it holds {shard.num_samples} samples")
-
-
-def _check_sizes(split: Split, remainder: Remainder, where: str) -> None:
+def _size_problems(split: Split, remainder: Remainder, where: str) -> Iterator[str]:
     expected = split.num_source_samples - split.num_dropped + split.num_repeats
-    terms = f"{split.num_source_samples} source samples, {split.num_dropped} dropped and {split.num_repeats} repeats"
-    adds_up = split.num_samples == expected
-    _require(adds_up, where, f"{terms} make {expected}, but num_samples is {split.num_samples}")
+    if split.num_samples != expected:
+        terms = (
+            f"{split.num_source_samples} source samples, {split.num_dropped} dropped and {split.num_repeats} repeats"
+        )
+        yield f"{where}: {terms} make {expected}, but num_samples is {split.num_samples}"
     sizes = {shard.num_samples for shard in split.shards}
     most_apart, allowed = (1, "at most one apart") if remainder == "spread" else (0, "all equal")
-    problem = f"shards hold {min(sizes)} to {max(sizes)} samples, expected sizes {allowed} with remainder {remainder!r}"
-    _require(max(sizes) - min(sizes) <= most_apart, where, problem)
+    if max(sizes) - min(sizes) > most_apart:
+        sentence = f"shards hold {min(sizes)} to {max(sizes)} samples, expected sizes {allowed}"
+        yield f"{where}: {sentence} with remainder {remainder!r}"
+
+
+def _shard_problems(shard: Shard, first_id: int, num_classes: int, where: str) -> Iterator[str]:
+    naming.check_relative(shard.path, where)
+    naming.check_relative(shard.index.path, where)
+    if shard.num_samples < 1 or shard.num_bytes < 1 or shard.index.num_bytes < 1:
+        yield f"{where}: num_samples and num_bytes must be positive"
+    if shard.first_id != first_id:
+        yield f"{where}: first_id is {shard.first_id}, expected {first_id} from the shards before it"
+    if len(shard.class_counts) != num_classes:
+        yield f"{where}: {len(shard.class_counts)} class counts for {num_classes} classes"
+    num_counted = sum(shard.class_counts)
+    if num_counted > shard.num_samples:
+        yield f"{where}: class counts add up to {num_counted}, but it holds {shard.num_samples} samples"

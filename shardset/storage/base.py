@@ -148,7 +148,7 @@ def utf8(name: str) -> bytes:
 
 def check_generation(current: str, wanted: str | None, where: str) -> None:
     """Raises PreconditionFailed unless `wanted` is None or the current generation."""
-    if wanted not in (None, current):
+    if wanted is not None and current != wanted:
         raise PreconditionFailed(
             f"{where}: was replaced or changed (generation {current}, expected {wanted}); start again from it"
         )

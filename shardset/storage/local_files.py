@@ -82,9 +82,9 @@ class OpenFiles:
                 file.generation == generation if generation else os.path.samestat(file.facts, stat_regular(path))
             ):
                 file = self._files[path] = OpenFile(path)
+                if len(self._files) > _MAX_OPEN_FILES:
+                    self._files.popitem(last=False)
             self._files.move_to_end(path)
-            if len(self._files) > _MAX_OPEN_FILES:
-                self._files.popitem(last=False)
         return file
 
     def drop(self, path: str) -> None:
