@@ -1,13 +1,13 @@
-"""Addresses as they may be shown: without the password that somebody wrote into one."""
+"""Addresses in a form that may be shown: without passwords."""
 
 import re
 
-# What stands between :// and the last @ before a slash. A password may hold a slash itself, a port is no password.
+# All between :// and the last @ before a slash. A password may contain a slash; a port is not a password.
 _USER = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+/)\S*@)")
 
 
 def masked(text: str) -> str:
-    """The text with *** in place of user and password in each address: `http://***@host`."""
+    """The text with `***` for user and password in each address: `http://***@host`."""
     return _USER.sub("***@", text)
 
 

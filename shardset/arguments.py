@@ -7,7 +7,7 @@ from shardset.errors import ConfigError
 
 
 def require_int(name: str, value: SupportsIndex) -> int:
-    """`value` as a Python int, whatever library it comes from; raises ConfigError for a text, a fraction or None."""
+    """`value` as a Python int, whatever its library; raises ConfigError for text, a fraction or None."""
     try:
         return operator.index(value)
     except TypeError:

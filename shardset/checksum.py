@@ -1,4 +1,4 @@
-"""CRC32C, the checksum of the manifest, of the index and of Cloud Storage."""
+"""CRC32C, the checksum of manifests, indexes and Cloud Storage."""
 
 import base64
 
@@ -8,17 +8,17 @@ _PIECE = 1 << 18
 
 
 def extend_crc32c(crc: int, data: bytes | memoryview) -> int:
-    """The CRC32C of what `crc` covers followed by `data`."""
+    """The CRC32C of `data` appended to the bytes whose CRC32C is `crc`."""
     if isinstance(data, bytes):
         return int(google_crc32c.extend(crc, data))
-    # The library takes bytes only. Small copies stay in the processor's cache: half the time of one large copy.
+    # The library takes bytes only. Small copies stay in the processor's cache and take half the time of one large copy.
     for start in range(0, len(data), _PIECE):
         crc = int(google_crc32c.extend(crc, bytes(data[start : start + _PIECE])))
     return crc
 
 
 def crc32c_of(*pieces: bytes | memoryview) -> int:
-    """The CRC32C of some bytes, given in one or more pieces."""
+    """The CRC32C of bytes given in one or more pieces."""
     crc = 0
     for piece in pieces:
         crc = extend_crc32c(crc, piece)

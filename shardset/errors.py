@@ -1,20 +1,4 @@
-"""What can go wrong, in one tree.
-
-    ShardsetError
-    ├── ConfigError          what was asked for can't be done
-    │   └── BudgetTooSmall   in so little memory; it knows how much is enough
-    ├── SourceError          raw input is missing or not what its format says
-    │   ├── ChangedInput     it was one thing when planned and another when written
-    │   └── UndecodableImage no image that can be a sample comes out of the bytes
-    ├── TooManyBad           more raw samples were rejected than allowed
-    ├── ManifestError        a manifest is missing, broken or of a newer version
-    ├── DamagedShard         stored bytes differ from what the manifest or index says
-    ├── UndecodableImage     the stored bytes are what was written, but no image comes out of them
-    ├── DecoderLost          a process that decoded images for this one ended
-    └── StorageError         storage said no
-        ├── NotFound
-        ├── PreconditionFailed   something already stands there, or another generation does
-        └── TransientError       worth another try: time-out, 429, 5xx, reset, short body
+"""The exceptions, in one tree.
 
 Every message says where, what was found, what was expected and what to do.
 """
@@ -25,18 +9,18 @@ from shardset.addresses import masked
 
 
 class ShardsetError(Exception):
-    """The root: a failure that a user, a file or a network can cause. Its message shows no password of an address."""
+    """A failure that a user, a file or a network can cause; the root of the tree. Its message masks passwords."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(ShardsetError):
-    """What was asked for can't be done."""
+    """The configuration, or a call, asks for something that can't be done."""
 
 
 class BudgetTooSmall(ConfigError):
-    """What was asked for can't be done in so little memory; `enough` bytes are."""
+    """The memory budget is too small; `enough` bytes would do."""
 
     def __init__(self, message: str, enough: int = 0) -> None:
         super().__init__(message)
@@ -48,7 +32,7 @@ class SourceError(ShardsetError):
 
 
 class ChangedInput(SourceError):
-    """An input was one thing when it was planned and is another now."""
+    """An input has changed since it was planned."""
 
 
 class TooManyBad(ShardsetError):
@@ -60,13 +44,13 @@ class ManifestError(ShardsetError):
 
 
 class DamagedShard(ShardsetError):
-    """Stored bytes differ from what the manifest or the index says."""
+    """Stored bytes differ from what the manifest or the index lists."""
 
 
 class UndecodableImage(SourceError):
-    """No image that can be a sample comes out of the bytes.
+    """The bytes give no image that can be a sample.
 
-    The build counts images by `reason`, which is short and stable there; `detail` is for the reader of the message.
+    The build counts images by `reason`, which is short and stable; `detail` is for the reader of the message.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -79,7 +63,7 @@ class UndecodableImage(SourceError):
 
 
 class DecoderLost(ShardsetError):
-    """A process that decoded images for this one ended."""
+    """A decoding process died."""
 
 
 class StorageError(ShardsetError):
@@ -87,19 +71,19 @@ class StorageError(ShardsetError):
 
 
 class NotFound(StorageError):
-    """Nothing is stored under that name (or that generation of it is gone)."""
+    """Nothing is stored under that name, or that generation of it is gone."""
 
 
 class PreconditionFailed(StorageError):
-    """Something already stands under that name, or another generation than expected."""
+    """Another object or generation than expected is stored under that name."""
 
 
 class TransientError(StorageError):
-    """Worth another try: a time-out, 429, 5xx, a reset connection, a short body."""
+    """Worth another try: a timeout, 429, 5xx, a reset connection, a short body."""
 
 
 def missing_library(error: ModuleNotFoundError, extra: str) -> str:
-    """What to do about a library that comes with an extra of the installation."""
+    """The message for a missing library that an extra of the distribution installs."""
     return (
         f"the library {error.name} is not installed in the environment of {sys.executable}; `pip install "
         f"'shardset[{extra}]'` brings it, in a clone `make env`, then `source .venv/bin/activate`"

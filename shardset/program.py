@@ -1,4 +1,4 @@
-"""What both programs share: exit codes, `--debug`, closed pipes, missing libraries, the top of the command line."""
+"""Shared by both programs: exit codes, `--debug`, closed pipes, missing libraries, the top-level parser."""
 
 import argparse
 import gc
@@ -18,16 +18,16 @@ OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser of a command line whose error messages show no password."""
+    """An argument parser that masks passwords in its error messages."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with usage and message."""
+        """Exits with the usage and the message."""
         super().error(masked(message))
 
 
 def program_parser(command: str, module: str, **options: Any) -> Parser:
-    """The top parser of a program: its name as the shell called it, `--version` and `--print-completion`."""
-    import shtab  # comes with an extra, and only a program can say which
+    """The top-level parser of a program, with `--version` and `--print-completion`; named as the shell called it."""
+    import shtab  # late: it comes with an extra, and run_program says which
 
     called = Path(sys.argv[0]).name
     parser = Parser(prog=called if called == command else f"python -m {module}", allow_abbrev=False, **options)
@@ -37,14 +37,14 @@ def program_parser(command: str, module: str, **options: Any) -> Parser:
 
 
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:
-    """Runs `main` as a shell's command and exits with its code.
+    """Runs `main` as a shell command and exits with its code.
 
-    A closed pipe (`| head`) ends it quietly; a missing library with one sentence that names the extra to install.
+    A closed pipe (`| head`) ends it silently, a missing library with one sentence that names the extra to install.
     """
     debug = "--debug" in sys.argv
     quiet_warnings(show=debug)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # for names in letters that a terminal does not have
+        sys.stdout.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack letters of a name
     try:
         code = main()
     except BrokenPipeError:
@@ -54,19 +54,19 @@ def run_program(main: Callable[[], int], extra: str) -> NoReturn:
         if debug:
             raise
         sys.exit(f"{type(error).__name__}: {missing_library(error, extra)}")
-    gc.freeze()  # else Python walks through all loaded objects as it ends: 0.4 s with Beam
+    gc.freeze()  # otherwise Python's exit walks through all loaded objects: 0.4 s with Beam
     sys.exit(code)
 
 
 def run_verb(verb: Callable[[], int | None], *, debug: bool, stopped: str = "stopped") -> int:
-    """The exit code of a verb. An error is one sentence on standard error, with `debug` a traceback.
+    """The exit code of a verb. Prints an error as one sentence on standard error, with `debug` as a traceback.
 
-    After a Ctrl-C it says `stopped`, and what the KeyboardInterrupt carries.
+    After Ctrl-C, prints `stopped` and the arguments of the KeyboardInterrupt.
     """
     try:
         code = verb() or OK
         if sys.stdout:
-            sys.stdout.flush()  # a closed pipe shows here, not while Python ends
+            sys.stdout.flush()  # a closed pipe raises here, not during Python's exit
     except BrokenPipeError:
         raise  # run_program handles it
     except (ShardsetError, OSError) as error:
@@ -81,15 +81,14 @@ def run_verb(verb: Callable[[], int | None], *, debug: bool, stopped: str = "sto
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, so that no name in the raw input can steer a terminal."""
+    """The text with control characters escaped, so that no name in the raw input can control a terminal."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def quiet_warnings(*, show: bool) -> None:
-    """Keeps warnings of libraries off the terminal, in this process and those that it starts.
+    """Hides warnings in this process and its children: they point into libraries, which helps no user.
 
-    They name lines of libraries, which helps no user. `show` leaves everything as it is, and so does a choice that
-    Python was given itself (`-W`, PYTHONWARNINGS).
+    Does nothing with `show`, or if Python itself was told what to do (`-W`, PYTHONWARNINGS).
     """
     if show or sys.warnoptions:
         return

@@ -187,14 +187,16 @@ def test_a_process_that_decodes_whole_images_puts_them_on_the_background():
     assert (images == (10, 20, 30)).all()
 
 
-def test_a_large_image_is_put_together_strip_by_strip(monkeypatch):
-    monkeypatch.setattr("shardset.format.background._STRIP_PIXELS", 50)
-    for kind in KINDS:
-        data, pixels = KINDS[kind]()
-        with Image.open(io.BytesIO(data)) as image:
-            mend_transparency(image)
-            assert np.array_equal(rgb_pixels(image), composite(pixels, (255, 255, 255)))
-            assert np.array_equal(np.asarray(flattened(image).convert("RGB")), composite(pixels, (255, 255, 255)))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_large_image_is_put_together_strip_by_strip(kind):
+    data, pixels = KINDS[kind]()
+    expected = composite(pixels, (255, 255, 255)).repeat(40, axis=0).repeat(20, axis=1)
+    with Image.open(io.BytesIO(data)) as image:
+        mend_transparency(image)
+        image.load()
+        large = image.resize((20 * SIZE[0], 40 * SIZE[1]), Image.Resampling.NEAREST)
+    assert np.array_equal(rgb_pixels(large), expected)
+    assert np.array_equal(np.asarray(flattened(large).convert("RGB")), expected)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "LA", "1", "CMYK", "I;16"])

@@ -1,6 +1,6 @@
-"""Tables as bytes: an Arrow IPC stream, and behind its end the CRC32C of it.
+"""Tables as bytes: an Arrow IPC stream, followed by its CRC32C.
 
-Whoever reads Arrow reads such a file; here a flipped bit is found before Arrow follows an offset that it changed.
+Any Arrow reader reads such a file. The CRC32C reveals a flipped bit before Arrow follows an offset that it changed.
 """
 
 import io
@@ -14,9 +14,9 @@ _CRC_BYTES = 4
 
 
 def to_bytes(table: pa.RecordBatch, compression: str | None = None) -> memoryview:
-    """The bytes of a table, its columns compressed with that codec."""
+    """The bytes of a table, its columns compressed with a codec of Arrow."""
     sink = io.BytesIO()
-    # Not in threads: of the many small columns each would wait for one longer than it takes to compress.
+    # No threads: each of the many small columns would wait for one longer than its compression takes.
     options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
     with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_batch(table)
@@ -25,7 +25,7 @@ def to_bytes(table: pa.RecordBatch, compression: str | None = None) -> memoryvie
 
 
 def from_bytes(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:
-    """The table, or these columns of it, the others left compressed; ValueError says what else the bytes are."""
+    """The table, or only these columns of it; raises ValueError unless the bytes are a table of that schema."""
     stream = memoryview(data)[:-_CRC_BYTES]
     if _crc32c(stream) != data[-_CRC_BYTES:]:
         raise ValueError("its CRC32C does not fit its bytes")

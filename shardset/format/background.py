@@ -1,11 +1,11 @@
 """Transparent images on a background: the one place where a transparent pixel gets its colour.
 
-The build and every decoder of the reader come here, so that the same bytes give the same pixels everywhere. The numbers
-are those of Pillow's `alpha_composite` on an opaque background. Images are treated in strips of rows, so that a large
-one is held once more at most, as its result.
+The build and every decoder of the reader call it, so that the same bytes give the same pixels everywhere: those of
+Pillow's `alpha_composite` on an opaque background. It works in strips of rows, so that beside a large image only its
+result is held.
 """
 
-import string
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from shardset.errors import ConfigError
 
-if TYPE_CHECKING:  # processes that decode PNGs start without Pillow
+if TYPE_CHECKING:  # processes that decode PNGs don't import Pillow
     from PIL import Image, ImageFile
 
 Background = tuple[int, int, int]
@@ -22,14 +22,11 @@ Background = tuple[int, int, int]
 WHITE: Background = (255, 255, 255)
 
 _STRIP_PIXELS = 2**18
-_OPAQUE = 255 << 24
-"""From here on the alpha of an RGBA pixel, read as one little-endian number, is 255."""
+_OPAQUE = 255 << 24  # an RGBA pixel is opaque from here on, read as one little-endian number
 
 _ALPHA_MODES = frozenset({"RGBA", "LA", "PA", "RGBa", "La"})
 _SIXTEEN_BIT = frozenset({"I;16", "I;16L", "I;16B", "I;16N"})
 _GREY = frozenset({"1", "L", "LA", "La"}) | _SIXTEEN_BIT
-
-
 _NAMES = {"white": WHITE, "black": (0, 0, 0), "grey": (128, 128, 128), "gray": (128, 128, 128)}
 
 
@@ -37,7 +34,7 @@ def parse(text: str) -> Background:
     """The colour that a setting names: white, black, grey, or #rrggbb; raises ConfigError."""
     if text in _NAMES:
         return _NAMES[text]
-    if len(text) == 7 and text[0] == "#" and all(digit in string.hexdigits for digit in text[1:]):
+    if re.fullmatch("#[0-9A-Fa-f]{6}", text):
         red, green, blue = bytes.fromhex(text[1:])
         return red, green, blue
     raise ConfigError(f"background is {text!r}, expected white, black, grey or #rrggbb, such as #f0f0f0")
@@ -65,10 +62,10 @@ def over(pixels: np.ndarray, background: Background = WHITE) -> np.ndarray:
 
 
 def mend_transparency(image: "ImageFile.ImageFile") -> None:
-    """Makes what Pillow says of a just opened PNG's transparent level that of the pixels that it will give.
+    """Converts the transparent level of a just opened PNG to the 8 bits of the pixels that Pillow will return.
 
-    Of a level, a PNG means as many bits as its pixels have; Pillow stretches pixels of fewer than 8 bits, and keeps the
-    upper 8 of 16, but leaves the level.
+    The level has as many bits as the pixels of the file. Pillow stretches pixels of fewer than 8 bits and keeps the
+    upper 8 of 16, but does not convert the level.
     """
     level = image.info.get("transparency")
     if image.format != "PNG" or level is None or not image.tile:
@@ -83,12 +80,14 @@ def mend_transparency(image: "ImageFile.ImageFile") -> None:
 
 
 def may_be_transparent(image: "Image.Image") -> bool:
-    """Whether it has an alpha channel or names a transparent colour; its header tells."""
-    return image.mode in _ALPHA_MODES or "transparency" in image.info or _palette_mode(image) == "RGBA"
+    """Whether the image has an alpha channel or names a transparent colour, by its header."""
+    if image.mode == "P" and image.palette is not None and image.palette.mode == "RGBA":
+        return True
+    return image.mode in _ALPHA_MODES or "transparency" in image.info
 
 
 def is_transparent(image: "Image.Image") -> bool:
-    """Whether a pixel of it is not opaque; decodes it where `may_be_transparent`."""
+    """Whether any pixel is not opaque; decodes the image where `may_be_transparent`."""
     if not may_be_transparent(image):
         return False
     if image.mode in _ALPHA_MODES - {"PA"}:
@@ -97,7 +96,7 @@ def is_transparent(image: "Image.Image") -> bool:
 
 
 def flattened(image: "Image.Image", background: Background = WHITE) -> "Image.Image":
-    """A transparent image on a background, L if both are grey and RGB otherwise; any other image as it is."""
+    """A transparent image on a background, L if both are grey and RGB otherwise; an opaque image unchanged."""
     from PIL import Image
 
     if not may_be_transparent(image):
@@ -111,7 +110,7 @@ def flattened(image: "Image.Image", background: Background = WHITE) -> "Image.Im
 
 
 def rgb_pixels(image: "Image.Image", background: Background = WHITE) -> np.ndarray:
-    """The pixels of an image on a background: uint8 [height, width, 3]; of 16 bits the upper 8."""
+    """The pixels of an image on a background: uint8 [height, width, 3]; the upper 8 of 16 bits."""
     out = np.empty((image.height, image.width, 3), np.uint8)
     if may_be_transparent(image):
         for top, strip in _rgba_strips(image):
@@ -168,7 +167,3 @@ def _as(image: "Image.Image", mode: str) -> "Image.Image":
 
 def _levels(image: "Image.Image") -> np.ndarray:
     return (np.asarray(image) >> 8).astype(np.uint8)
-
-
-def _palette_mode(image: "Image.Image") -> str:
-    return image.palette.mode if image.mode == "P" and image.palette is not None else ""

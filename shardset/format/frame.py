@@ -1,15 +1,16 @@
-"""The frame of a file of a build's plan: behind the content one line says whose it is, how long, and its CRC32C.
+"""The frame of a plan's files: a line behind the content with the build's digest, the length and the CRC32C.
 
-Whoever reads JSON or Arrow up to its end reads such a file too. The CRC32C covers the content and the line before it.
+Readers of JSON or Arrow that stop at its end read such a file too. The CRC32C covers the content and the line before
+it.
 """
 
 from typing import NamedTuple
 
-from shardset.checksum import extend_crc32c
+from shardset.checksum import crc32c_of
 
 _MARK = b"\nshardset "
-_WHOSE_BYTES, _LENGTH_BYTES, _CRC_BYTES = 16, 16, 8
-NUM_BYTES = len(_MARK) + _WHOSE_BYTES + 1 + _LENGTH_BYTES + 1 + _CRC_BYTES + 1
+_BUILD_BYTES, _LENGTH_BYTES, _CRC_BYTES = 16, 16, 8
+NUM_BYTES = len(_MARK) + _BUILD_BYTES + 1 + _LENGTH_BYTES + 1 + _CRC_BYTES + 1
 """What a frame adds to a file."""
 
 
@@ -21,23 +22,22 @@ class Framed(NamedTuple):
 
 
 def frame(build: str, content: bytes | memoryview) -> bytes:
-    """What stands behind the content of a file of that build; `build` has at most 16 letters and digits."""
-    said = b"%s%s %016x " % (_MARK, build.encode().rjust(_WHOSE_BYTES, b"-"), len(content))
-    return b"%s%08x\n" % (said, extend_crc32c(extend_crc32c(0, content), said))
+    """The line to put behind the content of a file of that build; `build` has at most 16 letters and digits."""
+    line = b"%s%s %016x " % (_MARK, build.encode().rjust(_BUILD_BYTES, b"-"), len(content))
+    return b"%s%08x\n" % (line, crc32c_of(content, line))
 
 
 def open_frame(data: bytes) -> Framed:
-    """The content and whose it is; ValueError says what is wrong with the bytes."""
+    """The content and its build; raises ValueError, which says what is wrong with the bytes."""
     if not has_frame(data):
         raise ValueError(f"its {len(data)} bytes don't end with a length and a CRC32C")
     content, end = memoryview(data)[:-NUM_BYTES], data[-NUM_BYTES:]
-    said = end[len(_MARK) : len(_MARK) + _WHOSE_BYTES]
-    build = said.lstrip(b"-").decode("ascii", "replace")
+    build = end[len(_MARK) : len(_MARK) + _BUILD_BYTES].lstrip(b"-").decode("ascii", "replace")
     if end != frame(build, content):
         raise ValueError("its length and CRC32C are not those of its bytes")
     return Framed(build, content)
 
 
 def has_frame(data: bytes) -> bool:
-    """Whether the bytes end with a frame, be it that of these bytes or not."""
+    """Whether the bytes end with a frame, which may belong to other bytes."""
     return len(data) >= NUM_BYTES and data[-NUM_BYTES:].startswith(_MARK)

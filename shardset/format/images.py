@@ -13,7 +13,7 @@ FIELD_OF_EXTENSION = {
     "tif": "tif",
     "tiff": "tif",
 }
-"""Extensions of images, without the dot and in lower case, and the field that each goes into."""
+"""The field of each image extension (lower case, without the dot)."""
 
 IMAGE_FIELDS = frozenset(FIELD_OF_EXTENSION.values())
 """Fields under which the build stores images."""

@@ -9,12 +9,8 @@ import numpy as np
 
 from shardset.errors import DamagedShard
 
-_RANGE = [("offset", "<u8"), ("num_bytes", "<u8")]
-"""Type of the column of a field: where its content begins in the tar, and its size."""
-
-_HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8"), ("copy", "<u4")]
-"""Columns before the key."""
-
+_RANGE = [("offset", "<u8"), ("num_bytes", "<u8")]  # the column of a field: where its content begins in the tar
+_HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8"), ("copy", "<u4")]  # before the key
 _NPY_1_0 = b"\x93NUMPY\x01\x00"
 _KEY_COLUMN = re.compile(rb"\('key', '\|S([1-9][0-9]{0,3})'\)")
 _FIELD_COLUMN = re.compile(rb"\('\.([a-z0-9_.-]+)', \[")
@@ -32,7 +28,7 @@ def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
 
 
 def fits_index(fields: Sequence[str]) -> bool:
-    """Whether an index has room for the names of all these fields: its header has 64 KiB at most."""
+    """Whether the header of an index, of 64 KiB at most, has room for the names of all these fields."""
     descr = np.lib.format.dtype_to_descr(index_dtype(fields, 100))
     try:
         np.lib.format.write_array_header_1_0(
@@ -44,9 +40,9 @@ def fits_index(fields: Sequence[str]) -> bool:
 
 
 def index_array(rows: Sequence[tuple[Any, ...]], fields: Sequence[str]) -> np.ndarray:
-    """The index of rows that hold the columns before the fields, then (offset, size) of the sample's fields.
+    """The index of rows that hold the columns before the fields, then (offset, size) of each field.
 
-    The fields that a row leaves out at its end are (0, 0).
+    A row may leave out its last fields, which become (0, 0).
     """
     key_bytes = max((len(row[len(_HEAD)]) for row in rows), default=1)
     width = len(_HEAD) + 1 + len(fields)
@@ -61,9 +57,9 @@ def index_to_bytes(index: np.ndarray) -> bytes:
 
 
 def index_header(data: bytes, where: str) -> tuple[np.dtype, int, int]:
-    """(record type, number of records, where the first begins) from the first bytes of an index, all of its header.
+    """(record type, number of records, offset of the first) from the first bytes of an index, at least its header.
 
-    Raises DamagedShard unless it is one.
+    Raises DamagedShard for anything but the header of an index.
     """
     size = int.from_bytes(data[8:10], "little")
     text = data[10 : 10 + size]
@@ -82,8 +78,8 @@ def index_header(data: bytes, where: str) -> tuple[np.dtype, int, int]:
 def index_from_bytes(data: bytes, where: str) -> np.ndarray:
     """The records of an index; raises DamagedShard unless `data` is what `index_to_bytes` writes.
 
-    NumPy's own reader is not used: it builds a syntax tree of the header, and CPython 3.11 now and then fails to do
-    so ("AST constructor recursion depth mismatch") while another thread does the same.
+    Does not use NumPy's reader, which parses the header as Python: CPython 3.11 now and then fails to do so ("AST
+    constructor recursion depth mismatch") while another thread does the same.
     """
     dtype, num_samples, start = index_header(data, where)
     if len(data) != start + num_samples * dtype.itemsize:
@@ -92,5 +88,5 @@ def index_from_bytes(data: bytes, where: str) -> np.ndarray:
 
 
 def index_fields(index: np.ndarray) -> list[str]:
-    """The fields that an index has columns for, in their order; a sample's members may stand in another."""
+    """The fields of an index in the order of its columns; the members of a sample may have another."""
     return [name.removeprefix(".") for name in (index.dtype.names or ())[len(_HEAD) + 1 :]]

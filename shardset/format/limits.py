@@ -1,7 +1,7 @@
-"""What decoding one image may take, the same for the build and the reader: memory and, for a JPEG, scans.
+"""Limits on the decoding of one image, the same for the build and the reader: memory and, for a JPEG, scans.
 
-A small file may claim a large image: a WebP of 34 bytes one of 16,383 x 10,000 pixels, a JPEG of 11 KB a thousand
-passes over its pixels. Both are known before anything is decoded.
+A small file may claim a large image: a WebP of 34 bytes 16,383 x 10,000 pixels, a JPEG of 11 KB a thousand passes over
+its pixels. Both are known before anything is decoded.
 """
 
 import os
@@ -13,23 +13,21 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from shardset.errors import ConfigError
 
 DECODED_BYTES = 2 * 2**30
-"""Memory of the images that one process decodes at once, by default: enough for 179 megapixels of every format but
-WebP, of which it is enough for 107."""
+"""Default memory for the images that a process decodes at once: enough for 107 megapixels of WebP and for 179 of any
+other format."""
 
 MAX_SCANS = 100
-"""Scans of a JPEG; an encoder writes about ten, and each takes as long as decoding the image once."""
+"""Scans of a JPEG: encoders write about ten, and each takes as long as decoding the image once."""
 
+# With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the whole image.
 _BYTES_PER_PIXEL = {"webp": 20, "tif": 12}
-"""Of a decoded image with its result: libwebp holds two canvases, Pillow a copy; a strip of a TIFF may be all of it."""
-
 _OTHERS, _MANY_SCANS = 8, 12
-_FREE_BYTES = 32 * 2**20
-"""Images up to this size wait for nobody."""
+_FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
 
 EOI = b"\xff\xd9"
 _SOS = b"\xff\xda"
 _SEQUENTIAL = (0xC0, 0xC1, 0xC9)
-# In entropy-coded data 0xff is followed by 0 or by a restart number; anything else starts a new segment.
+# In entropy-coded data 0xff is followed by 0 or by a restart number; anything else begins a segment.
 _NEXT_SEGMENT = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 
 
@@ -40,15 +38,15 @@ def check(decoded_bytes: int) -> None:
 
 
 def num_bytes(kind: str, width: int, height: int, num_scans: int = 1) -> int:
-    """Memory that decoding an image takes, its result included: `kind` is its format as a field, such as `jpg`."""
+    """Memory that decoding an image takes, with its result; `kind` is its format as a field, such as `jpg`."""
     each = _MANY_SCANS if num_scans > 1 else _BYTES_PER_PIXEL.get(kind, _OTHERS)
     return each * width * height
 
 
 def num_scans(jpeg: bytes) -> int:
-    """How many scans a decoder of a JPEG looks for.
+    """The number of scans of a JPEG.
 
-    Up to MAX_SCANS it may be more than there are, where metadata look like some.
+    Up to MAX_SCANS it may be too high, where metadata look like scans.
     """
     if _is_sequential(jpeg):
         return 1
@@ -57,13 +55,13 @@ def num_scans(jpeg: bytes) -> int:
 
 
 def is_cut_jpeg(jpeg: bytes) -> bool:
-    """Whether the end mark of a JPEG is missing: decoders do without it where a tail is blank."""
-    # Nearly all JPEGs end with their end mark; walking the segments of the others costs half a decode.
+    """Whether the end mark of a JPEG is missing, which decoders tolerate where the tail is blank."""
+    # Nearly all JPEGs end with it. Walking the segments of the others costs half a decode.
     return not jpeg.endswith(EOI) and all(marker != EOI for marker in jpeg_segments(jpeg))
 
 
 def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
-    """The markers of a JPEG, restarts left out, up to its end mark or as far as it goes."""
+    """The markers of a JPEG without restarts, up to its end mark or to the end of the data."""
     position = 2
     while match := _NEXT_SEGMENT.search(jpeg, position):
         kind = b"\xff" + match[1]
@@ -74,7 +72,7 @@ def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
 
 
 def refusal(kind: str, width: int, height: int, budget: int, num_scans: int = 1) -> str:
-    """Why the image may not be decoded; empty if it may."""
+    """Why the image may not be decoded; "" if it may."""
     if num_scans > MAX_SCANS:
         return f"{num_scans} scans, at most {MAX_SCANS}"
     needed = num_bytes(kind, width, height, num_scans)
@@ -84,9 +82,9 @@ def refusal(kind: str, width: int, height: int, budget: int, num_scans: int = 1)
 
 
 def room(needed: int, budget: int) -> AbstractContextManager[None]:
-    """Waits until an image that needs so many bytes fits beside those that this process is decoding.
+    """A context to decode an image of so many bytes in; waits until it fits beside those being decoded.
 
-    To be held while it is decoded. One thread holds one room at a time.
+    A thread must not enter a second one.
     """
     return nullcontext() if needed <= _FREE_BYTES else _held(needed, budget)
 
@@ -97,12 +95,12 @@ class _Room:
         self.changed = threading.Condition()
 
 
+# By process: in a child, what another thread held during the fork would stay taken for ever.
 _rooms: dict[int, _Room] = {}
-"""By process: one that another thread changed during a fork would stay as it was in the child."""
 
 
 def _is_sequential(jpeg: bytes) -> bool:
-    """Whether its first scan holds all colours, whole: a decoder stops behind that."""
+    """Whether the first scan holds all colours completely, so that decoders read no further."""
     at, num_parts = 2, 0
     while at + 5 <= len(jpeg) and jpeg[at] == 0xFF:
         kind, size = jpeg[at + 1], int.from_bytes(jpeg[at + 2 : at + 4], "big")

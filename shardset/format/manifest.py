@@ -5,6 +5,7 @@
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -124,7 +125,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in a manifest before its splits, as far as it says which set this is."""
+    """The fields before the splits of a manifest that tell which set it is."""
 
     digest: Sha256
     plan_digest: Sha256
@@ -149,10 +150,10 @@ def entry_of(shard: Shard) -> bytes:
 
 
 def json_of_entries(manifest: Manifest, entries: Callable[[str], Iterable[bytes]]) -> tuple[str, Iterator[bytes]]:
-    """The digest, and `to_json` of the sealed manifest in pieces, for one that is too large to be held.
+    """The digest, and `to_json` of the sealed manifest in pieces, for a manifest too large for memory.
 
-    The splits of `manifest` list no shards; `entries` gives those of a split, at least one, each as `entry_of` does.
-    It is asked twice for each split, because the digest covers the shards and stands before them.
+    The splits of `manifest` list no shards; `entries` yields the shards of a split, at least one, as `entry_of` does.
+    It is called twice for each split, because the digest covers the shards and precedes them.
     """
     assert not any(split.shards for split in manifest.splits.values())
     splits = sorted(manifest.splits)
@@ -162,22 +163,24 @@ def json_of_entries(manifest: Manifest, entries: Callable[[str], Iterable[bytes]
         hasher.update(piece)
     digest = hasher.hexdigest()
     sealed = to_json(msgspec.structs.replace(manifest, digest=digest))
-    readable = [map(_readable_entry, entries(split)) for split in splits]
+    readable = [(_readable(entry).replace(b"\n", _ENTRY_BREAK) for entry in entries(split)) for split in splits]
     return digest, _filled(sealed, b'"shards": []', readable, _ENTRY_BREAK, _END_OF_ENTRIES)
 
 
 def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
-    """A checked Manifest from JSON; raises ManifestError, one sentence for each way to be wrong."""
+    """A checked Manifest from JSON; raises ManifestError with one sentence on what is wrong."""
     try:
-        manifest = _convert(_decode(data, where), where)
+        manifest = msgspec.convert(_decode(data, where), Manifest)
         check(manifest, where)
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
     except RecursionError as error:
         raise ManifestError(f"{where}: nested too deeply for a manifest; restore or rebuild it") from error
     return manifest
 
 
 class LoadedSet(NamedTuple):
-    """A manifest and the storage that its paths are relative to: what is read once and handed on."""
+    """A manifest and the storage that its paths are relative to: read once and handed on."""
 
     manifest: Manifest
     storage: Storage
@@ -192,7 +195,7 @@ def load(url: str) -> LoadedSet:
         try:
             return LoadedSet(parse(data, target), storage)
         except ManifestError:
-            again = storage.read(name)  # damage on the way comes once
+            again = storage.read(name)  # damage in transfer does not repeat
             if again == data:
                 raise
     except NotFound as error:
@@ -203,16 +206,16 @@ def load(url: str) -> LoadedSet:
 
 
 def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
-    """The head of a manifest, without its shards, of which there may be too many to hold; nothing else is checked.
+    """The head of a manifest, without its shards, which may be too many for memory; checks nothing else.
 
-    Raises NotFound, or ManifestError if something else stands there.
+    Raises NotFound, or ManifestError for anything but a manifest.
     """
     where, stat, data = f"{storage.url}/{name}", storage.stat(name), b""
     while _SPLITS not in data and len(data) < stat.num_bytes:
         stop = min(len(data) + _PIECE, stat.num_bytes)
         data += storage.read(name, len(data), stop, generation=stat.generation)
     before, mark, _ = data.partition(_SPLITS)
-    if not mark:  # not laid out as `to_json` does
+    if not mark:  # JSON in another layout than that of `to_json`
         return msgspec.convert(parse(data, where), Head, from_attributes=True)
     try:
         return msgspec.json.decode(before + b"}", type=Head)
@@ -221,25 +224,14 @@ def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of a manifest. What one record says about another (sums, digest) only `check` can tell."""
+    """The JSON Schema of a manifest. Only `check` compares records with each other (sums, digest)."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Manifest)}
 
 
 def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
     """Raises ManifestError unless counts add up, paths stay inside, labels are 0..n-1 and the digest fits."""
-    if [info.label for info in manifest.classes] != list(range(len(manifest.classes))):
-        raise ManifestError(f"{where}: class labels are not 0 to {len(manifest.classes) - 1} in order; rebuild the set")
-    naming.check_relative(manifest.quarantine.path, where)
-    for name, split in manifest.splits.items():
-        if not naming.is_split(name):
-            raise ManifestError(
-                f"{where}: {name!r} can't name a split (letters, digits, - and _, not plan); rebuild the set"
-            )
-        _check_split(split, len(manifest.classes), f"{where}: split {name!r}")
-        _check_sizes(split, manifest.remainder, f"{where}: split {name!r}")
-    _refuse_duplicates((path for split in manifest.splits.values() for path in _paths(split)), where)
-    if seal(manifest).digest != manifest.digest:
-        raise ManifestError(f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore it")
+    for problem in _problems(manifest, where):
+        raise ManifestError(f"{problem}; restore or rebuild the shard set")
 
 
 def _readable(data: bytes) -> bytes:
@@ -248,14 +240,10 @@ def _readable(data: bytes) -> bytes:
     return _NUMBERS.sub(lambda match: _BREAK.sub(b" ", match[0]).replace(b"[ ", b"[").replace(b" ]", b"]"), text)
 
 
-def _readable_entry(entry: bytes) -> bytes:
-    return _readable(entry).replace(b"\n", _ENTRY_BREAK)
-
-
 def _filled(
     text: bytes, empty: bytes, lists: Sequence[Iterable[bytes]], before_each: bytes, at_end: bytes
 ) -> Iterator[bytes]:
-    """`text` with its last empty lists of shards filled; behind the splits there are no others."""
+    """`text` with its last empty lists of shards filled; no other empty list follows the splits."""
     start, *rest = text.rsplit(empty, len(lists))
     yield start
     for entries, after in zip(lists, rest, strict=True):
@@ -266,7 +254,7 @@ def _filled(
 
 
 def _decode(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object, of our kind and of a version that is read here."""
+    """The JSON object; raises ManifestError unless its kind and version are those of a manifest."""
     try:
         head = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -283,68 +271,61 @@ def _decode(data: bytes, where: str) -> dict[str, Any]:
     return head
 
 
-def _convert(head: dict[str, Any], where: str) -> Manifest:
-    try:
-        return msgspec.convert(head, Manifest)
-    except msgspec.ValidationError as error:
-        raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
+def _problems(manifest: Manifest, where: str) -> Iterator[str]:
+    num_classes = len(manifest.classes)
+    if [info.label for info in manifest.classes] != list(range(num_classes)):
+        yield f"{where}: class labels are not 0 to {num_classes - 1} in order"
+    naming.check_relative(manifest.quarantine.path, where)
+    for name, split in manifest.splits.items():
+        if not naming.is_split(name):
+            yield f"{where}: {name!r} can't name a split (letters, digits, - and _, not plan)"
+        yield from _split_problems(split, num_classes, f"{where}: split {name!r}")
+        yield from _size_problems(split, manifest.remainder, f"{where}: split {name!r}")
+    shards = [shard for split in manifest.splits.values() for shard in split.shards]
+    for path, count in Counter(path for shard in shards for path in (shard.path, shard.index.path)).items():
+        if count > 1:
+            yield f"{where}: path {path!r} is listed twice"
+    if seal(manifest).digest != manifest.digest:
+        yield f"{where}: the content does not fit its digest {manifest.digest[:12]}…"
 
 
-def _check_split(split: Split, num_classes: int, where: str) -> None:
+def _split_problems(split: Split, num_classes: int, where: str) -> Iterator[str]:
     if split.num_shards != len(split.shards) or not split.shards:
-        raise ManifestError(f"{where}: num_shards is {split.num_shards} but {len(split.shards)} are listed; rebuild it")
-    unique = len(set(split.fields)) == len(split.fields) > 0
-    if not unique or not all(map(naming.is_field, split.fields)):
-        raise ManifestError(f"{where}: fields {split.fields} can't be those of a sample; rebuild the set")
+        yield f"{where}: num_shards is {split.num_shards} but {len(split.shards)} are listed"
+    is_unique = len(set(split.fields)) == len(split.fields) > 0
+    if not is_unique or not all(map(naming.is_field, split.fields)):
+        yield f"{where}: fields {split.fields} can't be those of a sample"
     first_id = 0
     for shard in split.shards:
-        _check_shard(shard, first_id, num_classes, where)
+        yield from _shard_problems(shard, first_id, num_classes, f"{where}: shard {shard.path!r}")
         first_id += shard.num_samples
     if first_id != split.num_samples:
-        raise ManifestError(f"{where}: num_samples is {split.num_samples} but its shards hold {first_id}; rebuild it")
+        yield f"{where}: num_samples is {split.num_samples} but its shards hold {first_id}"
 
 
-def _check_sizes(split: Split, remainder: Remainder, where: str) -> None:
+def _size_problems(split: Split, remainder: Remainder, where: str) -> Iterator[str]:
     expected = split.num_source_samples - split.num_dropped + split.num_repeats
     if split.num_samples != expected:
-        raise ManifestError(
-            f"{where}: {split.num_source_samples} source samples, {split.num_dropped} dropped and {split.num_repeats} "
-            f"repeats make {expected}, but num_samples is {split.num_samples}; rebuild the set"
+        terms = (
+            f"{split.num_source_samples} source samples, {split.num_dropped} dropped and {split.num_repeats} repeats"
         )
-    sizes = sorted({shard.num_samples for shard in split.shards})
-    allowed = 1 if remainder == "spread" else 0
-    if sizes[-1] - sizes[0] > allowed:
-        raise ManifestError(
-            f"{where}: shards hold {sizes[0]} to {sizes[-1]} samples, expected sizes "
-            f"{'at most one apart' if allowed else 'all equal'} with remainder {remainder!r}; rebuild the set"
-        )
+        yield f"{where}: {terms} make {expected}, but num_samples is {split.num_samples}"
+    sizes = {shard.num_samples for shard in split.shards}
+    most_apart, allowed = (1, "at most one apart") if remainder == "spread" else (0, "all equal")
+    if max(sizes) - min(sizes) > most_apart:
+        sentence = f"shards hold {min(sizes)} to {max(sizes)} samples, expected sizes {allowed}"
+        yield f"{where}: {sentence} with remainder {remainder!r}"
 
 
-def _check_shard(shard: Shard, first_id: int, num_classes: int, where: str) -> None:
-    where = f"{where}: shard {shard.path!r}"
+def _shard_problems(shard: Shard, first_id: int, num_classes: int, where: str) -> Iterator[str]:
     naming.check_relative(shard.path, where)
     naming.check_relative(shard.index.path, where)
     if shard.num_samples < 1 or shard.num_bytes < 1 or shard.index.num_bytes < 1:
-        raise ManifestError(f"{where}: num_samples and num_bytes must be positive; rebuild the set")
+        yield f"{where}: num_samples and num_bytes must be positive"
     if shard.first_id != first_id:
-        raise ManifestError(f"{where}: first_id is {shard.first_id}, expected {first_id} from the shards before it")
+        yield f"{where}: first_id is {shard.first_id}, expected {first_id} from the shards before it"
     if len(shard.class_counts) != num_classes:
-        raise ManifestError(f"{where}: {len(shard.class_counts)} class counts for {num_classes} classes; rebuild it")
-    if sum(shard.class_counts) > shard.num_samples:
-        raise ManifestError(
-            f"{where}: class counts add up to {sum(shard.class_counts)}, but it holds {shard.num_samples} samples; "
-            "rebuild the set"
-        )
-
-
-def _paths(split: Split) -> Iterator[str]:
-    for shard in split.shards:
-        yield from (shard.path, shard.index.path)
-
-
-def _refuse_duplicates(paths: Iterable[str], where: str) -> None:
-    seen: set[str] = set()
-    for path in paths:
-        if path in seen:
-            raise ManifestError(f"{where}: path {path!r} is listed twice; rebuild the set")
-        seen.add(path)
+        yield f"{where}: {len(shard.class_counts)} class counts for {num_classes} classes"
+    num_counted = sum(shard.class_counts)
+    if num_counted > shard.num_samples:
+        yield f"{where}: class counts add up to {num_counted}, but it holds {shard.num_samples} samples"

@@ -1,6 +1,6 @@
-"""The one place where a key, or the path of a shard, an index or a manifest is spelled.
+"""How keys and the paths of shards, indexes and manifests are spelled.
 
-All paths are relative to the folder that holds the manifest and use `/`.
+All paths are relative to the folder of the manifest and use `/`.
 """
 
 import re
@@ -14,11 +14,10 @@ PLAN_FOLDER = "plan/"
 
 MAX_KEY_BYTES = 72
 MAX_FIELD_BYTES = 16
-"""A member name is `KEY.FIELD`, KEY possibly with `@COPY` of 11 bytes: the 100 bytes of a USTAR header's name."""
+"""With a dot and an `@COPY` of 11 bytes they fill the 100 bytes of a name in a USTAR header."""
 
 _KEY = re.compile(r"[A-Za-z0-9_+=-]+(/[A-Za-z0-9_+=-]+)*", re.ASCII)
-_SKIPPED = re.compile(r"__[^/]*__/")
-"""What webdataset takes for metadata, and reads none of."""
+_SKIPPED = re.compile(r"__[^/]*__/")  # webdataset takes such names for metadata and skips them
 _FIELD = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.ASCII)
 _MEMBER = re.compile(rf"({_KEY.pattern})(@[1-9][0-9]*)?\.({_FIELD.pattern})", re.ASCII)
 _SPLIT = re.compile(r"[A-Za-z0-9_-]{1,40}", re.ASCII)
@@ -27,10 +26,10 @@ _BASE32 = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 def is_key(key: str) -> bool:
-    """Whether a raw sample's `key` can stand in a tar: ASCII letters, digits and `_+=-/`, at most 72 bytes.
+    """Whether `key` can be that of a raw sample: ASCII letters, digits and `_+=-/`, at most 72 bytes.
 
-    No dot (a key ends at the first), no space, no climbing; `@` is kept for the copies of a sample. Its first folder
-    is not called `__...__`.
+    No dot (a key ends at the first), no space, no empty part; `@` is reserved for copies of a sample. The first folder
+    must not be called `__...__`.
     """
     return len(key) <= MAX_KEY_BYTES and _KEY.fullmatch(key) is not None and not _SKIPPED.match(key)
 
@@ -51,7 +50,7 @@ def is_split(split: str) -> bool:
 
 
 def short_key(original: str, occurrence: int = 0) -> str:
-    """The stable 14-character key of a sample whose own name can't be one; `occurrence` counts equal names."""
+    """The stable 14-character key of a sample whose own name can't be a key; `occurrence` counts equal names."""
     number = hash_text(f"{occurrence}/{original}", key=0)
     return "k" + "".join(_BASE32[(number >> shift) & 31] for shift in range(0, 65, 5))
 
@@ -62,7 +61,7 @@ def copy_key(key: str, copy: int) -> str:
 
 
 def split_member(name: str) -> tuple[str, str]:
-    """A tar member's (key, field): the key ends at the first dot of the base name; no dot, no field."""
+    """A tar member's (key, field): the key ends at the first dot of the base name; without a dot, no field."""
     start = name.rfind("/") + 1
     dot = name.find(".", start)
     return (name, "") if dot < 0 else (name[:dot], name[dot + 1 :])
@@ -74,7 +73,7 @@ def is_shard_file(path: str) -> bool:
 
 
 def quarantine_path(suffix: str = "") -> str:
-    """The list of rejected raw samples; `suffix` keeps it apart from that of a set which is being replaced."""
+    """The list of rejected raw samples; `suffix` tells it from the list of a set that is being replaced."""
     return f"quarantine{suffix}.jsonl"
 
 
@@ -89,12 +88,12 @@ def index_path(shard: str) -> str:
 
 
 def references_path(split: str, number: int) -> str:
-    """The plan of one shard: which raw bytes stand at which position."""
+    """The plan of one shard: which raw bytes go to which position."""
     return f"plan/shards/{split}-{number:06d}.arrow"
 
 
 def check_relative(path: str, where: str) -> str:
-    """`path` itself if it stays inside its folder; raises ManifestError if it is absolute or climbs."""
+    """Returns `path` if it stays inside its folder; raises ManifestError otherwise."""
     if path.startswith("/") or "://" in path:
         raise ManifestError(f"{where}: path {path!r} is absolute, expected one beside the manifest; rebuild the set")
     if "\\" in path or "\0" in path:

@@ -1,4 +1,4 @@
-"""What samples were called in the raw input: the plan beside a manifest knows, as long as it is kept."""
+"""The names of samples in the raw input, from the plan beside the manifest, as long as that is kept."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from shardset.format.frame import NUM_BYTES, has_frame
 from shardset.storage.base import Storage
 
 REFERENCE = pa.schema([("row", pa.binary()), ("twin", pa.int32()), ("source", pa.int64()), ("copy", pa.int32())])
-"""One stored sample of a shard's plan: its raw sample as MessagePack (it starts with an Origin), how many others wanted
-its key before it, its number in the split's raw samples, and which copy of it this is."""
+"""One stored sample in the plan of a shard: its raw sample as MessagePack (which begins with an Origin), how many
+samples before it wanted the same key, its serial, and the number of this copy."""
 
 
 class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a raw sample is called and which key it wants; `fix` is what is mended in its image, "" if nothing."""
+    """The name of a raw sample and the key it wants; `fix` is what the build mends in its image, "" if nothing."""
 
     split: str
     name: str
@@ -28,23 +28,24 @@ class Origin(msgspec.Struct, frozen=True, array_like=True, gc=False):
 _decode = msgspec.msgpack.Decoder(Origin).decode
 
 
-def stored_key(origin: Origin, twin: int, copy: int) -> str:
-    """The key of a stored sample: the wanted one, or a short one where that can't be a key or others have it.
+def stored_key(origin: Origin, occurrence: int, copy: int) -> str:
+    """The key of a stored sample: the wanted one, or a short one if that can't be a key or is taken.
 
-    The short one is made of name and wanted key: a name may be that of several samples, each with a key of its own.
+    `occurrence` samples before it wanted the same key. The short key depends on the wanted one too, because samples
+    with different keys may share a name.
     """
-    stays = not twin and naming.is_key(origin.key)
-    key = origin.key if stays else naming.short_key(f"{origin.split}/{origin.name}\0{origin.key}", twin)
+    key = origin.key
+    if occurrence or not naming.is_key(key):
+        key = naming.short_key(f"{origin.split}/{origin.name}\0{key}", occurrence)
     return naming.copy_key(key, copy)
 
 
 def read_origins(
     storage: Storage, split: str, number: int, keys: np.ndarray | None, positions: Sequence[int] | None = None
 ) -> list[Origin] | None:
-    """What the samples of a shard were, by the plan of it; None if that is gone or speaks of other keys.
+    """The origins of a shard's samples, or of those at `positions`; None if the plan is gone or has other keys.
 
-    With `positions`, of these alone; `keys` are theirs then, None: not compared. Raises DamagedShard if something
-    else stands in its place.
+    `keys` are those of the samples, None to skip the comparison. Raises DamagedShard for anything but a plan.
     """
     path = naming.references_path(split, number)
     try:

@@ -1,9 +1,9 @@
 """PNGs whose pixels stand in them as they are: neither filtered nor compressed.
 
-The build makes them from arrays, because they are fast to write and to read; to everybody else they are PNGs like any
-other. Of 8-bit RGB pictures of one size they differ in pixels and in two checksums only: signature, IHDR, one IDAT
-that is one stored block of deflate (all rows, a zero byte before each), IEND. Sources: the PNG specification, third
-edition; RFC 1950 and 1951.
+The build makes them from arrays, because they are fast to write and to read; other programs see ordinary PNGs. Those
+of 8-bit RGB pictures of one size differ only in pixels and two checksums: signature, IHDR, one IDAT that is one stored
+block of deflate (all rows, a zero byte before each), IEND. Sources: the PNG specification, third edition; RFC 1950 and
+1951.
 """
 
 import itertools
@@ -14,20 +14,15 @@ from functools import cache
 import numpy as np
 
 MAX_BYTES = 65_535
-"""What one stored block of deflate holds: all rows of a picture, a byte more each."""
+"""The capacity of a stored block of deflate, which holds all rows of a picture, each with one more byte."""
 
-_HEAD = 48
-"""Bytes before the first row: signature, IHDR, length and name of IDAT, zlib's header, the block's."""
-
-_IDAT = 37
-"""Where the name of IDAT stands: from there on its checksum counts."""
-
-_ADLER, _CRC, _END = -20, -16, -12
-"""Where Adler-32 of the rows, CRC-32 of IDAT and IEND stand."""
+_HEAD = 48  # bytes before the first row: signature, IHDR, length and name of IDAT, headers of zlib and of the block
+_IDAT = 37  # where the name of IDAT begins, the first byte that its checksum covers
+_ADLER, _CRC, _END = -20, -16, -12  # where Adler-32 of the rows, CRC-32 of IDAT and IEND begin
 
 
 def stored(images_NHWC: np.ndarray) -> list[bytes]:
-    """A PNG of each picture, uint8 [n, height, width, 3]; raises ValueError for more than MAX_BYTES each."""
+    """A PNG of each picture, uint8 [n, height, width, 3]; raises ValueError if one needs more than MAX_BYTES."""
     num_images, height, width, _ = images_NHWC.shape
     template = _template(height, width)
     files = np.tile(template, (num_images, 1))
@@ -36,16 +31,17 @@ def stored(images_NHWC: np.ndarray) -> list[bytes]:
 
 
 def pixels(files: Sequence[bytes], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which of the files `stored` could have made of pictures of that size, bool [n], and the pixels of those.
+    """Which files are intact ones of `stored` for pictures of that size, bool [n], and their pixels.
 
-    Pixels are uint8 [m, height, width, 3]. Any other file is left alone: another PNG, or a damaged one.
+    Pixels are uint8 [m, height, width, 3].
     """
     template = _template(height, width)
     size = len(template)
-    matches = np.array([len(file) == size and _is_whole(file) for file in files], np.bool_)
+    whole = (len(file) == size and _crc(memoryview(file)[_IDAT:_CRC]) == file[_CRC:_END] for file in files)
+    matches = np.fromiter(whole, np.bool_, len(files))
     if not matches.any():
         return matches, np.empty((0, height, width, 3), np.uint8)
-    content = np.frombuffer(b"".join(itertools.compress(files, matches)), np.uint8).reshape(-1, len(template))
+    content = np.frombuffer(b"".join(itertools.compress(files, matches)), np.uint8).reshape(-1, size)
     rows = _rows(content, height, width)
     good = (content[:, :_HEAD] == template[:_HEAD]).all(axis=1) & (content[:, _END:] == template[_END:]).all(axis=1)
     good &= ~rows[:, :, 0].any(axis=1)
@@ -54,7 +50,7 @@ def pixels(files: Sequence[bytes], height: int, width: int) -> tuple[np.ndarray,
 
 
 def fits(height: int, width: int) -> bool:
-    """Whether a picture of that size can be stored like this."""
+    """Whether a picture of that size can be stored uncompressed."""
     return 0 < height * (1 + 3 * width) <= MAX_BYTES
 
 
@@ -89,10 +85,6 @@ def _summed(file: memoryview) -> bytes:
     """The file with its checksums."""
     adler = zlib.adler32(file[_HEAD:_ADLER]).to_bytes(4, "big")
     return b"".join([file[:_ADLER], adler, _crc(b"".join([file[_IDAT:_ADLER], adler])), file[_END:]])
-
-
-def _is_whole(file: bytes) -> bool:
-    return _crc(memoryview(file)[_IDAT:_CRC]) == file[_CRC:_END]
 
 
 def _crc(chunk: bytes | memoryview) -> bytes:

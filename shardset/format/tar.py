@@ -1,13 +1,15 @@
-"""Samples to reproducible tar bytes and an index; a tar back to the byte range of every field.
+"""Reproducible tar bytes and an index from samples, and the byte range of every field from a tar.
 
 The tar is POSIX USTAR (IEEE 1003.1-1988): mode 0644, mtime 0, no owner, names of at most 100 bytes, the members
 of a sample adjacent, two zero blocks at the end. The bytes depend on the samples alone.
 """
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -21,7 +23,7 @@ from shardset.format.naming import is_member, split_member
 BLOCK = 512
 END = bytes(2 * BLOCK)
 MAX_MEMBER_BYTES = 8**11 - 1
-"""A USTAR header has eleven octal digits for the size of a content."""
+"""A USTAR header has eleven octal digits for a size."""
 
 _SIZE = re.compile(rb"[0-7]{11}")
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" + b"0000000\0"
@@ -31,10 +33,10 @@ _FIXED_SUM = sum(_BEFORE_SIZE) + sum(_BEFORE_CHECKSUM) + sum(_AFTER_CHECKSUM) + 
 
 
 class StoredSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One sample as it goes into a tar.
+    """One sample of a tar.
 
-    `fields` are (extension, content) in member order. `label` is -1 where there is none. `source` is the serial
-    of the raw sample in its split, `copy` is 0 or the number of this repeat of it.
+    `fields` are (extension, content) in member order. `label` is -1 if there is none. `source` is the serial of the raw
+    sample in its split, `copy` is 0 or the number of this repeat of it.
     """
 
     key: str
@@ -54,9 +56,9 @@ def header(name: bytes, num_bytes: int) -> bytes:
 
 
 class TarBuilder:
-    """Turns samples into tar bytes as they come, and counts what the index and the manifest will say.
+    """Turns samples into tar bytes one by one, and collects the facts for the index and the manifest.
 
-    `fields` are those expected, in the order of the index's columns; others are added as they turn up.
+    `fields` are the expected ones, in the order of the index's columns; others are appended as they occur.
     """
 
     def __init__(self, fields: Sequence[str]) -> None:
@@ -121,10 +123,10 @@ class TarMember:
 
 
 def members(data: bytes | memoryview, where: str) -> Iterator[TarMember]:
-    """The members of a shard, front to back; raises DamagedShard at the first byte that our writer can't have written.
+    """The members of a shard in order; raises DamagedShard at the first byte that TarBuilder can't have written.
 
-    Strict on purpose: anything but plain files with right checksums, zero padding and two zero blocks at the end
-    is damage, because a lenient reader turns a flipped bit into a shorter shard.
+    Strict on purpose: anything but plain files with correct checksums, zero padding and two zero blocks at the end is
+    damage, because a lenient reader turns a flipped bit into a shorter shard.
     """
     view = memoryview(data)
     offset = 0
@@ -142,14 +144,7 @@ def members(data: bytes | memoryview, where: str) -> Iterator[TarMember]:
 
 def sample_members(tar_members: Iterable[TarMember]) -> Iterator[list[TarMember]]:
     """Members grouped into samples: neighbours with the same key."""
-    group: list[TarMember] = []
-    for member in tar_members:
-        if group and group[0].key != member.key:
-            yield group
-            group = []
-        group.append(member)
-    if group:
-        yield group
+    return (list(group) for _, group in itertools.groupby(tar_members, key=attrgetter("key")))
 
 
 def _member(view: memoryview, offset: int, where: str) -> TarMember:

@@ -1,1 +1,1 @@
-"""Which sample goes where: permutations, the order of an epoch, its memory."""
+"""Which sample goes where: permutations, the order of an epoch, its memory budget."""

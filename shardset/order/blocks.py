@@ -1,7 +1,8 @@
-"""The blocks of one epoch in their keyed order: which ids stand at which positions, and the reads that bring them."""
+"""The blocks of one epoch in their keyed order: the ids at each position, and the reads that bring them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,11 @@ _MAX_BUCKET_BITS = 16
 Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class RangeReads:
-    """Ranged reads, a row each: the positions [start, stop) of a shard. All columns are int64 [n].
+class RangeReads(NamedTuple):
+    """Ranged reads: each covers the positions [start, stop) of a shard. All columns are int64 [n].
 
-    `first` is where a read begins in the sequence; `num_samples` is `stop - start` without quarantined samples.
+    `first` is the position in the sequence at which a read begins; `num_samples` is `stop - start` without quarantined
+    samples.
     """
 
     shard: Ints
@@ -31,7 +32,7 @@ class RangeReads:
 
 @dataclass(frozen=True, slots=True)
 class _SortedBuckets:
-    """Some buckets, sorted: which, their blocks in the order of the sequence, and where each block begins in it."""
+    """Some sorted buckets: their blocks in the order of the sequence, and where each block begins there."""
 
     has_bucket: NDArray[np.bool_]
     blocks: Ints
@@ -39,11 +40,11 @@ class _SortedBuckets:
 
 
 class BlockLayout:
-    """The sequence of an epoch, block by block, found without sorting all blocks.
+    """The sequence of an epoch, block by block, without sorting all blocks.
 
-    Blocks are put into buckets by the top bits of their hash, and two bytes are kept per block: its bucket. When
-    positions are asked for, the blocks of their buckets are picked out, hashed again and sorted, and kept until
-    another bucket is needed. The buckets after them come along, so that whoever goes through an epoch seldom waits.
+    The top bits of its hash put each block into a bucket; only the bucket is kept, in two bytes a block. A request for
+    positions collects the blocks of their buckets, hashes them again, sorts them and keeps them until it needs another
+    bucket. It sorts the next buckets along with them, so that a reader that goes through an epoch seldom waits.
     """
 
     def __init__(self, first_ids: Ints, bad_ids: Ints, *, block_size: int, seed: int | None, epoch: int) -> None:
@@ -72,9 +73,7 @@ class BlockLayout:
 
     def positions(self, ids: Ints) -> Ints:
         """The inverse of `ids`."""
-        shards = _owner(self.first_ids, ids)
-        within = ids - self.first_ids[shards] + self.phases[shards]
-        blocks = self.first_blocks[shards] + within // self.block_size
+        blocks = self._blocks_of(ids)
         buckets = self._sorted_buckets(self.bucket_of_block[blocks].astype(np.int64))
         candidates = np.flatnonzero(np.isin(buckets.blocks, blocks))
         candidates = candidates[np.argsort(buckets.blocks[candidates])]
@@ -86,12 +85,10 @@ class BlockLayout:
         """The reads of the positions [start, stop), each once, in the order of the sequence."""
         reads = self.reads_of(np.arange(start, stop), np.array([start]), np.array([stop]))
         once = np.unique(reads.first, return_index=True)[1]
-        return RangeReads(
-            reads.shard[once], reads.start[once], reads.stop[once], reads.first[once], reads.num_samples[once]
-        )
+        return RangeReads(*(column[once] for column in reads))
 
     def reads_of(self, positions: Ints, begin: Ints, end: Ints) -> RangeReads:
-        """For each position the part of its block inside [begin, end)."""
+        """For each position the read of the part of its block inside [begin, end)."""
         if positions.size == 0:
             return RangeReads(*(np.zeros(0, dtype=np.int64) for _ in range(5)))
         buckets = self._sorted_buckets(_owner(self.bucket_starts, positions))
@@ -111,11 +108,11 @@ class BlockLayout:
         )
 
     def num_filled_blocks(self) -> int:
-        """How many blocks hold a sample that is not quarantined."""
+        """The number of blocks with a sample that is not quarantined."""
         return self.num_blocks - int(np.count_nonzero(self._sizes(self._short_blocks()) == 0))
 
     def _phases(self) -> Ints:
-        """Where the blocks of each shard begin to be cut: another place in each epoch."""
+        """Where the first block of each shard would begin, before the shard: another place in each epoch."""
         shards = np.arange(len(self.first_ids) - 1, dtype=np.int64)
         if self.seed is None:
             return np.zeros_like(shards)
@@ -141,11 +138,14 @@ class BlockLayout:
         return hashes
 
     def _hashes_between(self, start: int, stop: int) -> NDArray[np.uint64]:
-        """The hashes of consecutive blocks; what the blocks of a shard share is hashed once."""
+        """The hashes of consecutive blocks; hashes once what the blocks of a shard share."""
         numbers = np.arange(start, stop, dtype=np.int64)
         if self.seed is None:
             return numbers.astype(np.uint64)
-        shards, counts = self._shards_between(start, stop)
+        # Consecutive blocks lie in consecutive shards: this spares a search for every block.
+        first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
+        shards = np.arange(first, last + 1, dtype=np.int64)
+        counts = np.diff(np.clip(self.first_blocks[first : last + 2], start, stop))
         states = hash64(self.seed, self.epoch, Purpose.BLOCK, shards)
         hashes: NDArray[np.uint64] = hash64_on(
             np.repeat(states, counts), numbers - np.repeat(self.first_blocks[shards], counts)
@@ -153,10 +153,8 @@ class BlockLayout:
         return hashes
 
     def _short_blocks(self) -> Ints:
-        """All blocks that may hold fewer than q samples: at the ends of shards, and with quarantined samples."""
-        shards = _owner(self.first_ids, self.bad_ids)
-        within = self.bad_ids - self.first_ids[shards] + self.phases[shards]
-        with_bad = self.first_blocks[shards] + within // self.block_size
+        """All blocks that may hold fewer than q samples: those at the ends of shards or with quarantined samples."""
+        with_bad = self._blocks_of(self.bad_ids)
         blocks = np.sort(np.concatenate([self.first_blocks[:-1], self.first_blocks[1:] - 1, with_bad]))
         return blocks[np.diff(blocks, prepend=-1) > 0]
 
@@ -167,16 +165,16 @@ class BlockLayout:
     def _buckets_of(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
         return hashes >> self.shift if self.shift < 64 else np.zeros_like(hashes)
 
+    def _blocks_of(self, ids: Ints) -> Ints:
+        """The block of each id."""
+        shards = _owner(self.first_ids, ids)
+        within = ids - self.first_ids[shards] + self.phases[shards]
+        return self.first_blocks[shards] + within // self.block_size
+
     def _in_shards(self, blocks: Ints) -> tuple[Ints, Ints]:
         """The shard of each block, and its number there."""
         shards = _owner(self.first_blocks, blocks)
         return shards, blocks - self.first_blocks[shards]
-
-    def _shards_between(self, start: int, stop: int) -> tuple[Ints, Ints]:
-        """The shards of consecutive blocks and how many of them each has, without a search for every block."""
-        first, last = _owner(self.first_blocks, np.array([start, stop - 1])).tolist()
-        cuts = np.clip(self.first_blocks[first : last + 2], start, stop)
-        return np.arange(first, last + 1, dtype=np.int64), np.diff(cuts)
 
     def _id_ranges(self, blocks: Ints) -> tuple[Ints, Ints]:
         """First and last + 1 id of each block, quarantined ones included."""
@@ -190,7 +188,7 @@ class BlockLayout:
         return self._num_good_before(stop) - self._num_good_before(start)
 
     def _num_good_before(self, ids: Ints) -> Ints:
-        """How many samples that are not quarantined have a smaller id."""
+        """The number of samples with a smaller id that are not quarantined."""
         bad = self.bad_ids
         return ids - np.searchsorted(bad, ids) if len(bad) else ids
 
@@ -206,7 +204,7 @@ class BlockLayout:
         if not present.all():
             wanted = np.zeros(len(sorted_buckets.has_bucket), dtype=bool)
             wanted[buckets] = True
-            if present.any():
+            if present.any():  # a reader moves on: sort the next buckets too
                 wanted[1:] |= wanted[:-1]
             self._sorted = sorted_buckets = self._sort(wanted)
         return sorted_buckets

@@ -1,16 +1,18 @@
-"""What one reader of a split may hold: L, q and w of its order and its memory, from a budget of bytes.
+"""The order and the memory of one reader of a split, from a budget of bytes.
 
-Pure numbers: `shardset/stream/stream.py` reads by them, `python -m pipelines plan` shows them in advance.
+Pure numbers: `shardset/stream/stream.py` reads by them, `python -m pipelines plan` shows them in advance. L is
+`num_lanes`, q `block_size`, w `window`.
 """
 
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from shardset.arguments import require_int
 from shardset.errors import BudgetTooSmall, ConfigError
 from shardset.order.epoch import LastBatch, Order
-from shardset.order.lanes import MAX_DEFAULT_LANES, largest_divisor
+from shardset.order.lanes import default_lanes
 
 MIB = 1 << 20
 BUDGET_BYTES = 2 << 30
@@ -18,7 +20,7 @@ READ_BYTES = 4 << 20
 DEFAULT_WINDOW = 256
 INDEX_BUDGET_BYTES = 256 << 20
 INDEX_BYTES = 28
-"""What the index of a sample of two fields holds in memory; without its key, which few readers ask for."""
+"""Memory for the index of a sample of two fields, without its key, which few readers need."""
 MAX_STEPS_AT_ONCE = 64
 READ_AHEAD = 8
 PREFETCH = 2
@@ -26,7 +28,7 @@ PREFETCH = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """What a stream holds at most, in bytes; `str()` is the line that it logs when it starts."""
+    """The most bytes that a stream holds; `str()` is the line that it logs when it starts."""
 
     raw: int
     decoded: int
@@ -45,29 +47,29 @@ class Memory:
 
 
 def default_block_size(mean_bytes: float) -> int:
-    """q: as many samples as make a read of about 4 MiB, from 8 to 512."""
+    """q: the samples of a read of about 4 MiB, from 8 to 512."""
     return int(min(512, max(8, READ_BYTES // max(1.0, mean_bytes))))
 
 
 def fit_lanes(mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int) -> int:
-    """L: the default, or the largest smaller divisor whose blocks alone fit the budget; at least 1."""
+    """L: the default, or the largest smaller divisor whose blocks fit the budget; at least 1."""
     most = max(1, int(budget_bytes / (block_size * max(1.0, mean_bytes))))
-    return largest_divisor(global_batch_size, min(most, MAX_DEFAULT_LANES))
+    return min(default_lanes(global_batch_size), default_lanes(global_batch_size, most))
 
 
 def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int) -> int:
-    """w: 256, or what remains of `budget_bytes` when one reader holds `num_lanes * (w + q)` samples; at least 0."""
+    """w: 256, or as many as fit the budget when one reader holds `num_lanes * (w + q)` samples; at least 0."""
     rows = int(budget_bytes / max(1.0, mean_bytes)) // num_lanes
     return max(0, min(DEFAULT_WINDOW, rows - block_size))
 
 
 def held_bytes(mean_bytes: float, *, num_lanes: int, block_size: int, window: int) -> int:
-    """About how many raw bytes the readers of `num_lanes` lanes hold at a time."""
+    """About the raw bytes that the reader of `num_lanes` lanes holds at a time."""
     return int(num_lanes * (block_size + window) * mean_bytes)
 
 
 def steps_at_once(order: Order) -> int:
-    """How many steps a reader plans together, once it runs: each index that they need is looked into once."""
+    """The number of steps that a running reader plans together, to look into each index once for all of them."""
     return max(1, min(order.window // order.rows_per_step, MAX_STEPS_AT_ONCE))
 
 
@@ -84,10 +86,10 @@ def fit_order(
     last_batch: LastBatch = "pad",
     budget_bytes: int = BUDGET_BYTES,
 ) -> Order:
-    """The order of a split whose tars hold `stored_bytes`; L, q and w that are not given are made to fit the budget.
+    """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where they are None.
 
-    Half of the budget is for raw bytes; a split that fits there whole needs no narrower order. Raises ConfigError where
-    the numbers can't make an order.
+    Half of the budget is for raw bytes; a split that fits there needs no narrower order. Raises ConfigError for numbers
+    that can't make an order.
     """
     num_lanes, block_size, window = (
         None if given is None else require_int(name, given)
@@ -125,11 +127,11 @@ def fit_memory(
     prefetch: int = PREFETCH,
     budget_bytes: int = BUDGET_BYTES,
 ) -> Memory:
-    """What the reader of a part of each global batch holds; raises BudgetTooSmall, with one that is enough.
+    """The memory of the reader of a part of each global batch; raises BudgetTooSmall, which names a sufficient budget.
 
-    `order_within` is `fit_order` by its budget: a larger one makes the order wider. `image_bytes` are those of one
-    decoded image, `cache_bytes` those of all decoded images together (None where they can't be kept), which are kept
-    where the rest of the budget has room for them.
+    `order_within` is `fit_order` as a function of the budget: a larger one makes the order wider. `image_bytes` is the
+    size of one decoded image, `cache_bytes` that of all together (None if they can't be kept); they are kept where the
+    rest of the budget has room for all.
     """
     batch_size = len(part)
     mean_bytes = stored_bytes / int(order.first_ids[-1])
@@ -160,14 +162,11 @@ def fit_memory(
 
 
 def _enough(too_small: int, fits: Callable[[int], bool]) -> int:
-    """A budget in whole MiB that fits while one MiB less does not.
+    """The smallest budget in whole MiB that fits.
 
-    The raw bytes of an order take half of a budget at most, unless L, q and w were given, so that doubling ends.
+    Doubling ends: the raw bytes of an order take at most half of a budget, or L, q and w are fixed.
     """
     low, high = too_small // MIB, 2 * max(1, too_small // MIB)
     while not fits(high * MIB):
         low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle * MIB) else (middle, high)
-    return high * MIB
+    return MIB * bisect_left(range(high), True, lo=low + 1, key=lambda mib: fits(mib * MIB))

@@ -1,8 +1,8 @@
-"""The epoch order: (epoch, step, replica) -> sample ids, weights and the reads that bring them.
+"""The epoch order: (epoch, step, slots) -> sample ids, weights and the reads that bring them.
 
-Pure integers, one function of (shard sizes, quarantined ids, seed, epoch, L, q, w); how many replicas, hosts or
-threads read is no part of it. `docs/order.md` explains it with a picture. The numbers are fixed by the vectors in
-`tests/shardset/order/test_epoch.py`; changing any of them raises `permutation.ORDER_VERSION`.
+Pure integers, one function of (shard sizes, quarantined ids, seed, epoch, L, q, w), whatever the number of replicas,
+hosts or threads. `docs/order.md` explains it with a picture. The vectors in `tests/shardset/order/test_epoch.py` fix
+the numbers; changing any of them raises `permutation.ORDER_VERSION`.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from shardset.arguments import require_int
 from shardset.errors import ConfigError
 from shardset.order.blocks import BlockLayout, Ints, RangeReads
-from shardset.order.lanes import default_lanes, rank_part
+from shardset.order.lanes import default_lanes
 from shardset.order.permutation import ORDER_VERSION, Purpose, hash64
 from shardset.order.state import OrderState, check_same_order, quarantine_digest
 
@@ -28,10 +28,10 @@ LastBatch = Literal["pad", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Consecutive slots of a global batch, lane by lane; 2-D arrays hold those of several batches.
+    """Consecutive slots of a global batch, lane by lane: arrays [n], or [batches, n] for several batches.
 
-    All are [n]. `weights` are 0 where a slot repeats a sample only to keep the shape. `lanes` and `rows` say where the
-    slots stand in the epoch, whatever the world size; `positions` where in its sequence of samples.
+    `weights` are 0 where a slot repeats a sample only to keep the shape. `lanes` and `rows` locate the slots in the
+    epoch, whatever the world size, `positions` in its sequence of samples.
     """
 
     ids: Ints
@@ -46,7 +46,7 @@ class Slots:
 
 
 def slot_key(seed: int, epoch: int, rows: Ints, lanes: Ints, draw: Ints | int) -> NDArray[np.uint64]:
-    """64 keyed random bits for draw number `draw` of each slot, of the broadcast shape."""
+    """64 keyed random bits for draw number `draw` of each slot; of the broadcast shape."""
     bits: NDArray[np.uint64] = hash64(seed, epoch, Purpose.SLOT, rows, lanes, draw)
     return bits
 
@@ -55,8 +55,8 @@ def slot_key(seed: int, epoch: int, rows: Ints, lanes: Ints, draw: Ints | int) -
 class Order:
     """The order of every epoch over one split.
 
-    `seed=None` is the stored order, for evaluation; `window` must be 0 then, because nothing moves. Raises
-    ConfigError where the numbers can't make an order.
+    `seed=None` is the stored order, for evaluation; `window` must then be 0, because nothing moves. Raises ConfigError
+    for numbers that can't make an order.
     """
 
     shard_sizes: Sequence[int]
@@ -77,7 +77,7 @@ class Order:
 
     @cached_property
     def first_ids(self) -> Ints:
-        """[num_shards + 1]: the id of each shard's first sample, and the end."""
+        """The id of each shard's first sample, and the end: [num_shards + 1]."""
         return np.concatenate([[0], np.cumsum(np.asarray(self.shard_sizes, dtype=np.int64))])
 
     @cached_property
@@ -97,7 +97,7 @@ class Order:
 
     @property
     def num_rows(self) -> int:
-        """R: the rows of an epoch; the last may miss samples in some lanes."""
+        """R: the rows of an epoch; the last may lack samples in some lanes."""
         return -(-self.num_samples // self.num_lanes)
 
     @property
@@ -108,13 +108,13 @@ class Order:
         return -(-self.num_rows // self.rows_per_step)
 
     def lane_starts(self, lanes: Ints) -> Ints:
-        """Where lanes begin in the sequence; lane `num_lanes` begins at its end."""
+        """Where lanes begin in the sequence; lane `num_lanes` would begin at its end."""
         return self.num_samples * np.asarray(lanes, dtype=np.int64) // self.num_lanes
 
     def positions(self, epoch: int, lanes: Ints, start: int, stop: int) -> tuple[Ints, NDArray[np.bool_]]:
         """Rows [start, stop) of some lanes: positions in the sequence, and whether a sample is there.
 
-        Both are [len(lanes), stop - start]. Past the end of a lane the position is that of its last row (of an empty
+        Both are [len(lanes), stop - start]. Past the end of a lane the position is that of its last row (for an empty
         lane, a neighbour's sample). Costs O(len(lanes) * (stop - start + 2 * window)).
         """
         lanes = np.asarray(lanes, dtype=np.int64)[:, None]
@@ -125,7 +125,7 @@ class Order:
         return np.minimum(begin + offsets, self.num_samples - 1), rows < length
 
     def _offsets_of(self, epoch: int, lanes: Ints, length: Ints, rows: Ints) -> Ints:
-        """The offsets in their lanes that the shuffle sends to some rows."""
+        """The offsets within lanes that the shuffle sends to some rows."""
         if self.window == 0 or rows.size == 0 or rows.max() < 0:
             return np.maximum(rows, 0)
         low = max(0, int(rows.min()) - self.window)
@@ -140,10 +140,10 @@ class Order:
         return self._layout(epoch).ids(positions)
 
     def find(self, epoch: int, ids: Ints) -> tuple[Ints, Ints]:
-        """(rows, lanes) at which an epoch gives some samples: the inverse of `positions` and `ids`.
+        """(rows, lanes) of some samples in an epoch: the inverse of `positions` and `ids`.
 
-        Raises ConfigError for an id that is quarantined or outside the split. Costs O(len(ids) * window) and, once
-        an epoch, the order of its blocks.
+        Raises ConfigError for an id that is quarantined or outside the split. Costs O(len(ids) * window) and, once an
+        epoch, the order of its blocks.
         """
         ids = np.asarray(ids, dtype=np.int64)
         if ids.size == 0:
@@ -155,7 +155,7 @@ class Order:
         return self._rows_of(epoch, lanes, self.lane_starts(lanes + 1) - begin, positions - begin), lanes
 
     def _rows_of(self, epoch: int, lanes: Ints, length: Ints, offsets: Ints) -> Ints:
-        """The inverse of `_offsets_of`: how many keys of the lane are below that of each offset."""
+        """The inverse of `_offsets_of`: the number of keys of the lane below that of each offset."""
         if self.window == 0:
             return offsets
         first = np.maximum(offsets - self.window, 0)
@@ -167,11 +167,11 @@ class Order:
         return rows
 
     def range_reads(self, epoch: int, start: int, stop: int) -> RangeReads:
-        """The ranged reads that bring the positions [start, stop) of the sequence, each once, in its order."""
+        """The ranged reads of the positions [start, stop) of the sequence, each once, in its order."""
         return self._layout(epoch).range_reads(start, stop)
 
     def num_reads(self, epoch: int) -> int:
-        """How many ranged reads an epoch takes if no lane is shared: those of `range_reads` over each lane."""
+        """The number of ranged reads of an epoch if no lane is shared: those of `range_reads` over each lane."""
         begins = self.lane_starts(np.arange(1, self.num_lanes))
         begins = np.unique(begins[(begins > 0) & (begins < self.num_samples)])
         reads = self._layout(epoch).reads_of(begins, np.zeros(1, np.int64), np.array([self.num_samples]))
@@ -179,12 +179,12 @@ class Order:
         return self._layout(epoch).num_filled_blocks() + num_cut_blocks
 
     def reads_of(self, epoch: int, lanes: Ints, positions: Ints) -> RangeReads:
-        """For each position the read within its own lane that brings it; equal `first` means the same read."""
+        """For each position the read of its own lane that brings it; equal `first` means the same read."""
         begin, end = self.lane_starts(lanes), self.lane_starts(np.asarray(lanes) + 1)
         return self._layout(epoch).reads_of(positions, begin, end)
 
     def slots(self, epoch: int, steps: range, start: int, stop: int) -> Slots:
-        """The slots [start, stop) of several consecutive global batches; all arrays but `lanes` are [len(steps), n]."""
+        """The slots [start, stop) of consecutive global batches; all arrays but `lanes` are [len(steps), n]."""
         numbers = np.arange(start, stop, dtype=np.int64)
         lanes = np.arange(start // self.rows_per_step, -(-stop // self.rows_per_step), dtype=np.int64)
         rows = range(steps.start * self.rows_per_step, steps.stop * self.rows_per_step)
@@ -205,25 +205,12 @@ class Order:
         """All slots of global batch number `step`, 0 <= step < num_batches."""
         return self.slots(epoch, range(step, step + 1), 0, self.global_batch_size)[0]
 
-    def rank_slots(self, epoch: int, step: int, rank: int, world_size: int) -> Slots:
-        """The slots of one replica or host; `check_world` says which world sizes there are."""
-        return self.rank_steps(epoch, range(step, step + 1), rank, world_size)[0]
-
-    def rank_steps(self, epoch: int, steps: range, rank: int, world_size: int) -> Slots:
-        """The slots of one replica or host in several consecutive batches."""
-        part = rank_part(self.global_batch_size, rank, world_size)
-        return self.slots(epoch, steps, part.start, part.stop)
-
-    def rank_lanes(self, rank: int, world_size: int) -> range:
-        """The lanes from which a replica has slots; it shares the outer ones if world_size does not divide L."""
-        return self.part_lanes(rank_part(self.global_batch_size, rank, world_size))
-
     def part_lanes(self, part: range) -> range:
-        """The lanes from which consecutive slots of a global batch come."""
+        """The lanes that consecutive slots of a global batch come from; replicas may share the outer ones."""
         return range(part.start // self.rows_per_step, -(-part.stop // self.rows_per_step))
 
     def state(self, epoch: int, step: int, manifest_digest: str) -> OrderState:
-        """The state before step `step` of an epoch, from the trainer's own step."""
+        """The state before step `step` of an epoch."""
         return OrderState(
             version=ORDER_VERSION,
             manifest=manifest_digest,
@@ -237,7 +224,7 @@ class Order:
         )
 
     def resume(self, state: OrderState, manifest_digest: str) -> tuple[int, int]:
-        """(epoch, step) at which this order goes on from `state`; raises ConfigError naming what differs."""
+        """(epoch, step) at which this order resumes from `state`; raises ConfigError naming what differs."""
         check_same_order(self.state(state.epoch, 0, manifest_digest), state)
         if state.epoch < 0 or state.row < 0:
             raise ConfigError(f"the state stands at epoch {state.epoch}, row {state.row}; no run does, it is damaged")
@@ -261,7 +248,7 @@ class Order:
 
 
 def _shuffle_keys(order: Order, epoch: int, lanes: Ints, offsets: Ints) -> NDArray[np.uint64]:
-    """Sorts the offsets of a lane into its rows: each moves by fewer than `window`."""
+    """The keys that sort the offsets of a lane into its rows: each moves by fewer than `window`."""
     hashes: NDArray[np.uint64] = hash64(order.seed, epoch, Purpose.SHUFFLE, lanes, offsets)
     return (offsets.astype(np.uint64) << _HIGH) + (hashes >> _HIGH) * np.uint64(order.window)
 

@@ -2,17 +2,10 @@
 
 from shardset.errors import ConfigError
 
-MAX_DEFAULT_LANES = 256
 
-
-def default_lanes(global_batch_size: int) -> int:
-    """L: the largest divisor of the global batch size that is at most 256."""
-    return largest_divisor(global_batch_size, MAX_DEFAULT_LANES)
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` that is at most `most`; `most` is at least 1."""
-    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
+def default_lanes(global_batch_size: int, most: int = 256) -> int:
+    """L: the largest divisor of the global batch size that is at most `most`, which is at least 1."""
+    return next(lanes for lanes in range(min(global_batch_size, most), 0, -1) if global_batch_size % lanes == 0)
 
 
 def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
@@ -31,6 +24,6 @@ def check_world(global_batch_size: int, rank: int, world_size: int) -> None:
 
 
 def rank_part(global_batch_size: int, rank: int, world_size: int) -> range:
-    """The slots of one replica or host in a global batch."""
+    """The slots of one replica or host in a global batch; `check_world` says which worlds are possible."""
     size = global_batch_size // world_size
     return range(rank * size, (rank + 1) * size)

@@ -1,7 +1,7 @@
 """An order as arithmetic: a keyed 64-bit hash and a keyed permutation of `range(n)`.
 
-Both are fixed for ever by the vectors in `tests/shardset/order/test_permutation.py`; no library generator is
-involved, because their streams are no stability contract. Scalars and NumPy arrays go through the same code.
+The vectors in `tests/shardset/order/test_permutation.py` fix both for ever. No library generator is involved, because
+libraries don't promise stable streams. Scalars and NumPy arrays go through the same code.
 
 The hash chains the SplitMix64 finalizer (Steele, Lea, Flood 2014: "Fast splittable pseudorandom number
 generators"). The permutation is a balanced 4-round Feistel network over the smallest even number of bits, at
@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 ORDER_VERSION = 1
-"""Raised whenever any of the numbers below, or the epoch order built on them, changes."""
+"""Raise it whenever any of the numbers below, or the epoch order built on them, changes."""
 
 
 class Purpose(IntEnum):
-    """What a hash of (seed, epoch, purpose, ...) decides, so that no two decisions share their bits."""
+    """What a hash of (seed, epoch, purpose, ...) decides, so that no two decisions share bits."""
 
     PHASE = 1
     BLOCK = 2
@@ -38,7 +38,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MUL1 = 0xBF58476D1CE4E5B9
 _MUL2 = 0x94D049BB133111EB
 _ROUNDS = 4
-_MIN_HALF_BITS = 4  # on fewer bits four rounds visibly prefer some results
+_MIN_HALF_BITS = 4  # on fewer bits, four rounds visibly prefer some results
 
 
 def hash64(*words: Any) -> Any:
@@ -48,37 +48,12 @@ def hash64(*words: Any) -> Any:
     """
     state: Any = 0
     for word in words:
-        state = _mix(state, word)
+        state = hash64_on(state, word)
     return state
 
 
 def hash64_on(state: Any, word: Any) -> Any:
-    """`hash64(*words, word)` from `hash64(*words)`: many hashes that begin alike share the work of the beginning."""
-    return _mix(state, word)
-
-
-def derive_key(seed: int, *names: int | str) -> int:
-    """A 64-bit key for one purpose, by name: `derive_key(seed, "holdout", "test")`."""
-    return int(hash64(seed, *(name if isinstance(name, int) else hash_text(name, key=0) for name in names)))
-
-
-def hash_text(text: str, *, key: int) -> int:
-    """A keyed 64-bit hash of a text (BLAKE2b over its UTF-8 bytes)."""
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=key.to_bytes(8, "little"))
-    return int.from_bytes(digest.digest(), "little")
-
-
-def permute(position: Any, *, n: int, key: int) -> Any:
-    """Where a keyed permutation of `range(n)` sends `position` (an int, or an integer array of them)."""
-    return _walk(position, n=n, key=key, rounds=range(_ROUNDS), step=_forward)
-
-
-def unpermute(position: Any, *, n: int, key: int) -> Any:
-    """The inverse of `permute`: `unpermute(permute(i, n=n, key=key), n=n, key=key) == i`."""
-    return _walk(position, n=n, key=key, rounds=reversed(range(_ROUNDS)), step=_backward)
-
-
-def _mix(state: Any, word: Any) -> Any:
+    """`hash64(*words, word)` from `hash64(*words)`: hashes that begin alike share the work of the beginning."""
     if isinstance(state, int) and isinstance(word, int):
         x = ((state ^ (word & _MASK)) + _GOLDEN) & _MASK
         x = ((x ^ (x >> 30)) * _MUL1) & _MASK
@@ -92,6 +67,27 @@ def _mix(state: Any, word: Any) -> Any:
     y *= np.uint64(_MUL2)
     y ^= y >> np.uint64(31)
     return y
+
+
+def derive_key(seed: int, *names: int | str) -> int:
+    """A 64-bit key for one purpose: `derive_key(seed, "holdout", "test")`."""
+    return int(hash64(seed, *(name if isinstance(name, int) else hash_text(name, key=0) for name in names)))
+
+
+def hash_text(text: str, *, key: int) -> int:
+    """A keyed 64-bit hash of a text (BLAKE2b over its UTF-8 bytes)."""
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8, key=key.to_bytes(8, "little"))
+    return int.from_bytes(digest.digest(), "little")
+
+
+def permute(position: Any, *, n: int, key: int) -> Any:
+    """Where a keyed permutation of `range(n)` sends `position`, an int or an array of integers."""
+    return _walk(position, n=n, key=key, rounds=range(_ROUNDS), step=_forward)
+
+
+def unpermute(position: Any, *, n: int, key: int) -> Any:
+    """The inverse of `permute`: `unpermute(permute(i, n=n, key=key), n=n, key=key) == i`."""
+    return _walk(position, n=n, key=key, rounds=reversed(range(_ROUNDS)), step=_backward)
 
 
 def _uint64(word: Any) -> NDArray[np.uint64]:
@@ -128,14 +124,14 @@ def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step)
 
 
 def _rounds(keys: Iterable[int], half: int, num_values: int) -> Iterator[Round]:
-    """The functions of the rounds: tables where there are at least as many values as a round has results."""
+    """The functions of the rounds: tables if there are at least as many values as a round has results."""
     for key in keys:
         function = partial(_round, key, (1 << half) - 1)
         yield function(np.arange(1 << half)).__getitem__ if num_values >= 1 << half else function
 
 
 def _round(key: int, mask: int, value: Any) -> Any:
-    mixed = _mix(key, value)
+    mixed = hash64_on(key, value)
     return mixed & mask if isinstance(mixed, int) else (mixed & np.uint64(mask)).astype(np.int64)
 
 

@@ -1,4 +1,4 @@
-"""The state of an order: what a run writes down so that it can go on at the same row."""
+"""The state of an order: what a run saves so that it can resume at the same row."""
 
 import hashlib
 import operator
@@ -13,7 +13,7 @@ MAX_STATE_BYTES = 4096
 
 
 class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a run needs to go on at a row: the same on every replica, about 300 bytes of JSON."""
+    """All that a run needs to resume at a row: the same on every replica, about 300 bytes of JSON."""
 
     version: int
     manifest: str
@@ -31,7 +31,7 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def state_from_json(text: str | bytes) -> OrderState:
-    """A state from `OrderState.to_json`; raises ConfigError if it is anything else."""
+    """A state from the JSON of `OrderState.to_json`; raises ConfigError for anything else."""
     if len(text) > MAX_STATE_BYTES:
         raise ConfigError(
             f"the order state is {len(text)} bytes, expected at most {MAX_STATE_BYTES}; it is not a state"
@@ -48,7 +48,7 @@ def quarantine_digest(ids: Iterable[int]) -> str:
 
 
 def check_same_order(here: OrderState, saved: OrderState) -> None:
-    """Raises ConfigError naming the first difference between the order of this run and that of a saved state."""
+    """Raises ConfigError with the first difference between the order of this run and that of a saved state."""
     for name in ("version", "manifest", "quarantine", "seed", "num_lanes", "block_size", "window"):
         value, saved_value = getattr(here, name), getattr(saved, name)
         if value != saved_value:

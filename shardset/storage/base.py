@@ -12,7 +12,7 @@ ABSENT = "0"
 """The generation of what does not exist: `writer(name, if_generation=ABSENT)` never replaces anything."""
 
 CLIMBING = frozenset(("", ".", ".."))
-"""Parts that no name has: they would lead out of the folder."""
+"""No part of a name is one of these: they would lead out of the folder."""
 
 _ADVICE = {
     errno.EACCES: "no permission; run as a user who may, or change the mode of the file and of the folders above it",
@@ -35,8 +35,8 @@ _ADVICE = {
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a stored object that need no read of it.
 
-    `generation` changes whenever the content is replaced. `crc32c` is base64 as GCS reports it; None where
-    the storage does not keep one (local disk).
+    `generation` changes whenever the content is replaced. `crc32c` is base64 as GCS reports it; None on a local disk,
+    which keeps none.
     """
 
     name: str
@@ -46,9 +46,9 @@ class Stat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Writer(Protocol):
-    """Writes one object, which appears when the `with` block ends without an exception.
+    """Writes one object, which appears when the `with` block ends.
 
-    An exception aborts: no object appears and no temporary stays.
+    An exception in the block aborts: no object appears and no temporary file stays.
     """
 
     def __enter__(self) -> "Writer": ...
@@ -59,81 +59,80 @@ class Writer(Protocol):
 class Storage(Protocol):
     """A folder of objects. Names are relative, use `/`, and can't leave the folder (ConfigError).
 
-    Instances pickle, because clients and file handles open where they are used. Threads may share one.
+    Instances pickle, because clients and file handles are opened on first use. Threads may share an instance.
     """
 
     @property
     def url(self) -> str:
-        """The folder as a user would type it, without a trailing slash; an absolute path unless `is_remote`."""
+        """The folder as a user types it, without a trailing slash; an absolute path unless `is_remote`."""
         ...
 
     @property
     def is_remote(self) -> bool:
-        """Whether the objects are no files of this machine: they have no path, no lock and nothing to sync."""
+        """Whether the objects are not files of this machine: they have no path, no lock and nothing to sync."""
         ...
 
     @property
     def is_shared(self) -> bool:
-        """Whether other processes find the objects too."""
+        """Whether other processes see the same objects."""
         ...
 
     @property
     def reads_at_once(self) -> int:
-        """How many reads pay at the same time: 1 where a read does not wait for a network."""
+        """How many concurrent reads pay off: 1 where a read does not wait for a network."""
         ...
 
     def stat(self, name: str) -> Stat:
-        """Raises NotFound."""
+        """The facts about an object; raises NotFound."""
         ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
-        """All the bytes [start, stop) of an object; TransientError if they are still short after retries.
+        """All the bytes [start, stop) of an object; raises TransientError if some are still missing after retries.
 
-        A range that ends after the object is a StorageError. With `generation`, raises PreconditionFailed or NotFound
-        if the object was replaced or deleted.
+        Raises StorageError for a range that ends after the object. With `generation`, raises PreconditionFailed or
+        NotFound if the object was replaced or deleted.
         """
         ...
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
-        """Objects whose names start with `prefix`, recursively, in the order of `utf8`. Leaves out temporaries.
+        """Objects whose names start with `prefix`, recursively, in the order of `utf8`; no temporary files.
 
-        A folder that does not exist lists nothing.
+        Lists nothing for a folder that does not exist.
         """
         ...
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         """Creates or replaces an object atomically. With `if_generation`, only if that generation is stored now.
 
-        If another one is, the end of the block raises PreconditionFailed, unless that has the same size and CRC32C:
-        then a retry or another worker wrote the same bytes, which is success.
+        If another one is stored, the end of the block raises PreconditionFailed, unless it has the same size and
+        CRC32C: then a retry or another worker wrote the same bytes, which is success.
         """
         ...
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """Removes an object, or only that generation of it; does nothing if it is absent."""
+        """Deletes an object, or only that generation of it; does nothing if it is absent."""
         ...
 
     def sweep(self) -> None:
-        """Removes the temporaries of killed writers; those of living writers stay."""
+        """Deletes the temporary files of killed writers; keeps those of living ones."""
         ...
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
-        """The same folder, whose requests call `tell` before each pause of a retry."""
+        """The same folder; its requests call `tell` before each pause between retries."""
         ...
 
 
 def check_name(name: str, where: str) -> str:
-    """`name` itself if it is relative and stays inside its folder; raises ConfigError otherwise."""
+    """Returns `name` if it is relative and stays inside its folder; raises ConfigError otherwise."""
     if not CLIMBING.isdisjoint(name.split("/")) or "\0" in name:
         raise ConfigError(f"{where}: {name!r} is absolute, empty or climbs; expected a name such as train/a.tar")
     return name
 
 
 def check_prefix(prefix: str, where: str) -> str:
-    """`prefix` itself if it can begin a name; raises ConfigError otherwise."""
-    folder = prefix.rpartition("/")[0]
+    """Returns `prefix` if it can begin a name; raises ConfigError otherwise."""
     if "/" in prefix or "\0" in prefix:
-        check_name(folder, where)
+        check_name(prefix.rpartition("/")[0], where)
     return prefix
 
 
@@ -147,8 +146,16 @@ def utf8(name: str) -> bytes:
     return name.encode("utf-8", "surrogateescape")
 
 
+def check_generation(current: str, wanted: str | None, where: str) -> None:
+    """Raises PreconditionFailed unless `wanted` is None or the current generation."""
+    if wanted is not None and current != wanted:
+        raise PreconditionFailed(
+            f"{where}: was replaced or changed (generation {current}, expected {wanted}); start again from it"
+        )
+
+
 def accept_identical_object(stored: Stat | None, num_bytes: int, crc32c: str, where: str) -> None:
-    """Returns if the stored object is what was to be written; raises PreconditionFailed otherwise."""
+    """Returns if the stored object equals what was to be written; raises PreconditionFailed otherwise."""
     if stored is None:
         raise PreconditionFailed(f"{where}: nothing stands there, expected the generation that was to be replaced")
     if (stored.num_bytes, stored.crc32c) != (num_bytes, crc32c):
@@ -159,7 +166,7 @@ def accept_identical_object(stored: Stat | None, num_bytes: int, crc32c: str, wh
 
 
 def check_range(start: int, stop: int | None, num_bytes: int, where: str) -> int:
-    """The end of the range; raises StorageError unless [start, stop) lies in an object of `num_bytes`."""
+    """The end of the range [start, stop); raises StorageError if an object of `num_bytes` does not hold it."""
     end = num_bytes if stop is None else stop
     if not 0 <= start <= end <= num_bytes:
         raise StorageError(
@@ -171,7 +178,7 @@ def check_range(start: int, stop: int | None, num_bytes: int, where: str) -> int
 class os_errors_as_storage_errors:  # noqa: N801
     """Turns an OSError of its block into a NotFound or StorageError that says where, what and what to do.
 
-    A class, because entering a `contextlib` block costs more than the small read or write in it.
+    A class, because entering a `contextlib` block costs more than the small read or write inside.
     """
 
     __slots__ = ("_where",)

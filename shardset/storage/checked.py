@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-import google_crc32c
-
-from shardset.checksum import crc32c_text
+from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import DamagedShard
 from shardset.storage.base import Storage
 
@@ -13,7 +11,7 @@ T = TypeVar("T")
 
 
 class DamagedObject(DamagedShard):
-    """A stored object differs from what the manifest says; `data` is what was read."""
+    """A stored object differs from what the manifest lists; `data` is what was read."""
 
     def __init__(self, message: str, data: bytes = b"") -> None:
         super().__init__(message)
@@ -21,7 +19,7 @@ class DamagedObject(DamagedShard):
 
 
 def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
-    """The first result of `read` that fits, or its second result, right or wrong.
+    """The result of `read` if it fits, else that of a second `read`, whether that fits or not.
 
     Damage in transfer does not repeat; damage in storage does.
     """
@@ -33,9 +31,9 @@ def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
 
 
 def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice: str) -> bytes:
-    """A whole object with the size and CRC32C that the manifest lists; read a second time if they differ.
+    """A whole object that has the size and CRC32C of the manifest; reads it a second time if they differ.
 
-    Raises NotFound or StorageError, or DamagedObject with `advice` if the second read differs too.
+    Raises DamagedObject with `advice` if the second read differs too, and the errors of Storage.read.
     """
 
     def read() -> tuple[bytes, tuple[int, str]]:
@@ -53,4 +51,4 @@ def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice
 
 def facts_of(data: bytes) -> tuple[int, str]:
     """Length of `data`, and its CRC32C as text."""
-    return len(data), crc32c_text(google_crc32c.value(data))
+    return len(data), crc32c_text(crc32c_of(data))

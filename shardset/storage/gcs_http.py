@@ -1,6 +1,8 @@
 """One request to Google Cloud Storage: credentials, connections, refusals in plain words.
 
-The only import of google-cloud-storage.
+The only import of google-cloud-storage. Google's client supplies credentials and connections; its own download takes
+1.4 ms of processor time a MB at 4 MiB a range, `send_get` 0.35 ms a request and 0.5 ms a MB (emulator on the same
+machine).
 """
 
 import json
@@ -29,7 +31,7 @@ from shardset.storage.retry import RetryPolicy
 
 T = TypeVar("T")
 
-_POOL = 64  # connections: GcsStorage.reads_at_once and what else a process does
+_POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a process does
 _PROBE_TIMEOUT_S = 1.0
 _AGAIN = frozenset({408, 416, 429, 500, 502, 503, 504})
 BROKEN = (
@@ -41,13 +43,13 @@ BROKEN = (
     ConnectionError,
     TimeoutError,
 )
-"""Exceptions of a broken connection, while a request is sent or its answer is read."""
+"""Exceptions of a broken connection, while a request is sent or its response is read."""
 
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 
 
 def send(policy: RetryPolicy, method: str, path: str, where: str, **options: Any) -> requests.Response:
-    """Sends one request, its body still unread. TransientError if another try may help, else another StorageError."""
+    """The response to one request, its body unread; raises TransientError if another try may help, or StorageError."""
     connection = _connection()
     with _refused_in_words(where, connection):
         response: requests.Response = connection.session.request(
@@ -67,9 +69,9 @@ def send(policy: RetryPolicy, method: str, path: str, where: str, **options: Any
 def send_get(
     policy: RetryPolicy, path: str, where: str, params: Mapping[str, str], headers: Mapping[str, str]
 ) -> urllib3.BaseHTTPResponse:
-    """`send` for a GET in half the CPU time: bypasses requests, but uses its connections and credentials.
+    """`send` for a GET in half the processor time: bypasses requests, but uses its connections and credentials.
 
-    A proxy, a client certificate or a refused token needs requests itself.
+    Falls back to requests behind a proxy, with a client certificate and after a refused token.
     """
     connection = _connection()
     pool = connection.pool
@@ -145,7 +147,7 @@ def _refusal(status: int, text: str, where: str, connection: "_Connection") -> S
 
 
 def _said(text: str) -> str:
-    """What the server says in a refusal, in one line: the message in its JSON, else the text itself."""
+    """The reason that the server gives for a refusal, in one line: the message in its JSON, else the text itself."""
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         text = str(json.loads(text)["error"]["message"])
     return _one_line(text)
@@ -156,32 +158,30 @@ def _one_line(text: str) -> str:
 
 
 def explain(error: Exception) -> str:
-    """An exception in one line: its kind and what it says."""
+    """An exception in one line: its class and its message."""
     return f"{type(error).__name__}: {_one_line(str(error))}"
 
 
 def json_object(response: requests.Response, where: str, kind: type[T]) -> T:
-    """The JSON object in an answer; TransientError unless it arrived whole and is of that kind.
+    """The JSON object in a response; raises TransientError unless it arrived whole and is of that kind.
 
-    Numbers may stand in strings, as Google sends those of 64 bits.
+    Accepts numbers in strings: Google sends 64-bit numbers so.
     """
     body = body_of(response, where)
     try:
         return msgspec.json.decode(body, type=kind, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TransientError(f"{where}: the answer is not what was asked for ({error}): {_beginning(body)}") from error
+        beginning = _one_line(body[:60].decode(errors="replace"))
+        content = f"{len(body)} bytes, {beginning!r}" if body else "it is empty"
+        raise TransientError(f"{where}: the answer is not what was asked for ({error}): {content}") from error
 
 
 def body_of(response: requests.Response, where: str) -> bytes:
-    """The whole body of an answer; TransientError if it did not arrive whole."""
+    """The whole body of a response; raises TransientError if it did not arrive whole."""
     try:
         return response.content
     except BROKEN as error:
         raise TransientError(f"{where}: {explain(error)}") from error
-
-
-def _beginning(body: bytes) -> str:
-    return f"{len(body)} bytes, {_one_line(body[:60].decode(errors='replace'))!r}" if body else "it is empty"
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +213,8 @@ def _connect(emulator: str) -> _Connection:
     client = Client(project="none", credentials=credentials)
     session = client._http
     if not session.is_mtls:
-        session.mount("https://", HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))
-        session.mount("http://", HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))
+        for scheme in ("https://", "http://"):
+            session.mount(scheme, HTTPAdapter(pool_connections=4, pool_maxsize=_POOL))
     session._auth_request = _TokenRequest(session._auth_request.session)
     url = _base_url(client.api_endpoint)
     try:
@@ -225,7 +225,7 @@ def _connect(emulator: str) -> _Connection:
 
 
 def _pool(session: AuthorizedSession, url: str) -> urllib3.HTTPConnectionPool | None:
-    """The connections of a session to a server; None where a request needs more than a connection."""
+    """The connection pool of a session to a server; None where a request needs more than a connection."""
     settings = session.merge_environment_settings(url, {}, True, None, None)
     if session.is_mtls or select_proxy(url, settings["proxies"]) is not None:
         return None
@@ -250,7 +250,7 @@ def _who(credentials: Credentials, emulator: str) -> str:
 
 
 class _Token(msgspec.Struct, rename="camel"):
-    """The answer of a server of tokens; which of the two names it uses depends on the kind of credentials."""
+    """The response of a token server; which of the two names it uses depends on the kind of credentials."""
 
     token: str = msgspec.field(name="access_token", default="")
     access_token: str = ""
@@ -262,7 +262,7 @@ class _Token(msgspec.Struct, rename="camel"):
 
 
 class _TimedToken(_Token):
-    """The answer of a metadata server."""
+    """The token of a metadata server."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,19 +271,17 @@ class _TimedToken(_Token):
 
 
 class _Account(msgspec.Struct):
-    """What a metadata server says of a machine's service account."""
+    """A metadata server's description of a machine's service account."""
 
     email: str
     scopes: list[str]
 
 
 class _TokenRequest(Request):
-    """Asks for tokens; an answer that holds none counts as a broken connection, where google-auth raises KeyError."""
+    """Requests tokens; treats a response without one as a broken connection, where google-auth raises KeyError."""
 
-    def __call__(
-        self, url: str, method: str = "GET", body: Any = None, headers: Any = None, timeout: Any = 120, **more: Any
-    ) -> Any:
-        response = super().__call__(url, method, body, headers, timeout, **more)
+    def __call__(self, url: str, method: str = "GET", *args: Any, **options: Any) -> Any:
+        response = super().__call__(url, method, *args, **options)
         kind = _kind_of_answer(method, urlsplit(url).path)
         if response.status == 200 and kind is not None:
             try:
@@ -302,22 +300,20 @@ def _kind_of_answer(method: str, path: str) -> type[msgspec.Struct] | None:
 
 
 class _NoMetadataServer(Exception):
-    """Nothing answers where Google's machines have their metadata server: this is no such machine."""
+    """Nothing answers at the address of the metadata server, so this is not one of Google's machines."""
 
 
 class _ShortProbe(Request):
-    """Looks once and briefly for the metadata server, where google-auth alone looks for 9 to 27 s.
+    """Looks for the metadata server once and briefly, where google-auth alone looks for 9 to 27 s.
 
-    On Google's own hardware the server is certain to come up, so there its patience is kept.
+    On Google's own hardware the server is certain to come up, so google-auth's patience is kept.
     """
 
-    def __call__(
-        self, url: str, method: str = "GET", body: Any = None, headers: Any = None, timeout: Any = None, **more: Any
-    ) -> Any:
+    def __call__(self, url: str, *args: Any, **options: Any) -> Any:
         if urlsplit(url).path not in ("", "/") or _on_google_hardware():
-            return super().__call__(url, method, body, headers, timeout, **more)
+            return super().__call__(url, *args, **options)
         try:
-            return super().__call__(url, method, body, headers, _PROBE_TIMEOUT_S, **more)
+            return super().__call__(url, *args, **{**options, "timeout": _PROBE_TIMEOUT_S})
         except TransportError as error:
             raise _NoMetadataServer from error
 
@@ -331,7 +327,7 @@ def _on_google_hardware() -> bool:
 
 
 def _credentials() -> Credentials:
-    """Application Default Credentials, or anonymous ones where there are none; StorageError if they are broken."""
+    """Application Default Credentials, or anonymous ones where there are none; raises StorageError for broken ones."""
     try:
         return google.auth.default(scopes=[_SCOPE], request=_ShortProbe())[0]
     except _NoMetadataServer:

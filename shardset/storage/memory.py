@@ -5,15 +5,16 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
-from shardset.checksum import crc32c_text, extend_crc32c
-from shardset.errors import NotFound, PreconditionFailed
+from shardset.checksum import crc32c_of, crc32c_text
+from shardset.errors import NotFound
 from shardset.storage.base import (
     ABSENT,
     Stat,
     Writer,
     accept_identical_object,
+    check_generation,
     check_name,
     check_prefix,
     check_range,
@@ -27,6 +28,10 @@ class _Object:
     data: bytes
     generation: str
 
+    def stat(self, name: str) -> Stat:
+        crc32c = crc32c_text(crc32c_of(self.data))
+        return Stat(name=name, num_bytes=len(self.data), generation=self.generation, crc32c=crc32c)
+
 
 _memories: dict[str, dict[str, _Object]] = {}
 _memory_lock = threading.Lock()
@@ -35,10 +40,14 @@ _generations = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class MemoryStorage:
-    """Objects in the memory of this process, shared by all who open the same `name`."""
+    """Objects in the memory of this process, shared by all that open the same `name`."""
 
     name: str
     prefix: str = ""
+
+    is_remote: ClassVar[bool] = True
+    is_shared: ClassVar[bool] = False
+    reads_at_once: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.prefix:
@@ -47,42 +56,24 @@ class MemoryStorage:
     @property
     def url(self) -> str:
         """`memory://name/prefix`."""
-        return f"memory://{join(self.name, self.prefix) if self.prefix else self.name}"
-
-    @property
-    def is_remote(self) -> bool:
-        """See Storage.is_remote."""
-        return True
-
-    @property
-    def is_shared(self) -> bool:
-        """See Storage.is_shared."""
-        return False
-
-    @property
-    def reads_at_once(self) -> int:
-        """See Storage.reads_at_once."""
-        return 1
+        return f"memory://{self.name}/{self.prefix}".rstrip("/")
 
     def stat(self, name: str) -> Stat:
         """See Storage.stat."""
-        return _memory_stat(name, self._get(name))
+        return self._get(name).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """See Storage.read."""
-        item = self._get(name)
-        if generation not in (None, item.generation):
-            raise PreconditionFailed(
-                f"{self.url}/{name}: was replaced (generation {item.generation}, not {generation})"
-            )
-        return item.data[start : check_range(start, stop, len(item.data), f"{self.url}/{name}")]
+        item, where = self._get(name), f"{self.url}/{name}"
+        check_generation(item.generation, generation, where)
+        return item.data[start : check_range(start, stop, len(item.data), where)]
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Storage.list."""
         wanted, skip = join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, ""))
         with _memory_lock:
             items = [(name, item) for name, item in self._objects.items() if name.startswith(wanted)]
-        return (_memory_stat(name[skip:], item) for name, item in sorted(items, key=lambda pair: utf8(pair[0])))
+        return (item.stat(name[skip:]) for name, item in sorted(items, key=lambda pair: utf8(pair[0])))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         """See Storage.writer."""
@@ -97,7 +88,7 @@ class MemoryStorage:
                 del self._objects[full]
 
     def sweep(self) -> None:
-        """See Storage.sweep: there are no temporaries."""
+        """See Storage.sweep: there are no temporary files."""
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         """See Storage.on_retry: nothing is tried again."""
@@ -116,21 +107,6 @@ class MemoryStorage:
             raise NotFound(f"{self.url}/{name}: nothing is stored there; check the name")
         return item
 
-    def _publish(self, full: str, data: bytes, if_generation: str | None) -> None:
-        with _memory_lock:
-            item = self._objects.get(full)
-            generation = item.generation if item else ABSENT
-            if if_generation in (None, generation):
-                self._objects[full] = _Object(data, str(next(_generations)))
-                return
-        stored = _memory_stat(full, item) if item else None
-        accept_identical_object(stored, len(data), crc32c_text(extend_crc32c(0, data)), f"memory://{self.name}/{full}")
-
-
-def _memory_stat(name: str, item: _Object) -> Stat:
-    crc = crc32c_text(extend_crc32c(0, item.data))
-    return Stat(name=name, num_bytes=len(item.data), generation=item.generation, crc32c=crc)
-
 
 class _MemoryWriter:
     def __init__(self, storage: MemoryStorage, full: str, if_generation: str | None) -> None:
@@ -140,7 +116,6 @@ class _MemoryWriter:
         self._data = io.BytesIO()
 
     def __enter__(self) -> Writer:
-        self._data = io.BytesIO()
         return self
 
     def write(self, data: bytes | memoryview) -> None:
@@ -149,4 +124,13 @@ class _MemoryWriter:
 
     def __exit__(self, *exc: object) -> None:
         if exc[0] is None:
-            self._storage._publish(self._full, self._data.getvalue(), self._if_generation)
+            self._publish(self._storage._objects, self._data.getvalue())
+
+    def _publish(self, objects: dict[str, _Object], data: bytes) -> None:
+        with _memory_lock:
+            item = objects.get(self._full)
+            if self._if_generation in (None, item.generation if item else ABSENT):
+                objects[self._full] = _Object(data, str(next(_generations)))
+                return
+        stored, where = item.stat(self._full) if item else None, f"memory://{self._storage.name}/{self._full}"
+        accept_identical_object(stored, len(data), crc32c_text(crc32c_of(data)), where)

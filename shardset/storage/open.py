@@ -1,4 +1,4 @@
-"""From the address of a folder or a file to its storage."""
+"""The storage of a folder or a file, by its address."""
 
 import os
 from pathlib import Path
@@ -14,22 +14,23 @@ _SCHEMES = ("gs", "memory")
 def open_storage(url: str) -> Storage:
     """The storage of a folder: a local path, `gs://bucket/prefix` or `memory://name/prefix`; ConfigError otherwise."""
     scheme, separator, rest = url.partition("://")
-    if not separator:
-        _refuse_slip(url)
-        return LocalStorage(_absolute(_not_empty(url, url)))
-    if scheme not in _SCHEMES:
+    if separator and scheme not in _SCHEMES:
         raise ConfigError(
             f"{url}: storage {scheme!r} is not known; use a local path, gs://bucket/prefix or memory://name"
         )
-    root, _, prefix = rest.partition("/")
-    root, prefix = _not_empty(root, url), prefix.rstrip("/")
+    root, _, prefix = rest.partition("/") if separator else (url, "", "")
+    if not root:
+        raise ConfigError(f"{url!r} names no storage; use a local path, gs://bucket/prefix or memory://name/prefix")
+    if not separator:
+        _refuse_slip(url)
+        return LocalStorage(_absolute(url))
     if "@" in root or ":" in root:
         raise ConfigError(f"{url}: an address of storage holds no user, password or port; leave them out")
     if scheme == "memory":
-        return MemoryStorage(root, prefix)
-    from shardset.storage.gcs import GcsStorage  # Google's client takes half a second to import; local work needs none
+        return MemoryStorage(root, prefix.rstrip("/"))
+    from shardset.storage.gcs import GcsStorage  # late: Google's client takes half a second to import
 
-    return GcsStorage(root, prefix)
+    return GcsStorage(root, prefix.rstrip("/"))
 
 
 def open_file(url: str) -> tuple[Storage, str]:
@@ -41,12 +42,12 @@ def open_file(url: str) -> tuple[Storage, str]:
 
 
 def is_address(url: str) -> bool:
-    """Whether a URL has a scheme, as all of remote storage has; otherwise it is a local path."""
+    """Whether a URL has a scheme, as all remote storage has; otherwise it is a local path."""
     return "://" in url
 
 
 def is_absolute(path: str) -> bool:
-    """Whether a path means the same from every folder: it begins at the root, or is an address."""
+    """Whether a path means the same in every working folder: it begins at the root or is an address."""
     return path.startswith("/") or is_address(path)
 
 
@@ -56,7 +57,7 @@ def bucket_of(url: str) -> str | None:
 
 
 def local_folder(path: str, what: str) -> Path:
-    """The absolute path of a local folder; ConfigError for an address, and for a `~` that no shell replaced."""
+    """The absolute path of a local folder; raises ConfigError for an address or a `~` that no shell replaced."""
     if is_address(path):
         raise ConfigError(f"{what} {path}: expected a local folder, not an address")
     return Path(open_storage(path).url)
@@ -83,9 +84,3 @@ def _absolute(path: str) -> str:
         raise ConfigError(
             f"{path}: the folder in which the command was started is gone; change into another, or give the whole path"
         ) from error
-
-
-def _not_empty(part: str, url: str) -> str:
-    if not part:
-        raise ConfigError(f"{url!r} names no storage; use a local path, gs://bucket/prefix or memory://name/prefix")
-    return part

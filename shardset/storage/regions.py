@@ -1,9 +1,9 @@
-"""Which regions a location of Cloud Storage covers."""
+"""The regions that a location of Cloud Storage covers."""
 
 import re
 
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
-_MULTI_REGIONS = {
+_MULTI_REGIONS = {  # Cloud Storage's locations of more than one region
     "us": re.compile(r"us-.*"),
     "eu": re.compile(r"europe-(?!west2$|west6$).*"),  # London and Zurich are not in the European Union
     "asia": re.compile(r"asia-.*"),
@@ -14,11 +14,10 @@ _MULTI_REGIONS = {
     "eur8": re.compile(r"europe-(west3|west6)"),
     "asia1": re.compile(r"asia-(northeast1|northeast2)"),
 }
-"""Cloud Storage's locations of more than one region."""
 
 
 def holds(location: str, region: str) -> bool:
-    """Whether a bucket at a location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) covers the region."""
+    """Whether a location (a region, `EU`, `NAM4`, `US-EAST1+US-WEST1`, in any case) covers the region."""
     locations = location.lower().split("+")
     return region in locations or any(
         each in _MULTI_REGIONS and _MULTI_REGIONS[each].fullmatch(region) for each in locations

@@ -15,24 +15,25 @@ _log = logging.getLogger(__name__)
 
 
 def _jitter() -> float:
+    # Not random.random itself: pickling that would give each worker process the same random numbers.
     return random.random()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """When a request counts as lost, how long the pause before the next one is, and when to give up.
+    """When a request counts as lost, how long to pause before the next one, and when to give up.
 
     A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer than
     `request_deadline_s` (checked every 8 MiB; an upload gets its time at 64 KiB/s in addition). Pauses double from
     `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after
-    its first failure since the last new byte. It logs a warning when it has been trying for `say_after_s`.
+    its first failure since the last new byte, and logs a warning after `warn_after_s`.
     """
 
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 20.0
     request_deadline_s: float = 120.0
     give_up_after_s: float = 180.0
-    say_after_s: float = 10.0
+    warn_after_s: float = 10.0
     first_pause_s: float = 0.25
     max_pause_s: float = 16.0
     clock: Callable[[], float] = time.monotonic
@@ -45,11 +46,11 @@ class RetryPolicy:
 
 
 def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
-    """The result of `attempt`, which is repeated after TransientErrors until the policy gives up.
+    """The result of `attempt`, repeated after each TransientError until the policy gives up.
 
-    Logs one warning with the reason when this takes longer than `say_after_s`.
+    Logs one warning with the reason when this takes longer than `warn_after_s`.
     """
-    failures, since, reached, is_said = 0, 0.0, progress(), False
+    failures, since, reached, has_warned = 0, 0.0, progress(), False
     while True:
         try:
             return attempt()
@@ -62,7 +63,7 @@ def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[]
             if now + pause - since > policy.give_up_after_s:
                 tries = f"{failures} tries in {now - since:.0f} s"
                 raise TransientError(f"{error}; gave up after {tries}; check the network and try again") from error
-            if now + pause - since > policy.say_after_s and not is_said:
-                is_said = True
+            if now + pause - since > policy.warn_after_s and not has_warned:
+                has_warned = True
                 _log.warning("%s; trying again for %.0f s in all", error, policy.give_up_after_s)
             policy.sleep(pause)

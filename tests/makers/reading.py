@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardset.order.epoch import Order
+from shardset.order.lanes import rank_part
 from shardset.storage.base import Stat
 from shardset.storage.memory import MemoryStorage
 
@@ -51,11 +52,17 @@ def addresses_of(table, order, ids):
     return table.addresses(shards, ids - order.first_ids[shards])
 
 
+def rank_slots(order, epoch, step, rank, world):
+    """The slots of one replica in one global batch."""
+    part = rank_part(order.global_batch_size, rank, world)
+    return order.slots(epoch, range(step, step + 1), part.start, part.stop)[0]
+
+
 def read_epoch(reads, table, order, *, epoch=0, start=0, rank=0, world=1):
     """The fields of all samples of an epoch, by id."""
     contents = {}
     for step in range(start, order.num_batches):
-        slots = order.rank_slots(epoch, step, rank, world)
+        slots = rank_slots(order, epoch, step, rank, world)
         pending = reads.read_step(epoch, slots, addresses_of(table, order, slots.ids))
         contents |= {id_: pending.take(number) for number, id_ in enumerate(slots.ids.tolist())}
     return contents

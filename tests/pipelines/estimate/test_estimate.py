@@ -27,6 +27,7 @@ from pipelines.plan.layout import SplitPlan
 from shardset.errors import ConfigError, SourceError
 from shardset.order.epoch import Order
 from tests.makers.folders import write_class_folders, write_csv
+from tests.makers.reading import rank_slots
 
 DOCS = Path(__file__).parents[3] / "docs"
 HERE = ["--direct_running_mode=in_memory"]
@@ -176,7 +177,7 @@ def pieces_of(order: Order, rank: int, world: int) -> set[tuple[int, int, int]]:
     """The ranged reads of one reader, as the trainer names them: lane, first position, samples."""
     found = set()
     for step in range(order.num_batches):
-        slots = order.rank_slots(0, step, rank, world)
+        slots = rank_slots(order, 0, step, rank, world)
         pieces = order.reads_of(0, slots.lanes, slots.positions)
         columns = (slots.lanes, pieces.first, pieces.num_samples)
         found |= set(zip(*(column[slots.weights > 0].tolist() for column in columns), strict=True))

@@ -113,8 +113,6 @@ def test_large_images_wait_for_each_other_and_never_for_themselves():
 
 
 def test_a_large_image_is_decoded_in_its_room(monkeypatch):
-    monkeypatch.setattr(limits, "_FREE_BYTES", 0)
-    monkeypatch.setattr(decoding, "_SMALL_PIXELS", 0)
     taken = []
     plain = decoding._decode_pillow
 
@@ -123,10 +121,10 @@ def test_a_large_image_is_decoded_in_its_room(monkeypatch):
         return plain(data, background)
 
     monkeypatch.setattr(decoding, "_decode_pillow", noting)
-    data = encode(pixels(1, 40, 50), "webp")
+    data = encode(np.full((1200, 1500, 3), 7, np.uint8), "webp")  # of more than a megapixel: small ones need no room
     for spec in (ImageSpec(size=8, crop=RandomResizedCrop()), ImageSpec(size=8, crop=CenterCrop(8))):
         decode_into(np.zeros((8, 8, 3), np.uint8), data, spec, np.full(23, 0.5))
-    assert taken == [20 * 40 * 50, 20 * 40 * 50 + 3 * 8 * 10]
+    assert taken == [20 * 1200 * 1500, 20 * 1200 * 1500 + 3 * 8 * 10]
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, True, "1"])

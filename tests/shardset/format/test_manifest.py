@@ -326,7 +326,7 @@ def test_shards_one_apart_and_a_set_without_classes_are_taken():
 def test_a_wrong_digest_is_refused():
     spoilt = value()
     spoilt["digest"] = "0" * 64
-    with pytest.raises(ManifestError, match="the content does not fit its digest 000000000000…; restore it"):
+    with pytest.raises(ManifestError, match="the content does not fit its digest 000000000000…; restore or rebuild"):
         parse(json.dumps(spoilt).encode())
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
 from shardset.order.epoch import Order, slot_key
+from shardset.order.lanes import rank_part
 from shardset.order.permutation import hash64
 from shardset.order.state import state_from_json
+from tests.makers.reading import rank_slots
 
 FROZEN_0 = [
     [23, 24, 8, 17, 21, 20, 1, 0],
@@ -139,10 +141,13 @@ def test_the_parts_of_any_world_are_the_same_global_batch(order, wish):
     world = next(w for w in range(min(wish, size), 0, -1) if size % w == 0)
     for step in {0, order.num_batches - 1}:
         whole = order.batch(1, step)
-        parts = [order.rank_slots(1, step, rank, world) for rank in range(world)]
+        parts = [rank_slots(order, 1, step, rank, world) for rank in range(world)]
         for name in ("ids", "weights", "lanes", "rows"):
             assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(whole, name))
-        assert all(set(part.lanes.tolist()) == set(order.rank_lanes(rank, world)) for rank, part in enumerate(parts))
+        assert all(
+            set(part.lanes.tolist()) == set(order.part_lanes(rank_part(size, rank, world)))
+            for rank, part in enumerate(parts)
+        )
 
 
 @given(orders(), st.integers(0, 3))
@@ -226,7 +231,7 @@ def test_the_number_of_reads_is_known_without_listing_them(order, epoch):
 @pytest.mark.parametrize("world", [1, 2, 3, 24, 64, 256, 384, 512])
 def test_worlds_up_to_512_read_each_sample_once(world):
     order = make([101] * 31, global_batch_size=1536, num_lanes=256, block_size=8, window=16)
-    parts = [order.rank_slots(0, step, rank, world) for step in range(order.num_batches) for rank in range(world)]
+    parts = [rank_slots(order, 0, step, rank, world) for step in range(order.num_batches) for rank in range(world)]
     ids = np.concatenate([part.ids[part.weights == 1] for part in parts])
     assert np.array_equal(np.sort(ids), np.arange(101 * 31))
     assert {len(part.ids) for part in parts} == {1536 // world}
@@ -288,7 +293,8 @@ def test_bytes_read_stay_within_the_bound(world):
     order = make([100] * 40, global_batch_size=768, num_lanes=256, block_size=8, window=16)
     starts = order.lane_starts(np.arange(order.num_lanes + 1))
     read = sum(
-        int(starts[lanes.stop] - starts[lanes.start]) for lanes in (order.rank_lanes(r, world) for r in range(world))
+        int(starts[lanes.stop] - starts[lanes.start])
+        for lanes in (order.part_lanes(rank_part(768, rank, world)) for rank in range(world))
     )
     assert read <= order.num_samples * (1 + (world - 1) / order.num_lanes) + world
     assert read == order.num_samples or order.num_lanes % world

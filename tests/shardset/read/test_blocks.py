@@ -13,7 +13,7 @@ from shardset.read.blocks import BlockSampleReader
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
-from tests.makers.reading import NUM_SAMPLES, addresses_of, order_of, read_epoch
+from tests.makers.reading import NUM_SAMPLES, addresses_of, order_of, rank_slots, read_epoch
 from tests.makers.shardset import png_samples, write_shard_set
 
 
@@ -69,7 +69,7 @@ def test_before_a_readers_first_batch_only_its_own_samples_and_the_indexes_of_th
     storage, split = recorded
     table, order = ShardTable(storage, split), order_of(split)
     reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
-    slots = order.rank_slots(0, 0, 0, 3)
+    slots = rank_slots(order, 0, 0, 0, 3)
     addresses = addresses_of(table, order, slots.ids)
     pending = reads.read_step(0, slots, addresses)
     assert len(list(pending.contents(0, len(slots.ids)))) == len(slots.ids)

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, StorageError, TransientError
 from shardset.storage import gcs_http
 from shardset.storage.base import ABSENT
-from shardset.storage.gcs import _Body, bucket_location
+from shardset.storage.gcs import GcsLimits, GcsStorage, _Body, bucket_location
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_file, open_storage
@@ -64,6 +64,11 @@ ODD_NAMES = [
 def put(storage, name, data=HELLO, **options):
     with storage.writer(name, **options) as writer:
         writer.write(data)
+
+
+def limited(storage, **limits):
+    """The same `gs://` folder with other limits."""
+    return replace(storage, limits=GcsLimits(**limits))
 
 
 def write_and_raise(writer, data, error):
@@ -147,8 +152,8 @@ def test_a_prefix_selects_by_name(storage, prefix):
     assert names(storage, prefix) == expected
 
 
-def test_many_objects_are_all_listed(storage, monkeypatch):
-    monkeypatch.setattr("shardset.storage.gcs._LISTED_AT_ONCE", 10)
+def test_many_objects_are_all_listed(storage):
+    storage = limited(storage, page_size=10) if isinstance(storage, GcsStorage) else storage
     wanted = [f"d{number % 7}/{number:05d}" for number in range(101)]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda name: put(storage, name, b"x"), wanted))
@@ -815,11 +820,10 @@ def test_a_read_survives_a_fault(behind_proxy, proxy, fault, start, stop):
 
 
 @pytest.mark.gcs
-def test_a_read_goes_on_at_the_byte_reached(behind_proxy, proxy, monkeypatch):
-    monkeypatch.setattr("shardset.storage.gcs._PIECE", 1000)
+def test_a_read_goes_on_at_the_byte_reached(behind_proxy, proxy):
     put(behind_proxy, "a", BIG)
     proxy.script = in_turn(Fault("truncate", at=100_000), Fault("truncate", at=200_000), when=is_media)
-    assert behind_proxy.read("a", 50_000, 900_000) == BIG[50_000:900_000]
+    assert limited(behind_proxy, piece_bytes=1000).read("a", 50_000, 900_000) == BIG[50_000:900_000]
     ranges = [seen.headers["range"] for seen in proxy.seen if is_media(seen)]
     assert ranges == ["bytes=50000-899999", "bytes=150000-899999", "bytes=350000-899999"]
 
@@ -881,11 +885,10 @@ class SlowClock:
 
 
 @pytest.mark.gcs
-def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_proxy, proxy, monkeypatch):
-    monkeypatch.setattr("shardset.storage.gcs._PIECE", 10_000)
+def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_proxy, proxy):
     put(behind_proxy, "a", BIG)
     policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=0.5)
-    assert replace(behind_proxy, retry=policy).read("a") == BIG
+    assert limited(replace(behind_proxy, retry=policy), piece_bytes=10_000).read("a") == BIG
     firsts = [
         seen.headers.get("range", "bytes=0-").split("=")[1].split("-")[0] for seen in proxy.seen if is_media(seen)
     ]
@@ -905,7 +908,7 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes(bytes_per_s):
     # The share of each of eight workers of a build behind a line of 6 or 20 Mbit/s.
     shard = io.BytesIO(bytes(96 << 20))
     policy = RetryPolicy(clock=lambda: shard.tell() / bytes_per_s)
-    pieces = [len(piece) for piece in _Body(b"head", shard, 96 << 20, policy)]
+    pieces = [len(piece) for piece in _Body(b"head", shard, 96 << 20, policy, b"tail")]
     assert sum(pieces) > 96 << 20
     assert max(pieces) / bytes_per_s < policy.connect_timeout_s  # in which a piece has to be taken
 
@@ -1015,10 +1018,9 @@ def test_a_full_temporary_folder_is_said(gcs_root, tmp_path, monkeypatch):
 
 @pytest.mark.gcs
 @pytest.mark.parametrize("num_small", [1, 1000])
-def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, monkeypatch, num_small):
+def test_a_temporary_folder_that_is_full_at_the_last_byte_is_said(gcs_root, num_small):
     # Small writes wait in a buffer: the disk refuses them when that is full, when all is sent, or when it is closed.
-    monkeypatch.setattr("shardset.storage.gcs._SPOOL_IN_MEMORY", 50_000)
-    storage = open_storage(gcs_root)
+    storage = limited(open_storage(gcs_root), spool_bytes=50_000)
 
     def write():
         with storage.writer("a") as writer:
@@ -1121,12 +1123,11 @@ def is_stat(seen):
 
 
 @pytest.fixture
-def pages_of_three(behind_proxy, monkeypatch):
+def pages_of_three(behind_proxy):
     """Ten objects, listed in four pages."""
     for number in range(10):
         put(behind_proxy, f"{number}")
-    monkeypatch.setattr("shardset.storage.gcs._LISTED_AT_ONCE", 3)
-    return behind_proxy
+    return limited(behind_proxy, page_size=3)
 
 
 @pytest.mark.gcs
