@@ -121,7 +121,7 @@ class CenterCrop(Crop):
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         """See Crop."""
         if image_size == (size, size) and self.resize == size:
-            return Region(None, (0, 0), np.copyto)
+            return _UNCHANGED
         height, width = short_side(*image_size, self.resize)
         if height * width > MAX_PIXELS:
             raise UndecodableImage(
@@ -263,6 +263,13 @@ def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
     ratio = min(max(width / height, crop.ratio[0]), crop.ratio[1])
     w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
     return Box((height - h) // 2, (width - w) // 2, h, w)
+
+
+def _put_unchanged(row: np.ndarray, pixels: np.ndarray) -> None:
+    row[:] = pixels  # for a small image, np.copyto takes a fifth longer
+
+
+_UNCHANGED = Region(None, (0, 0), _put_unchanged)
 
 
 def _put_centre(resized: tuple[int, int], row: np.ndarray, pixels: np.ndarray) -> None:

@@ -10,7 +10,6 @@ import struct
 import zlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -32,6 +31,9 @@ FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
 
 _SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 20
 """Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
+
+_Header = tuple[str, tuple[int, int], Grid | None]
+"""The format of an image as a field, its (height, width), and the grid of a JPEG. A plain tuple, for speed."""
 
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
 _WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
@@ -78,7 +80,7 @@ def draws(spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.nd
 def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> None:
     """Decodes and crops one image into `row`, uint8 [size, size, 3]; raises UndecodableImage."""
     header = _read_header(data)
-    region = spec.crop.region(header.size, row.shape[0], drawn)
+    region = spec.crop.region(header[1], row.shape[0], drawn)
     with _memory_for(data, header, spec.decoded_bytes, region.num_bytes):
         if region.box is None:
             pixels = _decode_whole(data, region.least, spec.background)
@@ -105,31 +107,22 @@ def decode(
 
 def image_size(data: bytes) -> tuple[int, int]:
     """(height, width) from the header; raises UndecodableImage, also above MAX_PIXELS."""
-    return _read_header(data).size
-
-
-class _Header(NamedTuple):
-    """What the first bytes of an image say: its format as a field, its (height, width) and the grid of a JPEG."""
-
-    kind: str
-    size: tuple[int, int]
-    grid: Grid | None = None
+    return _read_header(data)[1]
 
 
 def _read_header(data: bytes) -> _Header:
+    grid = None
     if jpeg.is_jpeg(data):
-        grid = grid_of(data)
-        header = _Header("jpg", (grid.size if grid else jpeg.size(data)) or _pillow_size(data), grid)
+        kind, grid = "jpg", grid_of(data)
+        height, width = (grid.size if grid else jpeg.size(data)) or _pillow_size(data)
     elif png.is_png(data):
-        header = _Header("png", png.size(data))
+        kind, (height, width) = "png", png.size(data)
     else:
         kind = "webp" if data[8:12] == b"WEBP" else "tif" if data[:2] in (b"II", b"MM") else "image"
-        header = _Header(kind, _pillow_size(data))
-    if not 0 < header.size[0] * header.size[1] <= MAX_PIXELS:
-        raise UndecodableImage(
-            f"its header claims {header.size[0]} x {header.size[1]} pixels, expected 1 to {MAX_PIXELS}"
-        )
-    return header
+        height, width = _pillow_size(data)
+    if not 0 < height * width <= MAX_PIXELS:
+        raise UndecodableImage(f"its header claims {height} x {width} pixels, expected 1 to {MAX_PIXELS}")
+    return kind, (height, width), grid
 
 
 def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0) -> AbstractContextManager[None]:
@@ -147,11 +140,12 @@ def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0
 
 def _decode_box(data: bytes, header: _Header, box: Box, least: tuple[int, int], background: Background) -> np.ndarray:
     """The pixels of a box; decodes a part of a JPEG where its grid allows that."""
-    window = jpeg.decode_window(data, header.grid, box, least) if header.grid else None
+    _, size, grid = header
+    window = jpeg.decode_window(data, grid, box, least) if grid else None
     if window is not None:
         return window
     image = _decode_whole(data, least, background)
-    inside = jpeg.scaled(box, header.size, (image.shape[0], image.shape[1]))
+    inside = jpeg.scaled(box, size, (image.shape[0], image.shape[1]))
     return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
 
 

@@ -61,8 +61,6 @@ class RemoteReader:
         """See RangeReader; here every read is fresh."""
         read = _RangeRead(shard, start, stop)
         with self._lock:
-            if self._closed.is_set():
-                raise CancelledError
             self._running.add(read)
             self.hedges.num_reads[read.size_class] += 1
             self._attempt(read, self._fetchers)
@@ -70,18 +68,18 @@ class RemoteReader:
 
     def close(self) -> None:
         """See RangeReader. A thread that waits for storage stops after its read."""
-        with self._lock:
-            self._closed.set()
-            running = list(self._running)
+        self._closed.set()
         self._monitor.join()
         self._fetchers.close()
         self._hedgers.close()
+        with self._lock:  # after the threads are closed, so that no read comes late and waits for ever
+            running = list(self._running)
         for read in running:
             settle(read.result, CancelledError())
 
     def _attempt(self, read: "_RangeRead", threads: Threads) -> None:
         read.attempts += 1
-        threads.call(partial(self._run, read, is_hedge=threads is self._hedgers))
+        threads.submit(partial(self._run, read, is_hedge=threads is self._hedgers), read.result)
 
     def _run(self, read: "_RangeRead", *, is_hedge: bool) -> None:
         outcome = outcome_of(partial(self._read, read, is_hedge=is_hedge))

@@ -1,4 +1,4 @@
-"""Threads for calls that may wait for minutes, the futures of their results, and a lock that survives a fork."""
+"""Threads for jobs that may wait for minutes, the futures of their results, and a lock that survives a fork."""
 
 import os
 import queue
@@ -12,38 +12,42 @@ T = TypeVar("T")
 
 
 class Threads:
-    """Daemon threads that take calls in turn.
+    """Daemon threads that take jobs in turn.
 
-    Unlike the pools of concurrent.futures, they don't keep the program alive while a call waits for the network.
+    Unlike the pools of concurrent.futures, they don't keep the program alive while a job waits for the network.
     """
 
     def __init__(self, name: str, num_threads: int) -> None:
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
         self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)]
         for thread in self._threads:
             thread.start()
 
-    def call(self, function: Callable[[], T]) -> Future[T]:
-        """Calls `function` on the next free thread; raises CancelledError after `close`."""
-        future: Future[T] = Future()
+    def submit(self, job: Callable[[], None], future: Future[Any]) -> None:
+        """Runs `job`, which settles `future`, on the next free thread; raises CancelledError after `close`."""
         with self._lock:
             if self._closed:
                 raise CancelledError
-            self._calls.put((function, future))
+            self._jobs.put((job, future))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Calls `function` on the next free thread; raises CancelledError after `close`."""
+        future: Future[T] = Future()
+        self.submit(lambda: settle(future, outcome_of(function)), future)
         return future
 
     def close(self) -> None:
-        """Cancels the calls that have not begun; each thread ends after its current call."""
+        """Cancels the jobs that have not begun; each thread ends after its current job."""
         with self._lock:
             self._closed = True
         with suppress(queue.Empty):
             while True:
-                if call := self._calls.get_nowait():
-                    settle(call[1], CancelledError())
+                if job := self._jobs.get_nowait():
+                    settle(job[1], CancelledError())
         for _ in self._threads:
-            self._calls.put(None)
+            self._jobs.put(None)
 
     def join(self) -> None:
         """Waits until all threads have ended; call `close` first."""
@@ -51,9 +55,9 @@ class Threads:
             thread.join()
 
     def _work(self) -> None:
-        while call := self._calls.get():
-            settle(call[1], outcome_of(call[0]))
-            del call  # an idle thread must not keep the bytes of its last call alive
+        while job := self._jobs.get():
+            job[0]()
+            del job  # an idle thread must not keep the bytes of its last job alive
 
 
 class ProcessLock:
