@@ -11,10 +11,10 @@ import google_crc32c
 import numpy as np
 
 from pipelines.report.catalog import THREADS, Catalog, Damage, IndexedShard, complaint, key_at
+from pipelines.write.range_reads import coalesce
 from shardset.errors import StorageError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
-from shardset.read.ranges import coalesce
 from shardset.storage.base import Storage
 
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
 from shardset.checksum import extend_crc32c
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
-from shardset.read.ranges import coalesce
 from shardset.storage.base import Storage
 from shardset.storage.open import is_absolute, open_file
 
@@ -66,6 +65,22 @@ def fetch(
     source, output = source.on_retry(window.shrink), output.on_retry(window.shrink)
     with ThreadPoolExecutor(num_threads) as pool:
         yield from _ahead(pool, read_group, groups, window)
+
+
+def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
+    """Slices of `ranges`, one per request.
+
+    `ranges` are half-open (start, stop), ascending by start. Neighbours share a request if they are at most `max_gap`
+    bytes apart and the request stays within `max_bytes`; a longer range is a request of its own.
+    """
+    first, end = 0, 0
+    for number, (start, stop) in enumerate(ranges):
+        if number > first and (start - end > max_gap or max(end, stop) - ranges[first][0] > max_bytes):
+            yield slice(first, number)
+            first, end = number, start
+        end = max(end, stop)
+    if ranges:
+        yield slice(first, len(ranges))
 
 
 def _ahead(

@@ -1,7 +1,7 @@
 """Crops: which window of an image becomes a row of a batch, and how its pixels get there.
 
-A new crop is one class here: it says how many numbers it draws, which region of an image it needs, and how that region
-fills a row. Crops come from keyed draws, so a slot gets the same crop whatever decodes its image.
+A new crop is one class here: it states how many numbers it draws, which region of an image it needs, and how that
+region fills a row. Draws are keyed by slot, so a slot gets the same crop whatever decodes its image.
 """
 
 import math
@@ -21,7 +21,7 @@ from shardset.format.images import MAX_PIXELS
 
 NUM_TRIES = 10
 _FRAMES_BYTES = 2**18
-"""Bytes of padded images that stay in the processor's cache."""
+"""Bytes of padded images at a time: they stay in the processor's cache."""
 
 
 class Box(NamedTuple):
@@ -37,12 +37,12 @@ class Region(NamedTuple):
     """What a crop needs of one image, and how that fills a row.
 
     `box` is a window of the full-size image; None is all of it. The image may be decoded smaller, with at least the
-    height and width of `least`. `put(row, pixels)` fills a row from the pixels of the box and takes `num_bytes`.
+    height and width of `least`. `put(row, pixels)` fills a row from the pixels of the box and allocates `num_bytes`.
     """
 
     box: Box | None
     least: tuple[int, int]
-    put: Callable[[np.ndarray, np.ndarray], None]
+    put: Callable[[np.ndarray, np.ndarray], object]
     num_bytes: int = 0
 
 
@@ -53,22 +53,22 @@ class Crop(ABC):
 
     @property
     def num_draws(self) -> int:
-        """Numbers that it draws for each slot; 0 where it takes the same window every time."""
+        """The number of draws per slot; 0 if it takes the same window every time."""
         return 0
 
     def check(self, size: int) -> None:
-        """Raises ConfigError where it can't fill a row of that size."""
+        """Raises ConfigError if it can't fill a row of that size."""
         return None
 
     @abstractmethod
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         """The region of an image (height, width) for a row of `size`.
 
-        `drawn` are the slot's draws: first that of the flip, then those of the crop. Raises UndecodableImage.
+        `drawn` holds the draws of the slot: one for the flip, then those of the crop. Raises UndecodableImage.
         """
 
     def keeps_size(self, size: int) -> bool:
-        """Whether it does not resize an image of that size, so that `put_many` may crop many such images at once."""
+        """Whether it leaves images of that size unresized, so that `put_many` may crop many of them at once."""
         return False
 
     def put_many(
@@ -80,7 +80,7 @@ class Crop(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RandomResizedCrop(Crop):
-    """A crop of `scale` of the area and an aspect of `ratio`, resized: torchvision's rule on keyed draws."""
+    """A random window, resized: its area is a share of `scale`, its aspect one of `ratio`. torchvision's rule."""
 
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -92,19 +92,21 @@ class RandomResizedCrop(Crop):
 
     @property
     def num_draws(self) -> int:
-        """See Crop: the place of the window, then the area and the aspect of each try."""
+        """See Crop: the position of the window, then the area and the aspect of each try."""
         return 2 + 2 * NUM_TRIES
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         """See Crop."""
         box = random_box(self, *image_size, drawn)
         ratio = max(size / box.height, size / box.width)
-        return Region(box, (math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)), _put_resized)
+        # Linear is seven times faster than area and good enough to train on.
+        put = partial(_resize_into, interpolation=cv2.INTER_LINEAR)
+        return Region(box, (math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)), put)
 
 
 @dataclass(frozen=True, slots=True)
 class CenterCrop(Crop):
-    """The shorter side resized to `resize`, then the centre; `resize` equal to the image's size resizes nothing."""
+    """The centre of the image, after its shorter side is resized to `resize`."""
 
     resize: int
 
@@ -141,7 +143,7 @@ class CenterCrop(Crop):
 
 @dataclass(frozen=True, slots=True)
 class PadCrop(Crop):
-    """A random window of the image with `padding` black pixels around it: no resizing, for small images."""
+    """A random window of the image with `padding` black pixels around it, not resized: for small images."""
 
     padding: int = 4
 
@@ -151,12 +153,12 @@ class PadCrop(Crop):
 
     @property
     def num_draws(self) -> int:
-        """See Crop: the place of the window."""
+        """See Crop: the position of the window."""
         return 2
 
     def region(self, image_size: tuple[int, int], size: int, drawn: np.ndarray) -> Region:
         """See Crop."""
-        return Region(None, (0, 0), partial(_put_padded, self.padding, drawn))
+        return Region(None, (0, 0), lambda row, pixels: pad_crop(row, pixels, self.padding, drawn))
 
     def keeps_size(self, size: int) -> bool:
         """See Crop."""
@@ -170,7 +172,7 @@ class PadCrop(Crop):
 
 
 def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarray) -> Box:
-    """The crop that a slot's draws choose in an image of that size; the largest centred one if ten tries miss."""
+    """The window that a slot's draws choose in an image of that size; the largest centred one if ten tries miss."""
     log_low, log_high = math.log(crop.ratio[0]), math.log(crop.ratio[1])
     down, right, *tries = drawn[1:].tolist()
     for area_draw, aspect in zip(tries[::2], tries[1::2], strict=True):
@@ -183,14 +185,14 @@ def random_box(crop: RandomResizedCrop, height: int, width: int, drawn: np.ndarr
 
 
 def short_side(height: int, width: int, side: int) -> tuple[int, int]:
-    """The (height, width) whose shorter side is `side`: torchvision's rounding."""
+    """The (height, width) whose shorter side is `side`, with torchvision's rounding."""
     if height <= width:
         return side, int(side * width / height)
     return int(side * height / width), side
 
 
 def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:
-    """The window that a slot's draws choose in the black-padded image; raises UndecodableImage if it is too small."""
+    """The window that a slot's draws choose in the black-padded image; raises UndecodableImage if that is too small."""
     down, right = (side + 2 * padding - out for side, out in zip(image.shape[:2], row.shape[:2], strict=True))
     if min(down, right) < 0:
         raise UndecodableImage(
@@ -211,7 +213,7 @@ def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray
 def pad_crops(
     out: np.ndarray, slots: np.ndarray, images_NHWC: np.ndarray, ids: np.ndarray, padding: int, drawn: np.ndarray
 ) -> None:
-    """`pad_crop` of image `ids[n]` into `out[slots[n]]`, all of one size and contiguous: uint8 [., size, size, 3]."""
+    """`pad_crop` of image `ids[n]` into `out[slots[n]]`; both are contiguous uint8 [., size, size, 3]."""
     size, num_offsets = out.shape[1], 2 * padding + 1
     offsets = (drawn[:, 1:3] * num_offsets).astype(np.int64)
     frames = _frames.of(size, padding)
@@ -227,18 +229,18 @@ def pad_crops(
 
 
 def use_one_opencv_thread() -> None:
-    """Has OpenCV resize in the calling thread: every core decodes already."""
+    """Makes OpenCV resize in the calling thread, because every core decodes already."""
     cv2.setNumThreads(1)
 
 
 class _Frames(threading.local):
-    """Black frames around images, which each thread uses again: new memory takes as long as the crop."""
+    """Black frames around images, reused by each thread: allocating them takes as long as the crop."""
 
     _key: tuple[int, int] | None = None
     _images = np.empty((0, 0, 0, 3), np.uint8)
 
     def of(self, size: int, padding: int) -> np.ndarray:
-        """Frames for images of that size: uint8 [n, side, side, 3], black but for the images of earlier calls."""
+        """Frames for images of that size: uint8 [n, side, side, 3], black around the images of earlier calls."""
         if self._key != (size, padding):
             side = size + 2 * padding
             self._images = np.zeros((max(1, _FRAMES_BYTES // (3 * side**2)), side, side, 3), np.uint8)
@@ -263,13 +265,8 @@ def _widest_box(crop: RandomResizedCrop, height: int, width: int) -> Box:
     return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
-def _put_resized(row: np.ndarray, pixels: np.ndarray) -> None:
-    # Linear is seven times faster than area and good enough to train on.
-    _resize(pixels, row, cv2.INTER_LINEAR)
-
-
 def _put_unchanged(row: np.ndarray, pixels: np.ndarray) -> None:
-    row[:] = pixels
+    row[:] = pixels  # for a small image, np.copyto takes a fifth longer
 
 
 _UNCHANGED = Region(None, (0, 0), _put_unchanged)
@@ -277,17 +274,13 @@ _UNCHANGED = Region(None, (0, 0), _put_unchanged)
 
 def _put_centre(resized: tuple[int, int], row: np.ndarray, pixels: np.ndarray) -> None:
     if resized != pixels.shape[:2]:
-        pixels = _resize(pixels, np.empty((*resized, 3), np.uint8), cv2.INTER_AREA)
+        pixels = _resize_into(np.empty((*resized, 3), np.uint8), pixels, cv2.INTER_AREA)
     top, left = round((resized[0] - row.shape[0]) / 2), round((resized[1] - row.shape[1]) / 2)
     row[:] = pixels[top : top + row.shape[0], left : left + row.shape[1]]
 
 
-def _put_padded(padding: int, drawn: np.ndarray, row: np.ndarray, pixels: np.ndarray) -> None:
-    pad_crop(row, pixels, padding, drawn)
-
-
-def _resize(image: np.ndarray, out: np.ndarray, interpolation: int) -> np.ndarray:
-    # Beyond a factor of 2 linear would skip pixels.
+def _resize_into(out: np.ndarray, image: np.ndarray, interpolation: int) -> np.ndarray:
+    # Beyond a factor of 2, linear would skip pixels.
     if image.shape[0] >= 2 * out.shape[0] or image.shape[1] >= 2 * out.shape[1]:
         interpolation = cv2.INTER_AREA
     return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=interpolation)
@@ -296,7 +289,7 @@ def _resize(image: np.ndarray, out: np.ndarray, interpolation: int) -> np.ndarra
 def _rows(image: np.ndarray, top: int, left: int, height: int, width: int) -> np.ndarray:
     """A window of a contiguous image, each of its rows as one element: [height].
 
-    NumPy releases the interpreter while it copies more than 500 elements; to get it back takes longer than the copy.
+    NumPy releases the GIL while it copies more than 500 elements; getting it back takes longer than the copy.
     """
     stride = 3 * image.shape[1]
     return np.ndarray((height,), (np.void, 3 * width), image.data, top * stride + 3 * left, (stride,))

@@ -1,8 +1,8 @@
-"""Image bytes to rows of one uint8 batch buffer.
+"""Encoded images to rows of one uint8 batch buffer.
 
 simplejpeg decodes JPEG (`jpeg`), kornia_rs and pyspng 8-bit PNG (`png`), Pillow everything else. Transparent pixels
-are put on a background, whatever decodes them (`shardset.format.background`); `crops` fills the row. `docs/decoding.md`
-states how far the result may be from Pillow's and torchvision's.
+are put on a background whatever the decoder (`shardset.format.background`); `crops` fills the row. `docs/decoding.md`
+states how far the result may be from that of Pillow and torchvision.
 """
 
 import io
@@ -27,30 +27,25 @@ from shardset.format.limits import DECODED_BYTES
 from shardset.order.epoch import slot_key
 
 FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
-"""What Pillow may open."""
+"""The formats that Pillow may open."""
 
 _SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 20
+"""Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
+
+_Header = tuple[str, tuple[int, int], Grid | None]
+"""The format of an image as a field, its (height, width), and the grid of a JPEG. A plain tuple, for speed."""
+
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
-_PILLOW_ERRORS = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-)
+_WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
+_PILLOW_ERRORS = (OSError, Image.DecompressionBombError, *_WRONG_VALUES)
+"""What Pillow raises for damaged images, depending on the plugin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSpec:
     """What each image becomes: uint8 [size, size, 3], RGB.
 
-    With `flip`, batches say in `flip` (bool) which images the device must mirror; the pixels come unmirrored.
+    With `flip`, the column `flip` (bool) of a batch says which images the device must mirror; their pixels are not.
     Transparent images are put on `background`. `decoded_bytes` limits the memory of the images that a process decodes
     at once; an image that needs more is undecodable.
     """
@@ -72,7 +67,7 @@ class ImageSpec:
 
     @property
     def is_random(self) -> bool:
-        """Whether anything is drawn."""
+        """Whether a slot needs draws."""
         return self.flip or self.crop.num_draws > 0
 
 
@@ -84,14 +79,13 @@ def draws(spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.nd
 
 def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> None:
     """Decodes and crops one image into `row`, uint8 [size, size, 3]; raises UndecodableImage."""
-    grid = _grid(data)
-    size = _size(data, grid)
-    region = spec.crop.region(size, row.shape[0], drawn)
-    with _memory_for(data, size, spec.decoded_bytes, grid, region.num_bytes):
+    header = _read_header(data)
+    region = spec.crop.region(header[1], row.shape[0], drawn)
+    with _memory_for(data, header, spec.decoded_bytes, region.num_bytes):
         if region.box is None:
             pixels = _decode_whole(data, region.least, spec.background)
         else:
-            pixels = _decode_box(data, size, grid, region.box, region.least, spec.background)
+            pixels = _decode_box(data, header, region.box, region.least, spec.background)
         region.put(row, pixels)
 
 
@@ -104,62 +98,49 @@ def decode(
 ) -> np.ndarray:
     """The image: uint8 [height, width, 3], RGB; raises UndecodableImage.
 
-    With `least`, a JPEG may come smaller, with at least that height and width. Transparent pixels are put on the
-    background, 16 bits become the upper 8. `decoded_bytes` is that of ImageSpec.
+    With `least`, a JPEG may be reduced to no less than that height and width. Transparent pixels are put on the
+    background; 16 bits become the upper 8. `decoded_bytes` is that of ImageSpec.
     """
-    grid = _grid(data)
-    with _memory_for(data, _size(data, grid), decoded_bytes, grid):
+    with _memory_for(data, _read_header(data), decoded_bytes):
         return _decode_whole(data, least, background)
 
 
 def image_size(data: bytes) -> tuple[int, int]:
     """(height, width) from the header; raises UndecodableImage, also above MAX_PIXELS."""
-    return _size(data, None)
+    return _read_header(data)[1]
 
 
-def _grid(data: bytes) -> Grid | None:
-    return grid_of(data) if jpeg.is_jpeg(data) else None
-
-
-def _size(data: bytes, grid: Grid | None) -> tuple[int, int]:
-    if grid:
-        size = grid.size
+def _read_header(data: bytes) -> _Header:
+    grid = None
+    if jpeg.is_jpeg(data):
+        kind, grid = "jpg", grid_of(data)
+        height, width = (grid.size if grid else jpeg.size(data)) or _pillow_size(data)
     elif png.is_png(data):
-        size = png.size(data)
+        kind, (height, width) = "png", png.size(data)
     else:
-        size = (jpeg.size(data) if jpeg.is_jpeg(data) else None) or _pillow_size(data)
-    if not 0 < size[0] * size[1] <= MAX_PIXELS:
-        raise UndecodableImage(f"it says it has {size[0]} x {size[1]} pixels, expected 1 to {MAX_PIXELS}")
-    return size
+        kind = "webp" if data[8:12] == b"WEBP" else "tif" if data[:2] in (b"II", b"MM") else "image"
+        height, width = _pillow_size(data)
+    if not 0 < height * width <= MAX_PIXELS:
+        raise UndecodableImage(f"its header claims {height} x {width} pixels, expected 1 to {MAX_PIXELS}")
+    return kind, (height, width), grid
 
 
-def _memory_for(
-    data: bytes, size: tuple[int, int], budget: int, grid: Grid | None, result_bytes: int = 0
-) -> AbstractContextManager[None]:
-    """Memory to decode an image in, and `result_bytes` to resize it into; raises UndecodableImage beyond the limits."""
-    if (
-        not jpeg.is_jpeg(data)
-        and size[0] * size[1] <= _SMALL_PIXELS
-        and result_bytes <= _SMALL_PIXELS <= budget // _MOST_PER_PIXEL
-    ):
+def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0) -> AbstractContextManager[None]:
+    """Memory to decode an image and to resize it into `result_bytes`; raises UndecodableImage beyond the limits."""
+    kind, (height, width), grid = header
+    is_small = height * width <= _SMALL_PIXELS and result_bytes <= _SMALL_PIXELS <= budget // _MOST_PER_PIXEL
+    if is_small and kind != "jpg":
         return _UNLIMITED
-    num_scans = 1 if grid or not jpeg.is_jpeg(data) else limits.num_scans(data)
-    kind = _kind(data)
-    if why := limits.refusal(kind, size[1], size[0], budget, num_scans):
-        raise UndecodableImage(f"it has {why}; store it re-encoded, or raise decoded_bytes if more memory is there")
-    return limits.room(limits.num_bytes(kind, size[1], size[0], num_scans) + result_bytes, budget)
+    # A grid means one scan. Other JPEGs may have thousands, each as slow as decoding the image once.
+    num_scans = limits.num_scans(data) if kind == "jpg" and not grid else 1
+    if why := limits.refusal(kind, width, height, budget, num_scans):
+        raise UndecodableImage(f"it has {why}; store it re-encoded, or raise decoded_bytes if there is more memory")
+    return limits.room(limits.num_bytes(kind, width, height, num_scans) + result_bytes, budget)
 
 
-def _kind(data: bytes) -> str:
-    if data[8:12] == b"WEBP":
-        return "webp"
-    return "tif" if data[:2] in (b"II", b"MM") else "jpg" if jpeg.is_jpeg(data) else "image"
-
-
-def _decode_box(
-    data: bytes, size: tuple[int, int], grid: Grid | None, box: Box, least: tuple[int, int], background: Background
-) -> np.ndarray:
-    """The pixels of a box: of a JPEG from a part of it where its grid allows that."""
+def _decode_box(data: bytes, header: _Header, box: Box, least: tuple[int, int], background: Background) -> np.ndarray:
+    """The pixels of a box; decodes a part of a JPEG where its grid allows that."""
+    _, size, grid = header
     window = jpeg.decode_window(data, grid, box, least) if grid else None
     if window is not None:
         return window
@@ -169,7 +150,7 @@ def _decode_box(
 
 
 def _decode_whole(data: bytes, least: tuple[int, int], background: Background) -> np.ndarray:
-    """`decode` without its limits, which the caller has checked."""
+    """`decode` without its limits, which the caller checks."""
     if jpeg.is_jpeg(data):
         image = jpeg.decode(data, least)
     elif png.is_png(data):
@@ -196,6 +177,6 @@ def _decode_pillow(data: bytes, background: Background) -> np.ndarray:
             if image.mode == "F" or (image.mode == "I" and image.format == "TIFF"):
                 kind = "floating-point numbers" if image.mode == "F" else "numbers of 32 bits"
                 raise UndecodableImage(f"its pixels are {kind}, not levels; convert it to 8 or 16 bits")
-            return rgb_pixels(image, background)  # of I;16 of a PNG, and of I of a PGM, which Pillow brings to 16 bits
+            return rgb_pixels(image, background)  # also of I, which is how Pillow opens a PGM of 16 bits
     except _PILLOW_ERRORS as error:
         raise UndecodableImage(f"Pillow can't decode it ({error})") from error

@@ -1,6 +1,6 @@
 """JPEGs to RGB pixels by simplejpeg (libjpeg-turbo): whole, at a reduced size, or only around a window.
 
-A JPEG whose blocks come row by row is decoded down to the last row that a crop needs; with restart markers only the
+A JPEG whose blocks come row by row is decoded down to the last row that a crop needs; with restart markers, only the
 blocks around the crop are decoded (`jpeg_restart`).
 """
 
@@ -13,11 +13,11 @@ from shardset.errors import UndecodableImage
 from shardset.format import limits
 
 _LEAST_COLUMNS = 5
-"""Pixels in a row from which on libjpeg-turbo interpolates colours: it needs three of halved ones (jdsample.c)."""
+"""The width from which on libjpeg-turbo interpolates colours: it needs three halved pixels (jdsample.c)."""
 
 
 def is_jpeg(data: bytes) -> bool:
-    """Whether they begin as a JPEG does."""
+    """Whether the data begin as a JPEG does."""
     return data[:2] == b"\xff\xd8"
 
 
@@ -28,7 +28,7 @@ def size(data: bytes) -> tuple[int, int] | None:
 
 
 def decode(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
-    """The image, perhaps smaller, of at least the height and width of `least`: uint8 [height, width, 3].
+    """The image, perhaps reduced to no less than the height and width of `least`: uint8 [height, width, 3].
 
     None where libjpeg-turbo has no true RGB for it (CMYK), can't read its header or warns; Pillow then decides. Raises
     UndecodableImage if its end mark is missing.
@@ -40,13 +40,13 @@ def decode(data: bytes, least: tuple[int, int]) -> np.ndarray | None:
 
 
 def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> np.ndarray | None:
-    """The pixels of a box, from a part of the JPEG: those that decoding all of it at `least` would give.
+    """The pixels of a box, the same as in the whole image at `least`, but decoded from a part of the JPEG.
 
-    None where that part can't be cut out or decoded.
+    None if that part can't be cut out or decoded.
     """
     eighths = reduction(grid.size, least)
     inside = scaled(box, grid.size, reduced(grid.size, eighths))
-    # Colours are interpolated between neighbours, which may lie two pixels of the reduced image away.
+    # Colours are interpolated between neighbours up to two pixels of the reduced image away.
     top, left = ((at - 2) * 8 // eighths for at in (inside.top, inside.left))
     bottom, right = (-(-(at + 2) * 8 // eighths) for at in (inside.top + inside.height, inside.left + inside.width))
     part = cut(data, grid, top, left, bottom, right) if grid.run else head(data, grid, bottom)
@@ -55,7 +55,8 @@ def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> 
     part_size = reduced(part.size, eighths)
     if part_size[1] < _LEAST_COLUMNS:
         return None
-    # libjpeg-turbo warns about every head, because more follows; damage in it gives the pixels of the whole.
+    # libjpeg-turbo warns about every head, because data follow it; so don't be strict. Damage within the head gives the
+    # same pixels as in the whole image.
     image = _turbo(part.data, part_size, strict=grid.run > 0)
     if image is None or image.shape[:2] != part_size:
         return None
@@ -64,7 +65,7 @@ def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> 
 
 
 def scaled(box: Box, size: tuple[int, int], shape: tuple[int, int]) -> Box:
-    """Where a box of an image of `size` lies once that has `shape`; at least one pixel."""
+    """The box of an image of `size` after that is reduced to `shape`; at least one pixel."""
     down, right = shape[0] / size[0], shape[1] / size[1]
     top, bottom = round(box.top * down), round((box.top + box.height) * down)
     left, end = round(box.left * right), round((box.left + box.width) * right)
@@ -72,18 +73,18 @@ def scaled(box: Box, size: tuple[int, int], shape: tuple[int, int]) -> Box:
 
 
 def reduction(size: tuple[int, int], least: tuple[int, int]) -> int:
-    """The reduction that simplejpeg takes for `least` with a `min_factor` of 2: 1 to 4 eighths, or 8."""
+    """The reduction that simplejpeg chooses for `least` with a `min_factor` of 2: 1 to 4 eighths, or 8."""
     fits = (n for n in (1, 2, 3, 4) if all(a >= b for a, b in zip(reduced(size, n), least, strict=True)))
     return next(fits, 8)
 
 
 def reduced(size: tuple[int, int], eighths: int) -> tuple[int, int]:
-    """The (height, width) of an image decoded at so many eighths."""
+    """The (height, width) of an image decoded at that many eighths."""
     return -(-size[0] * eighths // 8), -(-size[1] * eighths // 8)
 
 
 def _header(data: bytes) -> tuple[int, int, str] | None:
-    """(height, width, colour space); None where libjpeg-turbo can't tell or has no name for how colours are sampled."""
+    """(height, width, colour space); None if libjpeg-turbo can't tell or has no name for the colour sampling."""
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # KeyError: it has no colour space

@@ -1,9 +1,9 @@
-"""Cuts the part of a JPEG that a window needs, undecoded: what restart markers allow, or the rows above its end.
+"""Cuts out the part of a JPEG that a window needs, without decoding it.
 
-Between two restart markers stands a run of blocks that can be decoded alone. Where each row of blocks is a whole
-number of runs, the runs of a window make a smaller JPEG with the same header: decoded, it has the same pixels as the
-window of the whole image has (`python -m pipelines build --jpeg-restart` writes such JPEGs). Without markers nothing
-can be left out but the end: a decoder stops at the last row of blocks that the header claims.
+The blocks between two restart markers, a run, can be decoded alone. If each row of blocks is a whole number of runs,
+the runs of a window make a smaller JPEG with the same header, whose pixels are those of the window in the whole image
+(`python -m pipelines build --jpeg-restart` writes such JPEGs). Without markers, only the rows below the window can be
+left out: a decoder stops at the last row of blocks that the header claims.
 """
 
 import struct
@@ -18,11 +18,10 @@ _BASELINE_BITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The runs of a JPEG: `block` is the (height, width) of a run's blocks in pixels, `run` how many of them it holds.
+    """The runs of a JPEG: `run` blocks each, of the (height, width) `block` in pixels.
 
-    `run` is 0 where the header promises no markers, or markers that `cut` can't use.
-
-    `size` is the image's (height, width), `size_at` where the header says it, `begin` where the first run begins.
+    `run` is 0 if the header promises no markers, or markers that `cut` can't use. `size` is the (height, width) of the
+    image, `size_at` its offset in the header, `begin` the offset of the first run.
     """
 
     size: tuple[int, int]
@@ -33,7 +32,7 @@ class Grid:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows of blocks, and runs of a row."""
+        """The number of rows of blocks, and of runs in a row."""
         return -(-self.size[0] // self.block[0]), -(-self.size[1] // (self.block[1] * self.run))
 
 
@@ -48,7 +47,7 @@ class JpegPart:
 
 
 def grid_of(data: bytes) -> Grid | None:
-    """What the header says of an image whose blocks come row by row, all colours together; None where they do not."""
+    """The grid of an image whose blocks come row by row, all colours together; None if they don't."""
     at, run, size, size_at, block, num_parts = 2, 0, (0, 0), 0, (0, 0), 0
     while at + 4 <= len(data):
         begins, kind, length = _SEGMENT.unpack_from(data, at)
@@ -75,7 +74,7 @@ def grid_of(data: bytes) -> Grid | None:
 def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -> JpegPart | None:
     """The runs that hold the pixels [top, bottom) x [left, right) of the image, which may reach beyond it.
 
-    None where the markers are not those that the header promises, or where the part would be the whole.
+    None if the markers are not those that the header promises, or if the part would be the whole.
     """
     rows, runs = grid.shape
     height, width = grid.block[0], grid.block[1] * grid.run
@@ -97,9 +96,9 @@ def cut(data: bytes, grid: Grid, top: int, left: int, bottom: int, right: int) -
 
 
 def head(data: bytes, grid: Grid, bottom: int) -> JpegPart | None:
-    """The JPEG as one that ends with the row of blocks above `bottom`; None where that is all of it, or it is cut.
+    """The JPEG, claiming to end with the row of blocks that holds `bottom`; None if that is all of it, or it is cut.
 
-    A decoder will warn that more follows.
+    A decoder warns that data follow.
     """
     height = -(-bottom // grid.block[0]) * grid.block[0]
     if height >= grid.size[0] or data[-2:] != bytes((0xFF, _EOI)):
@@ -110,9 +109,9 @@ def head(data: bytes, grid: Grid, bottom: int) -> JpegPart | None:
 
 
 def _bounds(data: bytes, begin: int, num_runs: int) -> np.ndarray | None:
-    """Where each run begins, and where the last ends, markers included: int64 [num_runs + 1].
+    """The offset of each run, and of the end of the last one, markers included: int64 [num_runs + 1].
 
-    None unless the markers are in turn and as many as expected.
+    None unless the markers have the expected order and number.
     """
     codes = np.frombuffer(data, np.uint8)
     escaped = codes[begin:-1] == 0xFF

@@ -1,4 +1,4 @@
-"""Small images, decoded once: where a whole split fits the memory budget, later epochs decode nothing."""
+"""Small images, decoded once: if a whole split fits the memory budget, later epochs decode nothing."""
 
 import numpy as np
 
@@ -10,8 +10,8 @@ from shardset.decode.workers import SharedImages
 class MemoryCache:
     """Decoded images of one size by id, for a crop that does not resize them.
 
-    Any thread may put; a batch is taken only when all of it is there. With `shared` the images lie there, where worker
-    processes may put them too. A copy in another process (pickled) is empty.
+    Any thread may put images; a batch is taken only when all of it is there. With `shared`, worker processes may put
+    images there too. A copy in another process (pickled) is empty.
     """
 
     def __init__(self, num_samples: int, size: int, crop: Crop, shared: SharedImages | None = None) -> None:
@@ -25,31 +25,30 @@ class MemoryCache:
 
     @staticmethod
     def num_bytes(num_samples: int, spec: ImageSpec) -> int | None:
-        """Memory for that many images; None where they are not kept.
+        """Memory for that many images; None if they are not kept.
 
-        They are kept for a random crop of images of the wanted size. Evaluation, which sees each image once, needs
-        none of the memory.
+        They are kept for a random crop that does not resize. Evaluation sees each image once, so it keeps none.
         """
         if not (spec.crop.num_draws and spec.crop.keeps_size(spec.size)):
             return None
         return num_samples * 3 * spec.size**2
 
     def put(self, ids: int | np.ndarray, images_NHWC: np.ndarray, labels: int | np.ndarray) -> None:
-        """Keeps images of the wanted size, or one; leaves those of another size."""
+        """Keeps one image or several of one size; ignores those of another size than the wanted one."""
         if images_NHWC.shape[-3:-1] != (self.size, self.size):
             return
         self.images_NHWC[ids] = images_NHWC
         self.mark_filled(ids, labels)
 
     def mark_filled(self, ids: int | np.ndarray, labels: int | np.ndarray) -> None:
-        """Says that these images are there; a worker process may have put them."""
+        """Marks images as there; a worker process may have put them."""
         self.labels[ids] = labels
-        self.filled[ids] = True  # last: whoever sees it may read the rest
+        self.filled[ids] = True  # comes last: whoever sees it may read the rest
 
     def holds(self, ids: np.ndarray) -> bool:
         """Whether all of them are there."""
         return bool(self.filled[ids].all())
 
     def crop_into(self, out: np.ndarray, slots: np.ndarray, ids: np.ndarray, drawn: np.ndarray) -> None:
-        """The crops that the draws choose, as `decode_into` would make them: into `out[slots]`, uint8 RGB."""
+        """Puts the crops that `decode_into` would make into `out[slots]`, uint8 RGB."""
         self.crop.put_many(out, slots, self.images_NHWC, ids, drawn)

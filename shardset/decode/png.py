@@ -1,7 +1,7 @@
-"""8-bit PNGs to RGB pixels; imports no more than that needs, because processes are started for it.
+"""8-bit PNGs to RGB pixels. Imports little, because worker processes start with it.
 
 kornia_rs (Rust's png) decodes RGB and RGBA in little more than half the time of pyspng (libspng), which converts grey
-and palettes. Neither knows a colour that a PNG calls transparent: such a PNG is left to Pillow.
+and palettes. Neither supports a PNG's transparent colour (tRNS): Pillow decodes such a PNG.
 """
 
 import struct
@@ -23,12 +23,12 @@ _END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def is_png(data: bytes) -> bool:
-    """Whether they begin as a PNG does, so that `size` can tell."""
+    """Whether the data begin as a PNG does and hold the size."""
     return data[:8] == _SIGNATURE and len(data) >= 26
 
 
 def size(data: bytes) -> tuple[int, int]:
-    """(height, width) as a PNG's header claims them."""
+    """(height, width) as the header of a PNG claims."""
     width, height = _SIZE.unpack_from(data, 16)
     return height, width
 
@@ -36,20 +36,20 @@ def size(data: bytes) -> tuple[int, int]:
 def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
     """The image of a PNG on a background, uint8 [height, width, 3]; None if it is cut, damaged or not 8-bit.
 
-    None also of animated ones, and where a colour is transparent. What a header may claim is for the caller to check.
+    None also for animated PNGs and for those with a transparent colour. The caller limits the size.
     """
     colours = data[25]
     if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=colours not in (_RGB, _RGBA)):
         return None
     try:
         pixels = _decode_colours(data, colours)
-    except Exception:  # noqa: BLE001 - kornia_rs knows no narrower one
+    except Exception:  # noqa: BLE001 - kornia_rs raises nothing narrower
         return None
     return over(pixels, background) if colours in (_GREY_ALPHA, _RGBA) else pixels
 
 
 def is_cut(data: bytes) -> bool:
-    """Whether the end mark of a PNG is missing, as the build asks: Pillow does without it."""
+    """Whether the end mark of a PNG is missing, which Pillow tolerates; the build checks the same."""
     return _END not in data
 
 
@@ -63,10 +63,10 @@ def _decode_colours(data: bytes, colours: int) -> np.ndarray:
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:
-    """Whether it is neither animated nor has a transparent colour, and its chunks end where it ends.
+    """Whether it is neither animated nor has a transparent colour, and its last chunk ends where the data end.
 
-    libspng may allocate what a chunk claims, kornia_rs overlook it. With `sums` each chunk must have its CRC-32, which
-    libspng does not compare.
+    libspng allocates what a chunk claims, and kornia_rs may ignore the chunk. With `sums`, each chunk must match its
+    CRC-32, which libspng does not verify.
     """
     at, view = 8, memoryview(data)
     while at + 12 <= len(data):

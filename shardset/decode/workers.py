@@ -1,12 +1,12 @@
 """Processes that decode small images for one stream.
 
-A decoder of small PNGs keeps Python's interpreter, and handing it from thread to thread takes as long as the image, so
-the threads of one process decode no more than one of them. A worker process gets the checked bytes of some samples
-through a socket and writes their pixels into memory that it shares with the stream. What it can't decode is left to
-the stream, which finds the reason.
+Decoders of small PNGs hold the GIL, and handing it from thread to thread takes as long as decoding the image, so
+threads are no faster than one. A worker process receives the verified bytes of some samples through a socket and
+writes their pixels into memory that it shares with the stream. It leaves what it can't decode to the stream, which
+finds the reason.
 
-A process ends with the socket to its stream, however the stream's process ends. It imports this module and little
-else, because an epoch of small images is over in seconds: OpenCV and Pillow come in when an image needs them.
+A worker ends when its socket closes, however the stream's process ends. It imports this module and little else,
+because an epoch of small images is over in seconds: OpenCV and Pillow are imported when an image needs them.
 """
 
 import itertools
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -37,17 +37,19 @@ if TYPE_CHECKING:
 
 _READY = b"+"
 _REQUEST = struct.Struct("=QQQ")
-"""The head of a request: images, draws for each, bytes of all; those bytes, the draws, where each image goes and the
-images' sizes follow. The answer says of each image whether it was decoded."""
+"""The head of a request: number of images, draws per image, bytes of all images.
+
+The bytes, the draws, the numbers of the images in shared memory and their sizes follow. The answer is a bool per image:
+whether it was decoded."""
 
 _NO_ALGEBRA = {"OPENBLAS_NUM_THREADS": "1"}
-"""Else NumPy starts threads for it, which takes a third of the time that a process needs to be ready."""
+"""Keeps NumPy from starting threads of its own, which would be a third of a worker's start."""
 
 _COMMAND = (sys.executable, "-P", "-c", "import sys; from shardset.decode.workers import work; work(sys.argv[1:])")
-"""Without -P the working folder would come first, which may hold a `shardset.py` of its own."""
+"""-P, because the working folder, which would come first otherwise, may hold another `shardset.py`."""
 
 _ROOT = str(Path(__file__).parents[2])
-"""Where this package lies; `sys.path` may only say so as "", the working folder of an earlier time."""
+"""The folder of this package; in `sys.path` it may be "", which means an earlier working folder."""
 
 
 class SharedImages:
@@ -68,40 +70,39 @@ class SharedImages:
         os.close(self.fd)
 
 
-class DecodeTask(Protocol):
-    """What the processes of a stream do."""
-
-    def decode(
-        self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
-    ) -> np.ndarray:
-        """Decodes the contents into `images_NHWC[numbers]`; says which of them could be decoded: bool [n]."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class DecodeWhole:
-    """Decodes images of the wanted size as they are, on a background; leaves others."""
+    """Decodes images of the wanted size, on a background; leaves others."""
 
     background: Background
 
     def decode(
         self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
     ) -> np.ndarray:
-        """See DecodeTask."""
+        """Decodes the contents into `images_NHWC[numbers]`; returns which could be decoded: bool [n]."""
         pairs = zip(numbers.tolist(), contents, strict=True)
         return np.array([self._decode_into(images_NHWC[n], data) for n, data in pairs], np.bool_)
 
     def _decode_into(self, image: np.ndarray, data: bytes) -> bool:
-        is_png = png.is_png(data)
-        if is_png and png.size(data) != image.shape[:2]:
-            return False
-        pixels = png.decode(data, self.background) if is_png else None
+        pixels = None
+        if png.is_png(data):
+            if png.size(data) != image.shape[:2]:
+                return False
+            pixels = png.decode(data, self.background)
         if pixels is None:
-            pixels = _decode_sized(data, image.shape[:2], self.background)
+            pixels = self._decode_by_any(data, image.shape[:2])
         if pixels is None or pixels.shape != image.shape:
             return False
         image[:] = pixels
         return True
+
+    def _decode_by_any(self, data: bytes, size: tuple[int, ...]) -> np.ndarray | None:
+        from shardset.decode.image import decode, image_size
+
+        try:
+            return decode(data, background=self.background) if image_size(data) == size else None
+        except UndecodableImage:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class DecodeCrops:
     def decode(
         self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
     ) -> np.ndarray:
-        """See DecodeTask."""
+        """See DecodeWhole."""
         done = np.zeros(len(contents), np.bool_)
         if self.spec.crop.keeps_size(self.spec.size):
             done = DecodeWhole(self.spec.background).decode(images_NHWC, numbers, contents, drawn)
@@ -135,11 +136,11 @@ class DecodeCrops:
 
 
 class WorkerPool:
-    """Up to `num_processes` processes, started when first asked for; any thread may borrow one.
+    """Up to `num_processes` worker processes; any thread may borrow an idle one.
 
-    With `kept` they write whole images there, each at its own number; without, crops by `spec`, at most `num_images` at
-    once, where the next ones replace them. None is lent before it has loaded its libraries, nor after it was lost:
-    `start` starts another one. A copy in another process (pickled or forked) starts its own.
+    With `kept`, workers write whole images there, each at its own number. Without it, they crop by `spec` into buffers
+    of `num_images` images, which the next request overwrites. A worker is lent out once it has loaded its libraries;
+    `start` replaces lost ones. A copy in another process (pickled or forked) starts its own.
     """
 
     def __init__(
@@ -155,19 +156,23 @@ class WorkerPool:
         return WorkerPool, (self.spec, self.num_processes, self.num_images, self.kept)
 
     def start(self) -> None:
-        """Starts the processes that this process has not started or has lost."""
+        """Starts the missing workers of this process: all at first, later those that were lost."""
         with self._lock:
             if self._owner != os.getpid():
                 self._owner, self._all, self._idle = os.getpid(), [], []
                 weakref.finalize(self, _end_all, self._owner, self._all)
             self._all[:] = [worker for worker in self._all if not worker.is_lost]
             while len(self._all) < self.num_processes:
-                self._all.append(self._start_worker())
-                self._idle.append(self._all[-1])
+                if self.kept is not None:
+                    worker = Worker(self.kept, DecodeWhole(self.spec.background))
+                else:
+                    worker = Worker(SharedImages(self.num_images, self.spec.size), DecodeCrops(self.spec))
+                self._all.append(worker)
+                self._idle.append(worker)
 
     @contextmanager
     def idle(self) -> "Iterator[Worker | None]":
-        """A worker that is ready and has nothing to do, for this thread alone; None without one. Raises DecoderLost."""
+        """Lends a worker that is ready and idle, or None if there is none. Raises DecoderLost."""
         with self._lock:
             self._idle = [worker for worker in self._idle if not worker.is_lost]
             worker = next((each for each in self._idle if each.is_ready()), None)
@@ -180,21 +185,17 @@ class WorkerPool:
                 with self._lock:
                     self._idle.append(worker)
 
-    def _start_worker(self) -> "Worker":
-        if self.kept is not None:
-            return Worker(self.kept, DecodeWhole(self.spec.background))
-        return Worker(SharedImages(self.num_images, self.spec.size), DecodeCrops(self.spec))
-
 
 class Worker:
     """One process, the socket to it and the images that it fills."""
 
-    def __init__(self, images: SharedImages, task: DecodeTask) -> None:
+    def __init__(self, images: SharedImages, task: DecodeWhole | DecodeCrops) -> None:
         self.images_NHWC, self._images, self._task = images.images_NHWC, images, task
         self._socket, theirs = socket.socketpair()
+        self._answers = self._socket.makefile("rb")
         words = [str(theirs.fileno()), str(images.fd), str(self.images_NHWC.shape[1]), pickle.dumps(task).hex()]
         paths = sys.path if _ROOT in sys.path else [_ROOT, *sys.path]
-        # In a session of its own, so that a Ctrl-C or a signal to the group reaches only the process it works for.
+        # In a session of its own, so that Ctrl-C or a signal to the group reaches the stream's process only.
         self.process = subprocess.Popen(
             [*_COMMAND, *words],
             pass_fds=[theirs.fileno(), images.fd],
@@ -204,10 +205,10 @@ class Worker:
         theirs.close()
         self._ready = False
         self.is_lost = False
-        """Whether it has raised DecoderLost: its process has ended."""
+        """Whether the process has ended, which raised DecoderLost."""
 
     def is_ready(self) -> bool:
-        """Whether it has loaded its libraries."""
+        """Whether it has loaded its libraries; does not wait. Raises DecoderLost."""
         if not self._ready:
             try:
                 answer = self._socket.recv(len(_READY), socket.MSG_DONTWAIT)
@@ -221,24 +222,26 @@ class Worker:
         return True
 
     def decode(self, contents: Sequence[bytes], drawn: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Decodes into `images_NHWC[numbers]` what it can, and says which of them, bool [n]; raises DecoderLost."""
+        """Decodes the contents into `images_NHWC[numbers]`; returns which could be decoded, bool [n].
+
+        Raises DecoderLost.
+        """
         drawn = drawn if isinstance(self._task, DecodeCrops) else drawn[:, :0]
-        done = np.empty(len(contents), np.bool_)
         sizes = np.array([len(content) for content in contents], np.int64)
         try:
             self._socket.sendall(_REQUEST.pack(*drawn.shape, int(sizes.sum())))
             rest = drawn.tobytes(), numbers.astype(np.int64).tobytes(), sizes.tobytes()
             self._socket.sendall(b"".join([*contents, *rest]))
-            _receive_into(self._socket, done.data.cast("B"))
+            return np.frombuffer(_receive(self._answers, len(contents)), np.bool_)
         except OSError as error:
             raise self._lost() from error
-        return done
 
     def end(self) -> None:
-        """Ends the process, whatever it does: it holds nothing."""
-        self._socket.close()
+        """Kills the process; it has nothing to clean up."""
         self.process.kill()
         self.process.wait()
+        self._answers.close()
+        self._socket.close()
 
     def _lost(self) -> DecoderLost:
         self.is_lost = True
@@ -252,14 +255,15 @@ class Worker:
 
 
 def work(words: Sequence[str]) -> None:
-    """What a worker process runs: `SOCKET IMAGES SIZE TASK`; does the task until the socket is closed."""
+    """The program of a worker process, `SOCKET IMAGES SIZE TASK`: does the task until the socket is closed."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a run that is told to stop takes its last batches first
-    task: DecodeTask = pickle.loads(bytes.fromhex(words[3]))
+    task: DecodeWhole | DecodeCrops = pickle.loads(bytes.fromhex(words[3]))
     images_NHWC = _map_images(int(words[1]), int(words[2]))
-    with socket.socket(fileno=int(words[0])) as connection, suppress(ConnectionError):
+    connection = socket.socket(fileno=int(words[0]))
+    with connection, connection.makefile("rb") as requests, suppress(ConnectionError):
         connection.sendall(_READY)
         while True:
-            connection.sendall(task.decode(images_NHWC, *_receive_request(connection)).tobytes())
+            connection.sendall(task.decode(images_NHWC, *_receive_request(requests)).tobytes())
 
 
 def _map_images(fd: int, size: int) -> np.ndarray:
@@ -267,39 +271,22 @@ def _map_images(fd: int, size: int) -> np.ndarray:
     return np.frombuffer(mmap.mmap(fd, 0), np.uint8).reshape(-1, size, size, 3)
 
 
-def _decode_sized(data: bytes, size: tuple[int, ...], background: Background) -> np.ndarray | None:
-    """An image of any format; None if it has another size or is undecodable."""
-    from shardset.decode.image import decode, image_size
-
-    try:
-        return decode(data, background=background) if image_size(data) == size else None
-    except UndecodableImage:
-        return None
-
-
-def _receive_request(connection: socket.socket) -> tuple[np.ndarray, list[bytes], np.ndarray]:
-    """Where the next images go, their bytes and their draws, float64 [n, m]."""
-    num_images, num_draws, num_bytes = _REQUEST.unpack(_receive(connection, _REQUEST.size))
-    content = _receive(connection, num_bytes + 8 * num_images * (num_draws + 2))
+def _receive_request(requests: BinaryIO) -> tuple[np.ndarray, list[bytes], np.ndarray]:
+    """The numbers of the next images, their bytes and their draws, float64 [n, m]."""
+    num_images, num_draws, num_bytes = _REQUEST.unpack(_receive(requests, _REQUEST.size))
+    content = _receive(requests, num_bytes + 8 * num_images * (num_draws + 2))
     drawn = np.frombuffer(content, np.float64, num_images * num_draws, num_bytes).reshape(num_images, num_draws)
     numbers, sizes = np.frombuffer(content, np.int64, 2 * num_images, num_bytes + drawn.nbytes).reshape(2, num_images)
-    ends, view = np.cumsum(sizes).tolist(), memoryview(content)
-    return numbers, [bytes(view[start:end]) for start, end in itertools.pairwise([0, *ends])], drawn
+    ends = np.cumsum(sizes).tolist()
+    return numbers, [content[start:end] for start, end in itertools.pairwise([0, *ends])], drawn
 
 
-def _receive(connection: socket.socket, num_bytes: int) -> bytearray:
-    content = bytearray(num_bytes)
-    _receive_into(connection, memoryview(content))
+def _receive(stream: BinaryIO, num_bytes: int) -> bytes:
+    """That many bytes; raises ConnectionError if the other side has ended."""
+    content = stream.read(num_bytes)
+    if len(content) < num_bytes:
+        raise ConnectionResetError
     return content
-
-
-def _receive_into(connection: socket.socket, buffer: memoryview) -> None:
-    """Fills the buffer; raises ConnectionError where the other side has ended."""
-    while buffer:
-        count = connection.recv_into(buffer, 0, socket.MSG_WAITALL)
-        if not count:
-            raise ConnectionResetError
-        buffer = buffer[count:]
 
 
 def _end_all(owner: int, workers: Sequence[Worker]) -> None:

@@ -1,7 +1,7 @@
-"""The look that the reports of both programs share: one self-contained, accessible HTML page.
+"""The frame of the reports of both programs: one self-contained, accessible HTML page.
 
-A page holds no script and refers to nothing outside itself, and its content security policy has browsers enforce that.
-Everything that is put into a template is escaped: keys, class names and error messages come from raw input.
+A page has no script and no external resource, and its content security policy makes browsers enforce that. Templates
+escape every value, because keys, class names and error messages come from raw input.
 """
 
 import base64
@@ -20,12 +20,12 @@ MAX_LETTERS = 120
 
 _MARK = b'<meta name="generator" content="shardset '
 _MARKED_BYTES = 1024
-"""The mark of our pages stands before their titles."""
+"""The generator tag stands before the title, within this many bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One sentence of a summary. `level` is `good`, `note` or `bad`; `anchor` is the id of the section about it."""
+    """One sentence of a summary. `level` is `good`, `note` or `bad`; `anchor` is the id of its section."""
 
     level: str
     text: str
@@ -43,7 +43,7 @@ class Picture:
 
 
 def render(package: str, template: str, **values: Any) -> bytes:
-    """The page, as UTF-8, that `template` makes of `values`: a file of `package` that extends `page.html`."""
+    """The page as UTF-8. `template` is a file of `package` that extends `page.html`; it gets `values`."""
     sources = {name: _text("shardset.html", f"templates/{name}") for name in ("page.html", "parts.html", "page.css")}
     environment = jinja2.Environment(
         loader=jinja2.DictLoader({**sources, template: _text(package, template)}),
@@ -57,7 +57,7 @@ def render(package: str, template: str, **values: Any) -> bytes:
 
 
 def refuse_foreign(storage: Storage, name: str) -> None:
-    """Raises ConfigError if a page would take the place of anything but a page or an empty file."""
+    """Raises ConfigError if a page would replace anything but a page or an empty file."""
     where = f"{storage.url}/{name}"
     try:
         stat = storage.stat(name)
@@ -68,30 +68,28 @@ def refuse_foreign(storage: Storage, name: str) -> None:
         start = storage.read(name, 0, min(_MARKED_BYTES, stat.num_bytes), generation=stat.generation)
         if not start or _MARK in start:
             return
-    raise ConfigError(
-        f"{where}: what stands there is no page of shardset; choose another --output, or replace it with --force"
-    )
+    raise ConfigError(f"{where}: not a page of shardset; choose another --output, or replace it with --force")
 
 
 def data_uri(media_type: str, content: bytes) -> str:
-    """Bytes as an address that needs no network."""
+    """A `data:` URL of the content."""
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
 def clip(text: object, letters: int = MAX_LETTERS) -> str:
-    """A text of bounded length without control characters, which HTML can't hold."""
+    """At most that many letters of a text, with control characters, which HTML can't hold, replaced."""
     plain = "".join(map(_shown, str(text)[:letters]))
     return plain if len(str(text)) <= letters else plain[:-1] + "…"
 
 
 def _shown(letter: str) -> str:
-    # Every space but the plain one is unprintable to Python: the no-break space, the wide one of Chinese and Japanese.
+    # To Python every space but the plain one is unprintable, such as the no-break space and the ideographic space.
     is_shown = letter.isprintable() or unicodedata.category(letter) == "Zs"
     return letter if is_shown else "\N{REPLACEMENT CHARACTER}"
 
 
 def size(num_bytes: float) -> str:
-    """`12 bytes`, `3.4 kB`, `1.2 GB`: units of a thousand."""
+    """A size in decimal units: `12 bytes`, `3.4 kB`, `1.2 GB`."""
     if num_bytes < 1000:
         return f"{num_bytes:.0f} bytes"
     for unit, factor in (("kB", 1e3), ("MB", 1e6), ("GB", 1e9)):
@@ -101,7 +99,7 @@ def size(num_bytes: float) -> str:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """`1 shard`, `2 shards`; words after the noun are given in both forms (`1 image is`, `2 images are`)."""
+    """A number with its noun: `1 shard`, `2 shards`. `many` is for plurals without a plain s (`classes`)."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 

@@ -11,13 +11,13 @@ from shardset.errors import DamagedShard
 from shardset.format.manifest import Shard
 
 _START, _CRC, _LABEL, _FIELDS = range(4)
-"""The columns of a row. From `_FIELDS` on: each field's offset from the start of the sample, then each field's size."""
+"""Columns of a row. From `_FIELDS` on: the offset of each field from the start of the sample, then its size."""
 _ABSENT = -1
-"""The offset of a field that a sample does not have; its size is 0."""
+"""Offset of a field that a sample does not have; its size is 0."""
 
 
 class SampleAddress(NamedTuple):
-    """Where one sample is stored: the bytes [start, stop) of a shard hold all its fields."""
+    """Where one sample is stored: the bytes [start, stop) of a shard hold all of its fields."""
 
     shard: int
     position: int
@@ -27,9 +27,9 @@ class SampleAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardIndex:
-    """The rows of a shard's samples in memory: 4-byte numbers where they suffice, keys only for who wants them.
+    """The rows of a shard's samples in memory: 4-byte numbers where they suffice, keys only on request.
 
-    The CRC32C is kept as a signed number, so that it fits 4 bytes too.
+    CRC32Cs are signed numbers, so that they fit 4 bytes too.
     """
 
     rows: NDArray[np.signedinteger]
@@ -37,15 +37,18 @@ class ShardIndex:
 
     @classmethod
     def from_records(
-        cls, records: NDArray[np.void], shard: Shard, fields: Sequence[str], url: str, *, with_keys: bool
+        cls, records: NDArray[np.void], shard: Shard, fields: Sequence[str], folder: str, *, with_keys: bool
     ) -> Self:
-        """The rows of the stored index `url`; raises DamagedShard if it points outside its shard."""
+        """The rows of an index; raises DamagedShard if it points outside its shard. `folder` is for the message."""
+        # The header of a tar member comes before its content, so no field starts at 0: that marks an absent one.
         offsets = np.stack([records[f".{name}"]["offset"] for name in fields], axis=1).astype(np.int64)
         sizes = np.stack([records[f".{name}"]["num_bytes"] for name in fields], axis=1).astype(np.int64)
         starts = np.where(offsets > 0, offsets, shard.num_bytes).min(axis=1)
         stops = (offsets + sizes).max(axis=1)
         if (offsets < 0).any() or (sizes < 0).any() or (starts > stops).any() or stops.max() > shard.num_bytes:
-            raise DamagedShard(f"{url}: it points outside shard {shard.path} of {shard.num_bytes} bytes; rebuild it")
+            raise DamagedShard(
+                f"{folder}/{shard.index.path}: points outside shard {shard.path} of {shard.num_bytes} bytes; rebuild it"
+            )
         labels = records["label"]
         fits_int32 = shard.num_bytes < 1 << 31 and labels.min() >= -(1 << 31) and labels.max() < 1 << 31
         rows = np.empty((len(records), num_columns(len(fields))), dtype=np.int32 if fits_int32 else np.int64)
@@ -61,29 +64,22 @@ class ShardIndex:
 
     @property
     def starts(self) -> NDArray[np.signedinteger]:
-        """First byte of each sample."""
+        """The first byte of each sample."""
         return self.rows[:, _START]
 
-    def start(self, position: int) -> int:
-        """First byte of a sample."""
-        return int(self.rows.item(position, _START))
-
-    def stop(self, position: int) -> int:
-        """End of a sample's last field."""
-        return int(_stops(self.rows[position : position + 1])[0])
+    def byte_range(self, first: int, last: int) -> tuple[int, int]:
+        """The bytes [start, stop) that hold the samples [first, last)."""
+        return int(self.rows.item(first, _START)), int(_stops(self.rows[last - 1 : last])[0])
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class SampleAddresses:
     """Where several samples are stored, their labels and, if asked for, their keys: a column each."""
 
-    def __init__(
-        self,
-        shards: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        rows: NDArray[np.signedinteger],
-        keys: list[str] | None,
-    ) -> None:
-        self.shards, self.positions, self.rows, self.keys = shards, positions, rows, keys
+    shards: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    rows: NDArray[np.signedinteger]
+    keys: list[str] | None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -111,32 +107,27 @@ class SampleAddresses:
 
     @property
     def starts(self) -> NDArray[np.signedinteger]:
-        """First byte of each sample in its shard."""
+        """The first byte of each sample in its shard."""
         return self.rows[:, _START]
 
     @property
     def stops(self) -> NDArray[np.int64]:
-        """End of each sample's last field in its shard."""
+        """The end of each sample's last field in its shard."""
         return _stops(self.rows)
 
     @property
     def crcs(self) -> NDArray[np.int64]:
-        """CRC32C of each sample, as an unsigned number."""
+        """The CRC32C of each sample, unsigned."""
         return self.rows[:, _CRC].astype(np.int64) & 0xFFFFFFFF
 
     @property
-    def field_offsets(self) -> NDArray[np.int64]:
-        """[sample, field]: offset from the start of the sample, negative where it does not have the field."""
-        return _fields(self.rows)[0]
-
-    @property
-    def field_sizes(self) -> NDArray[np.int64]:
-        """[sample, field]: bytes."""
-        return _fields(self.rows)[1]
+    def fields(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets from the start of the sample, negative for absent fields, and sizes: each [sample, field]."""
+        return _fields(self.rows)
 
 
 def num_columns(num_fields: int) -> int:
-    """Columns of the rows of a split."""
+    """The width of the rows of a split."""
     return _FIELDS + 2 * num_fields
 
 

@@ -1,4 +1,4 @@
-"""Samples from a bucket, read by blocks: one ranged read brings the neighbours that the order gives soon after."""
+"""Samples from a bucket, read by blocks: one ranged read fetches neighbours, which the order uses soon after."""
 
 import heapq
 import logging
@@ -22,15 +22,14 @@ from shardset.read.remote import RangeReader
 
 _log = logging.getLogger(__name__)
 
-_BEYOND_ALL_EPOCHS = (sys.maxsize, 0)
 _NO_BYTES: Future[bytes] = Future()
 
 
 class BlockSampleReader:
-    """Reads the blocks of an order ahead of its steps; each sample is cut out of its block when it is taken.
+    """Reads the blocks of an order ahead of its steps; taking a sample cuts it out of its block.
 
-    The first step reads its samples one by one, and blocks follow once all of these have been taken: a run begins
-    after its own bytes and no others. A block is freed with its last sample. `held_bytes` counts what is held.
+    The first step reads its samples one by one; blocks follow once all of them have been taken. So the first batch
+    waits for its own bytes only. A block is freed with its last sample. `held_bytes` counts blocks read or requested.
     """
 
     def __init__(self, order: Order, table: ShardTable, reader: RangeReader, budget_bytes: int) -> None:
@@ -39,10 +38,9 @@ class BlockSampleReader:
         self.reader = reader
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
-        self.max_held_bytes = 0
         self._open: dict[tuple[int, int], _Block] = {}
         self._closing: list[tuple[int, int, tuple[int, int]]] = []
-        """A heap of (epoch, row, key in `_open`): no row from this one on touches the block."""
+        """A heap of (epoch, row, key in `_open`): no slot from that row on needs the block."""
         self._last_begin = (-1, -1)
         self._num_first_left = 0
         self._first_taken = threading.Event()
@@ -61,15 +59,16 @@ class BlockSampleReader:
             self._num_first_left = len(addresses)
             return self.read_single(addresses)
         self._first_taken.wait()
-        self._close_all_if_back(epoch, slots)
+        if (begin := (epoch, slots.rows.item(0))) <= self._last_begin:
+            # The caller went back: open blocks may have given away samples that are requested once more.
+            self._close_passed(sys.maxsize, 0)
+        self._last_begin = begin
         is_real = slots.weights > 0
         lanes = slots.lanes[is_real]
-        blocks_of_reads = iter(
-            self._blocks_of(epoch, lanes, self.order.reads_of(epoch, lanes, slots.positions[is_real]))
-        )
+        in_order = iter(self._blocks_of(epoch, lanes, self.order.reads_of(epoch, lanes, slots.positions[is_real])))
+        # Slots that fill up the last step are no part of the order: their samples get reads of their own.
         blocks = [
-            next(blocks_of_reads) if weight else self._single(addresses[slot])
-            for slot, weight in enumerate(slots.weights.tolist())
+            next(in_order) if real else self._single(addresses[slot]) for slot, real in enumerate(is_real.tolist())
         ]
         self._close_passed(epoch, int(slots.rows.max()) + 1)
         return BlockPendingSamples(self, addresses, blocks)
@@ -88,7 +87,7 @@ class BlockSampleReader:
         self.reader.close()
 
     def note_taken(self, blocks: "Sequence[_Block]") -> None:
-        """Counts one sample taken from each of some blocks, which may repeat; frees a block after its last."""
+        """Counts a taken sample for each of the blocks, which may repeat; frees a block after its last sample."""
         with self._lock:
             self._num_first_left -= len(blocks)
             for block, number in Counter(blocks).items():
@@ -98,7 +97,7 @@ class BlockSampleReader:
             self._first_taken.set()
 
     def _blocks_of(self, epoch: int, lanes: NDArray[np.int64], reads: RangeReads) -> "list[_Block]":
-        """The block that each of the reads brings; equal reads share one."""
+        """The block of each read; equal reads share one."""
         _, numbers, owners, counts = np.unique(reads.first, return_index=True, return_inverse=True, return_counts=True)
         blocks = [self._block_of(epoch, lanes.item(number), reads, number) for number in numbers.tolist()]
         for block, count in zip(blocks, counts.tolist(), strict=True):
@@ -110,8 +109,7 @@ class BlockSampleReader:
         block = self._open.get((epoch, first))
         if block is None:
             shard, num_samples = reads.shard.item(number), reads.num_samples.item(number)
-            index = self.table.index(shard)
-            start, stop = index.start(reads.start.item(number)), index.stop(reads.stop.item(number) - 1)
+            start, stop = self.table.index(shard).byte_range(reads.start.item(number), reads.stop.item(number))
             block = self._open[epoch, first] = self._submit(shard, start, stop, num_samples=num_samples)
             last_row = first + num_samples - 1 - int(self.order.lane_starts(np.array(lane)))
             heapq.heappush(self._closing, (epoch, last_row + max(1, self.order.window), (epoch, first)))
@@ -123,20 +121,12 @@ class BlockSampleReader:
     def _submit(self, shard: int, start: int, stop: int, *, num_samples: int) -> "_Block":
         with self._lock:
             self.held_bytes += stop - start
-            self.max_held_bytes = max(self.max_held_bytes, self.held_bytes)
         return _Block(start, stop - start, num_samples, self.reader.submit(shard, start, stop))
 
-    def _close_all_if_back(self, epoch: int, slots: Slots) -> None:
-        """Closes all blocks when the steps go back: some have given samples that are asked for once more."""
-        begin = epoch, slots.rows.item(0)
-        if begin <= self._last_begin:
-            self._close_passed(*_BEYOND_ALL_EPOCHS)
-        self._last_begin = begin
-
     def _close_passed(self, epoch: int, row: int) -> None:
-        """Closes the blocks that no row from this one on touches.
+        """Closes the blocks that no slot from that row on needs.
 
-        Samples of theirs that have not been requested never will be: the run was resumed, or shares the lane.
+        Their samples that have not been requested never will be: an earlier run took them, or another rank does.
         """
         while self._closing and self._closing[0][:2] <= (epoch, row):
             block = self._open.pop(heapq.heappop(self._closing)[2])
@@ -153,7 +143,7 @@ class BlockSampleReader:
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """One read of several samples. `num_samples` will be taken from it, `num_requested` have been asked for."""
+    """One read of several samples. `num_samples` will be taken from it; `num_requested` are known to be wanted."""
 
     start: int
     num_bytes: int
@@ -185,7 +175,7 @@ class BlockPendingSamples(PendingSamples):
         try:
             return self._cut(number, data, self.starts[number] - block.start)
         except DamagedShard as error:
-            _log.warning("%s; asking for it once more, in case it was the wire or the cache", error)
+            _log.warning("%s; reading it once more, in case the transfer or the cache damaged it", error)
         address = self.addresses[number]
         again = self.reader.reader.submit(address.shard, address.start, address.stop, fresh=True)
         return self._cut(number, self._bytes_of(number, again), 0)

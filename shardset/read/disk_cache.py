@@ -1,14 +1,14 @@
-"""A cache on a local disk of what was read from a bucket: within a budget, shared by the processes of a host.
+"""A cache on a local disk of bytes read from a bucket: within a budget, shared by the processes of a host.
 
     Stream("gs://bucket/imagenet", ..., disk_cache=DiskCache(folder="/mnt/ssd/cache", num_bytes=200 << 30))
 
-Each shard has one sparse file of its own size, followed by a byte per sample that says whether the sample is there.
-Nothing is trusted: a sample from the cache is compared with its CRC32C like one from the bucket. A file that was cut,
+Each shard has one sparse file: as many bytes as the shard, then a flag byte per sample that says whether it is there.
+The cache is not trusted: its samples are compared with their CRC32C like those from the bucket. A file that was cut,
 damaged, or half written when the power failed is a miss, not an error.
 
-A file counts with its full size from its start, so the budget holds at any moment. When it is used up, sets that no
-process reads are removed, the least recently used first; after that, further shards stay uncached. Shards of a set
-never make room for each other: a pass over all of them would remove each one just before it is needed again.
+A file counts with its full size from the start, so the budget holds at any moment. When the budget is used up, sets
+that no process reads are removed, the least recently used first; after that, further shards stay uncached. Shards of a
+set never evict each other: a pass over all of them would evict each one just before it is needed again.
 """
 
 import fcntl
@@ -19,8 +19,10 @@ import re
 import shutil
 from collections import OrderedDict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +30,13 @@ from numpy.typing import NDArray
 
 from shardset.errors import ConfigError
 from shardset.format.manifest import Split
-from shardset.read.threads import ProcessLock
+from shardset.read.indexes import ShardTable
+from shardset.read.remote import RangeReader
+from shardset.read.threads import ProcessLock, Threads, outcome_of, settle
 from shardset.storage.open import local_folder
 
 MAX_OPEN_FILES = 256
+NUM_CACHE_READERS = 4
 _LOCK = "lock"
 _SET = re.compile("[0-9a-f]{32}")
 
@@ -40,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskCache:
-    """A folder on a local disk that may hold `num_bytes`; several streams and processes may share it."""
+    """A folder on a local disk that may take up `num_bytes`; streams and processes may share it."""
 
     folder: str
     num_bytes: int
@@ -50,7 +55,7 @@ class DiskCache:
 
 
 class BlockCache:
-    """The cached samples of one split. Raises ConfigError if the budget does not fit the disk or the shards."""
+    """The cached samples of one split. Raises ConfigError unless the budget fits the disk and holds a shard."""
 
     def __init__(self, spec: DiskCache, split: Split) -> None:
         self.spec, self.split = spec, split
@@ -67,7 +72,7 @@ class BlockCache:
         return BlockCache, (self.spec, self.split)
 
     def missing(self, shard: int, first: int, last: int) -> tuple[int, int] | None:
-        """The span of samples to read so that all of [first, last) are cached; None if they are."""
+        """The range of samples to fetch so that all of [first, last) are cached; None if they are."""
         file = self._file_of(shard)
         if file is None:
             return first, last
@@ -79,7 +84,7 @@ class BlockCache:
         return (first + int(absent[0]), first + int(absent[-1]) + 1) if len(absent) else None
 
     def read(self, shard: int, start: int, stop: int) -> bytes:
-        """The cached bytes [start, stop) of a shard; fewer if the file was cut or can't be read."""
+        """The bytes [start, stop) of a shard; fewer if the file was cut or can't be read."""
         file = self._file_of(shard)
         try:
             return b"" if file is None else os.pread(file.fd, stop - start, start)
@@ -88,7 +93,7 @@ class BlockCache:
             return b""
 
     def put(self, shard: int, first: int, last: int, start: int, data: bytes) -> None:
-        """Caches the samples [first, last), whose bytes begin at `start`; does nothing without room."""
+        """Caches the samples [first, last), whose bytes begin at `start`; does nothing for an uncached shard."""
         file = self._file_of(shard)
         if file is None:
             return
@@ -102,9 +107,7 @@ class BlockCache:
             if shard in self._files:
                 self._files.move_to_end(shard)
                 return self._files[shard]
-            if shard in self._uncached:
-                return None
-            file = self._open(shard)
+            file = None if shard in self._uncached else self._open(shard)
             if file is None:
                 self._uncached.add(shard)
                 return None
@@ -119,22 +122,24 @@ class BlockCache:
         try:
             with _locked(self._root / _LOCK):
                 old_size = path.stat().st_size if path.exists() else 0
-                if old_size < size and not self._make_room(size - old_size):
-                    return None
-                return _CacheFile(path, shard.num_bytes, size)
+                has_room = old_size >= size or self._make_room(size - old_size)
+                return _CacheFile(path, shard.num_bytes, size) if has_room else None
         except OSError as error:
-            _log.warning("%s: %s; shard %d is read from its storage from now on", path, error, number)
+            self._warn(number, error)
             return None
 
     def _give_up(self, shard: int, error: OSError) -> None:
-        _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
+        self._warn(shard, error)
         with self._lock:
             self._files.pop(shard, None)
             self._uncached.add(shard)
 
+    def _warn(self, shard: int, error: OSError) -> None:
+        _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)
+
     def _make_room(self, size: int) -> bool:
         used = sum(stat.st_size for folder in _sets(self._root) for stat in _stats(folder))
-        for folder in _oldest_first(self._root):
+        for folder in sorted(_sets(self._root), key=_last_used):
             if used + size <= self.spec.num_bytes:
                 break
             used -= _remove_unless_read(folder)
@@ -151,7 +156,7 @@ class BlockCache:
     def _lock_set(self) -> "_SetLock":
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with _locked(self._root / _LOCK):  # or another process may remove files between the look and the use
+            with _locked(self._root / _LOCK):  # else another process might remove files that are being counted
                 self._check_disk()
                 return _SetLock(self._folder)
         except OSError as error:
@@ -169,8 +174,55 @@ class BlockCache:
             )
 
 
+class CachedReader:
+    """Reads ranges from a cache; fetches the samples that it lacks from another reader, and caches them."""
+
+    def __init__(self, reader: RangeReader, table: ShardTable, cache: BlockCache) -> None:
+        self.reader, self.table, self.cache = reader, table, cache
+        self._threads = Threads("shardset-cache", NUM_CACHE_READERS)
+
+    @property
+    def num_bytes_read(self) -> int:
+        """See RangeReader."""
+        return self.reader.num_bytes_read
+
+    def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
+        """See RangeReader."""
+        first, last = np.searchsorted(self.table.index(shard).starts, [start, stop]).tolist()
+        missing = (first, last) if fresh else self.cache.missing(shard, first, last)
+        if missing is None:
+            return self._threads.call(partial(self._read_cached, shard, start, stop, first, last))
+        return self._fetch(shard, start, stop, *missing)
+
+    def close(self) -> None:
+        """See RangeReader."""
+        self.reader.close()
+        self._threads.close()
+
+    def _read_cached(self, shard: int, start: int, stop: int, first: int, last: int) -> bytes:
+        data = self.cache.read(shard, start, stop)
+        # Short if the file was cut since its flags were read: too rare to free this thread while it waits.
+        return data if len(data) == stop - start else self._fetch(shard, start, stop, first, last).result()
+
+    def _fetch(self, shard: int, start: int, stop: int, first: int, last: int) -> Future[bytes]:
+        """The bytes [start, stop): fetches and caches the samples [first, last), reads the others from the cache."""
+        result: Future[bytes] = Future()
+        fetch_start, fetch_stop = self.table.index(shard).byte_range(first, last)
+
+        def assemble(data: bytes) -> bytes:
+            self.cache.put(shard, first, last, fetch_start, data)
+            before = self.cache.read(shard, start, fetch_start)
+            return before + data + self.cache.read(shard, fetch_stop, stop)
+
+        # The callback gets the future as an argument: in its closure, a cycle would keep the bytes alive for long.
+        self.reader.submit(shard, fetch_start, fetch_stop).add_done_callback(
+            lambda fetched: settle(result, outcome_of(lambda: assemble(fetched.result())))
+        )
+        return result
+
+
 class _CacheFile:
-    """The sparse file of a shard: its bytes, then a flag byte per sample. Closed when its last user lets go of it."""
+    """The sparse file of a shard: its bytes, then a flag per sample. Closed when nothing refers to it any more."""
 
     def __init__(self, path: Path, num_bytes: int, size: int) -> None:
         self.num_bytes = num_bytes
@@ -183,7 +235,7 @@ class _CacheFile:
 
     def put(self, first: int, last: int, start: int, data: bytes) -> None:
         _pwrite(self.fd, data, start)
-        # Last: whoever sees these flags may read the bytes.
+        # The flags come last: whoever sees them may read the bytes.
         _pwrite(self.fd, b"\1" * (last - first), self.num_bytes + first)
 
     def __del__(self) -> None:
@@ -200,18 +252,18 @@ def _pwrite(fd: int, data: bytes, at: int) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Lets in one process at a time. The lock ends with its process, however that ends."""
+    """A block that one process at a time may enter. The lock ends with its process, however that ends."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child that was forked meanwhile holds the file too
+        fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile holds the file too
         os.close(fd)
 
 
 class _SetLock:
-    """Keeps other processes from removing a set's folder as long as this object lives."""
+    """Keeps other processes from removing a set's folder while this object lives."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -225,7 +277,7 @@ class _SetLock:
 
 
 def _sets(root: Path) -> list[Path]:
-    """The folders of sets; whatever else lies in `root` is not ours."""
+    """The folders of sets in `root`; other files and folders there are not ours."""
     return [path for path in root.iterdir() if _SET.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
 
 
@@ -233,15 +285,13 @@ def _stats(folder: Path) -> list[os.stat_result]:
     return [path.stat() for path in folder.iterdir() if path.name != _LOCK]
 
 
-def _oldest_first(root: Path) -> list[Path]:
-    def last_used(folder: Path) -> float:
-        return (folder / _LOCK).stat().st_mtime if (folder / _LOCK).exists() else 0.0
-
-    return sorted(_sets(root), key=last_used)
+def _last_used(folder: Path) -> float:
+    lock = folder / _LOCK
+    return lock.stat().st_mtime if lock.exists() else 0.0
 
 
 def _remove_unless_read(folder: Path) -> int:
-    """Removes a set unless a process reads it; returns the bytes that it no longer takes."""
+    """Removes a set unless a process reads it; returns the number of bytes removed."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The indexes of shards, compared with the manifest before anybody trusts them."""
+"""The indexes of shards, verified against the manifest before anything uses them."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from shardset.format.index import index_fields, index_from_bytes, index_header
 from shardset.format.manifest import Shard, Split
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
-from shardset.read.threads import ProcessLock, Threads, outcome_of, settle
+from shardset.read.threads import ProcessLock, Threads
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 10 + 65_535
 """The longest header that version 1.0 of the .npy format allows."""
 
 WHOLE_BYTES = 1 << 20
-"""Up to this size an index is read whole: one request, and its checksum can be compared."""
+"""Up to this size an index is read whole: in one request, and its checksum can be compared."""
 
 
 class LostShard(DamagedShard):
@@ -32,7 +32,7 @@ class LostShard(DamagedShard):
 
 
 def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
-    """The stored index of a shard, one record per sample (see `tar.index_dtype`).
+    """The stored index of a shard, one record per sample (see `index.index_dtype`).
 
     Reads a second time if the first answer is not what the manifest lists. Raises NotFound or StorageError, or
     DamagedShard if the second answer is wrong too.
@@ -65,7 +65,7 @@ def read_rows(
     whole_bytes: int = WHOLE_BYTES,
     header_bytes: int = MAX_HEADER_BYTES,
 ) -> NDArray[np.void]:
-    """The index records of some samples: from an index of up to `whole_bytes` as a whole, else from two ranged reads.
+    """The index records of some samples; of an index beyond `whole_bytes`, reads only their range.
 
     Ranges of an index have no checksum: each is read twice, and the whole index if the two answers differ.
     """
@@ -77,7 +77,7 @@ def read_rows(
 def _records_by_range(
     storage: Storage, shard: Shard, positions: Sequence[int], header_bytes: int
 ) -> NDArray[np.void] | None:
-    """None if the answers differ, or belong to another index than the manifest lists."""
+    """None if the answers differ, or come from another index than the manifest lists."""
     header = _header(storage, shard, header_bytes)
     if header is None:
         return None
@@ -89,7 +89,7 @@ def _records_by_range(
 
 
 def _header(storage: Storage, shard: Shard, header_bytes: int) -> tuple[np.dtype[np.void], int] | None:
-    """Record type and first byte of the records; None as `_records_by_range`."""
+    """Record type and first byte of the records; None as in `_records_by_range`."""
     path, num_bytes = shard.index.path, shard.index.num_bytes
     head = _same_twice(storage, path, 0, min(header_bytes, num_bytes))
     try:
@@ -107,7 +107,7 @@ def _same_twice(storage: Storage, name: str, start: int, stop: int) -> bytes | N
 
 
 class ShardTable:
-    """The shards of a split. Reads and checks an index when it is first needed, and keeps as many as fit a budget."""
+    """The shards of a split and their indexes, which are read and verified on first use and kept within a budget."""
 
     def __init__(
         self,
@@ -130,17 +130,14 @@ class ShardTable:
         self._lock = ProcessLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cached": OrderedDict(), "_cached_bytes": 0, "_last_keys": None, "_lock": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=ProcessLock())
+        return {**self.__dict__, "_cached": OrderedDict(), "_cached_bytes": 0, "_last_keys": None}
 
     def url(self, shard: int) -> str:
         """The URL of a shard, as messages show it."""
         return f"{self.storage.url}/{self.split.shards[shard].path}"
 
     def describe(self, address: SampleAddress) -> str:
-        """A sample by shard, key and offset: how each message about a sample begins."""
+        """A sample's shard, key and offset: the beginning of every message about a sample."""
         try:
             sample = f"sample {self._keys(address.shard)[address.position].decode('ascii')!r}"
         except ShardsetError:  # the message is about another failure; a lost index must not hide it
@@ -148,11 +145,11 @@ class ShardTable:
         return f"{self.url(address.shard)}: {sample} at byte {address.start}"
 
     def missing(self, shard: int) -> LostShard:
-        """The error for a shard that storage does not have."""
+        """The error for a shard that is not stored."""
         return LostShard(f"{self.url(shard)}: the shard can't be opened (nothing is stored there); fetch or rebuild it")
 
     def check_size(self, shard: int, num_bytes: int) -> None:
-        """Raises LostShard unless the stored shard is as long as the manifest says."""
+        """Raises LostShard unless the stored shard has the size of the manifest."""
         expected = self.split.shards[shard].num_bytes
         if num_bytes != expected:
             raise LostShard(
@@ -161,14 +158,18 @@ class ShardTable:
             )
 
     def index(self, shard: int) -> ShardIndex:
-        """The index of a shard; raises DamagedShard if it is missing or differs from what the manifest lists."""
+        """The index of a shard; raises DamagedShard if it is missing or differs from the manifest."""
         with self._lock:
             if shard in self._cached:
                 self._cached.move_to_end(shard)
                 return self._cached[shard]
-        url = f"{self.storage.url}/{self.split.shards[shard].index.path}"
+        # Read outside the lock, so that threads read several indexes at a time; two may read the same one.
         index = ShardIndex.from_records(
-            self._records(shard), self.split.shards[shard], self.split.fields, url, with_keys=self.with_keys
+            self._records(shard),
+            self.split.shards[shard],
+            self.split.fields,
+            self.storage.url,
+            with_keys=self.with_keys,
         )
         with self._lock:
             if shard not in self._cached:
@@ -179,13 +180,13 @@ class ShardTable:
         return index
 
     def indexes(self, shards: Sequence[int]) -> Iterator[ShardIndex]:
-        """The indexes of several shards in this order; those missing are read from a bucket at the same time.
+        """The indexes of several shards in this order; reads those that are missing concurrently from a bucket.
 
-        At most `max_bytes_in_flight` of them are on their way, at least one and at most as many as there are readers.
+        Limits the bytes in flight to `max_bytes_in_flight`, or to one index if that is larger.
         """
         with self._lock:
             missing = [self.split.shards[shard].index.num_bytes for shard in shards if shard not in self._cached]
-        # A local disk answers sooner than threads start.
+        # A local disk answers faster than threads start.
         if len(missing) < 2 or not self.storage.is_remote:
             yield from map(self.index, shards)
             return
@@ -196,20 +197,15 @@ class ShardTable:
             for shard in shards:
                 if len(pending) == num_threads:
                     yield pending.popleft().result()
-                pending.append(self._submit(shard, threads))
+                pending.append(threads.call(partial(self.index, shard)))
             while pending:
                 yield pending.popleft().result()
         finally:
             threads.close()
             threads.join()
 
-    def _submit(self, shard: int, threads: Threads) -> Future[ShardIndex]:
-        future: Future[ShardIndex] = Future()
-        threads.submit(lambda: settle(future, outcome_of(partial(self.index, shard))))
-        return future
-
     def addresses(self, shards: NDArray[np.int64], positions: NDArray[np.int64]) -> SampleAddresses:
-        """Where several samples are stored, in the order asked for. Looks up each shard's index once."""
+        """Where several samples are stored, in the order given. Looks up the index of each shard once."""
         order = np.argsort(shards, kind="stable")
         group_starts = np.flatnonzero(np.diff(shards[order], prepend=-1))
         rows = np.empty((len(shards), num_columns(len(self.split.fields))), dtype=np.int64)
@@ -222,7 +218,7 @@ class ShardTable:
         return SampleAddresses(shards, positions, rows, keys.tolist() if self.with_keys else None)
 
     def _keys(self, shard: int) -> NDArray[np.bytes_]:
-        """The keys of a shard; the last ones are kept, because bad samples come several to a shard."""
+        """The keys of a shard. Keeps those of the last one, because bad samples often share a shard."""
         last = self._last_keys
         if last is None or last[0] != shard:
             last = self._last_keys = shard, self._records(shard)["key"].copy()

@@ -13,39 +13,39 @@ from shardset.read.pending import Contents, PendingSamples
 from shardset.storage.base import os_errors_as_storage_errors
 
 SMALL_BYTES = 1 << 14
-"""Up to this size a sample is read at once and its fields are copied out; larger fields are read each by itself."""
+"""Up to this size a sample is one read, from which its fields are copied; beyond it, each field is a read."""
 MAX_OPEN_FILES = 256
 
 
 class LocalSampleReader:
-    """One `pread` per sample. `mmap` would save half a microsecond, but a file cut meanwhile would be a SIGBUS."""
+    """One `pread` per sample. `mmap` would save half a microsecond, but a file cut meanwhile would raise SIGBUS."""
 
     def __init__(self, table: ShardTable, max_open_files: int = MAX_OPEN_FILES) -> None:
         self.table = table
         self.max_open_files = max_open_files
         self.num_bytes_read = 0
-        """See SampleReader. A lower bound: threads count without a lock."""
+        """See SampleReader. A lower bound, because threads add to it without a lock."""
         self.files: OrderedDict[int, _ShardFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """See SampleReader."""
-        return LocalPendingSamples(self, addresses)
+        return self.read_single(addresses)
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
         """See SampleReader."""
         return LocalPendingSamples(self, addresses)
 
     def within_budget(self) -> bool:
-        """Always: nothing is held in memory."""
+        """See SampleReader. Always, because it holds nothing in memory."""
         return True
 
     def close(self) -> None:
-        """Closes the files that are not being read."""
+        """See SampleReader. Each file is closed when the last thread that reads it lets go of it."""
         self.files.clear()
 
     def file(self, shard: int) -> "_ShardFile":
-        """The open file of a shard, as long as the manifest says."""
+        """The open file of a shard; its size is the manifest's."""
         with self._lock:
             file = self.files.get(shard)
             if file is None:
@@ -56,7 +56,7 @@ class LocalSampleReader:
 
 
 class LocalPendingSamples(PendingSamples):
-    """Samples on a local disk; nothing is read before they are taken."""
+    """Samples on a local disk; each is read when it is taken."""
 
     def __init__(self, reader: LocalSampleReader, addresses: SampleAddresses) -> None:
         super().__init__(reader.table, addresses)
@@ -65,7 +65,7 @@ class LocalPendingSamples(PendingSamples):
 
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
         """See PendingSamples."""
-        # A small sample takes a few microseconds, so everything the loop needs is looked up before it.
+        # A small sample takes a few microseconds, so local names replace attributes in the loop.
         reader, pread, verified, fields = self.reader, os.pread, self._verified, self._fields
         samples = zip(self._shards[start:stop], self.starts[start:stop], self.sizes[start:stop], strict=True)
         for number, (shard, begin, size) in enumerate(samples, start):
@@ -92,7 +92,7 @@ class LocalPendingSamples(PendingSamples):
 
 
 class _ShardFile:
-    """An open shard; closed when its last user lets go of it."""
+    """An open shard; closed when nothing refers to it any more."""
 
     def __init__(self, table: ShardTable, shard: int) -> None:
         self.fd = -1

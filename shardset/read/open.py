@@ -1,9 +1,8 @@
-"""Chooses the reader for a split: by sample from a local disk, by block from anywhere else."""
+"""Chooses the reader of a split: by sample from a local disk, by block from anywhere else."""
 
 from shardset.order.epoch import Order
 from shardset.read.blocks import BlockSampleReader
-from shardset.read.cached import CachedReader
-from shardset.read.disk_cache import BlockCache
+from shardset.read.disk_cache import BlockCache, CachedReader
 from shardset.read.indexes import ShardTable
 from shardset.read.local import LocalSampleReader
 from shardset.read.pending import SampleReader
@@ -13,7 +12,7 @@ from shardset.read.remote import RangeReader, RemoteReader
 def open_sample_reader(
     order: Order, table: ShardTable, budget_bytes: int, cache: BlockCache | None = None
 ) -> SampleReader:
-    """A reader of the samples of `order`; a remote one holds about `budget_bytes` and makes use of `cache`."""
+    """The reader of the samples of `order`; a remote one holds about `budget_bytes` and reads through `cache`."""
     if not table.storage.is_remote:
         return LocalSampleReader(table)
     reader: RangeReader = RemoteReader(table)

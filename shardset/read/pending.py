@@ -1,4 +1,4 @@
-"""Samples whose bytes have been asked for, and the door through which every reader hands them out, checked.
+"""Samples that a reader has requested; every reader returns them through here, verified.
 
 No byte reaches a caller before its length and CRC32C have been compared with the index.
 """
@@ -16,15 +16,16 @@ from shardset.read.addresses import SampleAddresses
 from shardset.read.indexes import ShardTable
 
 Contents = Sequence[bytes | None]
-"""The contents of a sample's fields, a column each; None where the sample does not have the field."""
+"""A sample's fields, in the split's order; None for a field that the sample does not have."""
 
 
 class PendingSamples(ABC):
-    """Samples that a reader has been asked for. Any thread may take them."""
+    """Samples that a reader has requested. Any thread may take them."""
 
     def __init__(self, table: ShardTable, addresses: SampleAddresses) -> None:
         self.table, self.addresses = table, addresses
-        offsets, sizes = addresses.field_offsets, addresses.field_sizes
+        offsets, sizes = addresses.fields
+        # Lists, because the loops below index them once per sample and field: several times faster than arrays.
         self.starts = addresses.starts.tolist()
         self.sizes = (addresses.stops - addresses.starts).tolist()
         self._fields: list[tuple[list[int], list[int]]] = list(
@@ -32,27 +33,27 @@ class PendingSamples(ABC):
         )
         self._crcs: list[int] = addresses.crcs.tolist()
         self._absent: list[list[bool]] | None = (offsets < 0).tolist() if (offsets < 0).any() else None
-        # The CRC32C covers the members as the tar stores them, which may differ from the split's order of fields.
+        # The CRC32C covers the members in the order of the tar, which may differ from the split's order of fields.
         in_order = (np.diff(offsets, axis=1) >= 0).all()
         self._member_orders = None if in_order else np.argsort(offsets, axis=1, kind="stable").tolist()
 
     @abstractmethod
     def contents(self, start: int, stop: int) -> Iterator[Contents]:
-        """The checked fields of the samples [start, stop); take each sample once.
+        """The verified fields of the samples [start, stop); take each sample once.
 
-        Raises DamagedShard or StorageError naming shard, key and offset, and ends there.
+        The first bad sample raises DamagedShard or StorageError, which names shard, key and offset.
         """
 
     def take(self, number: int) -> Contents:
-        """The checked fields of one sample; take each sample once."""
+        """The verified fields of one sample; take each sample once."""
         return next(self.contents(number, number + 1))
 
     def describe(self, number: int) -> str:
-        """A sample by shard, key and offset."""
+        """The sample's shard, key and offset, for messages."""
         return self.table.describe(self.addresses[number])
 
     def _verified(self, number: int, contents: list[bytes]) -> Contents:
-        """`contents` if they are those of the sample; raises DamagedShard."""
+        """`contents`, with None for absent fields; raises DamagedShard unless the CRC32C matches."""
         crc = 0
         orders = self._member_orders
         for content in contents if orders is None else [contents[column] for column in orders[number]]:
@@ -72,30 +73,25 @@ class PendingSamples(ABC):
         return DamagedShard(f"{self.describe(number)}: {what}, fetch or rebuild it")
 
     def _located(self, number: int, error: ShardsetError) -> ShardsetError:
-        """The same error with shard, key and offset in front."""
+        """The error, prefixed with shard, key and offset."""
         return type(error)(f"{self.describe(number)}: {error}")
 
 
 class SampleReader(Protocol):
-    """Reads samples. One thread asks, in the order of the steps; any thread takes what it asked for."""
+    """Reads samples. One thread requests them, in the order of the steps; any thread may take them."""
 
     @property
     def num_bytes_read(self) -> int:
-        """Bytes that storage has sent so far, without indexes."""
-        ...
+        """Bytes received from storage so far, without indexes."""
 
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
-        """The samples of the slots of a step."""
-        ...
+        """Requests the samples of a step's slots."""
 
     def read_single(self, addresses: SampleAddresses) -> PendingSamples:
-        """Samples outside the order of the steps, each read by itself."""
-        ...
+        """Requests samples outside the order of the steps, each with a read of its own."""
 
     def within_budget(self) -> bool:
-        """Whether there is memory for another step before one is taken."""
-        ...
+        """Whether memory is left for another step."""
 
     def close(self) -> None:
-        """Ends all threads and fails what has not been read."""
-        ...
+        """Stops all threads and cancels pending reads."""

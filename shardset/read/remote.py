@@ -18,6 +18,7 @@ HEDGE_AFTER = 0.95
 """A read is late once it takes longer than this share of the reads of about its size."""
 MIN_HEDGE_S = 0.05
 MAX_HEDGED = 0.03
+"""The share of reads that may be hedged, which is also the share of extra bytes and load on the bucket."""
 NUM_TIMES = 256
 MIN_TIMES = 20
 
@@ -27,23 +28,20 @@ class RangeReader(Protocol):
 
     @property
     def num_bytes_read(self) -> int:
-        """Bytes that storage has sent so far."""
-        ...
+        """Bytes received from storage so far."""
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = False) -> Future[bytes]:
-        """The bytes [start, stop) of a shard, all of them; `fresh` asks storage even where they are cached."""
-        ...
+        """Requests all bytes [start, stop) of a shard; `fresh` bypasses caches."""
 
     def close(self) -> None:
-        """Ends all threads and fails what has not been read."""
-        ...
+        """Stops all threads and cancels pending reads."""
 
 
 class RemoteReader:
     """Reads ranges of shards from storage; each must come from the object that the manifest describes.
 
-    A read that takes longer than 95 of 100 of about its size is asked for again; the first answer counts. At most 3
-    in 100 of each size are, so hedging costs about 3 % more bytes at most.
+    A read that takes longer than 95 % of the reads of about its size is hedged: requested again, and the first answer
+    counts. Hedges are limited to 3 % of the reads of each size.
     """
 
     def __init__(self, table: ShardTable, num_fetchers: int = NUM_FETCHERS) -> None:
@@ -60,30 +58,28 @@ class RemoteReader:
         self._monitor.start()
 
     def submit(self, shard: int, start: int, stop: int, *, fresh: bool = True) -> Future[bytes]:
-        """See RangeReader; `fresh` makes no difference here."""
+        """See RangeReader; here every read is fresh."""
         read = _RangeRead(shard, start, stop)
         with self._lock:
-            if self._closed.is_set():
-                raise CancelledError
             self._running.add(read)
             self.hedges.num_reads[read.size_class] += 1
             self._attempt(read, self._fetchers)
         return read.result
 
     def close(self) -> None:
-        """Ends the threads (one that waits for storage ends with its read) and fails what has not been read."""
-        with self._lock:
-            self._closed.set()
-            running = list(self._running)
+        """See RangeReader. A thread that waits for storage stops after its read."""
+        self._closed.set()
         self._monitor.join()
         self._fetchers.close()
         self._hedgers.close()
+        with self._lock:  # after the threads are closed, so that no read comes late and waits for ever
+            running = list(self._running)
         for read in running:
             settle(read.result, CancelledError())
 
     def _attempt(self, read: "_RangeRead", threads: Threads) -> None:
         read.attempts += 1
-        threads.submit(lambda: self._run(read, is_hedge=threads is self._hedgers))
+        threads.submit(partial(self._run, read, is_hedge=threads is self._hedgers), read.result)
 
     def _run(self, read: "_RangeRead", *, is_hedge: bool) -> None:
         outcome = outcome_of(partial(self._read, read, is_hedge=is_hedge))
@@ -102,7 +98,7 @@ class RemoteReader:
         try:
             data = self.table.storage.read(name, read.start, read.stop, generation=generation)
         except (NotFound, PreconditionFailed):
-            # Deleted or replaced since: what is stored now is either the same shard again or a named error.
+            # Deleted or replaced since it was pinned. If the same shard was written again, read on; else raise.
             generation = self._generations.renew(read.shard)
             data = self.table.storage.read(name, read.start, read.stop, generation=generation)
         with self._lock:
@@ -119,18 +115,18 @@ class RemoteReader:
         now = time.monotonic()
         with self._lock:
             limits = self.hedges.limits_s()
-            late = [
+            return [
                 read
                 for read in self._running
                 if read.attempts == 1
                 and read.started
                 and now - read.started > limits.get(read.size_class, float("inf"))
+                and self.hedges.take(read.size_class)
             ]
-            return [read for read in late if self.hedges.take(read.size_class)]
 
 
 class HedgePolicy:
-    """Decides by the times of earlier reads of about the same size which reads are late and may be hedged."""
+    """Decides which reads are late and may be hedged, by the times of earlier reads of about the same size."""
 
     def __init__(self) -> None:
         self.num_reads: Counter[int] = Counter()
@@ -138,11 +134,11 @@ class HedgePolicy:
         self._times_s: dict[int, deque[float]] = {}
 
     def note(self, size_class: int, seconds: float) -> None:
-        """Remembers how long a read took."""
+        """Records how long a read took."""
         self._times_s.setdefault(size_class, deque(maxlen=NUM_TIMES)).append(seconds)
 
     def limits_s(self) -> dict[int, float]:
-        """By size class the seconds after which a read is late; no limit where too few times are known."""
+        """Seconds after which a read is late, by size class; none for a class with too few times."""
         return {
             size_class: max(MIN_HEDGE_S, sorted(times)[int(HEDGE_AFTER * len(times))])
             for size_class, times in self._times_s.items()
@@ -150,7 +146,7 @@ class HedgePolicy:
         }
 
     def take(self, size_class: int) -> bool:
-        """Takes one of the hedges that the reads of a size class allow, if one is left."""
+        """Counts a hedge of a read of that size class; False if the limit does not allow one."""
         allowed = self.num_hedges[size_class] + 1 <= self.num_reads[size_class] * MAX_HEDGED
         self.num_hedges[size_class] += allowed
         return allowed
@@ -158,7 +154,7 @@ class HedgePolicy:
 
 @dataclass(eq=False, slots=True)
 class _RangeRead:
-    """One range and how its read goes; `attempts` are those under way."""
+    """One range and the state of its read; `attempts` counts those under way."""
 
     shard: int
     start: int
@@ -169,12 +165,12 @@ class _RangeRead:
 
     @property
     def size_class(self) -> int:
-        """Reads of about the same size take about the same time."""
+        """Groups ranges by powers of two: reads of about the same size take about the same time."""
         return (self.stop - self.start).bit_length()
 
 
 class _Generations:
-    """The generation of each shard's object, checked once against the manifest and then pinned by all reads."""
+    """The generation of each shard's object, checked against the manifest once and then required of all reads."""
 
     def __init__(self, table: ShardTable) -> None:
         self.table = table
@@ -182,7 +178,7 @@ class _Generations:
         self._lock = threading.Lock()
 
     def of(self, shard: int, *, is_hedge: bool) -> str:
-        """The first read of a shard asks storage and the others wait for it; a hedge waits for nobody."""
+        """The first read of a shard asks storage and the others wait for its answer; a hedge never waits."""
         with self._lock:
             pinned = self._pinned.get(shard)
             asks = pinned is None or (is_hedge and not pinned.done())
@@ -190,11 +186,11 @@ class _Generations:
         if asks:
             settle(pinned, outcome_of(partial(self._checked, shard)))
             if pinned.exception() is not None:
-                self._pinned.pop(shard, None)  # the next read asks again
+                self._pinned.pop(shard, None)  # so that the next read asks again
         return pinned.result()
 
     def renew(self, shard: int) -> str:
-        """Asks storage again, for a shard whose pinned generation is gone."""
+        """Asks storage again, after the pinned generation is gone."""
         pinned: Future[str] = Future()
         pinned.set_result(generation := self._checked(shard))
         with self._lock:

@@ -1,12 +1,12 @@
-"""Threads for jobs that may wait for minutes, futures that they settle, and a lock that survives a fork."""
+"""Threads for jobs that may wait for minutes, the futures of their results, and a lock that survives a fork."""
 
 import os
 import queue
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -14,42 +14,63 @@ T = TypeVar("T")
 class Threads:
     """Daemon threads that take jobs in turn.
 
-    Unlike the pools of concurrent.futures they do not keep the program alive: their jobs may wait for the network.
+    Unlike the pools of concurrent.futures, they don't keep the program alive while a job waits for the network.
     """
 
     def __init__(self, name: str, num_threads: int) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Future[Any]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
         self._threads = [threading.Thread(target=self._work, name=name, daemon=True) for _ in range(num_threads)]
         for thread in self._threads:
             thread.start()
 
-    def submit(self, job: Callable[[], None]) -> None:
-        """Runs `job` on the next free thread."""
-        self._jobs.put(job)
+    def submit(self, job: Callable[[], None], future: Future[Any]) -> None:
+        """Runs `job`, which settles `future`, on the next free thread; raises CancelledError after `close`."""
+        with self._lock:
+            if self._closed:
+                raise CancelledError
+            self._jobs.put((job, future))
+
+    def call(self, function: Callable[[], T]) -> Future[T]:
+        """Calls `function` on the next free thread; raises CancelledError after `close`."""
+        future: Future[T] = Future()
+        self.submit(lambda: settle(future, outcome_of(function)), future)
+        return future
 
     def close(self) -> None:
-        """Drops the jobs that have not begun; each thread ends with the job that it runs."""
+        """Cancels the jobs that have not begun; each thread ends after its current job."""
+        with self._lock:
+            self._closed = True
         with suppress(queue.Empty):
             while True:
-                self._jobs.get_nowait()
+                if job := self._jobs.get_nowait():
+                    settle(job[1], CancelledError())
         for _ in self._threads:
             self._jobs.put(None)
 
     def join(self) -> None:
-        """Waits until all threads have ended, which they do after `close`."""
+        """Waits until all threads have ended; call `close` first."""
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        while job := self._jobs.get():
+            job[0]()
+            del job  # an idle thread must not keep the bytes of its last job alive
 
 
 class ProcessLock:
-    """A lock per process: a plain lock that another thread holds during a fork stays locked in the child."""
+    """A lock for each process: a plain lock that another thread holds during a fork stays locked in the child.
+
+    A copy in another process (pickled) is free.
+    """
 
     def __init__(self) -> None:
         self._locks: dict[int, threading.Lock] = {}
+
+    def __reduce__(self) -> tuple[type["ProcessLock"], tuple[()]]:
+        return ProcessLock, ()
 
     def __enter__(self) -> None:
         self._own().acquire()
@@ -70,7 +91,7 @@ def outcome_of(call: Callable[[], T]) -> T | BaseException:
 
 
 def settle(future: Future[T], outcome: T | BaseException) -> None:
-    """Gives a future its result or exception, unless it has one already."""
+    """Sets the result or exception of a future, unless it has one already."""
     with suppress(InvalidStateError):
         if isinstance(outcome, BaseException):
             future.set_exception(outcome)

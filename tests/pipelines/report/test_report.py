@@ -352,7 +352,7 @@ def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path, c
     theirs = tmp_path / name
     theirs.write_text("<!DOCTYPE html><title>shardset, a comparison</title>")
     assert cli.main(["report", storage.url, "--output", str(theirs)]) == 2
-    assert f"{theirs}: what stands there is no page of shardset; choose another --output" in capsys.readouterr().err
+    assert f"{theirs}: not a page of shardset; choose another --output" in capsys.readouterr().err
     assert theirs.read_text().endswith("comparison</title>")
     assert cli.main(["report", storage.url, "--output", str(theirs), "--force"]) == 0
     assert cli.main(["report", storage.url, "--output", str(theirs)]) == 0
@@ -363,14 +363,14 @@ def test_a_page_replaces_an_empty_file_and_no_device(tmp_path):
     (tmp_path / "page.html").touch()
     assert report.write(storage.url, str(tmp_path / "page.html")).num_bytes > 0
     (tmp_path / "pipe").symlink_to("/dev/null")
-    with pytest.raises(ConfigError, match="no page of shardset"):
+    with pytest.raises(ConfigError, match="not a page of shardset"):
         report.write(storage.url, str(tmp_path / "pipe"))
 
 
 def test_a_page_beside_the_manifest_never_replaces_a_file_of_somebody_else(storage):
     write_shard_set(storage, {"train": samples("train", range(4))}, num_shards=2)
     put(storage, naming.REPORT, b"notes")
-    with pytest.raises(ConfigError, match=r"report\.html: what stands there is no page"):
+    with pytest.raises(ConfigError, match=r"report\.html: not a page"):
         report.write(storage.url)
     assert storage.read(naming.REPORT) == b"notes"
     report.write(storage.url, force=True)

@@ -20,8 +20,7 @@ import pytest
 from shardset.errors import ConfigError
 from shardset.format.manifest import load
 from shardset.read import disk_cache
-from shardset.read.cached import CachedReader
-from shardset.read.disk_cache import BlockCache, DiskCache
+from shardset.read.disk_cache import BlockCache, CachedReader, DiskCache
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
@@ -232,13 +231,13 @@ def test_closing_fails_what_the_cache_has_not_read(url, tmp_path):
     table = stream.source.table
     reader = CachedReader(RemoteReader(table), table, Held(stream.source.disk_cache, goes_on))
     index = table.index(0)
-    results = [reader.submit(0, index.start(number), index.stop(number)) for number in range(20)]
+    results = [reader.submit(0, *index.byte_range(number, number + 1)) for number in range(20)]
     threading.Timer(0.2, goes_on.set).start()
     reader.close()
     assert not wait(results, timeout=300).not_done
     assert any(isinstance(result.exception(), CancelledError) for result in results)
     with pytest.raises(CancelledError):
-        reader.submit(0, index.start(0), index.stop(0))
+        reader.submit(0, *index.byte_range(0, 1))
 
 
 def test_a_cache_that_can_not_be_read_any_more_is_a_miss(url, tmp_path, expected, caplog):

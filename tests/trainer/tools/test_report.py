@@ -223,7 +223,7 @@ def test_a_report_without_a_folder_raises_what_the_command_prints():
 def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
     run, theirs = str(folder(tmp_path / "run", [line(one) for one in whole()])), tmp_path / "notes.html"
     theirs.write_text("notes")
-    with pytest.raises(ConfigError, match="no page of shardset"):
+    with pytest.raises(ConfigError, match="not a page of shardset"):
         report.write(run, str(theirs))
     assert theirs.read_text() == "notes"
     report.write(run, str(theirs), force=True)
