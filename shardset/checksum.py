@@ -1,6 +1,7 @@
 """CRC32C, the checksum of the manifest, of the index and of Cloud Storage."""
 
 import base64
+from functools import reduce
 
 import google_crc32c
 
@@ -19,10 +20,7 @@ def extend_crc32c(crc: int, data: bytes | memoryview) -> int:
 
 def crc32c_of(*pieces: bytes | memoryview) -> int:
     """The CRC32C of some bytes, given in one or more pieces."""
-    crc = 0
-    for piece in pieces:
-        crc = extend_crc32c(crc, piece)
-    return crc
+    return reduce(extend_crc32c, pieces, 0)
 
 
 def crc32c_text(crc: int) -> str:
