@@ -1,4 +1,4 @@
-"""Raw bytes by extent, in order: coalesced, concurrent on gs://, pinned to the generation of the plan."""
+"""Reads raw bytes by extent, in order: neighbours in one request, concurrently on gs://, and only as planned."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,26 +20,24 @@ FIRST_IN_FLIGHT = 4
 MOST_IN_FLIGHT = 32
 
 SPOOLED = "spool:///"
-"""Prefix of a plan file's name in an extent of spooled bytes.
-
-No input object has such a name: names have no empty parts, and no storage has this scheme."""
+"""The prefix of a plan file's name in an extent of spooled bytes. No name of an input object can start with it."""
 
 
 class Window:
-    """The number of reads in flight: grows by one after each, halves when the server refuses or fails.
+    """The limit of reads in flight: grows by one after each read, and halves when a request must be retried.
 
-    All workers may read one object, and a bucket accepts more load only gradually.
+    All workers may read the same object, and a bucket accepts more load only gradually.
     """
 
     def __init__(self) -> None:
         self.size = FIRST_IN_FLIGHT
 
     def grow(self) -> None:
-        """Called when a read is done."""
+        """Call after each read."""
         self.size = min(MOST_IN_FLIGHT, self.size + 1)
 
     def shrink(self) -> None:
-        """Called when a read has to be retried."""
+        """Call before each retry."""
         self.size = max(1, self.size // 2)
 
 
@@ -49,11 +47,10 @@ _of_process = Window()
 def fetch(
     groups: Iterable[Sequence[Extent]], source: Storage, output: Storage, window: Window = _of_process
 ) -> Iterator[list[bytes]]:
-    """The contents of each group of extents (a sample's); neighbours in a group are read together.
+    """The contents of each group of extents, such as those of a sample; neighbours in a group share a request.
 
-    Holds only the groups in flight. Reads once more where the CRC32C is not the extent's.
-
-    Raises ChangedInput if an object is no longer the planned one, or if its bytes changed.
+    Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises ChangedInput if an object
+    is no longer the planned one, or if its bytes changed.
     """
 
     def read_group(group: Sequence[Extent]) -> list[bytes]:
@@ -89,14 +86,14 @@ def _ahead(
 
 
 class _Located(NamedTuple):
-    """The object that an extent is in; `generation` is None for a spool, which is a part of the plan."""
+    """The object of an extent; `generation` is None for a spool, which is a part of the plan."""
 
     storage: Storage
     name: str
     generation: str | None
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes [start, stop); ChangedInput if the object is not the planned one."""
+        """The bytes [start, stop); raises ChangedInput if the object is not the planned one."""
         where = f"{self.storage.url}/{self.name}"
         try:
             data = self.storage.read(self.name, start, stop, generation=self.generation) if stop > start else b""
@@ -145,11 +142,8 @@ def _read_again(extent: Extent, located: _Located) -> bytes:
 
 
 def _read_together(group: Sequence[Extent], locate: Locate) -> list[bytes]:
-    if not group:
-        return []
-    if len(group) == 1:
-        [extent] = group
-        return [locate(extent).read(extent.offset, extent.offset + extent.num_bytes)]
+    if len(group) == 1:  # the usual case, which needs no sorting
+        return _read_run(group, locate(group[0]))
     contents: dict[Extent, bytes] = {}
     for run in _runs(sorted(set(group), key=lambda extent: (extent.object, extent.offset))):
         contents.update(zip(run, _read_run(run, locate(run[0])), strict=True))
@@ -157,14 +151,14 @@ def _read_together(group: Sequence[Extent], locate: Locate) -> list[bytes]:
 
 
 def _read_run(run: Sequence[Extent], located: _Located) -> list[bytes]:
-    """The contents of neighbours in one object, in one read."""
+    """The contents of neighbours in one object, by one request."""
     start, stop = run[0].offset, max(extent.offset + extent.num_bytes for extent in run)
     data = located.read(start, stop)
     return [data[extent.offset - start : extent.offset - start + extent.num_bytes] for extent in run]
 
 
 def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
-    """Neighbours in one object that are read together; `extents` are sorted by object and offset."""
+    """Neighbours in one object that share a request; `extents` are sorted by object and offset."""
     for _, group in groupby(extents, key=lambda extent: (extent.object, extent.generation)):
         neighbours = list(group)
         ranges = [(extent.offset, extent.offset + extent.num_bytes) for extent in neighbours]
