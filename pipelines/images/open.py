@@ -94,9 +94,7 @@ def opened(data: bytes, field: str, options: ImageOptions) -> Iterator[Image.Ima
 def _header(data: bytes, field: str, options: ImageOptions) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=(PILLOW_FORMATS[field],))
-    except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
-    except BROKEN as error:
+    except (*BROKEN, Image.DecompressionBombError) as error:
         raise _undecodable(error, data, field) from error
     width, height = image.size
     if width * height > options.max_pixels:
@@ -112,15 +110,15 @@ def decode_whole(image: Image.Image, data: bytes, field: str) -> None:
             # Saves the transforms, which can't fail; all of the entropy-coded data is still decoded.
             image.draft(None, (1, 1))
         image.load()
-    except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
-    except BROKEN as error:
+    except (*BROKEN, Image.DecompressionBombError) as error:
         raise _undecodable(error, data, field) from error
     if _is_truncated(data, field):
         raise UndecodableImage("truncated")
 
 
 def _undecodable(error: Exception, data: bytes, field: str) -> UndecodableImage:
+    if isinstance(error, Image.DecompressionBombError):
+        return UndecodableImage("too many pixels", f"more than {MAX_PIXELS}")
     # Pillow's messages contain addresses of objects, which would make the quarantine list differ between builds.
     if "MAX_TEXT" in str(error):
         return UndecodableImage("decompression bomb")

@@ -45,17 +45,13 @@ def find_duplicate_keys(
 def duplicates_among(keys: np.ndarray) -> np.ndarray:
     """The rows whose key is taken by earlier rows, in (unit, row) order."""
     hashes = np.sort(keys["hash"])
-    repeated = hashes[1:][hashes[1:] == hashes[:-1]]
-    if not len(repeated):
-        return np.empty(0, DUPLICATE)
-    keys = keys[np.isin(keys["hash"], repeated)]
+    keys = keys[np.isin(keys["hash"], hashes[1:][hashes[1:] == hashes[:-1]])]
     keys = keys[np.lexsort((keys["row"], keys["unit"], keys["hash"]))]
-    is_first = np.concatenate([[True], keys["hash"][1:] != keys["hash"][:-1]])
-    firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(keys)), 0))
+    _, firsts, group = np.unique(keys["hash"], return_index=True, return_inverse=True)
     duplicates = np.empty(len(keys), DUPLICATE)
     duplicates["unit"], duplicates["row"] = keys["unit"], keys["row"]
-    duplicates["number"] = np.arange(len(keys)) - firsts
-    return np.sort(duplicates[~is_first], order=["unit", "row"])
+    duplicates["number"] = np.arange(len(keys)) - firsts[group]
+    return np.sort(duplicates[duplicates["number"] > 0], order=["unit", "row"])
 
 
 def duplicate_numbers(

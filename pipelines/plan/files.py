@@ -10,14 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
-from shardset.format.frame import frame, has_frame, open_frame
+from shardset.format.frame import Framed, frame, has_frame, open_frame
 from shardset.storage.base import ABSENT, Storage
 
 R = TypeVar("R")
@@ -33,13 +33,6 @@ _READ_AHEAD = 64
 
 _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
 """The errors of a step whose files another build has replaced or removed."""
-
-
-class StoredFile(NamedTuple):
-    """A file of the plan; `build` is None if an older version wrote it without a frame."""
-
-    build: str | None
-    content: bytes | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +64,7 @@ class PlanFiles:
         """A JSON record; raises the same errors as `read`."""
         return decode_record(self.output, name, self.read(name), kind)
 
-    def find(self, name: str) -> bytes | memoryview | None:
+    def find(self, name: str) -> memoryview | None:
         """The content of a file; None if it is absent or of another build."""
         file = find(self.output, name)
         return file.content if file and file.build == self.build else None
@@ -114,7 +107,7 @@ def write(
         out.write(frame(build, content))
 
 
-def find(output: Storage, name: str) -> StoredFile | None:
+def find(output: Storage, name: str) -> Framed | None:
     """A file of any build or version; None if it is absent. Raises ConfigError if it is damaged."""
     try:
         return read_checked(output, name, lambda: _open_any_version(output.read(name)))
@@ -187,12 +180,12 @@ def another_build(output: Storage, name: str) -> ManifestError:
     )
 
 
-def _open_any_version(data: bytes) -> StoredFile:
-    """The file; ValueError if its frame does not match. Older versions wrote JSON without a frame."""
+def _open_any_version(data: bytes) -> Framed:
+    """A file; ValueError if it is damaged. Older versions wrote JSON without a frame: its `build` is empty."""
     if has_frame(data):
-        return StoredFile(*open_frame(data))
+        return open_frame(data)
     try:
         json.loads(data)
     except RecursionError as error:
         raise ValueError("its JSON nests too deeply") from error
-    return StoredFile(None, data)
+    return Framed("", memoryview(data))

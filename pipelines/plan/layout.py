@@ -289,6 +289,8 @@ def _place_stratum(
     serial = np.arange(first, first + len(rows))
     full, extra = divmod(stratum.num_stored, stratum.num_samples)
     row, number, copy = np.tile(rows, full), np.tile(serial, full), np.repeat(np.arange(full), len(rows))
+    # Every sample is stored `full` times. A keyed choice of `extra` samples is stored once more, or instead of the
+    # others if samples are dropped; their ranks number these copies without gaps.
     if extra:
         rank = permute(serial, n=stratum.num_samples, key=derive_key(key, "extra"))
         chosen = np.flatnonzero(rank < extra)

@@ -31,7 +31,9 @@ def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOp
     if dataflow.is_wanted(options):
         dataflow.check(options, source=source, output=output.url)
     _check_job_server(options)
-    _check_flags(options)
+    runner = create_runner(options.view_as(StandardOptions).runner)
+    if refusals := PipelineOptionsValidator(options, runner).validate():
+        raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
     return options
 
 
@@ -91,14 +93,6 @@ def _check_job_server(options: PipelineOptions) -> None:
         raise ConfigError(
             f"--job_endpoint {endpoint}: no server answers there ({error}); start the job server (docs/flink.md)"
         ) from error
-
-
-def _check_flags(options: PipelineOptions) -> None:
-    """Raises ConfigError if Beam refuses a flag."""
-    runner = create_runner(options.view_as(StandardOptions).runner)
-    refusals = PipelineOptionsValidator(options, runner).validate()
-    if refusals:
-        raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
 
 
 def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) -> None:

@@ -94,7 +94,7 @@ def refuse_among_raw(output: Storage, folder: Storage) -> None:
     """Raises ConfigError if the output is the folder of the raw input, or in it."""
     if _is_inside(output, folder):
         raise ConfigError(
-            f"{output.url}: is in the input {folder.url}, so tars would stand among the raw files; choose an --output "
+            f"{output.url}: is in the input {folder.url}, so the tars would be among the raw files; choose an --output "
             "outside of it"
         )
 

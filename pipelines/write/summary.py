@@ -78,7 +78,7 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
             f"{result.seconds:.1f} s ({written / result.seconds:,.0f} images/s)"
         )
     if counters.get("shards_skipped"):
-        lines.append(f"{counters['shards_skipped']:,} shards were finished before and stand as they should")
+        lines.append(f"{counters['shards_skipped']:,} shards were complete already")
     lines.append(f"plan: {plan.num_units:,} units of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
     if result.published:
         lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.published.digest[:16]}…")
