@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -186,23 +187,21 @@ def plan_split(
             f"split {name!r}: {wanted} samples can't fill {num_shards or 'one'} shard(s) "
             f"({_asked(sizing)}, remainder {sizing.remainder}); ask for fewer shards or fewer samples a shard"
         )
-    if balance == "none":
-        strata = {0: num_source}
-    labels = sorted(label for label, count in strata.items() if count)
-    stored = apportion(num_stored, [strata[label] for label in labels])
-    sequence_starts = np.cumsum([0, *stored]).tolist()
+    strata = {0: num_source} if balance == "none" else {label: n for label, n in sorted(strata.items()) if n}
+    stored = apportion(num_stored, list(strata.values()))
+    added = [kept - count for kept, count in zip(stored, strata.values(), strict=True)]
     return SplitPlan(
         name=name,
         num_source=num_source,
         num_stored=num_stored,
         num_shards=num_shards,
-        num_dropped=sum(max(0, strata[label] - kept) for label, kept in zip(labels, stored, strict=True)),
-        num_repeats=sum(max(0, kept - strata[label]) for label, kept in zip(labels, stored, strict=True)),
+        num_dropped=-sum(number for number in added if number < 0),
+        num_repeats=sum(number for number in added if number > 0),
         num_bytes=round(num_bytes * num_stored / num_source),
         fields=list(fields),
         strata={
-            label: Stratum(num_samples=strata[label], num_stored=kept, start=start)
-            for label, kept, start in zip(labels, stored, sequence_starts, strict=False)
+            label: Stratum(num_samples=count, num_stored=kept, start=stop - kept)
+            for (label, count), kept, stop in zip(strata.items(), stored, accumulate(stored), strict=True)
         },
     )
 
@@ -210,16 +209,14 @@ def plan_split(
 def place(labels: np.ndarray, offset: UnitOffset, plan: SplitPlan, *, seed: int, stratified: bool) -> Placements:
     """The placements of neighbouring samples of a split, one for each stored copy, in no particular order.
 
-    `labels` int [n], in source order.
+    `labels` int [n], n > 0, in source order.
     """
     strata = labels if stratified else np.zeros(len(labels), np.int64)
     columns = [
         _place_stratum(rows, label, offset.strata.get(label, 0), plan, derive_key(seed, "place", plan.name, label))
         for label, rows in _rows_by_stratum(strata)
     ]
-    row, copy, sequence = (
-        (np.concatenate(column) for column in zip(*columns, strict=True)) if columns else ([np.zeros(0, int)] * 3)
-    )
+    row, copy, sequence = map(np.concatenate, zip(*columns, strict=True))
     rank = hash64(derive_key(seed, "rank", plan.name), sequence)
     return Placements(row=row, copy=copy, shard=sequence % plan.num_shards, rank=rank)
 
@@ -273,7 +270,7 @@ def _asked(sizing: Sizing) -> str:
 def _rows_by_stratum(strata: np.ndarray) -> list[tuple[int, np.ndarray]]:
     order = np.argsort(strata, kind="stable")
     labels, firsts = np.unique(strata[order], return_index=True)
-    return list(zip(labels.tolist(), np.split(order, firsts[1:]), strict=True)) if len(order) else []
+    return list(zip(labels.tolist(), np.split(order, firsts[1:]), strict=True))
 
 
 def _count(labels: np.ndarray) -> Counter[int]:
@@ -298,5 +295,4 @@ def _place_stratum(
         number = np.concatenate([number, rank[chosen]])
         copy = np.concatenate([copy, np.full(len(chosen), full)])
     number += copy * stratum.num_samples
-    sequence = permute(number, n=stratum.num_stored, key=key) if len(number) else number
-    return row, copy, sequence + stratum.start
+    return row, copy, permute(number, n=stratum.num_stored, key=key) + stratum.start
