@@ -45,7 +45,10 @@ def find_duplicate_keys(
 def duplicates_among(keys: np.ndarray) -> np.ndarray:
     """The rows whose key is taken by earlier rows, in (unit, row) order."""
     hashes = np.sort(keys["hash"])
-    keys = keys[np.isin(keys["hash"], hashes[1:][hashes[1:] == hashes[:-1]])]
+    repeated = hashes[1:][hashes[1:] == hashes[:-1]]
+    if not len(repeated):  # the usual case
+        return np.empty(0, DUPLICATE)
+    keys = keys[np.isin(keys["hash"], repeated)]
     keys = keys[np.lexsort((keys["row"], keys["unit"], keys["hash"]))]
     _, firsts, group = np.unique(keys["hash"], return_index=True, return_inverse=True)
     duplicates = np.empty(len(keys), DUPLICATE)
