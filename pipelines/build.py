@@ -22,7 +22,6 @@ from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.partitions import COPY_BYTES
 from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
 from pipelines.plan.survey import write_units
 from pipelines.runners import dataflow, errors, local, options
@@ -34,6 +33,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
+from shardset.storage.checked import PIECE_BYTES
 from shardset.storage.open import open_storage
 from shardset.version import __version__
 
@@ -265,7 +265,7 @@ def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, 
         files.write(paths.REPLACED, manifests.to_json(replaced))
     with files.output.writer(paths.SURVEY) as out:
         lines.seek(0)
-        shutil.copyfileobj(lines, out, COPY_BYTES)
+        shutil.copyfileobj(lines, out, PIECE_BYTES)
     files.check_current()
 
 

@@ -43,7 +43,7 @@ def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
     """Ends the program for arguments that neither the verb nor, in a build, Beam takes."""
     if args.verb != "build":
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}")
-    from pipelines.runners.flags import unknown_flags
+    from pipelines.runners.options import unknown_flags
 
     if unknown := unknown_flags(unknown):
         args.verb_parser.error(f"unknown arguments: {' '.join(unknown)} (neither a flag of build nor of Apache Beam)")

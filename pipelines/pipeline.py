@@ -22,8 +22,8 @@ from pipelines.plan.files import PlanFiles
 from pipelines.plan.index import index_unit
 from pipelines.plan.partitions import ByteRange
 from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.plan.splits import batch_offsets, make_plan
-from pipelines.plan.summaries import UnitOffsets
+from pipelines.plan.splits import make_plan
+from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
 from pipelines.plan.survey import UnitRef
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
@@ -136,7 +136,8 @@ class MakePlan(BuildStep):
         with self._files.while_current():
             plan = make_plan(self._files, self._config, self._file)
             yield msgspec.structs.replace(plan, classes=[])
-            offsets = batch_offsets(self._files, plan, stratified=self._config.stratified)
+            summaries, size = read_summaries(self._files, plan.num_units), plan.units_per_batch
+            offsets = unit_offsets(summaries, plan.splits, units_per_batch=size, stratified=self._config.stratified)
             for batch, offset in enumerate(offsets):
                 yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
 

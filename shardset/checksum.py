@@ -1,6 +1,7 @@
 """CRC32C, the checksum of manifests, indexes and Cloud Storage."""
 
 import base64
+from functools import reduce
 
 import google_crc32c
 
@@ -18,11 +19,8 @@ def extend_crc32c(crc: int, data: bytes | memoryview) -> int:
 
 
 def crc32c_of(*pieces: bytes | memoryview) -> int:
-    """The CRC32C of bytes given in one or more pieces."""
-    crc = 0
-    for piece in pieces:
-        crc = extend_crc32c(crc, piece)
-    return crc
+    """The CRC32C of some bytes, given in one or more pieces."""
+    return reduce(extend_crc32c, pieces, 0)
 
 
 def crc32c_text(crc: int) -> str:

@@ -6,23 +6,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
 from pipelines.check.duplicate_keys import hash_keys
 from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
-from shardset.checksum import crc32c_text
+from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, NotFound, StorageError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_from_bytes
 from shardset.format.manifest import Shard
 from shardset.format.tar import TarMember, members, sample_members
 from shardset.storage.base import Storage
-from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
-
-READ_BYTES = 8 * 2**20
-"""Shallow checks read objects without a stored CRC32C in pieces of this size."""
+from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice, stored_crc32c
 
 _REBUILD = "rebuild the shard with --only-shards"
 
@@ -97,20 +93,13 @@ def _check_object(storage: Storage, name: str, num_bytes: int, crc32c: str, find
             return
         stored = stat.crc32c
         if stored is None:
-            stored = read_twice(lambda: _crc32c(storage, name, num_bytes), lambda crc: crc == crc32c)
+            stored = read_twice(lambda: stored_crc32c(storage, name, num_bytes), lambda crc: crc == crc32c)
             findings.num_bytes += num_bytes
     except StorageError as error:
         findings.problems.append(unreadable(name, error))
         return
     if stored != crc32c:
         findings.problems.append(_wrong_crc(name, stored, crc32c))
-
-
-def _crc32c(storage: Storage, name: str, num_bytes: int) -> str:
-    crc = 0
-    for start in range(0, num_bytes, READ_BYTES):
-        crc = google_crc32c.extend(crc, storage.read(name, start, min(start + READ_BYTES, num_bytes)))
-    return crc32c_text(crc)
 
 
 def _wrong_size(name: str, actual: int, expected: int) -> Problem:
@@ -229,12 +218,14 @@ def _sample_problems(
 
 
 def _row_problems(group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any]) -> Iterator[str]:
-    crc = 0
-    for content in contents.values():
-        crc = google_crc32c.extend(crc, content)
     byte_ranges = {name: (0, 0) for name in row if name.startswith(".")}
     byte_ranges |= {f".{member.field}": (member.offset, member.num_bytes) for member in group}
-    in_tar = {"offset": group[0].header_offset, "crc32c": crc, "key": group[0].key.encode(), **byte_ranges}
+    in_tar = {
+        "offset": group[0].header_offset,
+        "crc32c": crc32c_of(*contents.values()),
+        "key": group[0].key.encode(),
+        **byte_ranges,
+    }
     for column, value in in_tar.items():
         if row.get(column) != value:
             yield f"the index says {column} {row.get(column)}, the tar says {value}; {_REBUILD}"

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import google_crc32c
 import numpy as np
 
-from shardset.checksum import crc32c_text
+from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
@@ -18,10 +17,8 @@ from shardset.format.manifest import Manifest, Shard, Split
 from shardset.format.naming import is_member
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
-from shardset.storage.checked import read_twice
+from shardset.storage.checked import pieces_of, read_twice
 from shardset.storage.open import is_address
-
-READ_BYTES = 8 * 2**20
 
 Location = Literal["beside", "relative", "anywhere"]
 """Where the files of a format can stand: in the set's own folder, wherever a relative path leads to the tars, or
@@ -102,10 +99,9 @@ def md5_of(storage: Storage, shard: Shard) -> str:
 def _sums(storage: Storage, shard: Shard) -> tuple[str, str]:
     """MD5 and CRC32C of a tar."""
     md5, crc = hashlib.md5(usedforsecurity=False), 0
-    for start in range(0, shard.num_bytes, READ_BYTES):
-        data = storage.read(shard.path, start, min(start + READ_BYTES, shard.num_bytes))
+    for data in pieces_of(storage, shard.path, 0, shard.num_bytes):
         md5.update(data)
-        crc = google_crc32c.extend(crc, data)
+        crc = extend_crc32c(crc, data)
     return md5.hexdigest(), crc32c_text(crc)
 
 

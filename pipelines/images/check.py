@@ -1,4 +1,4 @@
-"""Tells whether raw bytes are a whole image, and what has to be put right before it is stored."""
+"""Examines raw bytes: whether they are a complete image, and what must be fixed before it is stored."""
 
 from dataclasses import dataclass
 
@@ -22,10 +22,10 @@ from shardset.format.background import may_be_transparent
 CMYK_TO_RGB = "cmyk-to-rgb"
 
 ALPHA_TO_BACKGROUND = "alpha-to-background"
-"""The fix of a transparent image that is re-encoded: nothing of it is transparent afterwards."""
+"""The fix of a transparent image that is re-encoded, which makes it opaque."""
 
 TRANSPARENT = "transparent"
-"""The mark of a transparent image that is stored as it is: no fix, but counted."""
+"""The mark of a transparent image that is stored as it is: counted, but no fix."""
 
 _MARK_SEPARATOR = "+"
 _ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "bmp"}
@@ -33,10 +33,10 @@ _ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "b
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """What an image is: its field by content, size in pixels and Pillow mode (0, 0 and "" if its header was not read).
+    """An examined image: its field by content, size in pixels and Pillow mode (0, 0 and "" if its header was not read).
 
-    `fix` is "" or what is put right, joined by `+`: `cmyk-to-rgb`, `alpha-to-background`, or `renamed-png` where the
-    content is a PNG under another name. `transparent` means that it is stored with transparency.
+    `fix` names the fixes, joined by `+`: `cmyk-to-rgb`, `alpha-to-background`, or `renamed-png` for a PNG under another
+    name; "" if there are none. `transparent` means that it is stored with transparency.
     """
 
     field: str
@@ -48,26 +48,26 @@ class Examined:
 
     @property
     def marks(self) -> str:
-        """What the plan keeps of it: its fix, and whether it is stored with transparency; see `marks_of`."""
+        """The marks that the plan keeps: the fixes, and TRANSPARENT if it is stored with transparency."""
         return _joined(self.fix, TRANSPARENT if self.transparent else "")
 
 
 def marks_of(fix: str) -> list[str]:
-    """The marks that the plan keeps of an image, one by one."""
+    """The marks of an image as a list."""
     return fix.split(_MARK_SEPARATOR) if fix else []
 
 
 def fixes_of(fix: str) -> list[str]:
-    """The marks of an image that say what is put right."""
+    """The marks of an image that are fixes."""
     return [mark for mark in marks_of(fix) if mark != TRANSPARENT]
 
 
 def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
-    """What the image is that came under the extension `field`; raises UndecodableImage if it can't be a sample.
+    """Examines an image with the extension `field`; raises UndecodableImage if it can't be a sample.
 
     `decode` decodes the whole image, the only way to find truncation (0.8 ms for a JPEG of 110 KB). `header` parses the
-    header (0.03 ms); it takes an alpha channel for transparency. `none` reads the first bytes only, finds neither CMYK
-    nor transparency, and trusts `field` where `data` is empty.
+    header (0.03 ms) and takes an alpha channel for transparency. `none` reads only the first bytes, finds neither CMYK
+    nor transparency, and trusts `field` if `data` is empty.
     """
     named = _ALIASES.get(field.lower(), field.lower())
     if verify == "none" and not data:
@@ -77,7 +77,9 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
         return Examined(actual, 0, 0, "", _fix(actual, named, "", options))
     with opened(data, actual, options) as image:
         (width, height), mode = image.size, image.mode
-        _check_writable(image, actual, options)
+        if options.reencodes:
+            check_mode(mode, actual)
+            check_sides(resized(image.size, options.resize_shorter), stored_field(actual, options))
         unchanged = is_stored_unchanged(image, actual, options)
         if verify == "decode":
             decode_whole(image, data, actual)
@@ -86,16 +88,8 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
     return Examined(actual, width, height, mode, fix, transparent and unchanged)
 
 
-def _check_writable(image: Image.Image, field: str, options: ImageOptions) -> None:
-    if options.reencodes:
-        check_mode(image.mode, field)
-        check_sides(resized(image.size, options.resize_shorter), stored_field(field, options))
-
-
 def is_stored_unchanged(image: Image.Image, field: str, options: ImageOptions) -> bool:
-    """Whether an image of the format `field` that needs no fix is stored byte for byte."""
-    if not options.reencodes:
-        return True
+    """Whether an image that needs no fix is stored byte for byte; `field` is its format."""
     if stored_field(field, options) != field:
         return False
     if options.resize_shorter is None:
@@ -104,7 +98,7 @@ def is_stored_unchanged(image: Image.Image, field: str, options: ImageOptions) -
 
 
 def is_transparent(image: Image.Image) -> bool:
-    """Whether a pixel of an opened image is not opaque; raises UndecodableImage."""
+    """Whether an opened image has a pixel that is not opaque; raises UndecodableImage."""
     try:
         return background.is_transparent(image)
     except BROKEN as error:

@@ -1,14 +1,14 @@
-"""Gives the bytes that are stored of an image, re-encoded where the options or a fix ask for it. Pillow does the work.
+"""Encodes an image for storage with Pillow, if the options or a fix require it.
 
-Without options the stored bytes are the raw bytes, with one exception: a CMYK JPEG, which no training decoder reads
-right, becomes an RGB JPEG.
+Without options the stored bytes are the raw bytes, with one exception: a CMYK JPEG, which training decoders misread,
+becomes an RGB JPEG.
 
 Re-encoding (`resize_shorter`, `image_format`, the CMYK fix) follows these rules, so that two builds agree:
-- The first frame counts. 16-bit samples keep their high byte. Palettes are looked up. Transparent pixels are put on
-  `background`, as the reader does. EXIF orientation is applied. The result is grey (L) or RGB.
-- The shorter side becomes `resize_shorter` by Lanczos, and the aspect ratio stays. A smaller image is not enlarged; it
-  is not touched at all unless its format changes or EXIF turns it.
-- Where images are resized, gif, bmp and tif become png and pbm becomes pgm, large or small, so that the field of a
+- Only the first frame is stored. 16-bit values keep their high byte. Palettes are resolved. Transparent pixels are put
+  on `background`, as in the reader. EXIF orientation is applied. The result is grey (L) or RGB.
+- The shorter side becomes `resize_shorter` by Lanczos; the aspect ratio stays. A smaller image is not enlarged. Its
+  bytes stay the same unless its format changes or EXIF turns it.
+- If images are resized, gif, bmp and tif become png, and pbm becomes pgm, whatever their size, so that the field of a
   sample is known before its size.
 - JPEG is written with 4:2:0 subsampling, neither progressive nor optimised; PNG with zlib level 6; WebP lossy with
   method 4.
@@ -49,15 +49,15 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""What makes an image upright, by its EXIF orientation."""
+"""The transpositions that make an image upright, by EXIF orientation."""
 
 _REDUCING_GAP = 3.0
-"""How many times larger than the result a JPEG is decoded; less would show in the result."""
+"""A JPEG is decoded at this many times the size of the result, or more; a smaller factor would be visible."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageThumbnail:
-    """A small upright version of an image, 8-bit L or RGB on white, and the size of the image as stored."""
+    """A small upright image, 8-bit L or RGB on white, and the size of the stored image."""
 
     pixels: Image.Image
     width: int
@@ -66,11 +66,9 @@ class ImageThumbnail:
 
 
 def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
-    """(`stored_field`, content) for an image that `examine` accepted; the bytes as they are if nothing is asked.
+    """(`stored_field`, content) of an image that `examine` accepted; the same bytes if nothing is to be done.
 
-    The field of an image that was not examined may not be that of its content; if it is no image's field at all, the
-    content decides where the image is re-encoded. Raises UndecodableImage for an image that `examine` would have
-    refused with verify="decode".
+    Raises UndecodableImage for an image that `examine` refuses with verify="decode".
     """
     field, content = _encoded(data, examined_field, fix, options)
     return field, jpeg_restart.add_restart_markers(content) if options.jpeg_restart and field == "jpg" else content
@@ -80,7 +78,7 @@ def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) 
     is_cmyk = fix == CMYK_TO_RGB
     if not options.reencodes and not is_cmyk:
         return examined_field, data
-    # The field of an image that was not examined comes from its name, which may be wrong or say nothing.
+    # The field of an image that was not examined comes from its name, which may be wrong or be no image's.
     actual = format_of(data)
     field = stored_field(examined_field if examined_field in IMAGE_FIELDS else actual, options)
     if field == actual and not is_cmyk and options.resize_shorter is None:
@@ -94,7 +92,7 @@ def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) 
 
 
 def thumbnail_of(data: bytes, longest: int) -> ImageThumbnail:
-    """An image with no side above `longest`; raises UndecodableImage."""
+    """A thumbnail with no side above `longest`; raises UndecodableImage."""
     field = format_of(data)
     with opened(data, field, ImageOptions()) as image:
         width, height = image.size
@@ -104,7 +102,7 @@ def thumbnail_of(data: bytes, longest: int) -> ImageThumbnail:
 
 
 def libraries(options: ImageOptions) -> dict[str, str]:
-    """The libraries that decide the bytes of a re-encoded image, with their versions."""
+    """The libraries that determine the bytes of a re-encoded image, with their versions."""
     versions = {
         "pillow": features.version("pil"),
         "libjpeg-turbo": features.version_feature("libjpeg_turbo"),
@@ -115,18 +113,19 @@ def libraries(options: ImageOptions) -> dict[str, str]:
         **(jpeg_restart.libraries() if options.jpeg_restart else {}),
     }
     if versions["libjpeg-turbo"]:
-        del versions["libjpeg"]
+        del versions["libjpeg"]  # the same codec
     return {name: version for name, version in versions.items() if version}
 
 
 def _pixels(image: Image.Image, size: tuple[int, int], field: str, background: Background = WHITE) -> Image.Image:
-    """The upright image as 8-bit L or RGB with its sides resized to `size` (as stored, before it is turned)."""
+    """The upright image as 8-bit L or RGB, resized to `size`, which is that before EXIF turns it."""
     check_mode(image.mode, field)
     box: Any = None
     try:
         turn = _TURNS.get(orientation(image))
-        if size != image.size and (draft := image.draft(None, _times(size, _REDUCING_GAP))):
-            box = draft[1]
+        if size != image.size:
+            draft = image.draft(None, (int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)))
+            box = draft[1] if draft else None
         image.load()
         opaque = flattened(image, background)
     except BROKEN as error:
@@ -137,15 +136,11 @@ def _pixels(image: Image.Image, size: tuple[int, int], field: str, background: B
     return pixels.transpose(turn) if turn is not None else pixels
 
 
-def _times(size: tuple[int, int], factor: float) -> tuple[int, int]:
-    return int(size[0] * factor), int(size[1] * factor)
-
-
 def _eight_bit(image: Image.Image) -> Image.Image:
     if image.mode == "I" or image.mode in SIXTEEN_BIT_MODES:
         return image.convert("I").point(lambda value: value * (1 / 256)).convert("L")
     if image.mode == "CMYK" and image.format in ("JPEG", "MPO") and "adobe" not in image.info:
-        # Pillow takes every CMYK JPEG for inverted, as Adobe writes it; without Adobe's mark it is not.
+        # Pillow inverts every CMYK JPEG, as Adobe writes them; one without Adobe's marker is not inverted.
         image = ImageChops.invert(image)
     wanted = "L" if image.mode in GREY_MODES else "RGB"
     return image if image.mode == wanted else image.convert(wanted)
@@ -153,15 +148,12 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 def _written(pixels: Image.Image, field: str, quality: int) -> bytes:
     bare = pixels.convert("RGB") if field == "ppm" and pixels.mode != "RGB" else pixels
-    bare.info = {}
+    bare.info = {}  # Pillow would write what it read: EXIF, comments, profiles
+    settings: dict[str, dict[str, Any]] = {
+        "jpg": {"quality": quality, "subsampling": "4:2:0", "progressive": False, "optimize": False},
+        "webp": {"quality": quality, "lossless": False, "method": 4},
+        "png": {"compress_level": 6, "optimize": False},
+    }
     buffer = io.BytesIO()
-    bare.save(buffer, PILLOW_FORMATS[field], **_settings(field, quality))
+    bare.save(buffer, PILLOW_FORMATS[field], **settings.get(field, {}))
     return buffer.getvalue()
-
-
-def _settings(field: str, quality: int) -> dict[str, Any]:
-    if field == "jpg":
-        return {"quality": quality, "subsampling": "4:2:0", "progressive": False, "optimize": False}
-    if field == "webp":
-        return {"quality": quality, "lossless": False, "method": 4}
-    return {"compress_level": 6, "optimize": False} if field == "png" else {}

@@ -1,9 +1,9 @@
 """Adds restart markers to JPEGs without loss, so that readers can decode only the part that a crop needs.
 
-The entropy-coded data is written anew; the coefficients that it codes stay. The only import of jpegio.
+Rewrites the entropy-coded data and keeps the coefficients. This is the only module that imports jpegio.
 
-Equal coefficients mean equal pixels only in a plain JPEG: a decoder smooths a progressive one that lacks scans, and
-guesses colours from the markers before the image. So the pixels of any other JPEG are compared too.
+Equal coefficients guarantee equal pixels only in a plain JPEG: decoders smooth a progressive JPEG that lacks scans, and
+guess the colour space from markers. So the pixels of any other JPEG are compared too.
 """
 
 import io
@@ -21,23 +21,23 @@ from shardset.errors import ConfigError
 
 _SOF0, _SOS, _ADOBE, _EOI = 0xC0, 0xDA, 0xEE, b"\xff\xd9"
 _PLAIN_SEGMENTS = frozenset({0xC4, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)})
-"""Tables, the restart interval, comments and what applications add."""
+"""Tables, the restart interval, comments and application segments."""
 
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 _ROWS_COMPARED = 256
-"""Two images are compared in strips of this many rows, which bounds the memory."""
+"""Images are compared in strips of this many rows to limit the memory."""
 
 SEGMENT_PIXELS = (16, 32)
-"""Width of a segment, from and to: narrower ones cost bytes (about 5 each), wider ones make readers decode too much."""
+"""The smallest and largest width of a segment. A segment costs about 5 bytes; a wide one makes readers decode more."""
 
 
 def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMENT_PIXELS) -> bytes:
-    """The same picture with a restart marker at every segment of `segment_pixels`, or of a whole row.
+    """The same image with a restart marker after every segment of `segment_pixels`, or after every row.
 
-    The result has one scan, Huffman coded with tables of its own. It is 2 to 3 % smaller than a JPEG with the standard
-    tables, and up to 2 % larger than one with its own. Marker segments (EXIF, colour profile, comment) stay. A JPEG
-    that can't be written in this form, or would decode to other pixels, stays as it is; readers decode it whole.
-    Raises ConfigError where jpegio is not installed.
+    The result has one scan and optimised Huffman tables. It is 2 to 3 % smaller than a JPEG with standard tables, and
+    up to 2 % larger than one with optimised tables. Marker segments (EXIF, colour profile, comment) stay. Returns a
+    JPEG unchanged that can't be written in this form or would decode to other pixels; readers decode it whole. Raises
+    ConfigError if jpegio is not installed.
     """
     jpegio = _library()
     with tempfile.TemporaryDirectory(prefix="shardset-jpeg-") as folder:
@@ -59,7 +59,7 @@ def add_restart_markers(jpeg: bytes, *, segment_pixels: tuple[int, int] = SEGMEN
 
 
 def is_plain(jpeg: bytes) -> bool:
-    """Whether it is baseline, one scan, clearly grey or YCbCr, with nothing else in or behind its scan."""
+    """Whether a JPEG is baseline and grey or YCbCr, with one scan and nothing after it."""
     at, num_colours, has_adobe = 2, 0, False
     while at + 4 <= len(jpeg):
         first_byte, kind, size = struct.unpack_from(">BBH", jpeg, at)
@@ -73,7 +73,7 @@ def is_plain(jpeg: bytes) -> bool:
         elif kind == _ADOBE:
             has_adobe = has_adobe or body[:5] == b"Adobe"
         elif kind == _SOS:
-            # A baseline scan of all colours: coefficients 0 to 63, no successive approximation.
+            # A baseline scan of all components: coefficients 0 to 63, no successive approximation.
             colours = b"\1\2\3"[:num_colours]
             is_whole = len(body) == 4 + 2 * num_colours and body[-3:] == b"\0\x3f\0" and body[1:-3:2] == colours
             return num_colours > 0 and is_whole and not has_adobe and _ends_with_its_scan(jpeg, at + 2 + size)
@@ -84,13 +84,13 @@ def is_plain(jpeg: bytes) -> bool:
 
 
 def libraries() -> dict[str, str]:
-    """The library that decides the bytes, with its version."""
+    """The library that determines the bytes, with its version."""
     _library()
     return {"pyjpegio": version("pyjpegio")}
 
 
 def _restart_interval(image: Any, min_pixels: int, max_pixels: int) -> int:
-    """Blocks (MCUs) of a segment: the most that divide a row evenly and are narrow enough."""
+    """The blocks (MCUs) of a segment: the most that divide a row evenly and are not too wide."""
     is_grey = image.num_components == 1
     block_width = 8 if is_grey else 8 * max(component.h_samp_factor for component in image.comp_info)
     row = -(-image.image_width // block_width)
@@ -99,7 +99,7 @@ def _restart_interval(image: Any, min_pixels: int, max_pixels: int) -> int:
 
 
 def _ends_with_its_scan(jpeg: bytes, start: int) -> bool:
-    """Whether only the end mark follows the scan that begins at `start`, which may have restart markers."""
+    """Whether only the end marker follows the scan that starts at `start` and may have restart markers."""
     marker = _MARKER.search(jpeg, start)
     return marker is not None and marker[0] == _EOI and marker.end() == len(jpeg)
 

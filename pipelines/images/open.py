@@ -1,6 +1,6 @@
-"""Opens images within the limits of a build: their format by content, and only our own words for what is wrong.
+"""Opens images within the limits of a build, and names what is wrong in stable words.
 
-An image is what its content says, never what its name says.
+The content determines the format of an image, never its name.
 """
 
 import io
@@ -27,17 +27,17 @@ PILLOW_FORMATS = {
     "pgm": "PPM",
     "pbm": "PPM",
 }
-"""Pillow's names of the formats that are read, by the field under which they are stored."""
+"""Pillow's names of the supported formats, by field."""
 
 BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
-"""What Pillow's parsers raise on bytes that are not what they seem."""
+"""The errors that Pillow's parsers raise for malformed images."""
 
 GREY_MODES = frozenset({"1", "L", "LA", "La"})
 SIXTEEN_BIT_MODES = frozenset({"I;16", "I;16B", "I;16L", "I;16N"})
 _COLOUR_MODES = frozenset({"RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr"})
 
 _LONGEST_SIDE = {"jpg": 65500, "webp": 16383}
-"""In pixels: the limits of libjpeg and libwebp."""
+"""The limits of libjpeg and libwebp in pixels."""
 
 _MAGIC = (
     (b"\xff\xd8\xff", "jpg"),
@@ -53,7 +53,7 @@ _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
 def format_of(data: bytes) -> str:
-    """The format that the first bytes of an image tell, as a field; raises UndecodableImage if it is none of ours."""
+    """The format of an image by its first bytes, as a field; raises UndecodableImage if it is not supported."""
     for magic, field in _MAGIC:
         if data.startswith(magic):
             return field
@@ -79,9 +79,9 @@ def _why_no_image(data: bytes) -> str:
 
 @contextmanager
 def opened(data: bytes, field: str, options: ImageOptions) -> Iterator[Image.Image]:
-    """The image, within the limits and not decoded yet. Inside the block it has the memory to be decoded.
+    """The image, not decoded yet, with the memory to decode it reserved during the block.
 
-    Raises UndecodableImage.
+    Raises UndecodableImage if it is malformed or beyond the limits.
     """
     image = _header(data, field, options)
     scans = limits.num_scans(data) if field == "jpg" else 1
@@ -94,9 +94,7 @@ def opened(data: bytes, field: str, options: ImageOptions) -> Iterator[Image.Ima
 def _header(data: bytes, field: str, options: ImageOptions) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=(PILLOW_FORMATS[field],))
-    except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
-    except BROKEN as error:
+    except (*BROKEN, Image.DecompressionBombError) as error:
         raise _undecodable(error, data, field) from error
     width, height = image.size
     if width * height > options.max_pixels:
@@ -106,22 +104,22 @@ def _header(data: bytes, field: str, options: ImageOptions) -> Image.Image:
 
 
 def decode_whole(image: Image.Image, data: bytes, field: str) -> None:
-    """Decodes all of an opened image, of a JPEG at an eighth of its size; raises UndecodableImage."""
+    """Decodes an opened image, a JPEG at an eighth of its size; raises UndecodableImage."""
     try:
         if field == "jpg":
-            # This still decodes all of the entropy-coded data; the rest of the work, which is skipped, can't fail.
+            # Saves the transforms, which can't fail; all of the entropy-coded data is still decoded.
             image.draft(None, (1, 1))
         image.load()
-    except Image.DecompressionBombError as error:
-        raise UndecodableImage("too many pixels", f"more than {MAX_PIXELS}") from error
-    except BROKEN as error:
+    except (*BROKEN, Image.DecompressionBombError) as error:
         raise _undecodable(error, data, field) from error
     if _is_truncated(data, field):
         raise UndecodableImage("truncated")
 
 
 def _undecodable(error: Exception, data: bytes, field: str) -> UndecodableImage:
-    # Only our own words go into the reason: Pillow's name objects by address, and a quarantine list must not change.
+    if isinstance(error, Image.DecompressionBombError):
+        return UndecodableImage("too many pixels", f"more than {MAX_PIXELS}")
+    # Pillow's messages contain addresses of objects, which would make the quarantine list differ between builds.
     if "MAX_TEXT" in str(error):
         return UndecodableImage("decompression bomb")
     if "truncated" in str(error).lower() or _is_truncated(data, field):
@@ -130,7 +128,7 @@ def _undecodable(error: Exception, data: bytes, field: str) -> UndecodableImage:
 
 
 def _is_truncated(data: bytes, field: str) -> bool:
-    """Whether the end mark is missing: Pillow does without it in a PNG, and in a JPEG whose tail is zeroed."""
+    """Whether the end marker is missing, which Pillow tolerates in a PNG and in a JPEG whose tail is zeros."""
     if field == "png":
         return _PNG_END not in data
     if field == "webp":
@@ -139,25 +137,25 @@ def _is_truncated(data: bytes, field: str) -> bool:
 
 
 def check_mode(mode: str, field: str) -> None:
-    """Raises UndecodableImage if an image of this Pillow mode can't become 8-bit grey or RGB."""
+    """Raises UndecodableImage if this Pillow mode can't be converted to 8-bit grey or RGB."""
     is_wide_grey = mode in SIXTEEN_BIT_MODES or (mode == "I" and field == "pgm")
     if mode not in GREY_MODES | _COLOUR_MODES and not is_wide_grey:
         raise UndecodableImage("no 8-bit form", f"mode {mode}")
 
 
 def check_sides(size: tuple[int, int], field: str) -> None:
-    """Raises UndecodableImage if the format `field` has no images of this size."""
+    """Raises UndecodableImage if the format `field` can't have this size."""
     longest = _LONGEST_SIDE.get(field, MAX_PIXELS)
     if max(size) > longest:
         raise UndecodableImage(f"too large for {field}", f"{size[0]} x {size[1]}, at most {longest} a side")
 
 
 def orientation(image: Image.Image) -> int:
-    """The EXIF orientation that is still to be applied: 1 (upright, also where it says nothing else) to 8."""
+    """The EXIF orientation to apply, 1 to 8; 1 (upright) if none is given."""
     if image.format == "TIFF":
-        return 1  # Pillow turns a TIFF while it loads it
+        return 1  # Pillow applies the orientation of a TIFF while it loads it
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
     except BROKEN:
-        return 1  # every reader takes broken EXIF as no orientation; the pixels are what counts
+        return 1  # readers ignore broken EXIF too
     return value if isinstance(value, int) and 1 <= value <= 8 else 1

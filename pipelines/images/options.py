@@ -1,4 +1,4 @@
-"""What a build makes of images: the options, and what they decide before an image is decoded."""
+"""The image options of a build, and what follows from them before an image is decoded."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,18 +14,17 @@ Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
 
 _REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "pbm": "pgm"}
-"""The formats that resized images are stored in where their own is not written."""
+"""The formats of resized images whose own format is not written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """What a build makes of images. The default stores them byte for byte.
+    """The image options of a build. By default images are stored byte for byte.
 
-    `resize_shorter` is in pixels. `quality` (1 to 100) applies to JPEGs and WebPs that are re-encoded. An image of more
-    than `max_pixels`, or one that takes more than `decoded_bytes` of memory, is refused before it is decoded;
-    `decoded_bytes` also limits how many images a process decodes at once. `jpeg_restart` adds restart markers to
-    JPEGs without loss, so that readers can decode only what a crop needs. Transparent images that are re-encoded are
-    put on `background`.
+    `resize_shorter` is in pixels. `quality` (1 to 100) applies to re-encoded JPEGs and WebPs. An image with more than
+    `max_pixels`, or that takes more than `decoded_bytes` of memory, is refused before it is decoded; `decoded_bytes`
+    also limits the images that a process decodes at once. `jpeg_restart` adds restart markers to JPEGs without loss, so
+    that readers can decode only the part that a crop needs. Re-encoded transparent images are put on `background`.
     """
 
     resize_shorter: int | None = None
@@ -62,19 +61,15 @@ class ImageOptions:
 
 
 def stored_field(field: str, options: ImageOptions) -> str:
-    """The extension under which `encode` stores an image of the format `field`, whatever its size."""
+    """The field of a stored image of the format `field`, whatever its size."""
     if options.image_format != "keep":
         return options.image_format
     return field if options.resize_shorter is None else _REWRITTEN_AS.get(field, field)
 
 
 def resized(size: tuple[int, int], shorter: int | None) -> tuple[int, int]:
-    """The sides of an image once its shorter side is `shorter`; unchanged if it is that small already."""
+    """The size of an image with its shorter side reduced to `shorter`; never enlarged."""
     if shorter is None or min(size) <= shorter:
         return size
-    width, height = (_round_half_up(side * shorter, min(size)) for side in size)
+    width, height = ((2 * side * shorter + min(size)) // (2 * min(size)) for side in size)  # rounded half up
     return width, height
-
-
-def _round_half_up(numerator: int, denominator: int) -> int:
-    return (2 * numerator + denominator) // (2 * denominator)

@@ -1,4 +1,4 @@
-"""From the rows of units to the references of shards: each batch is cut by group of shards, each group is sorted."""
+"""Turns the rows of units into the references of shards: cuts batches by group of shards, then sorts each group."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,13 +19,13 @@ from shardset.format import naming
 from shardset.format.originals import REFERENCE
 
 Group = tuple[str, int]
-"""A split, and the number of a group of its shards."""
+"""A split and the number of a group of its shards."""
 
 Run = tuple[int, int, int]
-"""The number of a group or shard, and the rows [start, stop) that belong to it."""
+"""The number of a group or shard, and its rows [start, stop)."""
 
 MAX_PARTITION_ROWS = 2**16
-"""At most this many rows are copied at once; bounds a worker's memory and the size of a partition."""
+"""The most rows copied at once: limits a worker's memory and the size of a partition."""
 
 
 def assign_batch(
@@ -38,15 +38,15 @@ def assign_batch(
     seed: int,
     stratified: bool,
 ) -> list[tuple[Group, ByteRange]]:
-    """Writes the references of a batch of units, cut by group of shards; returns (group, byte range) pairs.
+    """Writes the references of a batch of units by group of shards; returns (group, byte range) pairs.
 
-    Samples that no shard stores are listed in `plan/dropped/`.
+    Lists the samples that no shard stores in `plan/dropped/`.
     """
     units = plan.units_of(batch)
     unit_tables = [tables.unit_from_bytes(data, "split", "label", "row") for data in tables.read_units(files, units)]
     first_rows = np.cumsum([0, *map(len, unit_tables)])
     raw = tables.concat(unit_tables)
-    unit_tables.clear()  # concat copied them
+    unit_tables.clear()  # frees memory: concat has copied them
     number = duplicate_numbers(files, duplicate_keys, units, first_rows)
     is_stored = np.zeros(len(raw), bool)
 
@@ -67,7 +67,7 @@ def assign_batch(
 
 
 def plan_group(files: PlanFiles, split: SplitPlan, partitions: Iterable[ByteRange]) -> Iterator[int]:
-    """Writes the references of every shard of one group, in their final order; yields the shard numbers."""
+    """Writes the references of every shard of a group, in their final order; yields the shard numbers."""
     placed = tables.concat([tables.placements_from_bytes(data) for data in read_partitions(files.output, partitions)])
     shard, rank, source, copy = (placed[name].to_numpy() for name in ("shard", "rank", "source", "copy"))
     order = layout.rank_order(shard, rank, source, copy)
@@ -100,7 +100,7 @@ def _by_group(
 
 
 def _pieces(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Neighbouring runs of at most MAX_PARTITION_ROWS rows together; longer runs are cut."""
+    """Neighbouring runs with at most MAX_PARTITION_ROWS rows in total; longer runs are cut."""
     piece: list[Run] = []
     for number, start, stop in runs:
         for first in range(start, stop, MAX_PARTITION_ROWS):
@@ -114,7 +114,7 @@ def _pieces(runs: Iterable[Run]) -> Iterator[list[Run]]:
 
 
 def _bounds(runs: Sequence[Run]) -> list[int]:
-    """Where neighbouring runs are cut, counted from the start of the first."""
+    """The bounds of neighbouring runs, relative to the start of the first."""
     first = runs[0][1]
     return [0, *(stop - first for _, _, stop in runs)]
 

@@ -1,4 +1,4 @@
-"""Finds samples that want the same key: hashes are spread over buckets, and each bucket is sorted alone."""
+"""Finds samples that want the same key: spreads the hashes of keys over buckets, then sorts each bucket alone."""
 
 from collections.abc import Iterable
 
@@ -11,11 +11,11 @@ from pipelines.plan.records import PlanFile
 
 KEY = np.dtype([("hash", "<u8"), ("unit", "<u4"), ("row", "<u4")])
 DUPLICATE = np.dtype([("unit", "<u4"), ("row", "<u4"), ("number", "<u4")])
-"""A row that wants the key of `number` rows before it."""
+"""A row with the same key as `number` rows before it."""
 
 
 def spread_keys(files: PlanFiles, plan: PlanFile, batch: int) -> list[tuple[int, ByteRange]]:
-    """Writes the key hashes of a batch of units, cut by bucket; returns (bucket, byte range) pairs."""
+    """Writes the key hashes of a batch of units by bucket; returns (bucket, byte range) pairs."""
     units = plan.units_of(batch)
     keys = np.concatenate(
         [_keys(unit, data) for unit, data in zip(units, tables.read_units(files, units), strict=True)]
@@ -29,9 +29,9 @@ def spread_keys(files: PlanFiles, plan: PlanFile, batch: int) -> list[tuple[int,
 def find_duplicate_keys(
     files: PlanFiles, plan: PlanFile, bucket: int, partitions: Iterable[ByteRange]
 ) -> list[tuple[int, ByteRange]]:
-    """Writes which rows want a key that is taken, cut by batch of units; returns (batch, byte range) pairs.
+    """Writes the rows of a bucket whose key is taken, by batch of units; returns (batch, byte range) pairs.
 
-    `partitions` hold all keys whose hash falls into the bucket. Writes nothing if all differ.
+    `partitions` hold all keys of the bucket. Writes nothing if all keys differ.
     """
     keys = np.concatenate([np.frombuffer(data, KEY) for data in read_partitions(files.output, partitions)])
     duplicates = duplicates_among(keys)
@@ -43,27 +43,26 @@ def find_duplicate_keys(
 
 
 def duplicates_among(keys: np.ndarray) -> np.ndarray:
-    """The rows whose key other rows before them want, in (unit, row) order."""
+    """The rows whose key is taken by earlier rows, in (unit, row) order."""
     hashes = np.sort(keys["hash"])
     repeated = hashes[1:][hashes[1:] == hashes[:-1]]
-    if not len(repeated):
+    if not len(repeated):  # the usual case
         return np.empty(0, DUPLICATE)
     keys = keys[np.isin(keys["hash"], repeated)]
     keys = keys[np.lexsort((keys["row"], keys["unit"], keys["hash"]))]
-    is_first = np.concatenate([[True], keys["hash"][1:] != keys["hash"][:-1]])
-    firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(keys)), 0))
+    _, firsts, group = np.unique(keys["hash"], return_index=True, return_inverse=True)
     duplicates = np.empty(len(keys), DUPLICATE)
     duplicates["unit"], duplicates["row"] = keys["unit"], keys["row"]
-    duplicates["number"] = np.arange(len(keys)) - firsts
-    return np.sort(duplicates[~is_first], order=["unit", "row"])
+    duplicates["number"] = np.arange(len(keys)) - firsts[group]
+    return np.sort(duplicates[duplicates["number"] > 0], order=["unit", "row"])
 
 
 def duplicate_numbers(
     files: PlanFiles, partitions: Iterable[ByteRange], units: range, first_rows: np.ndarray
 ) -> np.ndarray:
-    """For each row of a batch of units, how many rows before it want the same key.
+    """For each row of a batch of units, the number of rows before it with the same key.
 
-    `first_rows` are the row numbers at which the units start, and the number of all rows.
+    `first_rows` are the row numbers at which the units start, followed by the number of all rows.
     """
     numbers = np.zeros(first_rows[-1], np.int64)
     for data in read_partitions(files.output, partitions):

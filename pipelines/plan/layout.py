@@ -1,16 +1,18 @@
-"""Pure: how many shards, how many samples in each, and which sample stands where. Numbers in, numbers out.
+"""Pure functions for the layout of a split: the number of shards, their sizes, and the slot of each sample.
 
-A split's samples are numbered in source order. Each belongs to a stratum: all belong to one, or each class is one. The
-`num_samples` samples of a stratum fill exactly `num_stored` positions; if there are more positions than samples, some
-samples fill several. A keyed permutation puts the copies of a stratum in a sequence, the sequences of the strata follow
-each other, and the whole sequence is dealt to the shards like cards: position j goes to shard j mod S. So shard sizes
-differ by at most one, and so do each stratum's counts. Where a sample goes is arithmetic: it takes no sort and no
-memory that grows with the data set.
+A split's samples are numbered in source order. Each belongs to a stratum: all samples form one, or each class is one.
+The `num_samples` samples of a stratum fill exactly `num_stored` positions; if there are more positions than samples,
+some samples fill several. A keyed permutation puts the copies of a stratum in a sequence, the sequences of the strata
+follow each other, and the whole sequence is dealt to the shards like cards: position j goes to shard j mod S. So shard
+sizes differ by at most one, and so do the counts of each stratum. The slot of a sample is arithmetic: it takes neither
+a sort nor memory that grows with the data set.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -23,18 +25,18 @@ from shardset.order.permutation import derive_key, hash64, permute
 TARGET_SHARD_BYTES = 128 * 2**20
 MIN_SHARDS = 4
 MIN_BATCH, MAX_BATCH = 2**17, 2**19
-"""Bounds of a batch of references, which bound a worker's memory."""
+"""The bounds of a batch of references: they limit a worker's memory."""
 _PARTITION_ROWS = 400
-"""About how many references a group gets from a batch; bounds the number of partitions."""
+"""The references that a group gets from a batch, on average: limits the number of partitions."""
 MAX_PLACEMENTS = 2**19
-"""At most this many samples are placed at once."""
+"""The most placements made at once."""
 BUCKET_KEYS = 2**20
 MAX_BUCKETS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizing:
-    """What a user asks of one split's size. `num_shards` and `samples_per_shard` exclude each other."""
+    """The requested size of a split. `num_shards` and `samples_per_shard` exclude each other."""
 
     num_shards: int | None = None
     samples_per_shard: int | None = None
@@ -55,7 +57,7 @@ class Sizing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stratum:
-    """Samples that are dealt together: their number, the positions that they fill, and where their sequence starts."""
+    """Samples that are dealt together: their number, the positions that they fill, and the start of their sequence."""
 
     num_samples: int
     num_stored: int
@@ -64,7 +66,7 @@ class Stratum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """The arithmetic of one split; `num_bytes` estimates what its shards will hold from the sizes of the raw images."""
+    """The arithmetic of a split. `num_bytes` estimates the contents of its shards from the sizes of the raw images."""
 
     name: str
     num_source: int
@@ -77,7 +79,7 @@ class SplitPlan:
     strata: Mapping[int, Stratum]
 
     def shard_size(self, shard: int) -> int:
-        """The number of samples in shard number `shard`."""
+        """The number of samples in a shard."""
         return self.num_stored // self.num_shards + (shard < self.num_stored % self.num_shards)
 
     @property
@@ -92,7 +94,7 @@ class SplitPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitOffset:
-    """How many samples of a split come before a unit, in all and by stratum."""
+    """The number of samples of a split before a unit, in total and by stratum."""
 
     serial: int
     strata: Mapping[int, int]
@@ -100,7 +102,7 @@ class UnitOffset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placements:
-    """Where samples go: `row` in the unit, `copy` number, `shard`; `rank` gives the order in the shard."""
+    """The destinations of samples: `row` in the unit, `copy` number, `shard`, and `rank`, the order in the shard."""
 
     row: np.ndarray = field(repr=False)
     copy: np.ndarray = field(repr=False)
@@ -114,7 +116,7 @@ def batch_size(num_samples: int) -> int:
 
 
 def units_per_batch(num_units: int, splits: Iterable[SplitPlan]) -> int:
-    """How many neighbouring units are a batch."""
+    """The number of neighbouring units in a batch."""
     num_rows = sum(max(split.num_source, split.num_stored) for split in splits)
     return max(1, batch_size(num_rows) * num_units // max(1, num_rows))
 
@@ -125,7 +127,7 @@ def num_buckets(splits: Iterable[SplitPlan]) -> int:
 
 
 def stored_samples(num_wanted: int, sizing: Sizing, num_shards: int) -> int:
-    """The number of samples in all shards together under the remainder policy."""
+    """The number of samples in all shards under the remainder policy."""
     if sizing.remainder == "spread":
         return num_wanted
     per_shard, remainder = divmod(num_wanted, num_shards)
@@ -137,7 +139,7 @@ def stored_samples(num_wanted: int, sizing: Sizing, num_shards: int) -> int:
 
 
 def count_shards(num_wanted: int, num_bytes: int, sizing: Sizing) -> int:
-    """The number of shards for `num_wanted` samples of `num_bytes` together."""
+    """The number of shards for `num_wanted` samples of `num_bytes` in total."""
     if sizing.num_shards is not None:
         return sizing.num_shards
     if sizing.samples_per_shard is None:
@@ -148,7 +150,7 @@ def count_shards(num_wanted: int, num_bytes: int, sizing: Sizing) -> int:
 
 
 def apportion(total: int, weights: Sequence[int]) -> list[int]:
-    """`total` divided in proportion to `weights`, exactly (largest remainder; ties go to the first)."""
+    """`total` divided in proportion to `weights` by the largest remainder; ties go to the first."""
     weight_sum = sum(weights)
     shares = [total * weight // weight_sum for weight in weights]
     order = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % weight_sum), i))
@@ -166,10 +168,10 @@ def plan_split(
     sizing: Sizing,
     balance: Literal["none", "stratified"],
 ) -> SplitPlan:
-    """The plan of one split; `strata` maps each label to its number of samples.
+    """The plan of a split; `strata` maps each label to its number of samples.
 
-    Raises ConfigError if the samples can't fill the shards that were asked for, SourceError if they have more kinds of
-    fields than an index can list.
+    Raises ConfigError if the samples can't fill the requested shards, SourceError if they have more kinds of fields
+    than an index can list.
     """
     if not fits_index(fields):
         raise SourceError(
@@ -185,40 +187,36 @@ def plan_split(
             f"split {name!r}: {wanted} samples can't fill {num_shards or 'one'} shard(s) "
             f"({_asked(sizing)}, remainder {sizing.remainder}); ask for fewer shards or fewer samples a shard"
         )
-    if balance == "none":
-        strata = {0: num_source}
-    labels = sorted(label for label, count in strata.items() if count)
-    stored = apportion(num_stored, [strata[label] for label in labels])
-    sequence_starts = np.cumsum([0, *stored]).tolist()
+    strata = {0: num_source} if balance == "none" else {label: n for label, n in sorted(strata.items()) if n}
+    stored = apportion(num_stored, list(strata.values()))
+    added = [kept - count for kept, count in zip(stored, strata.values(), strict=True)]
     return SplitPlan(
         name=name,
         num_source=num_source,
         num_stored=num_stored,
         num_shards=num_shards,
-        num_dropped=sum(max(0, strata[label] - kept) for label, kept in zip(labels, stored, strict=True)),
-        num_repeats=sum(max(0, kept - strata[label]) for label, kept in zip(labels, stored, strict=True)),
+        num_dropped=-sum(number for number in added if number < 0),
+        num_repeats=sum(number for number in added if number > 0),
         num_bytes=round(num_bytes * num_stored / num_source),
         fields=list(fields),
         strata={
-            label: Stratum(num_samples=strata[label], num_stored=kept, start=start)
-            for label, kept, start in zip(labels, stored, sequence_starts, strict=False)
+            label: Stratum(num_samples=count, num_stored=kept, start=stop - kept)
+            for (label, count), kept, stop in zip(strata.items(), stored, accumulate(stored), strict=True)
         },
     )
 
 
 def place(labels: np.ndarray, offset: UnitOffset, plan: SplitPlan, *, seed: int, stratified: bool) -> Placements:
-    """Where the samples of one unit and split go.
+    """The placements of neighbouring samples of a split, one for each stored copy, in no particular order.
 
-    `labels` int [n], in source order; the result has one entry for each stored copy, in no particular order.
+    `labels` int [n], n > 0, in source order.
     """
     strata = labels if stratified else np.zeros(len(labels), np.int64)
     columns = [
         _place_stratum(rows, label, offset.strata.get(label, 0), plan, derive_key(seed, "place", plan.name, label))
         for label, rows in _rows_by_stratum(strata)
     ]
-    row, copy, sequence = (
-        (np.concatenate(column) for column in zip(*columns, strict=True)) if columns else ([np.zeros(0, int)] * 3)
-    )
+    row, copy, sequence = map(np.concatenate, zip(*columns, strict=True))
     rank = hash64(derive_key(seed, "rank", plan.name), sequence)
     return Placements(row=row, copy=copy, shard=sequence % plan.num_shards, rank=rank)
 
@@ -232,27 +230,20 @@ def placements(
     stratified: bool,
     max_rows: int = MAX_PLACEMENTS,
 ) -> Iterator[Placements]:
-    """`place` for some of the samples at a time: at most `max_rows` placements, or the copies of one sample."""
+    """The placements of `place` in pieces: at most `max_rows` each, or the copies of one sample."""
     max_copies = max(math.ceil(stratum.num_stored / stratum.num_samples) for stratum in plan.strata.values())
     size = max(1, max_rows // max(1, max_copies))
     for first in range(0, len(labels), size):
         some = labels[first : first + size]
         placed = place(some, offset, plan, seed=seed, stratified=stratified)
         yield replace(placed, row=placed.row + first)
-        offset = advance(offset, _count(some) if stratified else {0: len(some)}, len(some))
-
-
-def advance(offset: UnitOffset, strata: Mapping[int, int], num_samples: int) -> UnitOffset:
-    """The offset of the samples that follow `num_samples` others."""
-    labels = {**offset.strata, **strata}
-    return UnitOffset(
-        serial=offset.serial + num_samples,
-        strata={label: offset.strata.get(label, 0) + strata.get(label, 0) for label in labels},
-    )
+        counts = _count(some) if stratified else Counter({0: len(some)})
+        offset = UnitOffset(serial=offset.serial + len(some), strata=Counter(offset.strata) + counts)
 
 
 def rank_order(shard: np.ndarray, rank: np.ndarray, source: np.ndarray, copy: np.ndarray) -> np.ndarray:
-    """The row order of stored samples: by shard, then rank; equal ranks (1 in 2**64) by source and copy."""
+    """The row order of stored samples: by shard, then rank; equal ranks by source and copy."""
+    # Two passes are faster than lexsort, which is needed only if ranks are equal: a chance of 1 in 2**64 for each pair.
     order = np.argsort(rank)
     order = order[by_shard(shard[order])]
     same = (shard[order][1:] == shard[order][:-1]) & (rank[order][1:] == rank[order][:-1])
@@ -260,7 +251,8 @@ def rank_order(shard: np.ndarray, rank: np.ndarray, source: np.ndarray, copy: np
 
 
 def by_shard(shard: np.ndarray) -> np.ndarray:
-    """The stable order of shard numbers; NumPy sorts 16 bits at once, which is ten times as fast as all."""
+    """The stable order of shard numbers."""
+    # NumPy sorts 16-bit numbers by radix, ten times as fast as wider ones.
     order = np.argsort(shard.astype(np.uint16), kind="stable")
     if not len(shard) or shard.max() < 2**16:
         return order
@@ -278,12 +270,12 @@ def _asked(sizing: Sizing) -> str:
 def _rows_by_stratum(strata: np.ndarray) -> list[tuple[int, np.ndarray]]:
     order = np.argsort(strata, kind="stable")
     labels, firsts = np.unique(strata[order], return_index=True)
-    return list(zip(labels.tolist(), np.split(order, firsts[1:]), strict=True)) if len(order) else []
+    return list(zip(labels.tolist(), np.split(order, firsts[1:]), strict=True))
 
 
-def _count(labels: np.ndarray) -> dict[int, int]:
+def _count(labels: np.ndarray) -> Counter[int]:
     values, numbers = np.unique(labels, return_counts=True)
-    return dict(zip(values.tolist(), numbers.tolist(), strict=True))
+    return Counter(dict(zip(values.tolist(), numbers.tolist(), strict=True)))
 
 
 def _place_stratum(
@@ -294,6 +286,8 @@ def _place_stratum(
     serial = np.arange(first, first + len(rows))
     full, extra = divmod(stratum.num_stored, stratum.num_samples)
     row, number, copy = np.tile(rows, full), np.tile(serial, full), np.repeat(np.arange(full), len(rows))
+    # Every sample is stored `full` times. A keyed choice of `extra` samples is stored once more, or instead of the
+    # others if samples are dropped; their ranks number these copies without gaps.
     if extra:
         rank = permute(serial, n=stratum.num_samples, key=derive_key(key, "extra"))
         chosen = np.flatnonzero(rank < extra)
@@ -301,5 +295,4 @@ def _place_stratum(
         number = np.concatenate([number, rank[chosen]])
         copy = np.concatenate([copy, np.full(len(chosen), full)])
     number += copy * stratum.num_samples
-    sequence = permute(number, n=stratum.num_stored, key=key) if len(number) else number
-    return row, copy, sequence + stratum.start
+    return row, copy, permute(number, n=stratum.num_stored, key=key) + stratum.start

@@ -1,7 +1,7 @@
-"""What a step leaves for the next one below `plan/partitions/`, so that only byte ranges go through the runner.
+"""The data between two steps, stored below `plan/partitions/`, so that only byte ranges go through the runner.
 
-A call of a step writes one object with a byte range for each receiver. Its name and bytes depend on the call's input
-alone, so a retry or a second attempt leaves the same object. A receiver reads its byte range of each object.
+Each call of a step writes one object with a byte range for each receiver. Name and bytes depend only on the call's
+input, so a retry writes the same object. A receiver reads its byte range of each object.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,16 +11,14 @@ from typing import TypeVar
 from pipelines.plan import files
 from shardset.checksum import extend_crc32c
 from shardset.storage.base import Storage
+from shardset.storage.checked import pieces_of
 
 K = TypeVar("K")
-
-COPY_BYTES = 8 * 2**20
-"""Copies move this many bytes at a time."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ByteRange:
-    """The bytes [start, stop) of one plan object, and the CRC32C that they had when they were written."""
+    """The bytes [start, stop) of one plan object, and their CRC32C when written."""
 
     name: str
     start: int
@@ -52,45 +50,34 @@ def write_pieces(output: Storage, name: str, pieces: Iterable[bytes]) -> ByteRan
 
 
 def read_range(output: Storage, byte_range: ByteRange) -> bytes:
-    """The bytes of a range; reads once more if the CRC32C differs, then raises ConfigError."""
+    """The bytes of a range; raises ConfigError if the CRC32C differs in two reads."""
+    name, start, stop = byte_range.name, byte_range.start, byte_range.stop
 
-    def check(data: bytes) -> bytes:
+    def read() -> bytes:
+        data = output.read(name, start, stop)
         crc = extend_crc32c(0, data)
-        if (len(data), crc) != (byte_range.stop - byte_range.start, byte_range.crc32c):
-            raise ValueError(
-                f"bytes {byte_range.start} to {byte_range.stop} have the CRC32C {crc:08x}, "
-                f"expected {byte_range.crc32c:08x}"
-            )
+        if crc != byte_range.crc32c:
+            raise ValueError(f"bytes {start} to {stop} have the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}")
         return data
 
-    try:
-        return files.read_checked(lambda: output.read(byte_range.name, byte_range.start, byte_range.stop), check)
-    except ValueError as error:
-        raise files.damaged(output, byte_range.name, error) from error
+    return files.read_checked(output, name, read)
 
 
 def read_partitions(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[bytes]:
-    """The bytes of each range, in the order of their names; a runner hands them over in any order."""
+    """The bytes of each range, sorted by name: a runner delivers the ranges in any order."""
     return files.in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))
 
 
 def copy_range(output: Storage, byte_range: ByteRange, to: str, if_generation: str | None) -> None:
-    """Copies a range to an object of its own; publishes it only if the CRC32C fits."""
-    try:
-        try:
-            _copy_once(output, byte_range, to, if_generation)
-        except ValueError:
-            _copy_once(output, byte_range, to, if_generation)
-    except ValueError as error:
-        raise files.damaged(output, byte_range.name, error) from error
+    """Copies a range to an object of its own, which appears only if the CRC32C matches."""
 
+    def copy() -> None:
+        crc = 0
+        with output.writer(to, if_generation=if_generation) as out:
+            for data in pieces_of(output, byte_range.name, byte_range.start, byte_range.stop):
+                crc = extend_crc32c(crc, data)
+                out.write(data)
+            if crc != byte_range.crc32c:  # inside the block: an exception here discards the copy
+                raise ValueError(f"it has the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}")
 
-def _copy_once(output: Storage, byte_range: ByteRange, to: str, if_generation: str | None) -> None:
-    crc = 0
-    with output.writer(to, if_generation=if_generation) as out:
-        for start in range(byte_range.start, byte_range.stop, COPY_BYTES):
-            data = output.read(byte_range.name, start, min(start + COPY_BYTES, byte_range.stop))
-            crc = extend_crc32c(crc, data)
-            out.write(data)
-        if crc != byte_range.crc32c:  # inside the block, so that nothing is published
-            raise ValueError(f"it has the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}")
+    files.read_checked(output, byte_range.name, copy)

@@ -1,6 +1,6 @@
-"""The names of the files below `plan/`: private to the build, relative to the output, always with `/`.
+"""The names of the files below `plan/`, relative to the output. They are private to the build.
 
-`naming` has the names of a shard set, and the one file here that a reader looks into: the references of a shard.
+The references of a shard are the exception: readers use them too, so their name is in `shardset.format.naming`.
 """
 
 import re
@@ -12,23 +12,23 @@ SURVEY = f"{PLAN_FOLDER}survey.jsonl"
 PLAN = f"{PLAN_FOLDER}plan.json"
 REJECTED = f"{PLAN_FOLDER}rejected.jsonl"
 REPLACED = f"{PLAN_FOLDER}replaced.json"
-"""The manifest of the set that a build replaces. Its files go once the new manifest stands, then this one goes too."""
+"""The manifest of a set that is being replaced. It is removed last, after the files that it lists."""
 
 UNITS = f"{PLAN_FOLDER}units/"
 RECORDS = f"{PLAN_FOLDER}done/"
 PARTITIONS = f"{PLAN_FOLDER}partitions/"
-"""What the steps of one run leave for each other; removed at its end."""
+"""Data between the steps of a run; removed at its end."""
 
 _FILE = re.compile(
     r"plan/((build|plan|replaced)\.json|(survey|rejected)\.jsonl|"
     r"(units|summaries|partitions|parts|dropped|spool|shards|done)/[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
     re.ASCII,
 )
-"""`parts` is what earlier versions called the partitions."""
+"""Earlier versions called the partitions `parts`."""
 
 
 def is_plan_file(path: str) -> bool:
-    """Whether `path` is spelled like a file of a build's plan."""
+    """Whether `path` has the form of a file of a plan."""
     return _FILE.fullmatch(path) is not None
 
 
@@ -38,12 +38,12 @@ def unit_path(unit: int) -> str:
 
 
 def summary_path(unit: int) -> str:
-    """What the plan needs to know of one unit, written after its index."""
+    """The summary of a unit, written after its index."""
     return f"{PLAN_FOLDER}summaries/{unit:07d}.json"
 
 
 def partition_path(kind: str, number: int) -> str:
-    """What one call of a step leaves for the next step: one byte range for each receiver."""
+    """The output of one call of a step: a byte range for each receiver."""
     return f"{PARTITIONS}{kind}-{number:07d}.bin"
 
 
@@ -53,10 +53,10 @@ def dropped_path(unit: int) -> str:
 
 
 def spool_path(unit: int) -> str:
-    """The bytes of a unit that can't be read by range from the input."""
+    """The bytes of a unit that can't be read by range from the input, such as those of a compressed archive."""
     return f"{PLAN_FOLDER}spool/{unit:07d}.bin"
 
 
 def record_path(split: str, number: int) -> str:
-    """The record of a finished shard, as it will stand in the manifest."""
+    """The record of a finished shard."""
     return f"{RECORDS}{split}-{number:06d}.json"

@@ -1,10 +1,10 @@
-"""The JSON records below `plan/`: what is built, what is planned, and what is finished.
+"""The JSON records below `plan/`: the build, its plan, and its finished shards.
 
-The names of the fields are part of digests: a renamed field gives every set another plan digest.
+Digests cover the names of the fields: a renamed field changes the plan digest of every set.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -14,14 +14,14 @@ from pipelines.plan.partitions import ByteRange
 from shardset.format.manifest import ClassInfo, Shard
 
 PLAN_VERSION = 7
-"""Raised whenever a file below `plan/` changes: a build that another version left unfinished then starts over."""
+"""Increase it when the format of a file below `plan/` changes: unfinished builds of other versions then start over."""
 
 
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/build.json`: what an unfinished build must agree with to be resumed.
+    """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
-    `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others is not
-    `ready` until their files are removed; `before` are their suffixes.
+    `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
+    `ready` once their files are removed; `before` holds their suffixes.
     """
 
     tool: str
@@ -37,39 +37,34 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """What tells this build from another one at the same output: 16 hexadecimal digits."""
+        """The identity of the build at its output: 16 hexadecimal digits."""
         identity = msgspec.structs.replace(self, notes=[], ready=True, before=[])
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
     def differences_from(self, old: "BuildFile", *, writes_images: bool) -> list[str]:
-        """In which words this build differs from an older one; empty if it can go on with it.
+        """The differences from an older build, in words; empty if this build can resume it.
 
-        Suffix and notes may differ: no byte of a shard depends on them. So may the libraries, unless the old build
-        `writes_images`.
+        Suffix and notes may differ: no byte of a shard depends on them. The libraries may differ too, unless the old
+        build `writes_images`.
         """
-        return [
-            *_differences(old.options, self.options, "{} was {!r} and is {!r}"),
-            *self._differences_of_tool(old, writes_images=writes_images),
-            *self._differences_of_input(old),
-        ]
-
-    def _differences_of_tool(self, old: "BuildFile", *, writes_images: bool) -> Iterable[str]:
+        differences = list(_differences(old.options, self.options, "{} was {!r} and is {!r}"))
         if old.tool != self.tool:
-            return [f"it was begun by {old.tool}, this is {self.tool}"]
-        return _differences(old.libraries, self.libraries, "{} was {} and is {}") if writes_images else []
-
-    def _differences_of_input(self, old: "BuildFile") -> Iterable[str]:
-        if old.survey != self.survey:
-            return ["the input is not the same (names, sizes or generations changed)"]
+            differences.append(f"it was begun by {old.tool}, this is {self.tool}")
+        elif writes_images:
+            differences += _differences(old.libraries, self.libraries, "{} was {} and is {}")
         before, now = old.classes or [], self.classes or []
-        return [_difference_of_classes(before, now)] if before != now else []
+        if old.survey != self.survey:
+            differences.append("the input is not the same (names, sizes or generations changed)")
+        elif before != now:
+            differences.append(_difference_of_classes(before, now))
+        return differences
 
 
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/plan.json`: the arithmetic of every split and what the manifest repeats of the plan.
+    """`plan/plan.json`: the arithmetic of every split, and the fields that the manifest copies.
 
-    Workers get it without its `classes`: Beam counts the bytes of all its objects in each step and process.
-    `rejected` is the whole list of rejected samples.
+    `rejected` is the list of all rejected samples. Workers get the plan without `classes`, because Beam measures the
+    size of each element in every step and process.
     """
 
     digest: str
@@ -85,7 +80,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def units_per_batch(self) -> int:
-        """How many neighbouring units one worker assigns together."""
+        """The number of neighbouring units in a batch, which one worker assigns."""
         return units_per_batch(self.num_units, self.splits.values())
 
     def units_of(self, batch: int) -> range:
@@ -95,7 +90,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/done/...`: a finished shard. Its `first_id` is 0 here; the commit counts it."""
+    """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it."""
 
     split: str
     number: int

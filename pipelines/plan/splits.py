@@ -1,4 +1,4 @@
-"""From the summaries of all units to the plan of all splits."""
+"""Turns the summaries of all units into the plan of all splits."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.partitions import write_pieces
 from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.plan.summaries import UnitOffsets, UnitSummary, read_summaries
+from pipelines.plan.summaries import UnitSummary, read_summaries
 from shardset.errors import ConfigError, SourceError
 from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
@@ -22,11 +22,11 @@ from shardset.order.permutation import ORDER_VERSION
 def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:
     """Writes the plan of all splits to `plan/` and returns it.
 
-    Raises TooManyBad, SourceError (no samples) or ConfigError (sizes that can't be) before a shard is written.
+    Raises TooManyBad, SourceError (no samples, or labels without classes) or ConfigError (impossible sizes).
     """
     total = summaries.merge(read_summaries(files, build.num_units))
     summaries.refuse_too_many_bad(total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0)
-    splits = plan_splits(config, total)
+    splits = _plan_splits(config, total)
     classes = _classes(build, total.max_label)
     rejected = write_pieces(files.output, paths.REJECTED, _rejected_lines(files, build.num_units))
     plan = PlanFile(
@@ -46,44 +46,32 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     return plan
 
 
-def plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan]:
-    """The plan of each split that has samples; SourceError or ConfigError if the configuration does not fit them."""
+def _plan_splits(config: BuildConfig, total: UnitSummary) -> dict[str, SplitPlan]:
+    """The plan of each split that has samples."""
     names = sorted(split for split, count in total.splits.items() if count.num_samples)
     if not names:
         raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
     refuse_unknown_splits(config.num_shards | config.samples_per_shard | config.target_samples | config.repeat, names)
-    splits = {name: _plan_split(config, name, total) for name in names}
+    splits = {
+        name: layout.plan_split(
+            name,
+            total.splits[name].strata,
+            num_bytes=total.splits[name].num_bytes,
+            fields=total.fields.get(name, ()),
+            sizing=config.sizing(name),
+            balance=config.balance,
+        )
+        for name in names
+    }
     _refuse_unknown_shards(config.only_shards, splits)
     return splits
 
 
-def batch_offsets(files: PlanFiles, plan: PlanFile, *, stratified: bool) -> Iterator[UnitOffsets]:
-    """For each batch of units, how many samples come before it."""
-    return summaries.unit_offsets(
-        read_summaries(files, plan.num_units),
-        plan.splits,
-        units_per_batch=plan.units_per_batch,
-        stratified=stratified,
-    )
-
-
 def refuse_unknown_splits(wanted: Iterable[str], names: Sequence[str]) -> None:
-    """Raises ConfigError if sizes are given for splits that the input does not have."""
+    """Raises ConfigError if a size is given for a split that the input does not have."""
     unknown = sorted({*wanted} - {*names, ""})
     if unknown:
         raise ConfigError(f"sizes were given for split {unknown[0]!r}, but the input has {', '.join(names)}")
-
-
-def _plan_split(config: BuildConfig, name: str, total: UnitSummary) -> SplitPlan:
-    count = total.splits[name]
-    return layout.plan_split(
-        name,
-        count.strata,
-        num_bytes=count.num_bytes,
-        fields=total.fields.get(name, ()),
-        sizing=config.sizing(name),
-        balance=config.balance,
-    )
 
 
 def _refuse_unknown_shards(wanted: Iterable[tuple[str, int]], splits: Mapping[str, SplitPlan]) -> None:
@@ -122,6 +110,6 @@ def _transparency_notes(fixes: Mapping[str, int]) -> list[str]:
 
 def _digest(plan: PlanFile, config: BuildConfig) -> str:
     decisions = msgspec.to_builtins(plan)
-    del decisions["rejected"]  # the digest is older than this field
+    del decisions["rejected"]  # the field is newer than the digest, which must not change
     identity = [decisions, config.what_decides_bytes(), ORDER_VERSION]
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

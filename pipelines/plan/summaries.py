@@ -1,4 +1,4 @@
-"""What the plan needs to know of each unit, and the sums over all units: read one after the other, none is kept."""
+"""The summary of each unit, and the sums over all units. Summaries are read one at a time, and none is kept."""
 
 import hashlib
 import json
@@ -14,27 +14,36 @@ from pipelines.plan.tables import QuarantineEntry, UnitRow
 from shardset.errors import TooManyBad
 
 UnitOffsets = dict[str, UnitOffset]
-"""By split."""
+"""The offset of a unit in each split."""
 
 MAX_REASONS = 5
-"""A summary keeps this many reasons of rejected samples as examples."""
+"""The number of rejected samples that a summary names as examples."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SplitCount:
-    """Counts of one split in one unit. `strata` maps a label (-1: none) to its number of samples."""
+    """The counts of a split in one or more units. `strata` maps a label (-1: none) to its number of samples."""
 
-    num_samples: int
-    num_rejected: int
-    num_bytes: int
-    strata: Mapping[int, int]
+    num_samples: int = 0
+    num_rejected: int = 0
+    num_bytes: int = 0
+    strata: dict[int, int] = field(default_factory=dict)
+
+    def add(self, other: "SplitCount") -> None:
+        """Adds the counts of another unit."""
+        self.num_samples += other.num_samples
+        self.num_rejected += other.num_rejected
+        self.num_bytes += other.num_bytes
+        before = self.strata.get
+        for label, number in other.strata.items():  # more than twice as fast as Counter.update
+            self.strata[label] = before(label, 0) + number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSummary:
-    """What the plan needs to know of a unit: counts and fields by split, fixes, a few reasons of rejects, a digest.
+    """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.
 
-    `max_label` is -1 where no sample has a label.
+    `max_label` is -1 if no sample has a label.
     """
 
     unit: int
@@ -76,25 +85,30 @@ def read_summaries(files: PlanFiles, num_units: int) -> Iterator[UnitSummary]:
 def unit_offsets(
     summaries: Iterable[UnitSummary], splits: Iterable[str], *, units_per_batch: int, stratified: bool
 ) -> Iterator[UnitOffsets]:
-    """For each batch of units, in order, how many samples of each split come before it."""
-    sums = {split: _Sum() for split in splits}
+    """For each batch of units, in order, the number of samples before it in each split."""
+    sums = {split: SplitCount() for split in splits}
     for number, summary in enumerate(summaries):
         if number % units_per_batch == 0:
-            yield {split: _offset_after(count, stratified=stratified) for split, count in sums.items()}
+            yield {
+                split: UnitOffset(
+                    serial=total.num_samples, strata={**total.strata} if stratified else {0: total.num_samples}
+                )
+                for split, total in sums.items()
+            }
         for split in sums.keys() & summary.splits.keys():
             sums[split].add(summary.splits[split])
 
 
 def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
-    """One summary of all units; its digest covers theirs, in unit order. Keeps none of them."""
-    splits: dict[str, _Sum] = {}
+    """One summary of all units; its digest covers theirs, in unit order."""
+    splits: dict[str, SplitCount] = {}
     fields: dict[str, dict[str, None]] = {}
     fixes: Counter[str] = Counter()
     reasons: list[str] = []
     max_label, num_units, digest = -1, 0, hashlib.sha256(b"[")
     for summary in summaries:
         for name, count in summary.splits.items():
-            splits.setdefault(name, _Sum()).add(count)
+            splits.setdefault(name, SplitCount()).add(count)
         for name, field_names in summary.fields.items():
             fields.setdefault(name, {}).update(dict.fromkeys(field_names))
         fixes.update(summary.fixes)
@@ -105,7 +119,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
     digest.update(b"]")
     return UnitSummary(
         unit=num_units,
-        splits={name: count.frozen() for name, count in splits.items()},
+        splits=splits,
         fields={name: list(field_names) for name, field_names in fields.items()},
         fixes=dict(sorted(fixes.items())),
         reasons=reasons,
@@ -115,7 +129,7 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
 
 
 def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
-    """Raises TooManyBad if more than that fraction of a split was rejected."""
+    """Raises TooManyBad if a larger fraction of a split was rejected."""
     for split, count in sorted(total.splits.items()):
         num_raw = count.num_rejected + count.num_samples
         if count.num_rejected > max_bad_fraction * num_raw:
@@ -126,32 +140,6 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
             )
 
 
-@dataclass(slots=True)
-class _Sum:
-    """The running sum of SplitCounts."""
-
-    num_samples: int = 0
-    num_rejected: int = 0
-    num_bytes: int = 0
-    strata: dict[int, int] = field(default_factory=dict)
-
-    def add(self, count: SplitCount) -> None:
-        self.num_samples += count.num_samples
-        self.num_rejected += count.num_rejected
-        self.num_bytes += count.num_bytes
-        before = self.strata.get
-        for label, number in count.strata.items():  # more than twice as fast as Counter.update
-            self.strata[label] = before(label, 0) + number
-
-    def frozen(self) -> SplitCount:
-        return SplitCount(
-            num_samples=self.num_samples,
-            num_rejected=self.num_rejected,
-            num_bytes=self.num_bytes,
-            strata=dict(self.strata),
-        )
-
-
 def _count_rows(rows: Sequence[UnitRow], num_rejected: int) -> SplitCount:
     return SplitCount(
         num_samples=len(rows),
@@ -159,7 +147,3 @@ def _count_rows(rows: Sequence[UnitRow], num_rejected: int) -> SplitCount:
         num_bytes=sum(row.content.num_bytes for row in rows),
         strata=dict(sorted(Counter(row.label for row in rows).items())),
     )
-
-
-def _offset_after(count: _Sum, *, stratified: bool) -> UnitOffset:
-    return UnitOffset(serial=count.num_samples, strata=dict(count.strata) if stratified else {0: count.num_samples})

@@ -1,4 +1,4 @@
-"""The units of a survey as lines of `plan/survey.jsonl`, each found again by its byte range."""
+"""The units of a survey as lines of `plan/survey.jsonl`, each read by its byte range."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from shardset.storage.base import Storage
 
 @dataclass(frozen=True, slots=True)
 class UnitRef:
-    """One unit: its number, and the byte range and CRC32C of its line."""
+    """A unit of the survey: its number, and the byte range and CRC32C of its line."""
 
     number: int
     start: int

@@ -1,8 +1,8 @@
-"""The durable tables of a plan, as Arrow IPC files: one row a raw sample, later one row a stored sample.
+"""The tables of a plan as Arrow IPC files: first a row for each raw sample, then a row for each stored sample.
 
-A unit's table lists the samples of the unit. A shard's table (its references) lists the sample at each position and
-where its bytes are. A row is one binary value beside the few numbers that planning needs: rows move three times
-between the two tables, and text columns would make that slow.
+A unit's table lists the samples of the unit. A shard's table, its references, lists the sample at each position and
+the extents of its bytes. Each row is one binary value beside the numbers that planning needs: rows are moved three
+times between the two tables, and text columns would make that slow.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from shardset.format.originals import REFERENCE, Origin
 from shardset.order.permutation import hash64
 
 UNIT = pa.schema([("split", pa.string()), ("label", pa.int64()), ("key_hash", pa.uint64()), ("row", pa.binary())])
-"""`row` is a UnitRow as MessagePack; the other columns repeat what planning needs of it."""
+"""`row` is a UnitRow as MessagePack; the other columns repeat the values that planning needs."""
 
 PLACEMENT = pa.schema([*REFERENCE, ("shard", pa.int32()), ("rank", pa.uint64())])
 """A reference on its way to its shard."""
@@ -35,7 +35,7 @@ _WORD_BYTES = 8
 
 
 class QuarantineEntry(TypedDict):
-    """A line of the quarantine list; where the bytes can't be named, what follows `reason` is None."""
+    """A line of the quarantine list. The fields after `reason` are None if the bytes have no extent."""
 
     name: str
     split: str
@@ -49,8 +49,8 @@ class QuarantineEntry(TypedDict):
 class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The contents of a sample.
 
-    `image` is the field whose content is examined ("" if none). `fields` are the stored fields in member order, each
-    with the extent of its content, or with the content itself if it is small.
+    `image` is the field of its image, "" if there is none. `fields` are the stored fields in member order, each with
+    the extent of its content, or with the content itself if that is small.
     """
 
     image: str
@@ -60,7 +60,7 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def num_bytes(self) -> int:
         """Bytes of all fields."""
         total = 0
-        for _, content in self.fields:  # in half the time of sum()
+        for _, content in self.fields:  # twice as fast as sum()
             total += len(content) if isinstance(content, bytes) else content.num_bytes
         return total
 
@@ -77,7 +77,7 @@ _decode = msgspec.msgpack.Decoder(UnitRow).decode
 
 
 def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> pa.RecordBatch:
-    """The table of a unit; its metadata holds what was rejected."""
+    """The table of a unit; its metadata holds the rejected samples."""
     metadata = {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
     columns = {
         "split": [row.split for row in rows],
@@ -95,18 +95,18 @@ def rejected_of(table: pa.RecordBatch) -> list[QuarantineEntry]:
 
 
 def rows_of(table: pa.RecordBatch) -> list[UnitRow]:
-    """The rows of a unit's table, or of a table of references."""
+    """The rows of a table of a unit or of references."""
     return list(map(_decode, values(table["row"])))
 
 
 def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All rows of all tables, which have the same columns."""
+    """The rows of all tables, which must have the same columns."""
     columns = zip(*(table.columns for table in tables), strict=True)
     return pa.RecordBatch.from_arrays(list(map(pa.concat_arrays, map(list, columns))), schema=tables[0].schema)
 
 
 def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
-    """The rows with these numbers, in this order, unchecked."""
+    """The rows with these numbers, in this order; the numbers are not checked."""
     return pc.take(table, pa.array(row), boundscheck=False)
 
 
@@ -123,17 +123,17 @@ def runs_of(values: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def from_columns(schema: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
-    """A table with that schema, from lists or arrays."""
+    """A table with the schema, from lists or arrays."""
     return pa.RecordBatch.from_arrays([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def unit_to_bytes(table: pa.RecordBatch) -> memoryview:
-    """A unit's table as the bytes of a file."""
+    """The bytes of a unit's table, compressed."""
     return arrow.to_bytes(table, "lz4")
 
 
 def read_units(files: PlanFiles, units: Iterable[int]) -> Iterator[memoryview]:
-    """The stored tables of units, in order; ConfigError if one is gone."""
+    """The stored tables of units, in order; ConfigError if one is missing."""
     try:
         yield from files.read_each(map(paths.unit_path, units))
     except NotFound as error:
@@ -141,25 +141,23 @@ def read_units(files: PlanFiles, units: Iterable[int]) -> Iterator[memoryview]:
 
 
 def unit_from_bytes(data: bytes | memoryview, *columns: str) -> pa.RecordBatch:
-    """A unit's table, or these columns of it; the others stay compressed. ConfigError if the bytes are none."""
+    """A unit's table, or only these columns, which leaves the others compressed; ConfigError if it is malformed."""
     return _read(data, UNIT, columns)
 
 
 def references_to_bytes(table: pa.RecordBatch) -> memoryview:
-    """A shard's references as the bytes of a file.
-
-    Not compressed: compression would take a quarter of the time of planning to save about 110 bytes a sample.
-    """
+    """The bytes of a shard's references, not compressed."""
+    # Compression would save about 110 bytes a sample and take a quarter of the time of planning.
     return arrow.to_bytes(table)
 
 
 def references_from_bytes(data: bytes | memoryview) -> pa.RecordBatch:
-    """A shard's references; ConfigError if these are none."""
+    """A shard's references; ConfigError if they are malformed."""
     return _read(data, REFERENCE)
 
 
 def placements_to_bytes(table: pa.RecordBatch) -> memoryview:
-    """Placed references as bytes between two steps; not compressed, because they are read once, and soon."""
+    """The bytes of placed references, not compressed: they are read once, and soon."""
     return memoryview(table.serialize())
 
 
@@ -169,12 +167,12 @@ def placements_from_bytes(data: bytes) -> pa.RecordBatch:
 
 
 def release_memory() -> None:
-    """Returns the memory that Arrow keeps of freed tables: half of a worker's peak if another step's tables follow."""
+    """Returns the memory of freed tables, which Arrow would keep, to the system; halves the peak of a worker."""
     pa.default_memory_pool().release_unused()
 
 
 def digest_of(rows: Iterable[UnitRow]) -> str:
-    """SHA-256 over what the rows say of the samples; it does not cover where their bytes are."""
+    """The SHA-256 of the samples in the rows; it does not cover the extents of their bytes."""
     hasher = hashlib.sha256()
     for row in rows:
         fields = [
@@ -186,7 +184,7 @@ def digest_of(rows: Iterable[UnitRow]) -> str:
 
 
 def hash_keys(key: pa.Array) -> np.ndarray:
-    """A 64-bit hash of each key, which finds equal keys."""
+    """A 64-bit hash of each key, to find equal keys."""
     if not len(key):
         return np.zeros(0, np.uint64)
     num_bytes = pc.binary_length(key).to_numpy()
@@ -196,7 +194,8 @@ def hash_keys(key: pa.Array) -> np.ndarray:
     words = np.frombuffer(padded.buffers()[2], np.uint64)[start : start + len(key) * num_words]
     total = np.zeros(len(key), np.uint64)
     for position, word in enumerate(words.reshape(len(key), num_words).T):
-        total += hash64(position, word) * (word != 0)  # padding must not count: another unit may pad to more words
+        # Padding must not count: another unit may pad its keys to more words.
+        total += hash64(position, word) * (word != 0)
     hashes: np.ndarray = hash64(num_bytes, total)
     return hashes
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import google_crc32c
 import numpy as np
 
 from pipelines.report.catalog import THREADS, Catalog, Damage, IndexedShard, complaint, key_at
 from pipelines.write.range_reads import coalesce
+from shardset.checksum import crc32c_of
 from shardset.errors import StorageError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
@@ -123,7 +123,4 @@ def _ranges_of(index: np.ndarray, row: int) -> _Ranges:
 
 
 def _is_sound(fields: Fields, index: np.ndarray, row: int) -> bool:
-    crc = 0
-    for content in fields.values():
-        crc = google_crc32c.extend(crc, content)
-    return crc == int(index["crc32c"][row])
+    return crc32c_of(*fields.values()) == int(index["crc32c"][row])

@@ -1,7 +1,7 @@
-"""What must hold before a build goes to Google Cloud Dataflow, and what Beam raises when it fails there.
+"""Checks the options of a build on Google Cloud Dataflow, and lists the errors of a failed job.
 
-Checked before anything is written or submitted: Beam would report a wrong region only after staging its files, create
-a bucket whose name is misspelled, and read across continents without a warning.
+Runs before anything is written or submitted: Beam would report a wrong region only after it has staged its files,
+create a bucket with a misspelled name, and read across continents without a warning.
 """
 
 import re
@@ -30,14 +30,14 @@ _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])(/.*)?")
 def is_wanted(options: PipelineOptions) -> bool:
     """Whether the build runs on Dataflow."""
     name = (options.view_as(StandardOptions).runner or "").rpartition(".")[2].lower()
-    return name in ("dataflowrunner", "dataflow")  # Beam knows both
+    return name in ("dataflowrunner", "dataflow")  # Beam accepts both
 
 
 def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:
-    """The errors that Beam raises when a job fails, or when the service refuses it or goes away."""
+    """The errors that Beam raises if a job fails, or if the service refuses it or is lost."""
     if not is_wanted(options):
         return RuntimeError, grpc.RpcError
-    # Both take a second to import, which only Dataflow needs.
+    # Imported here because both take a second to import.
     from apache_beam.runners.dataflow.dataflow_runner import DataflowRuntimeException
     from google.api_core.exceptions import GoogleAPICallError
 
@@ -45,7 +45,7 @@ def failures(options: PipelineOptions) -> tuple[type[Exception], ...]:
 
 
 def location(bucket: str) -> str:
-    """The location of a bucket, as Cloud Storage names it; gives up after 20 s."""
+    """The location of a bucket in the spelling of Cloud Storage; gives up after 20 s."""
     from shardset.storage.gcs import bucket_location
     from shardset.storage.retry import RetryPolicy
 
@@ -53,34 +53,29 @@ def location(bucket: str) -> str:
 
 
 def check(options: PipelineOptions, *, source: str, output: str, locate: Callable[[str], str] = location) -> None:
-    """Raises ConfigError if Dataflow could not run this build from `source` into `output`.
+    """Raises ConfigError if Dataflow can't run a build from `source` to `output`.
 
-    `locate` returns the location of a bucket. The input's bucket may be anywhere, and its location may be hidden.
+    `locate` returns the location of a bucket. The bucket of the input may be anywhere, and its location may be hidden.
     """
     cloud = options.view_as(GoogleCloudOptions)
     _check_project(cloud.project)
     _check_region(cloud.region)
     _check_package(options)
-    bucket_of(source, "--input", "the workers can't read this machine's files; copy them to a bucket first")
-    buckets = {
-        "--output": bucket_of(
-            output, "--output", "the workers can't write to this machine (a dry run needs no runner)"
-        ),
-        "--temp_location": _bucket_of_folder(
-            cloud.temp_location, "--temp_location", "Dataflow keeps its own files there"
-        ),
-    }
+    _bucket_of("--input", source, "the workers can't read this machine's files; copy them to a bucket first")
+    no_runner = "the workers can't write to this machine (a dry run needs no runner)"
+    buckets = {"--output": _bucket_of("--output", output, no_runner)}
+    folders = {"--temp_location": cloud.temp_location}
     if cloud.staging_location:
-        buckets["--staging_location"] = _bucket_of_folder(
-            cloud.staging_location, "--staging_location", "files are sent there"
-        )
+        folders["--staging_location"] = cloud.staging_location
+    for flag, folder in folders.items():
+        buckets[flag] = _bucket_of(flag, folder, "Dataflow keeps its own files there", in_folder=True)
     for bucket in dict.fromkeys(buckets.values()):
         flags = " and ".join(flag for flag, other in buckets.items() if other == bucket)
         _check_location(flags, bucket, _region_of_workers(options, cloud.region), locate)
 
 
 def page_of(options: PipelineOptions, result: Any) -> str:
-    """The address of the page that shows a job of Beam's DataflowRunner."""
+    """The address of the console page of a job on Dataflow."""
     cloud = options.view_as(GoogleCloudOptions)
     return f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
 
@@ -105,7 +100,7 @@ def _check_region(region: str | None) -> None:
 
 
 def _region_of_workers(options: PipelineOptions, region: str) -> str:
-    """The region of the workers: the one named for them, that of their zone, or else the job's."""
+    """The region of the workers: that of their zone, the one given for them, or the job's."""
     workers = options.view_as(WorkerOptions)
     zone = _ZONE.fullmatch(workers.worker_zone or "")
     return zone[1] if zone else workers.worker_region or region
@@ -121,22 +116,14 @@ def _check_package(options: PipelineOptions) -> None:
         raise ConfigError(f"--setup_file {setup.setup_file}: there is no such file here; expected ./setup.py")
 
 
-def bucket_of(url: str | None, flag: str, why: str) -> str:
-    """The bucket in `gs://BUCKET/...`; ConfigError if the URL that `flag` gave has none."""
+def _bucket_of(flag: str, url: str | None, why: str, *, in_folder: bool = False) -> str:
+    """The bucket in `gs://BUCKET/...`; ConfigError if there is none, or if a folder is required and missing."""
     if not url:
         raise ConfigError(f"{flag} is missing: {why}; expected {flag}=gs://BUCKET/FOLDER")
     match = _BUCKET.fullmatch(url)
-    if match is None:
+    if match is None or (in_folder and match[2] is None):  # for a bare bucket, Beam would use or create another one
         raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; {why}")
     return match[1]
-
-
-def _bucket_of_folder(url: str | None, flag: str, why: str) -> str:
-    """The bucket of a folder inside it; ConfigError for a bare bucket, for which Beam would use or create another."""
-    bucket = bucket_of(url, flag, why)
-    if url == f"gs://{bucket}":
-        raise ConfigError(f"{flag} {url}: expected gs://BUCKET/FOLDER; {why}")
-    return bucket
 
 
 def _check_location(flags: str, bucket: str, region: str, locate: Callable[[str], str]) -> None:

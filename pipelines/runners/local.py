@@ -1,7 +1,7 @@
-"""Worker processes on this machine that neither outlive the build nor die unnoticed.
+"""Runs Beam's worker processes on this machine; if the launching process or a worker dies, all of them end.
 
 Beam 2.77 waits forever for an answer from a worker process that was killed (most often because memory ran out), and
-leaves its workers running when the launching process is killed. Here the death of either side ends the other.
+leaves its workers running if the launching process is killed.
 """
 
 import gc
@@ -32,11 +32,11 @@ _RETURN_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**18),
     "MALLOC_TRIM_THRESHOLD_": str(2**18),
 }
-"""For glibc's malloc, which otherwise keeps a fifth of a worker's peak; the user's own settings win."""
+"""Settings for glibc's malloc, which otherwise keeps a fifth of a worker's peak; the user's own settings win."""
 
 
 class WorkerGroup:
-    """The worker processes of one run; they end together."""
+    """The worker processes of a run; they end together."""
 
     def __init__(self) -> None:
         self._news = threading.Condition()
@@ -45,13 +45,13 @@ class WorkerGroup:
         self._failure: int | None = None
 
     def start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """A new worker process with these variables in its environment; killed at once if the group has ended."""
+        """A new worker process with these environment variables; killed at once if the group has ended."""
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.runners.local"],  # -P: a random.py in this folder is not Python's
-            stdin=subprocess.PIPE,  # its end tells the worker that the launcher is gone
-            stdout=2,  # standard output belongs to the launcher's result
+            [sys.executable, "-P", "-m", "pipelines.runners.local"],  # -P: ignores a random.py in this folder
+            stdin=subprocess.PIPE,  # the worker sees its end if the launcher dies
+            stdout=2,  # the result of the launcher goes to standard output
             env=_RETURN_FREED_MEMORY | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | dict(environment),
-            process_group=0,  # Ctrl-C reaches the launcher alone, which ends its workers
+            process_group=0,  # Ctrl-C reaches only the launcher, which ends its workers
         )
         with self._news:
             self._processes.append(process)
@@ -60,7 +60,7 @@ class WorkerGroup:
         return process
 
     def wait(self, process: subprocess.Popen[bytes]) -> int:
-        """The exit code of a worker once it has ended; negative for a signal."""
+        """Waits for a worker to end; returns its exit code, negative for a signal."""
         code = process.wait()
         if process.stdin:
             process.stdin.close()
@@ -70,32 +70,37 @@ class WorkerGroup:
         return code
 
     def first_failure(self, timeout_s: float) -> int | None:
-        """The exit code of the first worker that failed or was killed; None if none does within that time."""
+        """The exit code of the first worker that failed or was killed; None if none does within the timeout."""
         with self._news:
             return self._news.wait_for(lambda: self._failure, timeout_s)
 
     def end(self) -> None:
-        """Kills all workers that still run."""
+        """Kills all running workers."""
         with self._news:
             self._ended = True
             for process in self._processes:
                 process.kill()
 
     def record_exit(self, code: int) -> str:
-        """Ends the other workers because one died; returns what the user should know."""
+        """Ends the other workers because one died with that exit code; returns the message for the user."""
         self.end()
-        return exit_message(self._failure or code)
+        code = self._failure or code
+        event = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        return (
+            f"a worker process {event}; if the machine ran out of memory give fewer workers "
+            "(--direct_num_workers), --debug shows what it said; the same command goes on from here"
+        )
 
 
 @contextmanager
 def local_workers() -> Iterator[None]:
-    """A block in which Beam's local worker processes are ours; raises ShardsetError if one of them dies."""
+    """A block in which Beam starts workers of this module; raises ShardsetError if one of them dies."""
     group = WorkerGroup()
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(partial(_Worker, group))
     try:
         with _ended_by_ctrl_c(group):
             yield
-    except RuntimeError as error:  # Beam may see the closed connection before we see the exit
+    except RuntimeError as error:  # Beam may notice the closed connection before we notice the exit
         code = group.first_failure(_EXIT_PATIENCE_S)
         if code is None:
             raise
@@ -106,7 +111,7 @@ def local_workers() -> Iterator[None]:
 
 @contextmanager
 def _ended_by_ctrl_c(group: WorkerGroup) -> Iterator[None]:
-    """Ends the workers first on Ctrl-C: otherwise both sides would report connections that they lost."""
+    """Ends the workers first on Ctrl-C; otherwise both sides would report lost connections."""
     previous = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
@@ -126,7 +131,7 @@ def _ended_by_ctrl_c(group: WorkerGroup) -> Iterator[None]:
 
 
 class _Worker(SubprocessSdkWorkerHandler):
-    """One worker process. If it dies, its group ends and every request to it is answered with an error."""
+    """A worker process. If it dies, its group ends, and every request to it gets an error as its answer."""
 
     def __init__(self, group: WorkerGroup, *args: Any) -> None:
         super().__init__(*args)
@@ -134,62 +139,48 @@ class _Worker(SubprocessSdkWorkerHandler):
         self._closing = threading.Event()
 
     def start_worker(self) -> None:
-        """Starts the process and a thread that watches it."""
-        process = self._group.start(self._environment())
-        self.worker_thread = threading.Thread(target=self._watch, args=(process,), daemon=True)
-        self.worker_thread.start()
-
-    def close(self) -> None:
-        """Lets the process end by itself, which is no failure."""
-        self._closing.set()
-        super().close()
-
-    def _environment(self) -> dict[str, str]:
-        return {
+        """Starts the process and a thread that waits for its end."""
+        environment = {
             "WORKER_ID": self.worker_id,
             "CONTROL_API_SERVICE_DESCRIPTOR": text_format.MessageToString(self.control_api_service_descriptor()),
             "LOGGING_API_SERVICE_DESCRIPTOR": text_format.MessageToString(self.logging_api_service_descriptor()),
             "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
         }
+        process = self._group.start(environment)
+        self.worker_thread = threading.Thread(target=self._watch, args=(process,), daemon=True)
+        self.worker_thread.start()
+
+    def close(self) -> None:
+        """Lets the process end by itself, which does not count as a failure."""
+        self._closing.set()
+        super().close()
 
     def _watch(self, process: subprocess.Popen[bytes]) -> None:
-        code = self._group.wait(process)
+        code, pending = self._group.wait(process), self.control_conn._futures_by_id
         # Repeatedly, because the runner may send further requests until it has seen the first error.
         while not self._closing.wait(_ANSWER_INTERVAL_S):
-            self._answer_all(f"ShardsetError: {self._group.record_exit(code)}")
-
-    def _answer_all(self, error: str) -> None:
-        pending = self.control_conn._futures_by_id
-        for name in list(pending):
-            pending.pop(name).set(beam_fn_api_pb2.InstructionResponse(instruction_id=name, error=error))
+            error = f"ShardsetError: {self._group.record_exit(code)}"
+            for name in list(pending):
+                pending.pop(name).set(beam_fn_api_pb2.InstructionResponse(instruction_id=name, error=error))
 
 
 class _LossyStandardError(io.FileIO):
-    """Drops what can't be written: Beam prints a failure before it reports it, and must not fail at the printing."""
+    """Ignores write errors: Beam prints a failure before it reports it, and the printing must not fail."""
 
     def write(self, data: Any) -> int:
         try:
             return super().write(data)
-        except OSError:  # the disk of a log is full, which is most often the failure itself
+        except OSError:  # the disk with the log is full, which is most often the failure itself
             return len(data)
 
 
-def exit_message(code: int) -> str:
-    """What to tell the user about a worker process that ended with that code; negative for a signal."""
-    event = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
-    return (
-        f"a worker process {event}; if the machine ran out of memory give fewer workers "
-        "(--direct_num_workers), --debug shows what it said; the same command goes on from here"
-    )
-
-
 def _exit_with_launcher() -> None:
-    os.read(0, 1)  # nothing is ever written: this returns when the launcher is gone
+    os.read(0, 1)  # returns only when the launcher is gone, because nothing is ever written
     os._exit(1)
 
 
 def main() -> None:
-    """Runs one worker process: serves the launching process until it is no longer needed."""
+    """Runs a worker process until the launching process no longer needs it."""
     threading.Thread(target=_exit_with_launcher, daemon=True).start()
     from apache_beam.runners.worker import sdk_worker_main
 
@@ -197,7 +188,7 @@ def main() -> None:
         _LossyStandardError(2, "w", closefd=False), errors="backslashreplace", write_through=True
     )
     sdk_worker_main.main(sys.argv)
-    gc.freeze()  # otherwise Python searches everything for garbage as it ends: 0.4 s for each worker
+    gc.freeze()  # skips the garbage collection at exit, which takes 0.4 s
 
 
 if __name__ == "__main__":

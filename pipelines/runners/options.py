@@ -1,11 +1,11 @@
-"""Beam's options for a build: the default runner, the number of workers, and flags that are refused early.
+"""Beam's options for a build: the default runner, the number of workers, and checks of the flags.
 
-Checked before anything is written: Beam itself would report a wrong flag with a traceback after the survey, or wait.
+Runs before anything is written: Beam would report a wrong flag with a traceback after the survey, ignore it, or wait.
 """
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from apache_beam.options.pipeline_options import (
     DirectOptions,
@@ -13,6 +13,7 @@ from apache_beam.options.pipeline_options import (
     PortableOptions,
     SetupOptions,
     StandardOptions,
+    _BeamArgumentParser,
 )
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import create_runner
@@ -25,17 +26,19 @@ _CONNECT_TIMEOUT_S = 10
 
 
 def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOptions:
-    """Beam's options for a build from `source` into `output`; ConfigError if a runner would refuse or misread them."""
+    """Beam's options for a build from `source` to `output`; ConfigError if a runner would refuse or ignore one."""
     options = beam_options(flags, output)
     if dataflow.is_wanted(options):
         dataflow.check(options, source=source, output=output.url)
     _check_job_server(options)
-    _check_flags(options)
+    runner = create_runner(options.view_as(StandardOptions).runner)
+    if refusals := PipelineOptionsValidator(options, runner).validate():
+        raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
     return options
 
 
 def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
-    """Beam's options: by default FnApiRunner on all cores; refuses the mode that loses elements."""
+    """Beam's options, by default for FnApiRunner on all cores; ConfigError for the mode that loses elements."""
     options = PipelineOptions(list(flags))
     given = {flag.split("=")[0] for flag in flags}
     if options.get_all_options().get("direct_running_mode") == "multi_threading":
@@ -51,9 +54,21 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
     return options
 
 
-def num_cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def unknown_flags(flags: Sequence[str]) -> list[str]:
+    """The flags that no options class of Beam accepts; Beam itself would silently ignore a misspelled one."""
+    # Several classes have the same flag, hence `resolve`.
+    known = _BeamArgumentParser(add_help=False, allow_abbrev=False, conflict_handler="resolve")
+    groups: list[type[PipelineOptions]] = [PipelineOptions, *_subclasses(PipelineOptions)]
+    for options in groups:
+        if "_add_argparse_args" in vars(options):
+            options._add_argparse_args(known)
+    return known.parse_known_args(list(flags))[1]
+
+
+def _subclasses(options: type[PipelineOptions]) -> Iterator[type[PipelineOptions]]:
+    for child in options.__subclasses__():
+        yield child
+        yield from _subclasses(child)
 
 
 def _check_runner(name: str | None) -> None:
@@ -67,34 +82,26 @@ def _check_runner(name: str | None) -> None:
 
 
 def _check_job_server(options: PipelineOptions) -> None:
-    """Raises ConfigError if no job server answers, for which Beam would wait five minutes."""
+    """Raises ConfigError if no job server answers; Beam would wait for it for five minutes."""
     endpoint = options.view_as(PortableOptions).job_endpoint or ""
     host, _, port = endpoint.rpartition(":")
-    if not port.isdigit():  # none is given, or another kind of address
+    if not port.isdigit():  # no endpoint, or another kind of address
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise ConfigError(
-            f"--job_endpoint {endpoint}: nobody listens there ({error}); start the job server (docs/flink.md)"
+            f"--job_endpoint {endpoint}: no server answers there ({error}); start the job server (docs/flink.md)"
         ) from error
 
 
-def _check_flags(options: PipelineOptions) -> None:
-    """Raises ConfigError if Beam refuses a flag."""
-    runner = create_runner(options.view_as(StandardOptions).runner)
-    refusals = PipelineOptionsValidator(options, runner).validate()
-    if refusals:
-        raise ConfigError(f"a flag of Apache Beam: {'; '.join(refusals)}")
-
-
 def _set_workers(options: DirectOptions, given: set[str], *, in_memory: bool) -> None:
-    """One process per core, or as many as asked for, unless the mode is given; Beam's own default is one thread."""
+    """Sets one process per core, or the given number, unless the mode is given; Beam's own default is one thread."""
     if "--direct_running_mode" in given or in_memory:
         return
     if options.direct_num_workers < 0:
         raise ConfigError(f"--direct_num_workers is {options.direct_num_workers}, expected a number from 1, or 0: all")
     if "--direct_num_workers" not in given or not options.direct_num_workers:
-        options.direct_num_workers = num_cores()
+        options.direct_num_workers = len(os.sched_getaffinity(0))
     if options.direct_num_workers > 1:
         options.direct_running_mode = "multi_processing"

@@ -1,4 +1,4 @@
-"""How far a build is, from the files of its plan: the same for every runner, wherever its workers are."""
+"""Shows the progress of a build, which it reads from the files of the plan: that works with every runner."""
 
 import sys
 import threading
@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -30,7 +29,7 @@ from shardset.storage.base import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildState:
-    """How far a build is; `num_shards` and `num_samples` are 0 until the plan is made."""
+    """The progress of a build; `num_shards` and `num_samples` are 0 until the plan exists."""
 
     units_done: int
     num_units: int
@@ -42,26 +41,58 @@ class BuildState:
 
     @property
     def samples_done(self) -> int:
-        """About how many samples are in finished shards."""
+        """The number of samples in finished shards, approximately."""
         return self.num_samples * self.shards_done // max(1, self.num_shards)
 
 
-class BuildProgress(Protocol):
-    """Shows how far a build is, and single messages."""
+class BuildProgress:
+    """Prints the progress of a build, a line every `interval_s` seconds if something changed, and single messages."""
 
-    def show(self, state: BuildState) -> None: ...
-    def print(self, message: str) -> None: ...
+    def __init__(self, console: Console, interval_s: float = 5.0) -> None:
+        self._console, self._interval_s = console, interval_s
+        self._last, self._shown = 0.0, ""
+
+    def show(self, state: BuildState) -> None:
+        line = (
+            f"written {state.shards_done}/{state.num_shards} shards, {rates(state)}, {time_left(state)}"
+            if state.num_samples
+            else f"indexed {state.units_done}/{state.num_units} units"
+        )
+        if line != self._shown and state.seconds - self._last >= self._interval_s:
+            self._console.print(line, highlight=False)
+            self._last, self._shown = state.seconds, line
+
+    def print(self, message: str) -> None:
+        self._console.print(plain(message), highlight=False, soft_wrap=True)
+
     def close(self) -> None: ...
 
 
-class ProgressWatcher:
-    """Shows how far the build is every `interval_s` seconds, in a thread of its own."""
+class TerminalProgress(BuildProgress):
+    """Shows two bars on a terminal: units indexed, samples written."""
 
-    def __init__(
-        self, output: Storage, num_units: int, progress: BuildProgress | None, interval_s: float | None = None
-    ):
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._bars = Progress(*_columns(), console=console)
+        self._units: TaskID = self._bars.add_task("index units", total=None, rate="")
+        self._samples: TaskID = self._bars.add_task("write samples", total=None, rate="")
+        self._bars.start()
+
+    def show(self, state: BuildState) -> None:
+        self._bars.update(self._units, completed=state.units_done, total=state.num_units)
+        if state.num_samples:
+            self._bars.update(self._samples, completed=state.samples_done, total=state.num_samples, rate=rates(state))
+
+    def close(self) -> None:
+        self._bars.stop()
+
+
+class ProgressWatcher:
+    """Shows the progress of a build at intervals, in a thread of its own."""
+
+    def __init__(self, output: Storage, num_units: int, progress: BuildProgress | None):
         self._output, self._num_units, self._progress = output, num_units, progress
-        self._interval_s = interval_s or (5.0 if output.reads_at_once > 1 else 0.5)
+        self._interval_s = 5.0 if output.reads_at_once > 1 else 0.5
         self._stop = threading.Event()
         self._started = time.monotonic()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -82,7 +113,7 @@ class ProgressWatcher:
         while not self._stop.wait(pause):
             started = time.monotonic()
             self._update()
-            # Listing a very large output takes long: never spend more than a tenth of the time on it.
+            # Listing a large output takes long: spend at most a tenth of the time on it.
             pause = max(self._interval_s, 9 * (time.monotonic() - started))
         self._update()
 
@@ -91,74 +122,28 @@ class ProgressWatcher:
         try:
             state = self._read_state()
         except StorageError as error:
-            print(f"progress is not known right now: {error}", file=sys.stderr)
+            print(f"the progress is unknown at the moment: {error}", file=sys.stderr)
             return
         self._progress.show(state)
 
     def _read_state(self) -> BuildState:
         plan = files.find_record(self._output, paths.PLAN, PlanFile)
-        splits = list(plan.splits.values()) if plan else []
-        shards = [stat for stat in self._output.list() if naming.is_shard_file(stat.name)] if plan else []
-        tars = [stat.num_bytes for stat in shards if stat.name.endswith(".tar")]
+        splits = plan.splits.values() if plan else ()
+        shards = (stat for stat in self._output.list() if naming.is_shard_file(stat.name)) if plan else ()
         return BuildState(
             units_done=sum(1 for _ in self._output.list(paths.UNITS)),
             num_units=self._num_units,
             shards_done=sum(1 for _ in self._output.list(paths.RECORDS)),
             num_shards=sum(split.num_shards for split in splits),
             num_samples=sum(split.num_stored for split in splits),
-            bytes_done=sum(tars),
+            bytes_done=sum(stat.num_bytes for stat in shards if stat.name.endswith(".tar")),
             seconds=time.monotonic() - self._started,
         )
 
 
-class TerminalProgress:
-    """Two bars: units indexed, samples written."""
-
-    def __init__(self, console: Console) -> None:
-        self._bars = Progress(*_columns(), console=console)
-        self._units: TaskID = self._bars.add_task("index units", total=None, rate="")
-        self._samples: TaskID = self._bars.add_task("write samples", total=None, rate="")
-        self._bars.start()
-
-    def show(self, state: BuildState) -> None:
-        self._bars.update(self._units, completed=state.units_done, total=state.num_units)
-        if state.num_samples:
-            self._bars.update(self._samples, completed=state.samples_done, total=state.num_samples, rate=rates(state))
-
-    def print(self, message: str) -> None:
-        self._bars.console.print(plain(message), highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        self._bars.stop()
-
-
-class PlainProgress:
-    """A line every `interval_s` seconds, and only when something changed."""
-
-    def __init__(self, console: Console, interval_s: float = 5.0) -> None:
-        self._console, self._interval_s = console, interval_s
-        self._last, self._shown = 0.0, ""
-
-    def show(self, state: BuildState) -> None:
-        line = (
-            f"indexed {state.units_done}/{state.num_units} units"
-            if not state.num_samples
-            else f"written {state.shards_done}/{state.num_shards} shards, {rates(state)}, {time_left(state)}"
-        )
-        if line != self._shown and state.seconds - self._last >= self._interval_s:
-            self._console.print(line, highlight=False)
-            self._last, self._shown = state.seconds, line
-
-    def print(self, message: str) -> None:
-        self._console.print(plain(message), highlight=False, soft_wrap=True)
-
-    def close(self) -> None:
-        pass
-
-
 @contextmanager
 def verifying(console: Console) -> Iterator[Callable[[VerifyProgress], None]]:
-    """A progress bar of shards while a set is verified; none if there is no terminal."""
+    """A progress bar of verified shards; shows nothing without a terminal."""
     with Progress(*_columns(), console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task("verify shards", total=None, rate="")
         yield lambda done: bars.update(
@@ -177,7 +162,7 @@ def _columns() -> list[ProgressColumn]:
 
 
 def rates(state: BuildState) -> str:
-    """Images a second over the whole run, and megabytes so far."""
+    """Images per second over the whole run, and megabytes so far."""
     seconds = max(state.seconds, 1e-3)
     return f"{state.samples_done / seconds:,.0f} images/s, {state.bytes_done / 1e6:,.0f} MB"
 
@@ -191,5 +176,5 @@ def time_left(state: BuildState) -> str:
 
 
 def for_console(console: Console) -> BuildProgress:
-    """Bars on a terminal, lines elsewhere."""
-    return TerminalProgress(console) if console.is_terminal else PlainProgress(console)
+    """Shows bars on a terminal, and prints lines elsewhere."""
+    return TerminalProgress(console) if console.is_terminal else BuildProgress(console)

@@ -1,4 +1,4 @@
-"""The commit: the records of all shards become one manifest, which is published last."""
+"""The commit of a build: turns the records of all shards into the manifest, which is published last."""
 
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,29 +28,30 @@ from shardset.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Publishes the set of one build; pickles. `suffix` keeps its files apart from those of a replaced set."""
+    """Publishes the set of a build; pickles. `suffix` keeps its files apart from those of a replaced set."""
 
     files: PlanFiles
     config: BuildConfig
     suffix: str
 
     def commit(self, plan: PlanFile, num_finished: int) -> str | None:
-        """Publishes the manifest if all shards are finished and returns its digest; None if only some were asked for.
+        """Publishes the manifest if all shards are finished and returns its digest; None if shards are missing.
 
-        A set that this one replaces stays whole until the new manifest stands; then its files are removed.
+        A replaced set stays complete until the new manifest is published; then its files are removed.
         """
         if num_finished != sum(split.num_shards for split in plan.splits.values()):
             return None
         complete = self.files.read_record(paths.PLAN, PlanFile)  # `plan` travels without its classes
         if complete.digest != plan.digest:
             raise plan_files.another_build(self.files.output, paths.PLAN)
-        self._copy_rejected(complete)
+        quarantine = naming.quarantine_path(self.suffix)
+        copy_range(self.files.output, complete.rejected, quarantine, self.files.replaceable(quarantine))
         digest = self.write_manifest(complete, {name: self.read_records(plan, name) for name in plan.splits})
         self._remove_replaced()
         return digest
 
     def read_records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
-        """The records of all shards of a split, in order, each read when it is asked for."""
+        """The records of all shards of a split, in order, read one at a time."""
         names = [paths.record_path(split, number) for number in range(plan.splits[split].num_shards)]
         for name, content in zip(names, self.files.read_each(names), strict=True):
             record = plan_files.decode_record(self.files.output, name, content, ShardRecord)
@@ -59,11 +60,8 @@ class Committer:
             yield record
 
     def write_manifest(self, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> str:
-        """Writes the manifest of a plan whose shards are all finished and returns its digest.
-
-        Keeps one shard in memory at a time: the manifest begins with sums and a digest over all shards, so the shards
-        wait in temporary files.
-        """
+        """Writes the manifest of a plan whose shards are all finished and returns its digest."""
+        # The manifest begins with sums and a digest over all shards, so their entries wait in temporary files.
         with os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"), ExitStack() as stack:
             lines = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
             splits = {name: _split(split, records[name], lines[name]) for name, split in sorted(plan.splits.items())}
@@ -71,11 +69,6 @@ class Committer:
             digest, pieces = manifests.json_of_entries(manifest, lambda split: _read_lines(lines[split]))
             self._publish(digest, pieces)
         return digest
-
-    def _copy_rejected(self, plan: PlanFile) -> None:
-        """Puts the list of rejected samples beside the shards."""
-        name = naming.quarantine_path(self.suffix)
-        copy_range(self.files.output, plan.rejected, name, self.files.replaceable(name))
 
     def _manifest(self, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
         config = self.config
@@ -102,7 +95,7 @@ class Committer:
         )
 
     def _publish(self, digest: str, pieces: Iterable[bytes]) -> None:
-        """Writes the manifest while the output is this build's; removes it if another build began in that moment."""
+        """Writes the manifest while the output belongs to this build; removes it if another build starts meanwhile."""
         output, old = self.files.output, self.files.replaceable(naming.MANIFEST)
         try:
             with output.writer(naming.MANIFEST, if_generation=old if self.suffix else ABSENT) as out:
@@ -117,7 +110,7 @@ class Committer:
             raise
 
     def _remove_replaced(self) -> None:
-        """Removes the files of the set that this one replaced, and last the note of them, so that a rerun can go on."""
+        """Removes the files of the replaced set, and last the file that names them, so that a rerun can continue."""
         content = self.files.find(paths.REPLACED)
         if content is not None:
             output = self.files.output
@@ -127,7 +120,7 @@ class Committer:
 
 
 def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> Split:
-    """A split of the manifest without its shards, which are written into `file`, one a line."""
+    """A split of the manifest without its shards, which are written to `file`, one on each line."""
     num_content_bytes, first_id = 0, 0
     fields: dict[str, None] = {}
     for record in records:
@@ -154,7 +147,7 @@ def _read_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _withdraw(output: Storage, digest: str) -> None:
-    """Removes a manifest whose shards another build may remove. That build's own manifest has another digest."""
+    """Removes the manifest with this digest, because another build may remove its shards."""
     with suppress(NotFound):
         generation = output.stat(naming.MANIFEST).generation
         data = output.read(naming.MANIFEST, generation=generation)
@@ -163,7 +156,7 @@ def _withdraw(output: Storage, digest: str) -> None:
 
 
 def _why_not_published(output: Storage) -> str:
-    """What is in the place of the manifest, and what to do about it."""
+    """Why the manifest could not be published, and what to do about it."""
     where = f"{output.url}/{naming.MANIFEST}"
     try:
         manifests.parse(output.read(naming.MANIFEST), where)

@@ -1,4 +1,4 @@
-"""Raw bytes by extent, in order: coalesced, concurrent on gs://, pinned to the generation of the plan."""
+"""Reads raw bytes by extent, in order: neighbours in one request, concurrently on gs://, and only as planned."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,26 +19,24 @@ FIRST_IN_FLIGHT = 4
 MOST_IN_FLIGHT = 32
 
 SPOOLED = "spool:///"
-"""Prefix of a plan file's name in an extent of spooled bytes.
-
-No input object has such a name: names have no empty parts, and no storage has this scheme."""
+"""The prefix of a plan file's name in an extent of spooled bytes. No name of an input object can start with it."""
 
 
 class Window:
-    """The number of reads in flight: grows by one after each, halves when the server refuses or fails.
+    """The limit of reads in flight: grows by one after each read, and halves when a request must be retried.
 
-    All workers may read one object, and a bucket accepts more load only gradually.
+    All workers may read the same object, and a bucket accepts more load only gradually.
     """
 
     def __init__(self) -> None:
         self.size = FIRST_IN_FLIGHT
 
     def grow(self) -> None:
-        """Called when a read is done."""
+        """Call after each read."""
         self.size = min(MOST_IN_FLIGHT, self.size + 1)
 
     def shrink(self) -> None:
-        """Called when a read has to be retried."""
+        """Call before each retry."""
         self.size = max(1, self.size // 2)
 
 
@@ -48,23 +46,19 @@ _of_process = Window()
 def fetch(
     groups: Iterable[Sequence[Extent]], source: Storage, output: Storage, window: Window = _of_process
 ) -> Iterator[list[bytes]]:
-    """The contents of each group of extents (a sample's); neighbours in a group are read together.
+    """The contents of each group of extents, such as those of a sample; neighbours in a group share a request.
 
-    Holds only the groups in flight. Reads once more where the CRC32C is not the extent's.
-
-    Raises ChangedInput if an object is no longer the planned one, or if its bytes changed.
+    Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises ChangedInput if an object
+    is no longer the planned one, or if its bytes changed.
     """
-
-    def read_group(group: Sequence[Extent]) -> list[bytes]:
-        return _read_group(group, lambda extent: _locate(extent, source, output))
 
     num_threads = max(source.reads_at_once, output.reads_at_once)
     if num_threads == 1:
-        yield from map(read_group, groups)
+        yield from (_read_group(group, source, output) for group in groups)
         return
     source, output = source.on_retry(window.shrink), output.on_retry(window.shrink)
     with ThreadPoolExecutor(num_threads) as pool:
-        yield from _ahead(pool, read_group, groups, window)
+        yield from _ahead(lambda group: pool.submit(_read_group, group, source, output), groups, window)
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
@@ -84,16 +78,14 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int)
 
 
 def _ahead(
-    pool: ThreadPoolExecutor,
-    read: Callable[[Sequence[Extent]], list[bytes]],
-    groups: Iterable[Sequence[Extent]],
-    window: Window,
+    submit: Callable[[Sequence[Extent]], Future[list[bytes]]], groups: Iterable[Sequence[Extent]], window: Window
 ) -> Iterator[list[bytes]]:
+    """The results of `submit` for each group, in order; submits as many at once as the window allows."""
     pending: deque[Future[list[bytes]]] = deque()
     remaining = iter(groups)
     try:
         while True:
-            pending.extend(pool.submit(read, group) for group in islice(remaining, max(0, window.size - len(pending))))
+            pending.extend(map(submit, islice(remaining, max(0, window.size - len(pending)))))
             if not pending:
                 return
             yield pending.popleft().result()
@@ -104,28 +96,25 @@ def _ahead(
 
 
 class _Located(NamedTuple):
-    """The object that an extent is in; `generation` is None for a spool, which is a part of the plan."""
+    """The object of an extent; `generation` is None for a spool, which is a part of the plan."""
 
     storage: Storage
     name: str
     generation: str | None
 
+    @property
+    def url(self) -> str:
+        return f"{self.storage.url}/{self.name}"
+
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes [start, stop); ChangedInput if the object is not the planned one."""
-        where = f"{self.storage.url}/{self.name}"
+        """The bytes [start, stop); raises ChangedInput if the object is not the planned one."""
         try:
-            data = self.storage.read(self.name, start, stop, generation=self.generation) if stop > start else b""
+            return self.storage.read(self.name, start, stop, generation=self.generation) if stop > start else b""
         except (NotFound, PreconditionFailed) as error:
-            raise ChangedInput(f"{where}: not the object that was planned ({error}); {self._remedy()}") from error
-        if len(data) != stop - start:
-            raise ChangedInput(f"{where}: {len(data)} bytes at {start}, planned were {stop - start}; {self._remedy()}")
-        return data
-
-    def _remedy(self) -> str:
-        return f"restore it, or {START_OVER if self.generation is None else 'plan again with --overwrite'}"
-
-
-Locate = Callable[[Extent], _Located]
+            remedy = START_OVER if self.generation is None else "plan again with --overwrite"
+            raise ChangedInput(
+                f"{self.url}: not the object that was planned ({error}); restore it, or {remedy}"
+            ) from error
 
 
 def _locate(extent: Extent, source: Storage, output: Storage) -> _Located:
@@ -136,11 +125,15 @@ def _locate(extent: Extent, source: Storage, output: Storage) -> _Located:
     return _Located(source, extent.object, extent.generation)
 
 
-def _read_group(group: Sequence[Extent], locate: Locate) -> list[bytes]:
-    return [
-        content if _fits(extent, content) else _read_again(extent, locate(extent))
-        for extent, content in zip(group, _read_together(group, locate), strict=True)
-    ]
+def _read_group(group: Sequence[Extent], source: Storage, output: Storage) -> list[bytes]:
+    contents: dict[Extent, bytes] = {}
+    for run in _runs(group):
+        located, start = _locate(run[0], source, output), run[0].offset
+        data = located.read(start, max(extent.offset + extent.num_bytes for extent in run))
+        for extent in run:
+            content = data[extent.offset - start : extent.offset - start + extent.num_bytes]
+            contents[extent] = content if _fits(extent, content) else _read_again(extent, located)
+    return [contents[extent] for extent in group]
 
 
 def _fits(extent: Extent, content: bytes) -> bool:
@@ -151,36 +144,20 @@ def _read_again(extent: Extent, located: _Located) -> bytes:
     content = located.read(extent.offset, extent.offset + extent.num_bytes)
     if not _fits(extent, content):
         raise ChangedInput(
-            f"{located.storage.url}/{located.name}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed "
-            "since it was planned, its size and time did not "
-            f"(CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}, read twice); "
-            f"restore it, or {START_OVER}"
+            f"{located.url}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed since it was planned, its "
+            f"size and time did not (CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}, "
+            f"read twice); restore it, or {START_OVER}"
         )
     return content
 
 
-def _read_together(group: Sequence[Extent], locate: Locate) -> list[bytes]:
-    if not group:
-        return []
-    if len(group) == 1:
-        [extent] = group
-        return [locate(extent).read(extent.offset, extent.offset + extent.num_bytes)]
-    contents: dict[Extent, bytes] = {}
-    for run in _runs(sorted(set(group), key=lambda extent: (extent.object, extent.offset))):
-        contents.update(zip(run, _read_run(run, locate(run[0])), strict=True))
-    return [contents[extent] for extent in group]
-
-
-def _read_run(run: Sequence[Extent], located: _Located) -> list[bytes]:
-    """The contents of neighbours in one object, in one read."""
-    start, stop = run[0].offset, max(extent.offset + extent.num_bytes for extent in run)
-    data = located.read(start, stop)
-    return [data[extent.offset - start : extent.offset - start + extent.num_bytes] for extent in run]
-
-
-def _runs(extents: Sequence[Extent]) -> Iterator[list[Extent]]:
-    """Neighbours in one object that are read together; `extents` are sorted by object and offset."""
-    for _, group in groupby(extents, key=lambda extent: (extent.object, extent.generation)):
+def _runs(extents: Sequence[Extent]) -> Iterator[Sequence[Extent]]:
+    """The extents in runs of neighbours in one object, which share a request."""
+    if len(extents) == 1:  # the usual case, which needs no sorting
+        yield extents
+        return
+    in_order = sorted(set(extents), key=lambda extent: (extent.object, extent.generation, extent.offset))
+    for _, group in groupby(in_order, key=lambda extent: (extent.object, extent.generation)):
         neighbours = list(group)
         ranges = [(extent.offset, extent.offset + extent.num_bytes) for extent in neighbours]
         for run in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):

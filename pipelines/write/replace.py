@@ -1,6 +1,6 @@
-"""What a build may remove at its output: the files of the set that it replaces, and what an unfinished build left.
+"""Removes files at the output: those of a set that is being replaced, and those of unfinished builds.
 
-Both are known by name, from a manifest or from `plan/`. Every other file is somebody else's and stays.
+A manifest or `plan/` names them all. Any other file may belong to somebody else and stays.
 """
 
 import os
@@ -20,7 +20,7 @@ from shardset.storage.base import Stat, Storage
 
 
 class _AnyBuildFile(msgspec.Struct):
-    """The part of `plan/build.json` that every version wrote."""
+    """The fields of `plan/build.json` that every version writes."""
 
     suffix: str
     before: list[str] = []
@@ -31,18 +31,16 @@ class _AnySplit(msgspec.Struct):
 
 
 class _AnyPlanFile(msgspec.Struct):
-    """The part of `plan/plan.json` that every version wrote."""
+    """The fields of `plan/plan.json` that every version writes."""
 
     splits: dict[str, _AnySplit]
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
-    """The manifest of that name, None if there is none; ManifestError if it can't be read."""
+    """The manifest of that name; None if it is absent. Raises ManifestError if it can't be read."""
     where = f"{output.url}/{name}"
     try:
-        return plan_files.read_checked(
-            lambda: output.read(name), lambda data: manifests.parse(data, where), ManifestError
-        )
+        return plan_files.twice(lambda: manifests.parse(output.read(name), where), ManifestError)
     except NotFound:
         return None
     except ManifestError as error:
@@ -50,7 +48,7 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
 
 
 def files_of(manifest: Manifest | None) -> set[str]:
-    """All files that a manifest lists; none if there is no manifest."""
+    """All files that a manifest lists; none without a manifest."""
     if manifest is None:
         return set()
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
@@ -58,8 +56,9 @@ def files_of(manifest: Manifest | None) -> set[str]:
 
 
 def unfinished_files(output: Storage) -> set[str]:
-    """The files that the build in `plan/` may have written, and those of a set that it replaced."""
-    names = _replaced_files(output)
+    """The files that the build in `plan/` may have written, and those of the set that it replaces."""
+    file = plan_files.find(output, paths.REPLACED)
+    names = files_of(manifests.parse(bytes(file.content), f"{output.url}/{paths.REPLACED}")) if file else set()
     build = plan_files.find_record(output, paths.BUILD, _AnyBuildFile)
     plan = plan_files.find_record(output, paths.PLAN, _AnyPlanFile)
     if not build or not plan:
@@ -73,7 +72,7 @@ def unfinished_files(output: Storage) -> set[str]:
 
 
 def refuse_input(output: Storage, names: Iterable[str], source: Storage, objects: Iterable[str]) -> None:
-    """Raises ConfigError if one of the files to be removed is one of the input's `objects`."""
+    """Raises ConfigError if a file to be removed is one of the input's `objects`."""
     folder, inputs = _real_path(output), {f"{_real_path(source)}/{name}" for name in objects}
     for name in sorted(names):
         if f"{folder}/{name}" in inputs:
@@ -84,7 +83,7 @@ def refuse_input(output: Storage, names: Iterable[str], source: Storage, objects
 
 def refuse_inside(output: Storage, source: Storage) -> None:
     """Raises ConfigError if the output is in the folder `source`, all of whose tars are the input."""
-    if f"{_real_path(output)}/".startswith(f"{_real_path(source)}/"):
+    if _is_inside(output, source):
         raise ConfigError(
             f"{output.url}: all tars below {source.url} are read, so a rerun would take the shards for input; choose "
             "another --output, or name the tars as input"
@@ -93,17 +92,17 @@ def refuse_inside(output: Storage, source: Storage) -> None:
 
 def refuse_among_raw(output: Storage, folder: Storage) -> None:
     """Raises ConfigError if the output is the folder of the raw input, or in it."""
-    if f"{_real_path(output)}/".startswith(f"{_real_path(folder)}/"):
+    if _is_inside(output, folder):
         raise ConfigError(
-            f"{output.url}: is in the input {folder.url}, so tars would stand among the raw files; choose an --output "
+            f"{output.url}: is in the input {folder.url}, so the tars would be among the raw files; choose an --output "
             "outside of it"
         )
 
 
 def remove(files: PlanFiles, names: Collection[str]) -> None:
-    """Removes those of the files that exist, if the output is still this build's.
+    """Removes the existing files among `names`; raises ManifestError if another build has started at the output.
 
-    A file that another build writes there later stays: it has another generation.
+    A file that another build writes in the meantime stays, because it has another generation.
     """
     existing = list(_existing(files.output, names))
     if existing:
@@ -113,17 +112,12 @@ def remove(files: PlanFiles, names: Collection[str]) -> None:
 
 
 def remove_partitions(files: PlanFiles) -> None:
-    """Removes what the steps of a run left for each other."""
+    """Removes the data between the steps of a run."""
     remove(files, {stat.name for stat in files.output.list(paths.PARTITIONS)})
 
 
-def _replaced_files(output: Storage) -> set[str]:
-    file = plan_files.find(output, paths.REPLACED)
-    return files_of(manifests.parse(bytes(file.content), f"{output.url}/{paths.REPLACED}")) if file else set()
-
-
 def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
-    """Those of the files that exist; lists no other folder of the output."""
+    """The existing files among `names`; lists only their folders."""
     for folder in sorted({name.rpartition("/")[0] for name in names}):
         if folder:
             yield from (stat for stat in output.list(f"{folder}/") if stat.name in names)
@@ -132,6 +126,10 @@ def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
             yield output.stat(name)
 
 
+def _is_inside(output: Storage, folder: Storage) -> bool:
+    return f"{_real_path(output)}/".startswith(f"{_real_path(folder)}/")
+
+
 def _real_path(storage: Storage) -> str:
-    """The folder, without symbolic links on the way to it."""
+    """The folder without symbolic links."""
     return storage.url if storage.is_remote else os.path.realpath(storage.url).rstrip("/")

@@ -1,4 +1,4 @@
-"""Writes one shard: a pure function of the plan and the raw bytes that it names."""
+"""Writes a shard. Its bytes depend only on the plan and on the raw bytes that the plan names."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
 from pipelines.write.range_reads import fetch
-from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
+from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.index import index_to_bytes
@@ -25,14 +25,14 @@ from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
 from shardset.format.tar import StoredSample, TarBuilder
 from shardset.storage.base import ABSENT, Storage
+from shardset.storage.checked import stored_crc32c
 
 _CHUNK_ROWS = 512
-_CRC_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class ShardWriter:
-    """Writes the shards of one build; pickles. `suffix` keeps its folders apart from those of a replaced set."""
+    """Writes the shards of a build; pickles. `suffix` keeps its folders apart from those of a replaced set."""
 
     files: PlanFiles
     input: Storage
@@ -40,13 +40,15 @@ class ShardWriter:
     suffix: str
 
     def write(self, plan: PlanFile, split: str, number: int) -> tuple[ShardRecord, bool]:
-        """The record of a shard, and whether it was written now (False: an earlier attempt had finished it)."""
+        """The record of a shard, and whether this call wrote it; False if an earlier attempt had finished it."""
         name, output = paths.record_path(split, number), self.files.output
-        # What does not fit its record, and what another build left, is replaced; a file of unknown origin is not.
+        # Replaces a shard that does not match its record, or that another build wrote; never a file of unknown origin.
         file = plan_files.find(output, name)
         if file and file.build == self.files.build:
             old = plan_files.decode_record(output, name, file.content, ShardRecord)
-            if old.plan_digest == plan.digest and _is_stored(output, old.shard):
+            if old.plan_digest == plan.digest and all(
+                _is_stored(output, each) for each in (old.shard, old.shard.index)
+            ):
                 return old, False
         record = self._write(plan, plan.splits[split], number, replace=file is not None)
         self.files.check_current()
@@ -82,7 +84,7 @@ class ShardWriter:
     def _write_tar(
         self, path: str, plan: PlanFile, split: SplitPlan, number: int, generation: str
     ) -> tuple[TarBuilder, list[int]]:
-        """What was written, and its number of samples by class."""
+        """The finished builder, and the number of samples of each class."""
         builder, class_counts = TarBuilder(split.fields), [0] * plan.num_classes
         with self.files.output.writer(path, if_generation=generation) as out:
             for sample in self._samples(split.name, number):
@@ -121,30 +123,19 @@ class ShardWriter:
 
 
 def _references(table: pa.RecordBatch) -> Iterator[tuple[UnitRow, int, int, int]]:
-    """Each row with its duplicate number, its source number and its copy number.
-
-    In chunks: a whole shard as Python objects takes many times the table's memory.
-    """
+    """Each row with its duplicate number, its source number and its copy number."""
+    # In chunks: the Python objects of a whole shard take many times the memory of its table.
     for chunk in tables.slices(table, [*range(0, len(table), _CHUNK_ROWS), len(table)]):
         numbers = (tables.values(chunk[name]) for name in ("twin", "source", "copy"))
         yield from zip(tables.rows_of(chunk), *numbers, strict=True)
 
 
-def _is_stored(output: Storage, shard: Shard) -> bool:
-    """Whether the tar and the index are there with the size and CRC32C of the record."""
-    return all(_has_bytes(output, file.path, file.num_bytes, file.crc32c) for file in (shard, shard.index))
-
-
-def _has_bytes(output: Storage, path: str, num_bytes: int, crc32c: str) -> bool:
+def _is_stored(output: Storage, file: Shard | IndexFile) -> bool:
+    """Whether the tar or index exists with the size and CRC32C of its record."""
     try:
-        stat = output.stat(path)
+        stat = output.stat(file.path)
     except NotFound:
         return False
-    return stat.num_bytes == num_bytes and (stat.crc32c or _crc32c(output, path, num_bytes)) == crc32c
-
-
-def _crc32c(storage: Storage, path: str, num_bytes: int) -> str:
-    crc = 0
-    for start in range(0, num_bytes, _CRC_BYTES):
-        crc = extend_crc32c(crc, storage.read(path, start, min(start + _CRC_BYTES, num_bytes)))
-    return crc32c_text(crc)
+    if stat.num_bytes != file.num_bytes:
+        return False
+    return (stat.crc32c or stored_crc32c(output, file.path, file.num_bytes)) == file.crc32c

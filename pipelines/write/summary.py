@@ -1,4 +1,4 @@
-"""The closing report of a build: what was read, what was written, and how fast."""
+"""The summary of a build: what it read, what it wrote, and how fast."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table w
 
 
 def show(config: BuildConfig, result: "Result", console: Console) -> None:
-    """A table of the splits and a few sentences."""
+    """Prints a table of the splits and a few sentences."""
     plans = [split for _, split in sorted(result.plan.splits.items())]
     title, stored = f"{config.source}: {config.input} → {config.output}", stored_bytes(config, result)
     plans = [replace(plan, num_bytes=stored.get(plan.name, plan.num_bytes)) for plan in plans]
@@ -30,7 +30,8 @@ def show(config: BuildConfig, result: "Result", console: Console) -> None:
 
 
 def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
-    """The bytes of all tars of each split of a published set; listed, because a manifest may be too large to load."""
+    """The bytes of the tars of each split of a published set."""
+    # Listed, because a manifest may be too large to load.
     if result.published is None:
         return {}
     output = open_storage(config.output)
@@ -43,7 +44,7 @@ def stored_bytes(config: BuildConfig, result: "Result") -> dict[str, int]:
 
 
 def split_table(title: str, plans: Iterable[SplitPlan], size: str = "MB each") -> Table:
-    """A row for each split: its samples and how they are cut into shards. Leaves out columns that are 0 everywhere."""
+    """A row for each split with its samples and shards, without the columns that are 0 everywhere."""
     plans = list(plans)
     table = Table(title=plain(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("split", no_wrap=True, overflow="fold")
@@ -63,7 +64,7 @@ def split_table(title: str, plans: Iterable[SplitPlan], size: str = "MB each") -
 
 
 def sentences(config: BuildConfig, result: "Result") -> list[str]:
-    """Notes, fixes, quarantine and speed."""
+    """Sentences on notes, fixes, quarantine and speed."""
     plan, counters = result.plan, result.counters
     lines = [f"note: {note}" for note in plan.notes]
     lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
@@ -77,7 +78,7 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
             f"{result.seconds:.1f} s ({written / result.seconds:,.0f} images/s)"
         )
     if counters.get("shards_skipped"):
-        lines.append(f"{counters['shards_skipped']:,} shards were finished before and stand as they should")
+        lines.append(f"{counters['shards_skipped']:,} shards were complete already")
     lines.append(f"plan: {plan.num_units:,} units of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
     if result.published:
         lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.published.digest[:16]}…")
@@ -85,7 +86,7 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
 
 
 def to_json(config: BuildConfig, result: "Result") -> dict[str, Any]:
-    """The report as JSON."""
+    """The summary as JSON."""
     return {
         "output": config.output,
         "plan_digest": result.plan.digest,

@@ -1,13 +1,16 @@
 """Reads that are checked against the manifest, and repeated once before the object counts as damaged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import reduce
 from typing import TypeVar
 
-from shardset.checksum import crc32c_of, crc32c_text
+from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
 from shardset.errors import DamagedShard
 from shardset.storage.base import Storage
 
 T = TypeVar("T")
+
+PIECE_BYTES = 8 * 2**20
 
 
 class DamagedObject(DamagedShard):
@@ -52,3 +55,14 @@ def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice
 def facts_of(data: bytes) -> tuple[int, str]:
     """Length of `data`, and its CRC32C as text."""
     return len(data), crc32c_text(crc32c_of(data))
+
+
+def pieces_of(storage: Storage, name: str, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes [start, stop) of an object, a piece at a time."""
+    for first in range(start, stop, PIECE_BYTES):
+        yield storage.read(name, first, min(first + PIECE_BYTES, stop))
+
+
+def stored_crc32c(storage: Storage, name: str, num_bytes: int) -> str:
+    """The CRC32C of an object as text, computed from its bytes."""
+    return crc32c_text(reduce(extend_crc32c, pieces_of(storage, name, 0, num_bytes), 0))

@@ -20,7 +20,7 @@ def rewrite(output: Storage | Path, name: str, record: dict[str, Any]) -> None:
     """Another record in its place, of the same build."""
     file = files.find(_storage(output), name)
     assert file, name
-    files.write(_storage(output), name, file.build or "", json.dumps(record).encode())
+    files.write(_storage(output), name, file.build, json.dumps(record).encode())
 
 
 def _storage(output: Storage | Path) -> Storage:

@@ -786,7 +786,7 @@ def test_the_mode_that_loses_elements_is_refused(raw, tmp_path):
 def test_a_job_server_that_is_not_there_is_said_before_anything_is_written(raw, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(ConfigError, match=f"--job_endpoint {endpoint}: nobody listens there"):
+    with pytest.raises(ConfigError, match=f"--job_endpoint {endpoint}: no server answers there"):
         build(config_of(raw, tmp_path / "out"), ["--runner=PortableRunner", f"--job_endpoint={endpoint}"])
     assert not (tmp_path / "out").exists()
 

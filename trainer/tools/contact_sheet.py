@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import google_crc32c
 from PIL import Image, ImageDraw
 
+from shardset.checksum import crc32c_of
 from shardset.decode.image import decode
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.background import WHITE, Background
@@ -95,9 +95,10 @@ def _image_of(storage: Storage, split: Split, number: int, position: int) -> byt
     fields = sorted((*row[f".{name}"].tolist(), name) for name in names)
     byte_ranges = [(offset, size, name) for offset, size, name in fields if offset]
     contents = read_twice(
-        lambda: _contents_of(storage, shard.path, byte_ranges), lambda contents: _crc32c(contents) == row["crc32c"]
+        lambda: _contents_of(storage, shard.path, byte_ranges),
+        lambda contents: crc32c_of(*contents.values()) == row["crc32c"],
     )
-    if _crc32c(contents) != row["crc32c"]:
+    if crc32c_of(*contents.values()) != row["crc32c"]:
         return None
     return next((contents[name] for name in names if name in contents and name in FIELD_OF_EXTENSION), None)
 
@@ -109,13 +110,6 @@ def _contents_of(storage: Storage, path: str, byte_ranges: Sequence[tuple[int, i
     start, stop = byte_ranges[0][0], max(offset + size for offset, size, _ in byte_ranges)
     data = storage.read(path, start, stop)
     return {name: data[offset - start : offset - start + size] for offset, size, name in byte_ranges}
-
-
-def _crc32c(contents: dict[str, bytes]) -> int:
-    crc = 0
-    for content in contents.values():
-        crc = google_crc32c.extend(crc, content)
-    return crc
 
 
 def _thumbnail_of(data: bytes | None, background: Background) -> Image.Image | None:
