@@ -170,8 +170,11 @@ class _Start:
         self._refuse_existing(has_manifest=manifest_generation != ABSENT, has_build=old is not None, changes=changes)
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         unfinished = replacing.unfinished_files(output) - replacing.files_of(replaced)
-        self._refuse_input(replacing.files_of(replaced) | unfinished)
-        suffix = _suffix(file, replaced.digest) if replaced else ""
+        replacing.refuse_input(output, replacing.files_of(replaced) | unfinished, self.input, self.survey.objects)
+        if self.survey.all_tars:
+            replacing.refuse_inside(output, self.input)
+        # Its folders must differ from those of the set that it replaces, which may have the same options.
+        suffix = "-" + hashlib.sha256(msgspec.json.encode([file, replaced.digest])).hexdigest()[:8] if replaced else ""
         before = sorted({old.suffix, *old.before}) if old else []
         file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
         files = PlanFiles(output, file.digest)
@@ -228,12 +231,6 @@ class _Start:
                 "move such files away or give another --output (--overwrite leaves them alone)"
             )
 
-    def _refuse_input(self, names: Iterable[str]) -> None:
-        """Raises ConfigError if the input is among the files to be removed, or will be among those to be written."""
-        replacing.refuse_input(self.output, names, self.input, self.survey.objects)
-        if self.survey.all_tars:
-            replacing.refuse_inside(self.output, self.input)
-
 
 def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
     """What this build writes into `plan/build.json`; `digest` is that of the survey's units."""
@@ -276,11 +273,6 @@ def _write_build(files: PlanFiles, file: BuildFile, generation: str) -> None:
         plan_files.write(files.output, paths.BUILD, files.build, content, if_generation=generation)
     except PreconditionFailed as error:
         raise plan_files.another_build(files.output, paths.BUILD) from error
-
-
-def _suffix(file: BuildFile, replaced: str) -> str:
-    """Keeps a build's folders apart from those of the set that it replaces, which may have the same options."""
-    return "-" + hashlib.sha256(msgspec.json.encode([file, replaced])).hexdigest()[:8]
 
 
 def _published(output: Storage, plan: PlanFile) -> manifests.Head | None:

@@ -23,6 +23,11 @@ class SplitRow:
     num_dropped: int
     num_repeats: int
 
+    @property
+    def per_shard(self) -> str:
+        """Samples of a shard: `500`, or `499 to 500`."""
+        return f"{self.smallest:,}" if self.smallest == self.largest else f"{self.smallest:,} to {self.largest:,}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRow:

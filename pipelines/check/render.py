@@ -64,7 +64,7 @@ def _splits_table(overview: Overview) -> RenderableType:
             row.name,
             row.num_samples,
             row.num_shards,
-            f"{row.smallest:,}" if row.smallest == row.largest else f"{row.smallest:,} to {row.largest:,}",
+            row.per_shard,
             row.num_bytes,
             round(row.mean_bytes),
             *(getattr(row, f"num_{name}") for name in optional),

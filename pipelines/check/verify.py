@@ -11,7 +11,8 @@ import msgspec
 
 from pipelines.check import quarantine
 from pipelines.check.duplicate_keys import duplicate_keys
-from pipelines.check.shard import Problem, ShardFindings, ShardTask, check_shard, unreadable
+from pipelines.check.problems import Problem
+from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from shardset.errors import StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
@@ -78,7 +79,7 @@ def verify(
     checked = _check_all(tasks, progress, min_process_bytes)
     problems = [problem for findings in checked for problem in findings.problems]
     problems += _unlisted(storage, manifest)
-    problems += _quarantine_problems(storage, manifest)
+    problems += quarantine.check(storage, manifest.quarantine)[1]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
         problems += _duplicate_key_problems(storage, tasks, checked)
@@ -99,21 +100,16 @@ def render(report: VerifyReport, *, max_problems: int = 100) -> str:
     lines = [f"{problem.where}: {problem.sentence}" for problem in report.problems[:max_problems]]
     if len(report.problems) > max_problems:
         lines.append(f"... and {len(report.problems) - max_problems:,} more (all of them with --json)")
-    return "\n".join([*lines, _summary(report)])
+    count = len(report.problems)
+    outcome = f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problem"
+    images = f", {report.num_images:,} images decoded" if report.deep else ""
+    read = f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read{images}"
+    return "\n".join([*lines, f"verified {read}: {outcome}"])
 
 
 def to_json(report: VerifyReport) -> str:
     """The report as one JSON object with all problems, and `ok`."""
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
-
-
-def _summary(report: VerifyReport) -> str:
-    what = (
-        f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read"
-        f"{f', {report.num_images:,} images decoded' if report.deep else ''}"
-    )
-    count = len(report.problems)
-    return f"verified {what}: " + ("no problem" if report.ok else f"{count:,} problem{'s' if count > 1 else ''}")
 
 
 def _tasks(storage: Storage, manifest: Manifest, *, deep: bool) -> list[ShardTask]:
@@ -171,20 +167,6 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
         for name in names:
             if name.endswith((".tar", ".idx.npy")) and name not in paths:
                 yield Problem(name, "is not in the manifest, but readers that list the folder will find it; remove it")
-
-
-def _quarantine_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    path, expected = manifest.quarantine.path, manifest.quarantine.count
-    try:
-        entries = quarantine.read(storage, manifest.quarantine)
-    except StorageError as error:
-        yield unreadable(path, error)
-        return
-    if len(entries) != expected:
-        yield Problem(path, f"lists {len(entries)} samples, the manifest says {expected}; restore or rebuild it")
-    for number, entry in enumerate(entries, 1):
-        if entry is None:
-            yield Problem(path, f"line {number} is not a JSON object; restore or rebuild it")
 
 
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:

@@ -1,6 +1,5 @@
 """The sizes of a shard set, with no sample read: from its manifest, a listing of raw files, or bare numbers."""
 
-import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.index import index_dtype
+from shardset.format.index import index_dtype, index_to_bytes
 from shardset.format.manifest import Split
 from shardset.format.tar import END
 from shardset.storage.base import Stat, Storage
@@ -201,22 +200,14 @@ def _planned_split(config: BuildConfig, name: str, stats: SplitStats) -> StoredS
     mean, ends = stats.tar_bytes / stats.num_samples, np.cumsum([0, *sizes])
     copies = math.ceil(plan.num_repeats / plan.num_source)
     key_bytes = stats.key_bytes + (len(f"@{copies}") if copies else 0)
-    index_bytes = {size: _index_bytes(plan, size, key_bytes) for size in set(sizes)}
+    dtype = index_dtype(plan.fields, key_bytes)
+    header_bytes = len(index_to_bytes(np.zeros(0, dtype)))
     return StoredSplit(
         plan=plan,
         shard_sizes=sizes,
         tar_bytes=[len(END) + size for size in np.diff(np.rint(mean * ends).astype(np.int64)).tolist()],
-        index_bytes=[index_bytes[size] for size in sizes],
+        index_bytes=[header_bytes + size * dtype.itemsize for size in sizes],
     )
-
-
-def _index_bytes(plan: SplitPlan, num_samples: int, key_bytes: int) -> int:
-    dtype = index_dtype(plan.fields, key_bytes)
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_samples,)}
-    )
-    return len(header.getvalue()) + num_samples * dtype.itemsize
 
 
 def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:

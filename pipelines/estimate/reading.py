@@ -16,14 +16,17 @@ from shardset.order.lanes import check_world, rank_part
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
 
-_FLAGS = {
-    "global_batch_size": "--global-batch-size",
-    "num_replicas": "--world",
-    "num_hosts": "--hosts",
-    "num_lanes": "--num-lanes",
-    "block_size": "--block-size",
-    "num_workers": "--workers",
+_SMALLEST = {
+    "global_batch_size": ("--global-batch-size", 1),
+    "num_replicas": ("--world", 1),
+    "num_hosts": ("--hosts", 1),
+    "num_lanes": ("--num-lanes", 1),
+    "block_size": ("--block-size", 1),
+    "num_workers": ("--workers", 1),
+    "image_size": ("--image-size", 0),
+    "crop_padding": ("--crop-padding", 0),
 }
+"""The flag of a field, and its smallest value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +52,9 @@ class Reading:
     num_workers: int | None = None
 
     def __post_init__(self) -> None:
-        for name, flag in _FLAGS.items():
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{flag} is {value}, expected a whole number from 1")
-        for name in ("image_size", "crop_padding"):
-            if (value := getattr(self, name)) is not None and value < 0:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected pixels from 0")
+        for name, (flag, smallest) in _SMALLEST.items():
+            if (value := getattr(self, name)) is not None and value < smallest:
+                raise ConfigError(f"{flag} is {value}, expected a whole number from {smallest}")
 
     @property
     def num_readers(self) -> int:

@@ -29,7 +29,7 @@ class SplitStats:
         }
         self.num_samples += 1
         self.num_bytes += sum(sizes.values())
-        self.tar_bytes += sum(map(_member_bytes, sizes.values()))
+        self.tar_bytes += sum(BLOCK + -(-size // BLOCK) * BLOCK for size in sizes.values())  # header, content, padding
         key = sample.key if naming.is_key(sample.key) else naming.short_key(sample.key)
         self.key_bytes = max(self.key_bytes, len(key))
         self.fields |= dict.fromkeys(sizes)
@@ -57,8 +57,3 @@ def even_strata(count: int, num_classes: int) -> Counter[int]:
     """`count` labels, the same number of each class."""
     shares = {label: count * (label + 1) // num_classes - count * label // num_classes for label in range(num_classes)}
     return Counter({label: share for label, share in shares.items() if share})
-
-
-def _member_bytes(size: int) -> int:
-    """Bytes of a tar member: header, content, padding."""
-    return BLOCK + (size + BLOCK - 1) // BLOCK * BLOCK

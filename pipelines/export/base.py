@@ -14,9 +14,8 @@ from shardset.checksum import crc32c_text
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
-from shardset.format.manifest import Manifest, Shard, Split
+from shardset.format.manifest import Manifest, Shard
 from shardset.format.naming import is_member
-from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
 from shardset.storage.open import is_address
@@ -47,10 +46,6 @@ class ShardSet:
     def address(self, shard: Shard) -> str:
         """The path or URL of a tar in a side file."""
         return self.prefix + shard.path
-
-    def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard, checked against the manifest; raises NotFound, StorageError or DamagedShard."""
-        return read_index(self.storage, shard)
 
     def shards(self) -> list[Shard]:
         """The shards of all splits."""
@@ -128,11 +123,6 @@ def image_fields(manifest: Manifest) -> list[str]:
     """The fields that hold images, of all splits."""
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
     return [field for field in fields if field in IMAGE_FIELDS]
-
-
-def all_labelled(split: Split) -> bool:
-    """Whether every sample of a split has a label."""
-    return sum(sum(shard.class_counts) for shard in split.shards) == split.num_samples
 
 
 def json_bytes(value: Any) -> bytes:

@@ -29,14 +29,11 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 def check(manifest: Manifest) -> None:
     """Its file name template counts shards from 0."""
     for name, split in manifest.splits.items():
-        if [shard.path for shard in split.shards] != [_path(split, number) for number in range(split.num_shards)]:
+        expected = [f"{_stem(split)}{number:06d}.tar" for number in range(split.num_shards)]
+        if [shard.path for shard in split.shards] != expected:
             raise ConfigError(f"the shards of split {name!r} are not numbered 0 to {split.num_shards - 1} in order")
         if split.num_shards > _MOST_SHARDS:
             raise ConfigError(f"{split.num_shards} shards are too many for tfds, which has numbers to {_MOST_SHARDS}")
-
-
-def _path(split: Split, number: int) -> str:
-    return f"{_stem(split)}{number:06d}.tar"
 
 
 def _stem(split: Split) -> str:

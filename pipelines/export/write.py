@@ -10,10 +10,10 @@ import msgspec
 
 from pipelines.export import FORMATS
 from pipelines.export.base import ShardSet, SideFile, prefix_of
+from pipelines.write.replace import files_of
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.manifest import Manifest
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.open import open_storage
 
@@ -46,11 +46,12 @@ def export(
     prefixes = {name: prefix_of(storage.url, target.url, FORMATS[name].location, name) for name in formats}
     for name in formats:
         FORMATS[name].check(manifest)
+    own = {naming.MANIFEST, *files_of(manifest)}
     exported: list[ExportedFile] = []
     for name, prefix in prefixes.items():
         files = list(FORMATS[name].files(ShardSet(manifest=manifest, storage=storage, prefix=prefix)))
         if target.url == storage.url:
-            assert not _paths_of(manifest).intersection(file.path for file in files)
+            assert not own.intersection(file.path for file in files), "no file of the set itself is written"
         exported += _write_all(target, name, files, overwrite=overwrite)
     return exported
 
@@ -72,15 +73,6 @@ def _line(name: str, files: list[ExportedFile]) -> str:
     outcomes = Counter(file.outcome for file in files)
     counted = ", ".join(f"{number} {outcome}" for outcome, number in outcomes.items())
     return f"{name}: {counted}, {sum(file.num_bytes for file in files):,} bytes: {', '.join(shown)}"
-
-
-def _paths_of(manifest: Manifest) -> set[str]:
-    shards = (shard for split in manifest.splits.values() for shard in split.shards)
-    return {
-        naming.MANIFEST,
-        manifest.quarantine.path,
-        *(path for shard in shards for path in (shard.path, shard.index.path)),
-    }
 
 
 def _write_all(target: Storage, name: str, files: list[SideFile], *, overwrite: bool) -> Iterator[ExportedFile]:

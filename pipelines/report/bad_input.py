@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.check import quarantine
-from pipelines.check.lookups import read_fixes
-from pipelines.report.catalog import Catalog, Damage
+from pipelines.check.problems import Problem
+from pipelines.images.check import fixes_of
+from pipelines.report.catalog import Catalog
 from pipelines.report.thumbnails import picture, thumbnail
 from shardset.errors import ConfigError, DamagedShard, StorageError, UndecodableImage
 from shardset.format.manifest import Manifest
+from shardset.format.originals import read_origins
 from shardset.html import page
 from shardset.html.page import Picture
 from shardset.storage.base import Storage
@@ -41,52 +43,37 @@ class RejectedSample:
     picture: Picture | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RejectedSamples:
-    """The first rejected samples, and (split, reason, number) of all, the most frequent first."""
-
-    first: list[RejectedSample]
-    reasons: list[tuple[str, str, int]]
-
-
 def read_fixed(
     storage: Storage, manifest: Manifest, catalog: Catalog, max_samples: int
-) -> tuple[list[FixedSample], list[Damage]]:
-    """Some fixed samples, as far as the plan is there to tell."""
-    firsts = {
-        (shard.split, shard.number): int(first)
-        for shard, first in zip(catalog.shards, catalog.first_samples, strict=False)
-    }
-    shards = [(shard.split, shard.number, shard.index["key"]) for shard in catalog.shards]
-    try:
-        fixes = read_fixes(storage, manifest, shards, max_samples)
-    except (DamagedShard, StorageError) as error:
-        return [], [Damage("plan", str(error))]
-    return [FixedSample(firsts[split, number] + row, fix, name) for split, number, row, fix, name in fixes], []
+) -> tuple[list[FixedSample], list[Problem]]:
+    """Up to `max_samples` fixed samples, as far as the plan is there to tell; reads only as much of it as needed."""
+    fixed: list[FixedSample] = []
+    shards = zip(catalog.shards, catalog.first_samples.tolist(), strict=False)
+    for shard, first in shards if manifest.fixes else []:
+        try:
+            origins = read_origins(storage, shard.split, shard.number, shard.index["key"]) or []
+        except (DamagedShard, StorageError) as error:
+            return [], [Problem("plan", str(error))]
+        fixes = ((first + row, ", ".join(fixes_of(origin.fix)), origin.name) for row, origin in enumerate(origins))
+        fixed += [FixedSample(sample, fix, name) for sample, fix, name in fixes if fix]
+        if len(fixed) >= max_samples:
+            break
+    return fixed[:max_samples], []
 
 
 def read_rejected(
     storage: Storage, manifest: Manifest, raw: Storage | None, max_samples: int
-) -> tuple[RejectedSamples, list[Damage]]:
-    """The quarantine list, and what is wrong with it; pictures come from `raw`, the folder of the raw input."""
-    path = manifest.quarantine.path
-    try:
-        lines = quarantine.read(storage, manifest.quarantine) if manifest.quarantine.count else []
-    except StorageError as error:
-        return RejectedSamples(first=[], reasons=[]), [Damage(path, f"can't be read: {error}")]
-    entries = [entry for entry in lines if entry is not None]
-    damage = [
-        Damage(path, f"line {number} is not a JSON object; restore or rebuild it")
-        for number, entry in enumerate(lines, 1)
-        if entry is None
-    ]
+) -> tuple[list[RejectedSample], list[tuple[str, str, int]], list[Problem]]:
+    """The first rejected samples; (split, reason, number) of all, the most frequent first; what is wrong with the list.
+
+    Pictures come from `raw`, the folder of the raw input.
+    """
+    listed = manifest.quarantine
+    entries, damage = quarantine.check(storage, listed) if listed.count else ([], [])
     counts = Counter((str(entry.get("split", "")), str(entry.get("reason", ""))) for entry in entries)
     ranked = sorted(counts.items(), key=lambda counted: (-counted[1], counted[0]))
-    rejected = RejectedSamples(
-        first=[_rejected(entry, raw) for entry in entries[:max_samples]],
-        reasons=[(split, reason, number) for (split, reason), number in ranked],
-    )
-    return rejected, damage
+    reasons = [(split, reason, number) for (split, reason), number in ranked]
+    return [_rejected(entry, raw) for entry in entries[:max_samples]], reasons, damage
 
 
 def _rejected(entry: dict[str, Any], raw: Storage | None) -> RejectedSample:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.check.problems import Problem, problem_of
 from pipelines.report.near_duplicates import crc_before
-from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.errors import DamagedShard, StorageError
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
@@ -20,14 +21,6 @@ THREADS = 16
 
 MAX_SAMPLES = 4_000_000
 """Samples in one catalog, to bound memory: of larger sets only every second, third, ... shard is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Something that could not be read: a path relative to the manifest (and a key), and what is wrong with it."""
-
-    where: str
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,39 +105,27 @@ def key_at(index: np.ndarray, position: int) -> str:
 
 def open_catalog(
     storage: Storage, manifest: Manifest, *, max_samples: int = MAX_SAMPLES
-) -> tuple[Catalog, list[Damage]]:
+) -> tuple[Catalog, list[Problem]]:
     """The catalog of a set, and the indexes that are damaged or missing."""
-    every = [
-        (name, number, shard) for name, split in manifest.splits.items() for number, shard in enumerate(split.shards)
-    ]
-    step = max(1, -(-sum(shard.num_samples for *_, shard in every) // max_samples))
-    wanted = [(name, number, shard) for name, number, shard in every if number % step == 0]
+    shards = [(name, *numbered) for name, split in manifest.splits.items() for numbered in enumerate(split.shards)]
+    num_samples = sum(split.num_samples for split in manifest.splits.values())
+    step = max(1, -(-num_samples // max_samples))
+
+    def read(split: str, number: int, shard: Shard) -> IndexedShard | Problem:
+        try:
+            return IndexedShard(split, number, shard, read_index(storage, shard))
+        except (DamagedShard, StorageError) as error:
+            return problem_of(shard.index.path, error)
+
+    wanted = [each for each in shards if each[1] % step == 0]
     with ThreadPoolExecutor(THREADS) as threads:
-        read = list(threads.map(lambda each: _read_shard_index(storage, *each), wanted))
+        outcomes = list(threads.map(lambda each: read(*each), wanted))
     catalog = Catalog(
         splits=list(manifest.splits),
-        shards=[each for each in read if isinstance(each, IndexedShard)],
-        num_left_out=sum(shard.num_samples for _, number, shard in every if number % step),
+        shards=[each for each in outcomes if isinstance(each, IndexedShard)],
+        num_left_out=num_samples - sum(shard.num_samples for _, _, shard in wanted),
     )
-    return catalog, [each for each in read if isinstance(each, Damage)]
-
-
-def _read_shard_index(storage: Storage, split: str, number: int, shard: Shard) -> IndexedShard | Damage:
-    path = shard.index.path
-    try:
-        index = read_index(storage, shard)
-    except (DamagedShard, StorageError) as error:
-        return Damage(path, complaint(error, f"{storage.url}/{path}"))
-    if len(index) != shard.num_samples:
-        return Damage(path, f"lists {len(index)} samples, the manifest says {shard.num_samples}")
-    return IndexedShard(split, number, shard, index)
-
-
-def complaint(error: Exception, where: str) -> str:
-    """What is wrong with a file, without its name, which stands before it."""
-    if isinstance(error, NotFound):
-        return "is missing; restore it, or rebuild the shard"
-    return str(error).removeprefix(f"{where}: ")
+    return catalog, [each for each in outcomes if isinstance(each, Problem)]
 
 
 def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.check.problems import Problem
 from pipelines.report import near_duplicates
-from pipelines.report.catalog import Catalog, Damage
+from pipelines.report.catalog import Catalog
 from pipelines.report.samples import Fields, read_samples
 from shardset.storage.base import Storage
 
@@ -29,7 +30,7 @@ class DuplicateGroup:
     confirmed: bool
 
 
-def find_duplicates(storage: Storage, catalog: Catalog) -> tuple[list[DuplicateGroup], list[Damage]]:
+def find_duplicates(storage: Storage, catalog: Catalog) -> tuple[list[DuplicateGroup], list[Problem]]:
     """Groups of samples with the same content, those over several splits first. Copies made by a build don't count."""
     originals = np.flatnonzero(catalog.copy == 0)
     crc, num_bytes = catalog.contents

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import sources
-from pipelines.check.overview import overview
+from pipelines.check.overview import ClassRow, ShardRow, SplitRow, overview
 from pipelines.config import BuildConfig
 from pipelines.report import near_duplicates
 from pipelines.report.charts import class_plot, image_plots, shard_plots
-from pipelines.report.classes import class_name, mixing_rows, num_samples_of
-from pipelines.report.collect import CLASS_THUMBNAILS, MAX_SHOWN, SHARD_THUMBNAILS, NearDuplicate, ReportData, collect
+from pipelines.report.classes import class_name, mixing_rows
+from pipelines.report.collect import (
+    CLASS_THUMBNAILS,
+    MAX_GROUP_SHOWN,
+    MAX_SHOWN,
+    SHARD_THUMBNAILS,
+    ReportData,
+    collect,
+)
 from pipelines.report.duplicates import DuplicateGroup
 from pipelines.report.findings import findings
 from pipelines.report.snippets import loading_code, training_commands
@@ -40,7 +47,6 @@ MAX_PAGE_BYTES = 6 * 2**20
 
 MAX_ROWS = 1_000
 MAX_FEW_ROWS = 200
-MAX_GROUP_SHOWN = 4
 MAX_DAMAGE_PRINTED = 20
 
 
@@ -128,9 +134,12 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
 def render(data: ReportData) -> bytes:
     """The page, as UTF-8."""
     manifest = data.manifest
+    rows = overview(manifest, "")
     return page.render(
         "pipelines.report",
         "report.html",
+        data=data,
+        manifest=manifest,
         title=f"Shard set from {manifest.provenance.source}",
         tool=f"shardset {__version__}",
         sections=_sections(data),
@@ -138,26 +147,37 @@ def render(data: ReportData) -> bytes:
         digest=manifest.digest,
         tiles=_tiles(manifest),
         findings=list(findings(data)),
-        **_splits(manifest),
-        **_classes(data),
-        **_shards(data),
+        max_rows=MAX_FEW_ROWS,
+        **_splits(manifest, rows.splits),
+        **_classes(data, rows.classes),
+        **_shards(data, rows.shards),
         image_plots=image_plots(data),
         image_text=_image_text(data),
         size_rows=_size_rows(data),
         duplicates=[_group(data, group) for group in data.duplicates[:MAX_SHOWN]],
-        num_duplicates=len(data.duplicates),
-        near_duplicates=[_pair(data, pair) for pair in data.near_duplicates[:MAX_SHOWN]],
-        num_near_duplicates=len(data.near_duplicates),
+        near_duplicates=[
+            {
+                "text": f"{count(pair.distance, 'bit')} of 64 differ, correlation {pair.correlation:.3f}",
+                "members": [_member(data, pair.left), _member(data, pair.right)],
+                "more": 0,
+            }
+            for pair in data.near_duplicates[:MAX_SHOWN]
+        ],
         near_duplicates_text=_near_duplicates_text(data),
-        **_bad_input(data),
+        rejected=[
+            ({"picture": one.picture, "alt": f"rejected image {one.name}"}, one.name, one.split, one.reason, one.where)
+            for one in data.rejected
+        ],
+        fixed=[
+            (_picture(data, fixed.sample, "fixed image "), data.catalog.key(fixed.sample), fixed.fix, fixed.name)
+            for fixed in data.fixed
+        ],
         damage=[(each.where, each.sentence) for each in data.damage[:MAX_FEW_ROWS]],
-        num_damage=len(data.damage),
         facts=_facts(manifest),
         options=[
             (name, json.dumps(value, sort_keys=True, ensure_ascii=False))
             for name, value in sorted(manifest.provenance.options.items())
         ],
-        notes=manifest.provenance.notes[:MAX_FEW_ROWS],
         loading=loading_code(manifest),
         training=training_commands(manifest),
     )
@@ -188,45 +208,38 @@ def _tiles(manifest: Manifest) -> list[tuple[str, str, str]]:
     ]
 
 
-def _splits(manifest: Manifest) -> dict[str, Any]:
-    rows = overview(manifest, "").splits
+def _splits(manifest: Manifest, rows: list[SplitRow]) -> dict[str, Any]:
     samples = count(sum(row.num_samples for row in rows), "sample")
     shards = count(sum(row.num_shards for row in rows), "shard")
     return {
         "subtitle": f"{samples} in {shards}, digest {manifest.digest[:16]}",
         "splits": [
-            (row.name, row.num_samples, row.num_shards, _from_to(row.smallest, row.largest), page.size(row.num_bytes),
+            (row.name, row.num_samples, row.num_shards, row.per_shard, page.size(row.num_bytes),
              page.size(row.mean_bytes), row.num_source_samples, row.num_dropped, row.num_repeats, " ".join(row.fields))
             for row in rows
         ],
     }  # fmt: skip
 
 
-def _classes(data: ReportData) -> dict[str, Any]:
-    manifest, names = data.manifest, list(data.manifest.splits)
-    rows = overview(manifest, "").classes
+def _classes(data: ReportData, rows: list[ClassRow]) -> dict[str, Any]:
+    names = list(data.manifest.splits)
     wnids = any(row.wnid for row in rows)
+    sizes = {row.label: count(sum(row.counts.values()), "sample") for row in rows}
     return {
-        "class_plot": class_plot(manifest) if manifest.classes else None,
+        "class_plot": class_plot(data.manifest) if rows else None,
         "class_columns": ["label#", "class~", *(["wnid"] if wnids else []), *(f"{name}#" for name in names)],
         "class_rows": [
             (row.label, row.name, *([row.wnid or ""] if wnids else []), *(row.counts[name] for name in names))
             for row in rows[:MAX_ROWS]
         ],
-        "num_classes": len(manifest.classes),
         "class_sheets": [
-            _sheet(data, f"{label} {class_name(manifest, label)}", _class_size(manifest, label), samples)
+            _sheet(data, f"{label} {class_name(data.manifest, label)}", sizes.get(label, ""), samples)
             for label, samples in data.by_class.items()
         ],
     }
 
 
-def _class_size(manifest: Manifest, label: int) -> str:
-    return count(num_samples_of(manifest, label), "sample") if label < len(manifest.classes) else ""
-
-
-def _shards(data: ReportData) -> dict[str, Any]:
-    rows = overview(data.manifest, "").shards
+def _shards(data: ReportData, rows: list[ShardRow]) -> dict[str, Any]:
     shown = [(data.catalog.shards[number].shard, samples) for number, samples in data.by_shard.items()]
     return {
         "shard_plots": shard_plots(data.manifest),
@@ -235,23 +248,6 @@ def _shards(data: ReportData) -> dict[str, Any]:
         "num_shards": len(rows),
         "shard_sheets": [
             _sheet(data, shard.path, count(shard.num_samples, "sample"), samples) for shard, samples in shown
-        ],
-    }
-
-
-def _bad_input(data: ReportData) -> dict[str, Any]:
-    return {
-        "fixes": sorted(data.manifest.fixes.items()),
-        "fixed": [
-            (_picture(data, fixed.sample, "fixed image "), data.catalog.key(fixed.sample), fixed.fix, fixed.name)
-            for fixed in data.fixed
-        ],
-        "quarantine": data.manifest.quarantine,
-        "reasons": data.reasons[:MAX_FEW_ROWS],
-        "num_reasons": len(data.reasons),
-        "rejected": [
-            ({"picture": one.picture, "alt": f"rejected image {one.name}"}, one.name, one.split, one.reason, one.where)
-            for one in data.rejected
         ],
     }
 
@@ -326,11 +322,6 @@ def _group(data: ReportData, group: DuplicateGroup) -> dict[str, Any]:
     }
 
 
-def _pair(data: ReportData, pair: NearDuplicate) -> dict[str, Any]:
-    text = f"{count(pair.distance, 'bit')} of 64 differ, correlation {pair.correlation:.3f}"
-    return {"text": text, "members": [_member(data, pair.sample), _member(data, pair.other)], "more": 0}
-
-
 def _facts(manifest: Manifest) -> list[tuple[str, str]]:
     made = manifest.provenance
     return [
@@ -344,10 +335,6 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         ("digest of the source", made.source_digest),
         *((f"library {name}", version) for name, version in sorted(made.libraries.items())),
     ]
-
-
-def _from_to(smallest: int, largest: int) -> str:
-    return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
 
 
 def _closing(data: ReportData) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import google_crc32c
 import numpy as np
 
-from pipelines.report.catalog import THREADS, Catalog, Damage, IndexedShard, complaint, key_at
+from pipelines.check.problems import Problem, problem_of
+from pipelines.report.catalog import THREADS, Catalog, IndexedShard, key_at
+from shardset.checksum import crc32c_of
 from shardset.errors import StorageError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
@@ -34,28 +35,19 @@ _Ranges = list[tuple[int, int, str]]
 
 def read_samples(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[Fields], T], *, max_read: int = MAX_READ
-) -> tuple[dict[int, T], list[Damage]]:
+) -> tuple[dict[int, T], list[Problem]]:
     """What `use` makes of the fields of each sample, and what is damaged or does not decode; runs in threads.
 
     A sample that `use` rejects for one of NO_PICTURE is in neither.
     """
-    samples = np.unique(samples)
-    cuts = np.searchsorted(samples, catalog.first_samples)
-    tasks = [
-        (shard, samples[start:stop] - catalog.first_samples[number], int(catalog.first_samples[number]))
-        for number, (shard, start, stop) in enumerate(zip(catalog.shards, cuts[:-1], cuts[1:], strict=True))
-        if stop > start
-    ]
+    samples, firsts = np.unique(samples), catalog.first_samples
+    chosen = np.split(samples, np.searchsorted(samples, firsts[1:]))
+    by_shard = zip(catalog.shards, firsts.tolist(), chosen, strict=False)
+    tasks = [(shard, first, (ids - first).tolist()) for shard, first, ids in by_shard if len(ids)]
     results: dict[int, T] = {}
-    damage: list[Damage] = []
-
-    def read(task: tuple[IndexedShard, np.ndarray, int]) -> tuple[dict[int, T], list[Damage]]:
-        shard, rows, first = task
-        used, damaged = _read_rows(storage, shard, rows.tolist(), use, max_read)
-        return {first + row: result for row, result in used.items()}, damaged
-
+    damage: list[Problem] = []
     with ThreadPoolExecutor(THREADS) as threads:
-        for used, damaged in threads.map(read, tasks):
+        for used, damaged in threads.map(lambda task: _read_rows(storage, use, max_read, *task), tasks):
             results |= used
             damage += damaged
     return results, damage
@@ -70,26 +62,26 @@ def image_of(fields: Fields) -> bytes:
 
 
 def _read_rows(
-    storage: Storage, shard: IndexedShard, rows: list[int], use: Callable[[Fields], T], max_read: int
-) -> tuple[dict[int, T], list[Damage]]:
+    storage: Storage, use: Callable[[Fields], T], max_read: int, shard: IndexedShard, first: int, rows: list[int]
+) -> tuple[dict[int, T], list[Problem]]:
+    """See `read_samples`, for some rows of one shard; `first` is the number of its first sample."""
     path = shard.shard.path
     used: dict[int, T] = {}
-    damage: list[Damage] = []
+    damage: list[Problem] = []
     try:
         for row, fields in _checked_fields(storage, shard, rows, max_read):
             where = f"{path}, sample {key_at(shard.index, row)}"
             if fields is None:
-                damage.append(
-                    Damage(where, "its CRC32C is not that of the index; rebuild the shard with --only-shards")
-                )
+                sentence = "its CRC32C is not that of the index; rebuild the shard with --only-shards"
+                damage.append(Problem(where, sentence))
                 continue
             try:
-                used[row] = use(fields)
+                used[first + row] = use(fields)
             except UndecodableImage as error:
                 if error.reason not in NO_PICTURE:
-                    damage.append(Damage(where, f"can't be decoded: {error}; build again with --verify decode"))
+                    damage.append(Problem(where, f"can't be decoded: {error}; build again with --verify decode"))
     except StorageError as error:
-        damage.append(Damage(path, complaint(error, f"{storage.url}/{path}")))
+        damage.append(problem_of(path, error))
     return used, damage
 
 
@@ -123,7 +115,4 @@ def _ranges_of(index: np.ndarray, row: int) -> _Ranges:
 
 
 def _is_sound(fields: Fields, index: np.ndarray, row: int) -> bool:
-    crc = 0
-    for content in fields.values():
-        crc = google_crc32c.extend(crc, content)
-    return crc == int(index["crc32c"][row])
+    return crc32c_of(*fields.values()) == int(index["crc32c"][row])
