@@ -1,6 +1,6 @@
-"""The command line: one function a verb, which turns arguments into records and calls what does the work.
+"""The command line: for each verb, a function that turns arguments into records and calls the modules that do the work.
 
-Nothing heavy is imported before a verb needs it: Beam takes a second or two.
+Each verb imports its own heavy modules: Beam alone takes a second or two.
 """
 
 import argparse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipelines.estimate.inputs import PlanInput
 
 REFUSED = 2
-"""The exit code of `plan` for numbers that a run would refuse: the same as for a wrong command line."""
+"""The exit code of `plan` for numbers that a run would refuse, as for a wrong command line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,13 +30,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser().parse_known_args(argv)
     if rest:
         _refuse_unknown(args, rest)
-    # A runner logs the traceback of a failing worker many times over; the one sentence that counts is printed below.
+    # A runner logs the traceback of a failing worker many times; run_verb prints the one sentence that matters.
     logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.INFO if args.debug else logging.CRITICAL)
-    # Warnings of the library say that a bucket does not answer.
+    # The library warns when a bucket does not answer: keep that visible.
     logging.getLogger("shardset").setLevel(logging.INFO if args.debug else logging.WARNING)
     verb = VERBS[args.verb]
-    return run_verb(lambda: verb(args, rest), debug=args.debug, stopped="stopped; the same command goes on from here")
+    return run_verb(
+        lambda: verb(args, rest), debug=args.debug, stopped="stopped; run the same command again to continue"
+    )
 
 
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
@@ -175,5 +177,5 @@ VERBS = {
 
 
 def program() -> None:
-    """What a shell runs."""
+    """The entry point of the shell command."""
     run_program(main, "pipelines")

@@ -1,7 +1,7 @@
 """The Beam graph of a build and its DoFns: each DoFn hands one element to a function of `plan` or `write`.
 
-Image bytes never go through the runner. What a step leaves for the next one is a file below `plan/`; only its name,
-or the byte range of a receiver's part, is an element.
+Image bytes never pass through the runner. A step leaves its results in files below `plan/`; the elements between two
+steps are only the names of these files, or the byte ranges that a receiver has to read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ Slot = tuple[str, int]
 """A split and the number of one of its shards."""
 
 NAMESPACE = "shardset"
-"""Of our counters; runners keep their own beside them."""
+"""The namespace of our counters; runners have their own."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Consoles: names are shown as they are, and the output of worker processes only where it helps."""
+"""Consoles that show raw names as they are, and the output of worker processes only where it helps."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _NO_LIMIT = 100_000
 
 
 def plain(text: str, style: str = "") -> Text:
-    """The text shown as it is, even where a raw name holds rich's markup or terminal control characters."""
+    """The text, shown as it is even if a raw name holds rich's markup or terminal control characters."""
     return Text(printable(text), style)
 
 

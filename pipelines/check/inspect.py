@@ -17,7 +17,7 @@ from shardset.format.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What to look up: at most one of `shard`, `key` and `name`, in one split and of one class where those are given.
+    """What to look up: at most one of `shard`, `key` and `name`; optionally only in one split or class.
 
     `class_name` is a name, a wnid or a label.
     """

@@ -1,4 +1,4 @@
-"""Finds samples of a shard set: those of a shard, by key, or by what they were called in the raw input."""
+"""Finds samples of a shard set by shard, by key, or by their name in the raw input."""
 
 import re
 from collections.abc import Callable
@@ -24,10 +24,10 @@ _MAX_REASONS = 20
 
 
 class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
-    """One stored sample. `name` is what it was called in the raw input, None if the plan is not there any more.
+    """One stored sample. `name` is its name in the raw input, None if the plan is gone.
 
-    `id` counts over the split, `position` in the shard; `byte_ranges` maps a field to (offset, bytes) in the tar, and
-    is called `places` in the JSON that `inspect` has always printed.
+    `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset, bytes) in the tar; the
+    JSON of `inspect` calls it `places`.
     """
 
     split: str
@@ -106,13 +106,13 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
         raise none(
-            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; is it misspelled?"
+            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
     return samples
 
 
 def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | None) -> str:
-    """What the quarantine list says of a name; empty if it says nothing."""
+    """The reasons why the quarantine list has that name; "" if it does not."""
     entries = quarantine.read(storage, manifest.quarantine) if manifest.quarantine.count else []
     reasons = [
         f"{entry.get('name')} (split {entry.get('split')}): {entry.get('reason')}"

@@ -1,4 +1,4 @@
-"""Checks one shard: shallow by the checksums of its two objects, deep by reading its tar against its index."""
+"""Checks one shard: shallow by the checksums of its two objects, deep by comparing its tar with its index."""
 
 import hashlib
 from collections import Counter
@@ -23,7 +23,7 @@ from shardset.storage.base import Storage
 from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
 
 READ_BYTES = 8 * 2**20
-"""Shallow checks read objects without a stored CRC32C in pieces of this size."""
+"""Shallow checks read an object in pieces of this size if its storage keeps no CRC32C."""
 
 _REBUILD = "rebuild the shard with --only-shards"
 
@@ -62,7 +62,7 @@ class ShardFindings:
 
 
 def check_shard(task: ShardTask) -> ShardFindings:
-    """What is wrong with one shard. Runs in a thread or in a process of its own."""
+    """The problems and totals of one shard. Runs in a thread or a process."""
     findings = ShardFindings()
     if task.deep:
         _check_deep(task, findings)

@@ -1,4 +1,4 @@
-"""Verifies a whole shard set: all of its shards, and what they have in common with its manifest and folders."""
+"""Verifies a whole shard set: each shard, and all of them against the manifest and the folders."""
 
 import json
 import multiprocessing
@@ -19,11 +19,11 @@ from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
 
 MEMORY_BYTES = 2 * 2**30
-"""Deep verification holds one whole tar per worker; fewer workers run where that would need more than this."""
+"""Memory for deep verification, which holds one whole tar per worker: limits the number of workers."""
 
 SHALLOW_THREADS = 8
 MIN_PROCESS_BYTES = 64 * 2**20
-"""A pool of processes takes about a second to start: below this many bytes of shards threads are done sooner."""
+"""A pool of processes takes about a second to start: for fewer bytes of shards, threads are faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
-    """How far a verification is."""
+    """The progress of a verification."""
 
     shards_done: int
     num_shards: int
@@ -68,11 +68,10 @@ def verify(
 ) -> VerifyReport:
     """Every problem of the shard set at `url` (its manifest or folder).
 
-    Shallow: every listed object is there with its size and CRC32C, no unlisted shard is beside them, and the
-    quarantine list is as long as the manifest says. Deep: each tar and index is read and must agree with the other and
-    with the manifest in every byte, every image is decoded, and keys are unique over all splits. Uses all cores, as
-    processes where the shards have `min_process_bytes` or more. Raises ManifestError if there is no sound manifest,
-    since nothing could be verified without one.
+    Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them, and the quarantine
+    list has the listed length. Deep: also reads each tar and index, compares them with each other and with the
+    manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
+    shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
     manifest, storage = manifests.load(url)
     tasks = _tasks(storage, manifest, deep=deep)
@@ -166,7 +165,9 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
             continue
         for name in names:
             if name.endswith((".tar", ".idx.npy")) and name not in paths:
-                yield Problem(name, "is not in the manifest, but readers that list the folder will find it; remove it")
+                yield Problem(
+                    name, "is not in the manifest, but a reader that lists the folder would read it; remove it"
+                )
 
 
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:

@@ -1,4 +1,4 @@
-"""What does not divide, with the nearest numbers that do, and what the memory budget costs."""
+"""Advice on numbers that do not divide, with the nearest that do, and on the cost of the memory budget."""
 
 from pipelines.estimate.divisors import nearest_divisors, nearest_multiples, or_list
 from pipelines.estimate.reading import Reading, Steps
@@ -12,7 +12,7 @@ from shardset.order.lanes import default_lanes
 def advice_on(
     stored: StoredSplit, order: Order, reading: Reading, steps: Steps, reads: ReadEstimate | None
 ) -> list[str]:
-    """One sentence or two for each thing that is worth a change."""
+    """A sentence or two for each number worth changing."""
     return [
         *_on_shard_sizes(stored),
         *_on_batches(order, steps),

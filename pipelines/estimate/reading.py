@@ -1,6 +1,6 @@
-"""How a split is read: the order, the steps and the memory that the trainer would choose.
+"""How a split is read: the order, steps and memory that the trainer would choose.
 
-`shardset.order` does the arithmetic here as it does in a run, so none of these numbers is an estimate.
+`shardset.order` does the arithmetic here and in a run, so these numbers are exact.
 """
 
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class Reading:
 class Steps:
     """The steps of an epoch.
 
-    `num_last` samples and `num_pads` repeats of weight 0 are in the last one; `drop` leaves out `num_left_out` samples.
+    The last one has `num_last` samples and `num_pads` repeats of weight 0; `drop` leaves out `num_left_out` samples.
     """
 
     num_steps: int
@@ -81,7 +81,7 @@ class Steps:
 
 
 def order_of(stored: StoredSplit, reading: Reading) -> Order:
-    """The order in which the trainer would read; raises ConfigError if the numbers make none."""
+    """The order in which the trainer would read; raises ConfigError if the numbers make no order."""
     return fit_order(
         stored.shard_sizes,
         stored_bytes=stored.num_bytes,
@@ -96,7 +96,7 @@ def order_of(stored: StoredSplit, reading: Reading) -> Order:
 
 
 def steps_of(order: Order) -> Steps:
-    """The steps of an epoch, and what does not fill a batch at its end."""
+    """The steps of an epoch, and the samples of its incomplete last batch."""
     room = order.num_batches * order.global_batch_size
     pads = max(0, room - order.num_samples)
     return Steps(

@@ -1,4 +1,4 @@
-"""Requests and bytes that a bucket sees: when a set is built, before the first batch, and in an epoch."""
+"""Requests to a bucket and bytes from it: during a build, before the first batch, and in an epoch."""
 
 import math
 from dataclasses import dataclass
@@ -36,9 +36,9 @@ LISTED_AT_ONCE = 1000
 class ReadEstimate:
     """Requests of all readers together.
 
-    `block_gets` are the range reads of an epoch. The samples of a run's first batch and the pads of each epoch's last
-    batch are read one by one. Manifests, indexes and `looks` (a shard's generation) come once a run; indexes that do
-    not fit in memory come in every epoch. `amplification` is bytes read over bytes stored; `num_bytes` counts the
+    `block_gets` are the range reads of an epoch. Readers read the samples of a run's first batch and the pads of each
+    epoch's last batch one by one; manifests, indexes and `looks` (a shard's generation) once per run; indexes that do
+    not fit in memory again in every epoch. `amplification` is bytes read over bytes stored; `num_bytes` counts the
     samples of the first epoch.
     """
 
@@ -119,7 +119,7 @@ def _index_gets(order: Order, num_readers: int, steps: Steps, kept: float) -> in
 
 
 def cold_start(stored: StoredSet, split: str, order: Order, num_readers: int) -> ColdStart:
-    """What has to arrive before the first batch of a run."""
+    """The bytes that a run reads before its first batch."""
     stored_split = stored.splits[split]
     sizes = np.asarray(stored_split.index_bytes, dtype=np.int64)
     return ColdStart(
@@ -139,7 +139,7 @@ def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.
 
 
 def build_requests(stored: StoredSet) -> BuildRequests | None:
-    """About how many operations a build from a bucket into a bucket takes; None for a set that stands already."""
+    """The approximate number of operations of a build from a bucket into a bucket; None for an existing set."""
     if stored.raw is None:
         return None
     raw, num_shards = stored.raw, sum(len(split.shard_sizes) for split in stored.splits.values())

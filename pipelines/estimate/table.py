@@ -19,11 +19,11 @@ _ON_SIZES = frozenset(
     ("splits", "manifest_bytes", "stored_bytes", "order", "mixing", "reads", "cold_start", "memory", "build", "dollars",
      "advice", "refusals")
 )  # fmt: skip
-"""Fields of the JSON that depend on the sizes of samples, which bare numbers only assume."""
+"""Fields of the JSON that depend on the sizes of samples, which are assumptions for bare numbers."""
 
 
 def show(estimate: Estimate, console: Console) -> None:
-    """Prints the splits, then what reading one of them takes, then advice, then what the marked numbers assume."""
+    """Prints the splits, what reading one of them takes, advice, and the assumption behind the marked numbers."""
     title = estimate.stored.title + _mark(estimate, "splits")
     console.print(summary.split_table(title, [split.plan for split in estimate.stored.splits.values()]))
     console.print(f"\n{_heading(estimate)}", highlight=False)
@@ -117,7 +117,7 @@ def _memory(memory: Memory, num_readers: int) -> str:
 
 
 def to_json(estimate: Estimate) -> dict[str, Any]:
-    """The same numbers for programs: bytes, counts and US dollars."""
+    """The same numbers as JSON: bytes, counts and US dollars."""
     stored, reads, memory, cold = estimate.stored, estimate.reads, estimate.memory, estimate.cold
     host = {"readers_per_host": estimate.reading.readers_per_host}
     return {

@@ -1,4 +1,4 @@
-"""What every format starts from: a shard set, and the paths or URLs that lead from the side files to its tars."""
+"""The base of all formats: a shard set, and the paths or URLs that lead from the side files to its tars."""
 
 import hashlib
 import json
@@ -23,8 +23,8 @@ from shardset.storage.open import is_address
 READ_BYTES = 8 * 2**20
 
 Location = Literal["beside", "relative", "anywhere"]
-"""Where the files of a format can stand: in the set's own folder, wherever a relative path leads to the tars, or
-anywhere, since it takes URLs."""
+"""Where the files of a format may be: in the set's own folder, wherever a relative path leads to the tars, or anywhere
+because the format takes URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSet:
-    """A shard set; `prefix` and a path of the manifest name that file, as seen from the output folder."""
+    """A shard set. `prefix` leads from the output folder to the paths of the manifest."""
 
     manifest: Manifest
     storage: Storage
@@ -54,9 +54,9 @@ class ShardSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideFormat:
-    """One reader's side files: where they can stand, and what makes them.
+    """The side files of one reader: where they may be, and the function that makes them.
 
-    `check` raises ConfigError for a set that the reader can't take.
+    `check` raises ConfigError for a set that the reader can't read.
     """
 
     location: Location
@@ -65,7 +65,7 @@ class SideFormat:
 
 
 def prefix_of(url: str, output: str, location: Location, name: str) -> str:
-    """What leads from the folder `output` to the set at `url`; raises ConfigError if the format can't express it."""
+    """The prefix that leads from the folder `output` to the set at `url`; ConfigError if the format has none."""
     if output == url:
         return ""
     if location == "beside":

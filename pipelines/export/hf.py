@@ -1,4 +1,4 @@
-"""Hugging Face datasets: `README.md`, whose header says which tars are which split and what a sample holds."""
+"""Hugging Face datasets: `README.md`, whose header lists the tars of each split and the columns of a sample."""
 
 import re
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ def check(manifest: Manifest) -> None:
 
 
 def features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
-    """What each column is, so that the reader need not guess it from the first samples; None if we can't know either.
+    """The types of the columns, so that the reader need not guess them from the first samples; None if unknown.
 
-    A field such as `json` has a type of its own in every data set.
+    A field such as `json` has another type in every data set.
     """
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
     images = image_fields(manifest)

@@ -22,10 +22,12 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 
 
 def check(manifest: Manifest) -> None:
-    """timm takes a split's name for a list of tars if `tar` is in it."""
+    """timm mistakes a split name with `tar` in it for a list of tars."""
     for name in manifest.splits:
         if "tar" in name:
-            raise ConfigError(f"timm takes the split name {name!r} for a tar's, because of its 'tar'; rename the split")
+            raise ConfigError(
+                f"timm mistakes the split name {name!r} for a tar, because it contains 'tar'; rename the split"
+            )
 
 
 TIMM = SideFormat(location="relative", files=files, check=check)

@@ -76,13 +76,13 @@ def _line(name: str, files: list[ExportedFile]) -> str:
 
 
 def _write_all(target: Storage, name: str, files: list[SideFile], *, overwrite: bool) -> Iterator[ExportedFile]:
-    """Checks all paths first: a file in the way is found before anything is written."""
+    """Writes the files of one format; checks all paths first, so that a conflict leaves nothing half written."""
     outcomes = [_outcome(target, file) for file in files]
     taken = [file.path for file, outcome in zip(files, outcomes, strict=True) if outcome == "replaced"]
     if taken and not overwrite:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
         raise ConfigError(
-            f"{target.url}/{taken[0]}{more}: differs from what {name} gets from this manifest; look at it, then give "
+            f"{target.url}/{taken[0]}{more}: differs from what {name} gets from this manifest; check it, then give "
             "--overwrite to replace it"
         )
     for file, outcome in zip(files, outcomes, strict=True):

@@ -1,4 +1,4 @@
-"""Raw samples that a build rejected or put right, with pictures where there are any."""
+"""Raw samples that a build rejected or fixed, with pictures where possible."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from shardset.storage.base import Storage
 from shardset.storage.open import is_absolute
 
 MAX_RAW_BYTES = 64 * 2**20
-"""Larger quarantined files are not read for their picture."""
+"""Quarantined files above this size are shown without a picture."""
 
 _JPEG_END = b"\xff\xd9"
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSample:
-    """A sample that was put right: its number in the catalog, how, and its original name."""
+    """A fixed sample: its number in the catalog, the fix, and its original name."""
 
     sample: int
     fix: str
@@ -34,7 +34,7 @@ class FixedSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedSample:
-    """One line of the quarantine list, with a picture where one could be made."""
+    """One line of the quarantine list, with a picture if it decodes."""
 
     name: str
     split: str
@@ -46,7 +46,7 @@ class RejectedSample:
 def read_fixed(
     storage: Storage, manifest: Manifest, catalog: Catalog, max_samples: int
 ) -> tuple[list[FixedSample], list[Problem]]:
-    """Up to `max_samples` fixed samples, as far as the plan is there to tell; reads only as much of it as needed."""
+    """Up to `max_samples` fixed samples, if the plan still exists; reads no more of it than needed."""
     fixed: list[FixedSample] = []
     shards = zip(catalog.shards, catalog.first_samples.tolist(), strict=False)
     for shard, first in shards if manifest.fixes else []:
@@ -64,7 +64,7 @@ def read_fixed(
 def read_rejected(
     storage: Storage, manifest: Manifest, raw: Storage | None, max_samples: int
 ) -> tuple[list[RejectedSample], list[tuple[str, str, int]], list[Problem]]:
-    """The first rejected samples; (split, reason, number) of all, the most frequent first; what is wrong with the list.
+    """The first rejected samples; (split, reason, number) of all, most frequent first; the problems of the list.
 
     Pictures come from `raw`, the folder of the raw input.
     """
@@ -93,13 +93,14 @@ def _rejected(entry: dict[str, Any], raw: Storage | None) -> RejectedSample:
 
 
 def _picture_of(name: str, start: int, num_bytes: int, raw: Storage) -> Picture | None:
-    """A picture of a rejected image, if any can be made; a truncated JPEG is shown as far as it goes."""
+    """A picture of a rejected image, if it decodes; a truncated JPEG is shown as far as it goes."""
     if is_absolute(name) or num_bytes > MAX_RAW_BYTES:
         return None
     try:
         data = raw.read(name, start, start + num_bytes)
     except (StorageError, ConfigError):
-        return None  # the raw input may be gone: the list is what counts
+        return None  # the raw input may be gone: the report does without its pictures
+    # With an end marker, the decoder accepts a truncated JPEG.
     for attempt in (data, data + _JPEG_END):
         try:
             return picture(thumbnail(attempt))

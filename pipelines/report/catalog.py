@@ -1,4 +1,4 @@
-"""All samples of a shard set in arrays, from its indexes alone, and which of them a report decodes or shows."""
+"""The samples of a shard set as arrays, from the indexes alone; chooses which ones a report decodes and shows."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from shardset.storage.base import Storage
 THREADS = 16
 
 MAX_SAMPLES = 4_000_000
-"""Samples in one catalog, to bound memory: of larger sets only every second, third, ... shard is read."""
+"""Limit of one catalog, to bound memory: of a larger set, only every second, third, ... shard is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class IndexedShard:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All samples of the shards whose index could be read, numbered one after another; arrays have an entry a sample.
+    """The samples of all shards whose index could be read, numbered consecutively; arrays have one entry per sample.
 
-    `num_left_out` counts the samples of shards that were skipped because the set is larger than MAX_SAMPLES.
+    `num_left_out` counts the samples of the shards that were skipped because the set exceeds MAX_SAMPLES.
     """
 
     splits: list[str]
@@ -67,7 +67,7 @@ class Catalog:
 
     @cached_property
     def random(self) -> np.ndarray:
-        """A random number for each sample, always the same for the same set."""
+        """A random number for each sample; always the same for the same set."""
         ids = _joined([shard.shard.first_id + np.arange(len(shard.index)) for shard in self.shards], np.int64)
         keys: np.ndarray = hash64(derive_key(0, "report"), self.split, ids)
         return keys
@@ -79,7 +79,7 @@ class Catalog:
 
     @cached_property
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
-        """CRC32C and bytes of each sample's fields, without a `cls` at the end: equal for the same content."""
+        """CRC32C and bytes of each sample's fields, without a `cls` at their end: equal for equal content."""
         columns = [_contents(shard.index) for shard in self.shards]
         return _joined([crc for crc, _ in columns], np.uint32), _joined([size for _, size in columns], np.int64)
 
@@ -129,10 +129,11 @@ def open_catalog(
 
 
 def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
-    """At most `max_images` samples with images, ascending: the same number of each split, or all that it has."""
+    """At most `max_images` samples with images, ascending: an equal share of each split, or all that it has."""
     candidates = np.flatnonzero((catalog.image_bytes > 0) & (catalog.copy == 0))
     groups = [candidates[catalog.split[candidates] == number] for number in range(len(catalog.splits))]
     chosen, left = [], max_images
+    # Small splits first: what they do not use of their share goes to the larger ones.
     for done, group in enumerate(sorted(groups, key=len)):
         share = min(len(group), left // (len(groups) - done))
         chosen.append(group[np.argsort(catalog.random[group], kind="stable")[:share]])
@@ -141,7 +142,7 @@ def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
 
 
 def choose_of_each(catalog: Catalog, values: np.ndarray, max_each: int) -> dict[int, list[int]]:
-    """For each of `values`, which has an entry a sample: up to `max_each` samples with images, in random order."""
+    """Up to `max_each` samples with images for each distinct value, in random order; `values` has one per sample."""
     candidates = np.flatnonzero(catalog.image_bytes > 0)
     order = candidates[np.lexsort((catalog.random[candidates], values[candidates]))]
     distinct, firsts = np.unique(values[order], return_index=True)
@@ -163,7 +164,7 @@ def _image_bytes(index: np.ndarray) -> np.ndarray:
 
 
 def _contents(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See Catalog.contents: where the digits of the label are the last bytes, they are taken off."""
+    """See Catalog.contents: subtracts the digits of the label if they are the last bytes."""
     names = index_fields(index)
     size = sum((index[f".{name}"]["num_bytes"].astype(np.int64) for name in names), np.zeros(len(index), np.int64))
     crc, label = index["crc32c"].astype(np.uint32), index["label"]

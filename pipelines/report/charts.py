@@ -42,14 +42,14 @@ def shard_plots(manifest: Manifest) -> list[Plot]:
 
 
 def _one_below_the_other(values: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """For rows that belong to one series each: every series with zeros in the rows of the others."""
+    """The series for rows that each belong to one of them: zeros in the rows of the others."""
     return {
         name: [value if name == other else 0 for other, others in values.items() for value in others] for name in values
     }
 
 
 def image_plots(data: ReportData) -> list[Plot]:
-    """Stored bytes of all images; sides and aspects of the decoded ones, where they differ."""
+    """Stored bytes of all images; sides and aspects of the decoded images if they differ."""
     catalog = data.catalog
     stored, images = {}, {}
     for number, name in enumerate(catalog.splits):

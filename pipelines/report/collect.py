@@ -1,6 +1,6 @@
-"""Collects everything that the page of a shard set shows: decodes images, finds duplicates, makes thumbnails.
+"""Collects what the page of a shard set shows: decodes images, finds duplicates, makes thumbnails.
 
-All of it is bounded and chosen by the set alone, so that the same set and limits give the same page.
+Everything is bounded and depends only on the set, so that the same set and limits give the same page.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -25,23 +25,23 @@ from shardset.storage.base import Storage
 CLASS_THUMBNAILS = 480
 SHARD_THUMBNAILS = 240
 MAX_THUMBNAILS_EACH = 12
-"""Of one class or shard; where there are many classes, each gets fewer."""
+"""Limit for one class or shard; with many classes, each gets fewer."""
 
 MAX_GROUP_SHOWN = 4
 """Members of a group of duplicates."""
 
 MAX_SHOWN = 24
-"""Groups of duplicates, pairs, quarantined samples and fixed samples: so many of each are shown."""
+"""Limit for groups of duplicates, pairs, quarantined samples and fixed samples, each."""
 
 _GREY_FROM = 36
-"""Pixels of the longer side from which the grey version for near-duplicates is made."""
+"""Longer side in pixels of the picture that is shrunk to the grey version for near-duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageStats:
-    """What is kept of a decoded image: width and height in pixels as stored, mode, and a small grey version.
+    """What the report keeps of a decoded image: stored width and height in pixels, mode, and a small grey version.
 
-    `flat`: on white, its small version is nearly of one colour.
+    `flat` means that its small version on white is nearly a single colour.
     """
 
     width: int
@@ -54,9 +54,9 @@ class ImageStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """Everything that the page says beyond the manifest; samples are numbers of the catalog.
+    """Everything that the page shows beyond the manifest; samples are numbers of the catalog.
 
-    `num_chosen` images were to be decoded; `images` holds those that could be.
+    `num_chosen` images were chosen for decoding; `images` holds those that decoded.
     """
 
     manifest: Manifest
@@ -84,7 +84,7 @@ def collect(
     max_samples: int = MAX_SAMPLES,
     max_thumbnail_bytes: int = MAX_THUMBNAIL_BYTES,
 ) -> ReportData:
-    """Reads all indexes and up to `max_images` images of a set, and what the page shows of them."""
+    """The contents of the page; reads all indexes, up to `max_images` images, and the samples with a thumbnail."""
     catalog, damaged_indexes = open_catalog(storage, manifest, max_samples=max_samples)
     chosen = choose_images(catalog, max_images)
     images, damaged_images = read_samples(storage, catalog, chosen, _image_stats)
@@ -125,7 +125,7 @@ def _image_stats(fields: Fields) -> ImageStats:
 
 
 def _find_near_duplicates(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:
-    """Pairs of similar images; those of equal content are left to `find_duplicates`."""
+    """Pairs of similar images, without those of equal content, which `find_duplicates` finds."""
     samples = np.array(sorted(images), np.int64)
     shape = (len(samples), near_duplicates.GREY_HEIGHT, near_duplicates.GREY_WIDTH)
     greys = np.frombuffer(b"".join(images[sample].grey for sample in samples.tolist()), np.uint8).reshape(shape)
@@ -164,7 +164,7 @@ def _by_worth(
     by_class: dict[int, list[int]],
     by_shard: dict[int, list[int]],
 ) -> list[int]:
-    """The samples that get a thumbnail; the first ones must not fall out of the budget."""
+    """The samples that get a thumbnail, most important first: the budget may not suffice for the last ones."""
     samples = [
         *(sample for group in duplicates[:MAX_SHOWN] for sample in group.samples[:MAX_GROUP_SHOWN]),
         *(sample for pair in pairs[:MAX_SHOWN] for sample in (pair.left, pair.right)),

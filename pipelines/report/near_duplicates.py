@@ -1,8 +1,8 @@
-"""Pure: which images are equal or nearly equal. Arrays in, groups and pairs out.
+"""Pure: finds equal and nearly equal images. Arrays in, groups and pairs out.
 
-Equal content is found by size and CRC32C, which the indexes hold for every sample. Nearly equal images are found by
-a 64-bit difference hash (is each cell of a 9x8 grid brighter than its left neighbour?) and confirmed by the
-correlation of small grey versions: hashes alone also bring together pictures that merely have the same layout.
+Equal content has equal size and CRC32C, which the indexes hold for every sample. Nearly equal images have similar
+64-bit difference hashes (is each cell of a 9x8 grid brighter than its left neighbour?) and highly correlated small grey
+versions: hashes alone would also match pictures that merely have the same layout.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ GREY_HEIGHT, GREY_WIDTH = 16, 18
 MAX_DISTANCE = 6
 MIN_CORRELATION = 0.95
 MIN_CONTRAST = 8
-"""Grey versions that span fewer levels are flat: all flat images would be similar."""
+"""Grey versions that span fewer levels are flat, and left out: all flat images are similar."""
 
 _BITS = 64
 _ALL_ONES = np.uint32(0xFFFFFFFF)
@@ -35,7 +35,7 @@ class SimilarPair:
 def crc_before(crc: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """The CRC32C of contents without the label at their end, from that of the whole (uint32) and the labels (>= 0).
 
-    A CRC can be run backwards byte by byte, so the same image under two labels is found without reading it.
+    A CRC can be run backwards byte by byte, so the report finds an image under two labels without reading it.
     """
     state = np.asarray(crc, np.uint32) ^ _ALL_ONES
     rest = np.asarray(labels).copy()
@@ -96,7 +96,7 @@ def _most_similar(
     columns = np.flatnonzero(near.any(axis=0))
     if not len(columns):
         return
-    # Of pictures of one layout nearly all hashes are near, so this is a product of matrices too.
+    # For pictures of one layout, nearly all hashes are near, so the correlations are a matrix product too.
     correlations = np.round(units[rows] @ units[right[columns]].T, 4)
     best = np.where(near[:, columns], correlations, -1).argmax(axis=1)
     for row, (column, at) in enumerate(zip(columns[best].tolist(), best.tolist(), strict=True)):
@@ -106,7 +106,7 @@ def _most_similar(
 
 
 def _units(greys: np.ndarray) -> np.ndarray:
-    """Grey versions as vectors whose products are their correlations; those of one level are zero."""
+    """Grey versions as vectors whose products are their correlations; a version of one level is zero."""
     levels = greys.reshape(len(greys), GREY_HEIGHT * GREY_WIDTH).astype(np.float32)
     levels -= levels.mean(axis=1, keepdims=True)
     lengths: np.ndarray = np.linalg.norm(levels, axis=1, keepdims=True)
@@ -114,7 +114,7 @@ def _units(greys: np.ndarray) -> np.ndarray:
     return levels
 
 
-# What one byte does to a CRC32C, read off the library: the state begins as 0xffffffff and ends inverted.
+# The table of CRC32C, read off the library by single bytes: the state begins as 0xffffffff and ends inverted.
 _TABLE = np.array([google_crc32c.value(bytes([byte ^ 0xFF])) ^ 0xFF000000 for byte in range(256)], np.uint32)
 _POSITION = np.zeros(256, np.uint32)
 _POSITION[_TABLE >> np.uint32(24)] = np.arange(256, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""`report.html`: what a shard set holds, on one page for people; docs/report.md explains it."""
+"""`report.html`: a page about the contents of a shard set; docs/report.md explains it."""
 
 import json
 import sys
@@ -37,13 +37,13 @@ from shardset.storage.open import open_file
 from shardset.version import __version__
 
 IMAGES = 100_000
-"""Images that the verb decodes for sizes and near-duplicates."""
+"""Default limit of the verb for images decoded for sizes and near-duplicates."""
 
 IMAGES_AFTER_BUILD = 4_000
-"""Images that a build decodes, where a few seconds count."""
+"""The same limit after a build, where seconds count."""
 
 MAX_PAGE_BYTES = 6 * 2**20
-"""A page stays below this with all tables and pictures at their limits."""
+"""Upper bound of a page with all tables and pictures at their limits."""
 
 MAX_ROWS = 1_000
 MAX_FEW_ROWS = 200
@@ -52,7 +52,7 @@ MAX_DAMAGE_PRINTED = 20
 
 @dataclass(frozen=True, slots=True)
 class WrittenPage:
-    """A page that was made: what it shows, where it stands, and its size."""
+    """A finished page: its contents, path and size."""
 
     data: ReportData
     path: str
@@ -69,9 +69,9 @@ def write(
 ) -> WrittenPage:
     """Makes the page of the set at `url` (manifest or folder) and stores it.
 
-    `raw` is the folder that the names of the quarantine list are relative to; without it, rejected samples have no
-    pictures. Raises ManifestError if there is no sound manifest; ConfigError if the page would replace a file of the
-    set or, without `force`, anything but a page. Other damage is named on the page.
+    `raw` is the folder to which the names of the quarantine list are relative; without it, rejected samples have no
+    pictures. Raises ManifestError without a valid manifest; ConfigError if the page would replace a file of the set or,
+    without `force`, anything but a page. The page itself names any other damage.
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
@@ -89,9 +89,9 @@ def write(
 
 
 def after_build(config: BuildConfig) -> str | None:
-    """Makes the page of a set that was just built and returns its path; a failure is only a warning.
+    """Makes the page of a set that was just built, and returns its path; a failure is only a warning.
 
-    The set is published by then: nothing that goes wrong here may make it look unfinished.
+    The set is already published: a failed report must not make it look unfinished.
     """
     try:
         raw = sources.open_source(config).input
@@ -132,7 +132,7 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
 
 
 def render(data: ReportData) -> bytes:
-    """The page, as UTF-8."""
+    """The page as UTF-8."""
     manifest = data.manifest
     rows = overview(manifest, "")
     return page.render(
@@ -163,7 +163,8 @@ def render(data: ReportData) -> bytes:
             }
             for pair in data.near_duplicates[:MAX_SHOWN]
         ],
-        near_duplicates_text=_near_duplicates_text(data),
+        max_distance=near_duplicates.MAX_DISTANCE,
+        min_correlation=near_duplicates.MIN_CORRELATION,
         rejected=[
             ({"picture": one.picture, "alt": f"rejected image {one.name}"}, one.name, one.split, one.reason, one.where)
             for one in data.rejected
@@ -173,7 +174,6 @@ def render(data: ReportData) -> bytes:
             for fixed in data.fixed
         ],
         damage=[(each.where, each.sentence) for each in data.damage[:MAX_FEW_ROWS]],
-        facts=_facts(manifest),
         options=[
             (name, json.dumps(value, sort_keys=True, ensure_ascii=False))
             for name, value in sorted(manifest.provenance.options.items())
@@ -192,7 +192,7 @@ def _sections(data: ReportData) -> list[tuple[str, str]]:
 
 
 def _tiles(manifest: Manifest) -> list[tuple[str, str, str]]:
-    """(name, number, details) for the large numbers at the top."""
+    """(name, number, details) of the large numbers at the top."""
     splits = manifest.splits
     first = list(splits.items())[:4]
     shards = [shard for split in splits.values() for shard in split.shards]
@@ -280,16 +280,6 @@ def _size_rows(data: ReportData) -> list[tuple[str, int, str]]:
     ]
 
 
-def _near_duplicates_text(data: ReportData) -> str:
-    if len(data.manifest.splits) < 2:
-        return "There is one split only, so nothing to compare it with."
-    return (
-        f"{count(len(data.images), 'image')} were compared, each with all of the other splits. A pair has difference "
-        f"hashes of which at most {near_duplicates.MAX_DISTANCE} of 64 bits differ, and small grey versions whose "
-        f"correlation is at least {near_duplicates.MIN_CORRELATION}. Pictures without contrast are left out."
-    )
-
-
 def _sheet(data: ReportData, title: str, text: str, samples: Sequence[int]) -> dict[str, Any]:
     """A contact sheet of some samples."""
     shown = [sample for sample in samples if sample in data.pictures]
@@ -320,21 +310,6 @@ def _group(data: ReportData, group: DuplicateGroup) -> dict[str, Any]:
         "members": [_member(data, sample) for sample in group.samples[:MAX_GROUP_SHOWN]],
         "more": max(0, len(group.samples) - MAX_GROUP_SHOWN),
     }
-
-
-def _facts(manifest: Manifest) -> list[tuple[str, str]]:
-    made = manifest.provenance
-    return [
-        ("made by", made.tool),
-        ("source", made.source),
-        ("seed", str(manifest.seed)),
-        ("order version", str(manifest.order_version)),
-        ("remainder", manifest.remainder),
-        ("digest of the manifest", manifest.digest),
-        ("digest of the plan", manifest.plan_digest),
-        ("digest of the source", made.source_digest),
-        *((f"library {name}", version) for name, version in sorted(made.libraries.items())),
-    ]
 
 
 def _closing(data: ReportData) -> str:

@@ -1,6 +1,6 @@
-"""Reads chosen samples of a shard set, neighbours together, and compares each with its index.
+"""Reads chosen samples of a shard set, neighbours together, and checks each against its index.
 
-What can't be read is named and left out: the report of a damaged set says where the damage is.
+Names what can't be read and continues: the report of a damaged set says where the damage is.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from shardset.storage.base import Storage
 T = TypeVar("T")
 
 NO_PICTURE = ("no image", "no 8-bit form")
-"""Reasons that are no damage: a sample of text, an image of 32-bit numbers."""
+"""Reasons that are not damage: a sample without an image, pixels of 32 bits."""
 
 MAX_GAP = 64 * 1024
 MAX_READ = 8 * 2**20
@@ -36,9 +36,9 @@ _Ranges = list[tuple[int, int, str]]
 def read_samples(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[Fields], T], *, max_read: int = MAX_READ
 ) -> tuple[dict[int, T], list[Problem]]:
-    """What `use` makes of the fields of each sample, and what is damaged or does not decode; runs in threads.
+    """The results of `use` for the fields of each sample, and the samples that are damaged or do not decode.
 
-    A sample that `use` rejects for one of NO_PICTURE is in neither.
+    A sample that `use` rejects for one of NO_PICTURE is in neither. Calls `use` in threads.
     """
     samples, firsts = np.unique(samples), catalog.first_samples
     chosen = np.split(samples, np.searchsorted(samples, firsts[1:]))
@@ -88,7 +88,7 @@ def _read_rows(
 def _checked_fields(
     storage: Storage, shard: IndexedShard, rows: list[int], max_read: int
 ) -> Iterator[tuple[int, Fields | None]]:
-    """(row, fields): read a second time if they do not fit their CRC32C, None if they still do not."""
+    """(row, fields) of each sample; fields are None if two reads do not match their CRC32C."""
     ranges = {row: _ranges_of(shard.index, row) for row in rows}
     for row, fields in _read_fields(storage, shard.shard.path, ranges, max_read):
         if not _is_sound(fields, shard.index, row):

@@ -8,7 +8,7 @@ from pipelines.images.encode import thumbnail_of
 from shardset.html.page import Picture, data_uri
 
 MAX_THUMBNAIL_BYTES = 2 * 2**20
-"""All thumbnails of a page; further ones are left out."""
+"""Budget for all thumbnails of a page; the rest are left out."""
 
 MAX_SIDE = 96
 LOSSLESS_PIXELS = 1024
@@ -47,7 +47,7 @@ def picture(small: Thumbnail) -> Picture:
 def within_budget(
     thumbnails: Mapping[int, Thumbnail], samples: Sequence[int], max_bytes: int
 ) -> tuple[dict[int, Picture], int]:
-    """Pictures of `samples`, the first first, until `max_bytes` are spent; and how many are left out."""
+    """Pictures of `samples` in order until `max_bytes` are spent, and the number of those left out."""
     pictures: dict[int, Picture] = {}
     available = [sample for sample in samples if sample in thumbnails]
     spent = 0

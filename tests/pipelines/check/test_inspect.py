@@ -171,7 +171,7 @@ def test_a_name_that_is_neither_stored_nor_quarantined_says_so():
     storage, manifest = made()
     manifest = quarantined(storage, manifest, entry("cat/cut.png", "is cut"))
     for asked, split in (("other.png", None), ("cut.png", "val")):
-        with pytest.raises(ConfigError, match=r"and quarantine\.jsonl does not list it; is it misspelled\?"):
+        with pytest.raises(ConfigError, match=r"and quarantine\.jsonl does not list it; check the spelling"):
             lookups.find_name(storage, manifest, asked, split=split)
 
 
