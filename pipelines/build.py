@@ -115,7 +115,7 @@ def run(
         if show and dataflow.is_wanted(beam_options):
             show(f"the job continues at {dataflow.page_of(beam_options, result)}")
         state = result.wait_until_finish()
-    if state not in (PipelineState.DONE, None):
+    if state not in (PipelineState.DONE, None):  # some runners return no state after a success
         raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun continues where it stopped")
     return counters_of(result.metrics().query()["counters"])
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 
 from pipelines.estimate.prices import Prices
@@ -59,7 +60,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
         config = _build_config(args)
         if not args.no_report:
-            from pipelines.report import page  # before the build, so that a missing library does not show after it
+            from pipelines.report import page  # early, so that a missing library does not fail a finished build
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.for_console(console))
     report = page.after_build(config) if result.published and not args.no_report else None
@@ -101,6 +102,10 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if report.problems else 0
 
 
+def _json(result: object) -> str:
+    return json.dumps(msgspec.to_builtins(result), indent=1)
+
+
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import inspect
 
@@ -109,7 +114,7 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     )
     answer = inspect.inspect(args.manifest, question)
     if args.json:
-        print(inspect.to_json(answer))
+        print(_json(answer))
     else:
         on_standard_output().print(inspect.render(answer))
     return 0
@@ -119,7 +124,7 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.export import write
 
     exported = write.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
-    print(write.to_json(exported) if args.json else write.render(exported))
+    print(_json(exported) if args.json else write.render(exported))
     return 0
 
 

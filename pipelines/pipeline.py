@@ -50,6 +50,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     """Adds the steps of a build to the pipeline; a dry run ends with the plan. Each line names its element type."""
     config, files, suffix = build.config, build.files, build.file.suffix
     writer, committer = ShardWriter(files, build.source.input, config.image, suffix), Committer(files, config, suffix)
+    # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
     num_indexed = (
         pipeline
         | "List units" >> beam.Create(build.units)  # UnitRef

@@ -39,6 +39,7 @@ def quiet_workers(*, show: bool) -> Iterator[Console]:
         yield Console(stderr=True)
         return
     sys.stderr.flush()
+    # Worker processes inherit file descriptor 2; replacing `sys.stderr` would not reach them.
     real = os.dup(2)
     with tempfile.TemporaryFile() as log, os.fdopen(real, "w", buffering=1, closefd=True) as terminal:
         os.dup2(log.fileno(), 2)

@@ -150,6 +150,7 @@ def _executor(tasks: list[ShardTask], min_process_bytes: int) -> Executor:
         return ThreadPoolExecutor(SHALLOW_THREADS)
     sizes = [task.shard.num_bytes for task in tasks]
     workers = min(os.cpu_count() or 1, len(tasks), max(1, MEMORY_BYTES // max(sizes)))
+    # Other processes can't see a memory:// set, and one worker gains nothing from a process.
     if not tasks[0].storage.is_shared or workers == 1 or sum(sizes) < min_process_bytes:
         return ThreadPoolExecutor(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))

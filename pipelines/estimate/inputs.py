@@ -209,6 +209,7 @@ def _planned_split(config: BuildConfig, name: str, stats: SplitStats) -> StoredS
     return StoredSplit(
         plan=plan,
         shard_sizes=sizes,
+        # Rounds running totals, so that the shards add up to the split.
         tar_bytes=[len(END) + size for size in np.diff(np.rint(mean * ends).astype(np.int64)).tolist()],
         index_bytes=[header_bytes + size * dtype.itemsize for size in sizes],
     )

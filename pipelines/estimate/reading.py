@@ -16,18 +16,6 @@ from shardset.order.lanes import check_world, rank_part
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
 
-_SMALLEST = {
-    "global_batch_size": ("--global-batch-size", 1),
-    "num_replicas": ("--world", 1),
-    "num_hosts": ("--hosts", 1),
-    "num_lanes": ("--num-lanes", 1),
-    "block_size": ("--block-size", 1),
-    "num_workers": ("--workers", 1),
-    "image_size": ("--image-size", 0),
-    "crop_padding": ("--crop-padding", 0),
-}
-"""The flag of a field, and its smallest value."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -52,9 +40,9 @@ class Reading:
     num_workers: int | None = None
 
     def __post_init__(self) -> None:
-        for name, (flag, smallest) in _SMALLEST.items():
-            if (value := getattr(self, name)) is not None and value < smallest:
-                raise ConfigError(f"{flag} is {value}, expected a whole number from {smallest}")
+        for name in ("image_size", "crop_padding"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected pixels from 0")
 
     @property
     def num_readers(self) -> int:
@@ -126,7 +114,7 @@ def refusals_of(reading: Reading) -> list[str]:
 
 def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
     """The memory of one reader; raises ConfigError if it exceeds the budget."""
-    cache_bytes = None
+    cache_bytes = None  # without PadCrop, nothing is kept decoded
     if reading.crop_padding is not None and reading.image_size:
         cache_bytes = 3 * stored.plan.num_stored * (reading.image_size + 2 * reading.crop_padding) ** 2
     return fit_memory(

@@ -42,6 +42,7 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
         database.executescript(_TABLES)
         for number, shard in enumerate(shard_set.shards()):
             index = read_index(shard_set.storage, shard)
+            # Energon wants the first byte of each sample, then the end of the last one.
             ends = np.append(index["offset"], np.uint64(shard.num_bytes - len(END)))
             _add(database, number, shard.index.path, index, ends.astype(np.int64))
             yield SideFile(f"{shard.path}.idx", ends.astype("<u8").tobytes())

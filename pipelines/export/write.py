@@ -1,12 +1,9 @@
 """Writes the side files of other readers, from the manifest and the indexes of a shard set; never a tar."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-import msgspec
 
 from pipelines.export import FORMATS
 from pipelines.export.base import ShardSet, SideFile, prefix_of
@@ -54,11 +51,6 @@ def export(
             assert not own.intersection(file.path for file in files), "no file of the set itself is written"
         exported += _write_all(target, name, files, overwrite=overwrite)
     return exported
-
-
-def to_json(exported: Sequence[ExportedFile]) -> str:
-    """All files as a JSON array."""
-    return json.dumps(msgspec.to_builtins(list(exported)), indent=1)
 
 
 def render(exported: Sequence[ExportedFile]) -> str:

@@ -117,6 +117,7 @@ def open_catalog(
         except (DamagedShard, StorageError) as error:
             return problem_of(shard.index.path, error)
 
+    # By the number within the split, so that every split keeps some shards.
     wanted = [each for each in shards if each[1] % step == 0]
     with ThreadPoolExecutor(THREADS) as threads:
         outcomes = list(threads.map(lambda each: read(*each), wanted))

@@ -69,7 +69,7 @@ def image_plots(data: ReportData) -> list[Plot]:
 
 def _histogram(title: str, values: Mapping[str, Sequence[float]], x_label: str) -> Plot:
     edges = plots.spread([value for series in values.values() for value in series])
-    if edges[0] == edges[-1]:
+    if edges[0] == edges[-1]:  # all values are equal; a histogram needs an interval
         edges = [edges[0] - 0.5, edges[0] + 0.5]
     counts = {name: np.histogram(series, edges)[0].tolist() for name, series in values.items()}
     return plots.histogram(title, edges, counts, x_label=x_label)

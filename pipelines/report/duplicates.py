@@ -35,6 +35,7 @@ def find_duplicates(storage: Storage, catalog: Catalog) -> tuple[list[DuplicateG
     originals = np.flatnonzero(catalog.copy == 0)
     crc, num_bytes = catalog.contents
     groups = [originals[group] for group in near_duplicates.equal_groups(crc[originals], num_bytes[originals])]
+    # The most serious first: only so many groups are compared.
     groups.sort(key=lambda group: (-len(np.unique(catalog.split[group])), -len(np.unique(catalog.label[group]))))
     candidates = [group.tolist() for group in groups[:MAX_COMPARED]]
     compared = np.array([sample for group in candidates for sample in group[:MAX_MEMBERS_COMPARED]], np.int64)
@@ -53,7 +54,7 @@ def _same(group: list[int], digests: dict[int, bytes]) -> list[list[int]]:
         if sample in digests:
             by_digest.setdefault(digests[sample], []).append(sample)
     same = [samples for samples in by_digest.values() if len(samples) > 1]
-    if len(by_digest) == 1 and same:
+    if len(by_digest) == 1 and same:  # then the members that were not read are most likely equal too
         same[0] += group[MAX_MEMBERS_COMPARED:]
     return same
 

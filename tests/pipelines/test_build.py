@@ -511,7 +511,7 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
     with pytest.raises(ConfigError, match=r"remove plan/ at the output.*then build again with --overwrite"):
         build(config, HERE)
     shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
-    with pytest.raises(ConfigError, match="holds .* without a manifest or plan"):
+    with pytest.raises(ConfigError, match=r"holds .* without a manifest or plan"):
         build(replace(config, overwrite=True), HERE)
     for split in ("train", "test"):
         shutil.rmtree(tmp_path / "out" / split)
