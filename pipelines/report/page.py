@@ -140,40 +140,21 @@ def render(data: ReportData) -> bytes:
         "report.html",
         data=data,
         manifest=manifest,
+        max_rows=MAX_FEW_ROWS,
         title=f"Shard set from {manifest.provenance.source}",
         tool=f"shardset {__version__}",
         sections=_sections(data),
         closing=_closing(data),
-        digest=manifest.digest,
         tiles=_tiles(manifest),
         findings=list(findings(data)),
-        max_rows=MAX_FEW_ROWS,
         **_splits(manifest, rows.splits),
         **_classes(data, rows.classes),
         **_shards(data, rows.shards),
         image_plots=image_plots(data),
         image_text=_image_text(data),
         size_rows=_size_rows(data),
-        duplicates=[_group(data, group) for group in data.duplicates[:MAX_SHOWN]],
-        near_duplicates=[
-            {
-                "text": f"{count(pair.distance, 'bit')} of 64 differ, correlation {pair.correlation:.3f}",
-                "members": [_member(data, pair.left), _member(data, pair.right)],
-                "more": 0,
-            }
-            for pair in data.near_duplicates[:MAX_SHOWN]
-        ],
-        max_distance=near_duplicates.MAX_DISTANCE,
-        min_correlation=near_duplicates.MIN_CORRELATION,
-        rejected=[
-            ({"picture": one.picture, "alt": f"rejected image {one.name}"}, one.name, one.split, one.reason, one.where)
-            for one in data.rejected
-        ],
-        fixed=[
-            (_picture(data, fixed.sample, "fixed image "), data.catalog.key(fixed.sample), fixed.fix, fixed.name)
-            for fixed in data.fixed
-        ],
-        damage=[(each.where, each.sentence) for each in data.damage[:MAX_FEW_ROWS]],
+        **_duplicates(data),
+        **_bad_input(data),
         options=[
             (name, json.dumps(value, sort_keys=True, ensure_ascii=False))
             for name, value in sorted(manifest.provenance.options.items())
@@ -301,6 +282,22 @@ def _member(data: ReportData, sample: int) -> dict[str, Any]:
     }
 
 
+def _duplicates(data: ReportData) -> dict[str, Any]:
+    return {
+        "duplicates": [_group(data, group) for group in data.duplicates[:MAX_SHOWN]],
+        "near_duplicates": [
+            {
+                "text": f"{count(pair.distance, 'bit')} of 64 differ, correlation {pair.correlation:.3f}",
+                "members": [_member(data, pair.left), _member(data, pair.right)],
+                "more": 0,
+            }
+            for pair in data.near_duplicates[:MAX_SHOWN]
+        ],
+        "max_distance": near_duplicates.MAX_DISTANCE,
+        "min_correlation": near_duplicates.MIN_CORRELATION,
+    }
+
+
 def _group(data: ReportData, group: DuplicateGroup) -> dict[str, Any]:
     kinds = ["in several splits"] if group.num_splits > 1 else []
     kinds += ["under different labels"] if group.num_labels > 1 else []
@@ -309,6 +306,20 @@ def _group(data: ReportData, group: DuplicateGroup) -> dict[str, Any]:
         "text": text if group.confirmed else f"{text} (by size and CRC32C)",
         "members": [_member(data, sample) for sample in group.samples[:MAX_GROUP_SHOWN]],
         "more": max(0, len(group.samples) - MAX_GROUP_SHOWN),
+    }
+
+
+def _bad_input(data: ReportData) -> dict[str, Any]:
+    return {
+        "damage": [(each.where, each.sentence) for each in data.damage[:MAX_FEW_ROWS]],
+        "rejected": [
+            ({"picture": one.picture, "alt": f"rejected image {one.name}"}, one.name, one.split, one.reason, one.where)
+            for one in data.rejected
+        ],
+        "fixed": [
+            (_picture(data, fixed.sample, "fixed image "), data.catalog.key(fixed.sample), fixed.fix, fixed.name)
+            for fixed in data.fixed
+        ],
     }
 
 
