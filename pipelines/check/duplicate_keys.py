@@ -20,6 +20,7 @@ def hash_keys(keys: np.ndarray) -> np.ndarray:
     """
     if not len(keys):
         return np.zeros(0, dtype=np.uint64)
+    # One width for all: each index stores its keys as wide as its longest one.
     words = np.ascontiguousarray(keys.astype(f"S{8 * _KEY_WORDS}")).view("<u8").reshape(len(keys), _KEY_WORDS)
     hashes: np.ndarray = hash64(*words.T)
     return hashes

@@ -92,6 +92,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
     no_names = f"{storage.url}: {NO_NAMES}; search by --key"
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
+        # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
         origins = read_origins(storage, split_name, number, None)
         if origins is None:
             raise none(no_names)

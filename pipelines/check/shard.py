@@ -80,6 +80,7 @@ def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFind
             lambda stat: stat.num_bytes == file.num_bytes and stat.crc32c in (None, file.crc32c),
         )
         crc32c = stat.crc32c
+        # An object of another size is wrong anyway; reading it would only take time.
         if crc32c is None and stat.num_bytes == file.num_bytes:
             crc32c = read_twice(lambda: _read_crc32c(storage, file), lambda crc32c: crc32c == file.crc32c)
             findings.num_bytes += file.num_bytes
@@ -196,6 +197,7 @@ def _sample_problems(
 
 
 def _row_problems(group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any]) -> Iterator[str]:
+    # The index says (0, 0) for a field that the sample lacks.
     byte_ranges = {name: (0, 0) for name in row if name.startswith(".")}
     byte_ranges |= {f".{member.field}": (member.offset, member.num_bytes) for member in group}
     in_tar = {

@@ -93,6 +93,7 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
     amplification = sum(len(order.rank_lanes(rank, num_readers)) for rank in range(num_readers)) / order.num_lanes
     num_shards = len(stored.shard_sizes)
     first_batch = order.global_batch_size if steps.num_steps else 0
+    # The share of the indexes that stays in memory.
     kept = min(1.0, INDEX_BUDGET_BYTES / (INDEX_BYTES * order.num_samples))
     index_gets = max(num_shards * num_readers, _index_gets(order, num_readers, steps, kept) if kept < 1 else 0)
     single_bytes = (first_batch + steps.num_pads) * (stored.mean_bytes - BLOCK)  # without the sample's first header
@@ -133,6 +134,7 @@ def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.
     """The shards that each reader needs for the first steps of a run."""
     if not order.num_batches:
         return [np.zeros(0, np.int64)] * num_readers
+    # Each reader takes a contiguous part of every batch.
     ids = order.slots(0, range(num_steps), 0, order.global_batch_size).ids
     shards = np.searchsorted(order.first_ids, ids, side="right") - 1
     return [np.unique(columns) for columns in np.array_split(shards, num_readers, axis=1)]

@@ -30,6 +30,7 @@ class SplitStats:
         self.num_samples += 1
         self.num_bytes += sum(sizes.values())
         self.tar_bytes += sum(BLOCK + -(-size // BLOCK) * BLOCK for size in sizes.values())  # header, content, padding
+        # As the build stores it: a key that can't be a member's name is replaced by a short one.
         key = sample.key if naming.is_key(sample.key) else naming.short_key(sample.key)
         self.key_bytes = max(self.key_bytes, len(key))
         self.fields |= dict.fromkeys(sizes)

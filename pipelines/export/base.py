@@ -115,6 +115,7 @@ def components(index: np.ndarray, where: str) -> Iterator[tuple[str, list[tuple[
     for key, *ranges in zip(keys, *columns, strict=True):
         if "." in key or not is_member(f"{key}.cls"):
             raise DamagedShard(f"{where}: {key!r} can't be a key; verify the set, then rebuild the shard")
+        # The columns of an index need not be in tar order, and absent fields are (0, 0).
         stored = [(field, *each) for field, each in zip(fields, ranges, strict=True) if each[0]]
         yield key, sorted(stored, key=lambda member: member[1])
 

@@ -48,6 +48,7 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
             yield SideFile(f"{shard.path}.idx", ends.astype("<u8").tobytes())
         database.executescript(_INDEXES)
         yield SideFile(f"{META}/index.sqlite", database.serialize())
+    # From the digest, so that the same set always gets the same UUID.
     yield SideFile(f"{META}/index.uuid", str(uuid.UUID(manifest.digest[:32])).encode())
     yield SideFile(f"{META}/.info.json", json_bytes({"shard_counts": counts}))
     yield SideFile(f"{META}/split.yaml", _yaml({"split_parts": parts, "exclude": []}))

@@ -171,6 +171,7 @@ def _contents(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     crc, label = index["crc32c"].astype(np.uint32), index["label"]
     if "cls" not in names:
         return crc, size
+    # The CRC32C covers the fields in tar order, so a label can be taken off only where it comes last.
     last = np.max([index[f".{name}"]["offset"] for name in names], axis=0) == index[".cls"]["offset"]
     digits = np.array([len(str(number)) for number in label.tolist()])
     removable = last & (label >= 0) & (index[".cls"]["num_bytes"] == digits)
