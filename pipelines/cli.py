@@ -157,13 +157,11 @@ def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _plan_input(args: argparse.Namespace) -> "PlanInput":
     from pipelines.config import BuildConfig
-    from pipelines.estimate.inputs import PlanInput
+    from pipelines.estimate.inputs import SIZES, PlanInput
 
-    sizes = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples", "holdout", "seed")
+    options = {name: getattr(args, name) for name in (*SIZES, "holdout", "seed")}
     return PlanInput(
-        build=BuildConfig(
-            source=args.source or "", input=args.input or "", output="", **{name: getattr(args, name) for name in sizes}
-        ),
+        build=BuildConfig(source=args.source or "", input=args.input or "", output="", **options),
         manifest=args.manifest,
         num_samples=args.samples,
         mean_bytes=args.mean_bytes,

@@ -35,8 +35,10 @@ CLASS_ENTRY_BYTES = 55
 ASSUMED_KEY_BYTES = 16
 ASSUMED_UNIT_SAMPLES = 1_000
 
+SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
+"""The options of a build that decide the sizes of its shards."""
+
 _ARCHIVES = frozenset({"cifar10", "cifar100", "webdataset"})
-_SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +78,7 @@ class PlanInput:
             if kind == owner and not value and flag in ("--input", "--mean-bytes"):
                 raise ConfigError(f"{owner} needs {flag} too; see the examples of `plan --help`")
         default = BuildConfig(source="", input="", output="")
-        changed = [name for name in _SIZES if getattr(self.build, name) != getattr(default, name)]
+        changed = [name for name in SIZES if getattr(self.build, name) != getattr(default, name)]
         if kind == "MANIFEST" and changed:
             flag = "--" + changed[0].replace("_", "-")
             raise ConfigError(f"{flag}: the shards of an existing set have their sizes; leave it out")
