@@ -1,4 +1,4 @@
-"""Values of the command line: each function reads one argument and raises ArgumentTypeError if it means nothing."""
+"""Parses values of the command line: each function takes one argument, and raises ArgumentTypeError if it is wrong."""
 
 import argparse
 from collections import Counter
@@ -6,31 +6,33 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 MAX_RANGE = 1_000_000
-"""Shards in one range of --only-shards."""
-
-_POSITIVE = "a whole number from 1"
+"""Limit of one range of --only-shards: it becomes a set in memory."""
 
 
-def positive(text: str) -> int:
-    """`8`."""
-    return _positive(text, _POSITIVE)
+def positive(text: str, expected: str = "a whole number from 1") -> int:
+    """`8` as 8."""
+    # int() alone would take "+8", "1_000" and digits of other scripts.
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        _fail(text, expected)
+    return int(text)
 
 
 def numbers(text: str) -> dict[str, int]:
     """`8` as {"": 8}; `train=8,test=2` as a number for each split."""
-    expected = f"{_POSITIVE}, or SPLIT=NUMBER,SPLIT=NUMBER"
-    return {split: _positive(number, expected) for split, number in _pairs(text)}
+    expected = "a whole number from 1, or SPLIT=NUMBER,SPLIT=NUMBER"
+    return {split: positive(number, expected) for split, number in _pairs(text)}
 
 
 def fractions(text: str) -> dict[str, float]:
     """`val=0.1,test=0.1` as a fraction for each split."""
+    expected = "SPLIT=FRACTION, for example test=0.1"
     pairs = _pairs(text)
     if not all(split for split, _ in pairs):
-        _fail(text, "SPLIT=FRACTION")
+        _fail(text, expected)
     try:
         return {split: float(fraction) for split, fraction in pairs}
     except ValueError:
-        _fail(text, "SPLIT=FRACTION, for example test=0.1")
+        _fail(text, expected)
 
 
 def names(text: str) -> list[str]:
@@ -54,12 +56,9 @@ def shard_numbers(text: str) -> frozenset[tuple[str, int]]:
         for piece in ranges.split(","):
             first, _, last = piece.partition("-")
             last = last or first
-            digits = split and first.isdigit() and last.isdigit()
-            if not digits or not 0 <= int(last) - int(first) < MAX_RANGE:
-                _fail(
-                    text,
-                    f"SPLIT:NUMBERS, for example train:0,4-7 (ranges go up, at most {MAX_RANGE} long; splits by ;)",
-                )
+            is_range = split and first.isdigit() and last.isdigit()
+            if not is_range or not 0 <= int(last) - int(first) < MAX_RANGE:
+                _fail(text, f"SPLIT:NUMBERS;..., for example train:0,4-7 (a range ascends, at most {MAX_RANGE} long)")
             shards |= {(split, number) for number in range(int(first), int(last) + 1)}
     return frozenset(shards)
 
@@ -83,17 +82,11 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def _positive(text: str, expected: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        _fail(text, expected)
-    return int(text)
-
-
 def _fail(text: str, expected: str) -> NoReturn:
     raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
 
 
 def _repeated_split(splits: Iterable[str]) -> str:
-    """The complaint about the first split that is named twice; "" if none is."""
+    """The message about the first split that is named twice; "" if none is."""
     repeated = [repr(split) if split else "all splits" for split, times in Counter(splits).items() if times > 1]
     return f"a number for {repeated[0]} twice" if repeated else ""

@@ -38,11 +38,11 @@ from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 _SURVEY_OPTIONS = ("seed", "holdout")
-"""The options that decide what a survey says of the same input."""
+"""The options that change the survey of an unchanged input."""
 
 
 class _Fixes(msgspec.Struct):
-    """What is read of `plan/plan.json` before its version is known."""
+    """The part of `plan/plan.json` that is read before its version is known."""
 
     fixes: dict[str, int] = {}
 
@@ -62,7 +62,7 @@ class Result:
 
 
 def build(config: BuildConfig, beam_flags: Sequence[str] = (), progress: BuildProgress | None = None) -> Result:
-    """Builds the shard set that `config` describes and returns what was done.
+    """Builds the shard set that `config` describes, and returns its plan and counters.
 
     Resumes an unfinished build of the same input and options; checks a finished one and mends missing or damaged
     shards. Raises ShardsetError, with nothing published.
@@ -113,10 +113,10 @@ def run(
     with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
         result = pipeline.run()
         if show and dataflow.is_wanted(beam_options):
-            show(f"the job runs on at {dataflow.page_of(beam_options, result)}")
+            show(f"the job continues at {dataflow.page_of(beam_options, result)}")
         state = result.wait_until_finish()
-    if state not in (PipelineState.DONE, None):
-        raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun goes on where it stopped")
+    if state not in (PipelineState.DONE, None):  # some runners return no state after a success
+        raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun continues where it stopped")
     return counters_of(result.metrics().query()["counters"])
 
 
@@ -127,7 +127,7 @@ def counters_of(counters: Iterable[MetricResult]) -> dict[str, int]:
 
 
 def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
-    """Surveys the input and writes what the workers start from, or finds what an earlier build wrote."""
+    """Surveys the input, then writes the files that workers start from, or finds those of an earlier build."""
     source = sources.open_source(config)
     if folder := sources.input_folder(config):
         replacing.refuse_among_raw(open_storage(config.output), folder)
@@ -152,10 +152,10 @@ class _Start:
     survey: Survey
 
     def begin(self, file: BuildFile, lines: IO[bytes]) -> tuple[PlanFiles, BuildFile]:
-        """Writes the survey's `lines` and what is built, unless a build of the same was begun there.
+        """Writes `plan/build.json` and the survey's `lines`, unless the same build has already begun there.
 
-        Removes what an earlier build left unfinished, and keeps a set that is to be replaced. Raises ConfigError, with
-        nothing removed, if this build reads any of those files, or if the next one would read what this one writes.
+        Removes what another build left unfinished, but keeps a finished set until it is replaced. Raises ConfigError,
+        with nothing removed, if this build reads any of those files, or if a rerun would read what this one writes.
         """
         output = self.output
         generation = plan_files.generation_of(output, paths.BUILD)
@@ -168,15 +168,25 @@ class _Start:
             files = PlanFiles(output, stored.build)
             return files, _resume(files, old, file, generation)
         self._refuse_existing(has_manifest=manifest_generation != ABSENT, has_build=old is not None, changes=changes)
+        return self._start_over(file, old, generation, manifest_generation, lines)
+
+    def _start_over(
+        self, file: BuildFile, old: BuildFile | None, generation: str, manifest_generation: str, lines: IO[bytes]
+    ) -> tuple[PlanFiles, BuildFile]:
+        """Takes the output for this build, whose `plan/build.json` and manifest have these generations."""
+        output = self.output
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         unfinished = replacing.unfinished_files(output) - replacing.files_of(replaced)
-        self._refuse_input(replacing.files_of(replaced) | unfinished)
-        suffix = _suffix(file, replaced.digest) if replaced else ""
+        replacing.refuse_input(output, replacing.files_of(replaced) | unfinished, self.input, self.survey.objects)
+        if self.survey.all_tars:
+            replacing.refuse_inside(output, self.input)
+        # The replaced set may have the same options; readers still use its folders, so these need other names.
+        suffix = "-" + hashlib.sha256(msgspec.json.encode([file, replaced.digest])).hexdigest()[:8] if replaced else ""
         before = sorted({old.suffix, *old.before}) if old else []
         file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
         files = PlanFiles(output, file.digest)
-        # From here on the output is this build's: other builds see that when they look next. A manifest that one of
-        # them wrote since our own look shows below.
+        # From here on the output belongs to this build: other builds notice at their next check. The comparison below
+        # finds a manifest that one of them published since ours was read.
         _write_build(files, file, generation)
         generation = plan_files.generation_of(output, paths.BUILD)
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
@@ -187,13 +197,13 @@ class _Start:
         return files, file
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
-        """In which words this build differs from the one at the output."""
+        """The differences between this build and the one at the output, in words."""
         plan = plan_files.find_record(self.output, paths.PLAN, _Fixes)
         writes_images = self.config.writes_images(plan.fixes if plan else {})
         return self._surveyed_as(old, file).differences_from(old, writes_images=writes_images)
 
     def _surveyed_as(self, old: BuildFile, file: BuildFile) -> BuildFile:
-        """The build as surveyed with the options of the old one, so that only another input makes another survey."""
+        """This build, surveyed with the options of the old one, so that only a changed input changes the survey."""
         if old.survey == file.survey:
             return file
         if old.options.get("source") != file.options["source"]:
@@ -212,11 +222,11 @@ class _Start:
         why = f" ({'; '.join(changes)})" if changes else ""
         if has_manifest and not overwrite:
             raise ConfigError(
-                f"{url}: another shard set stands there{why}; give another --output, or --overwrite to replace it"
+                f"{url}: already holds another shard set{why}; give another --output, or --overwrite to replace it"
             )
         if changes and not overwrite:
             raise ConfigError(
-                f"{url}: an unfinished build stands there{why}; finish it with its own options, "
+                f"{url}: already holds an unfinished build{why}; finish it with its own options, "
                 "give another --output, or --overwrite to start over"
             )
         if has_manifest or has_build:
@@ -224,15 +234,9 @@ class _Start:
         foreign = next((stat.name for stat in self.output.list() if naming.is_shard_file(stat.name)), None)
         if foreign:
             raise ConfigError(
-                f"{url}: {foreign} stands there without a manifest or plan, so whose it is can't be told; "
+                f"{url}: holds {foreign} without a manifest or plan, so it is unclear whose file it is; "
                 "move such files away or give another --output (--overwrite leaves them alone)"
             )
-
-    def _refuse_input(self, names: Iterable[str]) -> None:
-        """Raises ConfigError if the input is among the files to be removed, or will be among those to be written."""
-        replacing.refuse_input(self.output, names, self.input, self.survey.objects)
-        if self.survey.all_tars:
-            replacing.refuse_inside(self.output, self.input)
 
 
 def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
@@ -257,7 +261,7 @@ def _resume(files: PlanFiles, old: BuildFile, file: BuildFile, generation: str) 
 
 
 def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, lines: IO[bytes]) -> None:
-    """Removes the files of earlier builds, and writes what the workers start from."""
+    """Removes the files of earlier builds, then writes the files that workers start from."""
     replacing.remove(files, unfinished)
     plan_names = {stat.name for stat in files.output.list(naming.PLAN_FOLDER) if paths.is_plan_file(stat.name)}
     replacing.remove(files, plan_names - {paths.BUILD})
@@ -270,17 +274,12 @@ def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, 
 
 
 def _write_build(files: PlanFiles, file: BuildFile, generation: str) -> None:
-    """Writes `plan/build.json` in place of that generation; ManifestError if another build was faster."""
+    """Replaces that generation of `plan/build.json`; ManifestError if another build was faster."""
     content = plan_files.encode_record(file)
     try:
         plan_files.write(files.output, paths.BUILD, files.build, content, if_generation=generation)
     except PreconditionFailed as error:
         raise plan_files.another_build(files.output, paths.BUILD) from error
-
-
-def _suffix(file: BuildFile, replaced: str) -> str:
-    """Keeps a build's folders apart from those of the set that it replaces, which may have the same options."""
-    return "-" + hashlib.sha256(msgspec.json.encode([file, replaced])).hexdigest()[:8]
 
 
 def _published(output: Storage, plan: PlanFile) -> manifests.Head | None:

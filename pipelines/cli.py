@@ -1,6 +1,6 @@
-"""The command line: one function a verb, which turns arguments into records and calls what does the work.
+"""The command line: for each verb, a function that turns arguments into records and calls the modules that do the work.
 
-Nothing heavy is imported before a verb needs it: Beam takes a second or two.
+Each verb imports its own heavy modules: Beam alone takes a second or two.
 """
 
 import argparse
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+import msgspec
 from rich.console import Console
 
 from pipelines.estimate.prices import Prices
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pipelines.estimate.inputs import PlanInput
 
 REFUSED = 2
-"""The exit code of `plan` for numbers that a run would refuse: the same as for a wrong command line."""
+"""The exit code of `plan` for numbers that a run would refuse, as for a wrong command line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,13 +31,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser().parse_known_args(argv)
     if rest:
         _refuse_unknown(args, rest)
-    # A runner logs the traceback of a failing worker many times over; the one sentence that counts is printed below.
+    # A runner logs the traceback of a failing worker many times; run_verb prints the one sentence that matters.
     logging.basicConfig(level=logging.INFO if args.debug else logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.INFO if args.debug else logging.CRITICAL)
-    # Warnings of the library say that a bucket does not answer.
+    # The library warns when a bucket does not answer: keep that visible.
     logging.getLogger("shardset").setLevel(logging.INFO if args.debug else logging.WARNING)
     verb = VERBS[args.verb]
-    return run_verb(lambda: verb(args, rest), debug=args.debug, stopped="stopped; the same command goes on from here")
+    return run_verb(
+        lambda: verb(args, rest), debug=args.debug, stopped="stopped; run the same command again to continue"
+    )
 
 
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
@@ -57,7 +60,7 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
 
         config = _build_config(args)
         if not args.no_report:
-            from pipelines.report import page  # before the build, so that a missing library does not show after it
+            from pipelines.report import page  # early, so that a missing library does not fail a finished build
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.for_console(console))
     report = page.after_build(config) if result.published and not args.no_report else None
@@ -99,6 +102,10 @@ def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if report.problems else 0
 
 
+def _json(result: object) -> str:
+    return json.dumps(msgspec.to_builtins(result), indent=1)
+
+
 def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.check import inspect
 
@@ -107,7 +114,7 @@ def _inspect(args: argparse.Namespace, _: Sequence[str]) -> int:
     )
     answer = inspect.inspect(args.manifest, question)
     if args.json:
-        print(inspect.to_json(answer))
+        print(_json(answer))
     else:
         on_standard_output().print(inspect.render(answer))
     return 0
@@ -117,7 +124,7 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.export import write
 
     exported = write.export(args.manifest, args.to, output=args.output, overwrite=args.overwrite)
-    print(write.to_json(exported) if args.json else write.render(exported))
+    print(_json(exported) if args.json else write.render(exported))
     return 0
 
 
@@ -150,13 +157,11 @@ def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _plan_input(args: argparse.Namespace) -> "PlanInput":
     from pipelines.config import BuildConfig
-    from pipelines.estimate.inputs import PlanInput
+    from pipelines.estimate.inputs import SIZES, PlanInput
 
-    sizes = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples", "holdout", "seed")
+    options = {name: getattr(args, name) for name in (*SIZES, "holdout", "seed")}
     return PlanInput(
-        build=BuildConfig(
-            source=args.source or "", input=args.input or "", output="", **{name: getattr(args, name) for name in sizes}
-        ),
+        build=BuildConfig(source=args.source or "", input=args.input or "", output="", **options),
         manifest=args.manifest,
         num_samples=args.samples,
         mean_bytes=args.mean_bytes,
@@ -175,5 +180,5 @@ VERBS = {
 
 
 def program() -> None:
-    """What a shell runs."""
+    """The entry point of the shell command."""
     run_program(main, "pipelines")

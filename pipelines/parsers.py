@@ -46,7 +46,7 @@ examples:
 
 Sizes, order, steps and memory come from the code that builds and trains; docs/plan.md explains every number.
 Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
-Archives have to be read: for them `build --dry-run` prints the exact plan.
+Archives must be read: for them, `build --dry-run` prints the exact plan.
 
 {EXIT_CODES}
 """
@@ -55,7 +55,7 @@ _Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of the program; what it parses has the chosen verb in `verb` and its parser in `verb_parser`."""
+    """The parser of the program. Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`."""
     top = program_parser(
         COMMAND, "pipelines", epilog=EXIT_CODES,
         description="Turns raw image files into exact, reproducible WebDataset shards.",
@@ -164,7 +164,7 @@ def _add_export(verbs: _Verbs, common: Parser) -> None:
                         help="any of wids, timm, energon, dali, tfds, hf")  # fmt: skip
     export.add_argument("--output", metavar="FOLDER",
                         help="where to write, if the format allows (default: beside the tars)")  # fmt: skip
-    export.add_argument("--overwrite", action="store_true", help="replace files that stand there and differ")
+    export.add_argument("--overwrite", action="store_true", help="replace existing files that differ")
 
 
 def _add_report(verbs: _Verbs, common: Parser) -> None:
@@ -175,7 +175,7 @@ def _add_report(verbs: _Verbs, common: Parser) -> None:
     )  # fmt: skip
     _add_manifest(report)
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
-    report.add_argument("--force", action="store_true", help="replace whatever file stands at --output")
+    report.add_argument("--force", action="store_true", help="replace any file at --output, even one that is no page")
     report.add_argument("--images", type=int, default=100_000, metavar="N",
                         help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
     report.add_argument("--input", metavar="FOLDER", help="the raw input, for pictures of quarantined samples")
@@ -191,7 +191,7 @@ def _add_plan(verbs: _Verbs, common: Parser) -> None:
         allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Samples, shards, steps, requests, memory, mixing and cost, from a manifest, a listing or numbers.",
     )  # fmt: skip
-    plan.add_argument("manifest", metavar="MANIFEST", nargs="?", help="of a set that stands, or its folder")
+    plan.add_argument("manifest", metavar="MANIFEST", nargs="?", help="the manifest of an existing set, or its folder")
     raw = plan.add_argument_group("before a build: files to list, or bare numbers")
     raw.add_argument("--source", help="folder, listing, or imagenet as class folders")
     raw.add_argument("--input", metavar="PATH", help="local or gs://, as for build; only names and sizes are read")

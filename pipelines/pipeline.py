@@ -1,13 +1,12 @@
 """The Beam graph of a build and its DoFns: each DoFn hands one element to a function of `plan` or `write`.
 
-Image bytes never go through the runner. What a step leaves for the next one is a file below `plan/`; only its name,
-or the byte range of a receiver's part, is an element.
+Image bytes never pass through the runner. A step leaves its results in files below `plan/`; the elements between two
+steps are only the names of these files, or the byte ranges that a receiver has to read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import apache_beam as beam
 import msgspec
@@ -29,12 +28,11 @@ from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
 from pipelines.write.shard import ShardWriter
 
-T = TypeVar("T")
 Slot = tuple[str, int]
 """A split and the number of one of its shards."""
 
 NAMESPACE = "shardset"
-"""Of our counters; runners keep their own beside them."""
+"""The namespace of our counters; runners have their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +49,8 @@ class PreparedBuild:
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
     """Adds the steps of a build to the pipeline; a dry run ends with the plan. Each line names its element type."""
     config, files, suffix = build.config, build.files, build.file.suffix
+    writer, committer = ShardWriter(files, build.source.input, config.image, suffix), Committer(files, config, suffix)
+    # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
     num_indexed = (
         pipeline
         | "List units" >> beam.Create(build.units)  # UnitRef
@@ -69,7 +69,7 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     if dry_run:
         return
     # BundleBasedDirectRunner gives an empty side input for one of several outputs, hence a step of its own.
-    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(_same))  # PlanFile
+    plan = beam.pvalue.AsSingleton(planned.plan | "The plan" >> beam.Map(lambda plan: plan))  # PlanFile
     duplicate_keys = (
         planned.offsets
         | "Spread batches" >> beam.Reshuffle()
@@ -85,37 +85,37 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Plan shards" >> beam.ParDo(PlanGroup(files), plan)  # (split, shard)
         | "Choose shards" >> beam.Filter(_is_wanted, config.only_shards)
         | "Spread shards" >> beam.Reshuffle()
-        | "Write shards" >> beam.ParDo(WriteShard(ShardWriter(files, build.source.input, config.image, suffix)), plan)
+        | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)
         | "Count shards" >> combiners.Count.Globally()  # int
     )
     _ = (
         pipeline
         | "Once all is written" >> beam.Create([None])
         | "Commit"  # the manifest's digest
-        >> beam.ParDo(CommitManifest(Committer(files, config, suffix)), beam.pvalue.AsSingleton(num_written), plan)
+        >> beam.ParDo(CommitManifest(files, committer), beam.pvalue.AsSingleton(num_written), plan)
     )
 
 
+@dataclass(eq=False, repr=False)
 class BuildStep(beam.DoFn):
     """A step of a build. It keeps memory from one element to the next, and frees it for the next step."""
 
-    def __init__(self, files: PlanFiles) -> None:
-        self._files = files
+    files: PlanFiles
 
     def finish_bundle(self) -> None:
         tables.release_memory()
 
 
+@dataclass(eq=False, repr=False)
 class IndexUnit(BuildStep):
     """Writes the table and the summary of a unit."""
 
-    def __init__(self, files: PlanFiles, source: Source, config: BuildConfig) -> None:
-        super().__init__(files)
-        self._source, self._config = source, config
+    source: Source
+    config: BuildConfig
 
     def process(self, element: UnitRef) -> Iterator[int]:
-        with self._files.while_current():
-            summary = index_unit(self._files, self._source, self._config, element)
+        with self.files.while_current():
+            summary = index_unit(self.files, self.source, self.config, element)
         for count in summary.splits.values():
             _count("samples_indexed", count.num_samples)
             _count("samples_quarantined", count.num_rejected)
@@ -124,20 +124,20 @@ class IndexUnit(BuildStep):
         yield element.number
 
 
+@dataclass(eq=False, repr=False)
 class MakePlan(BuildStep):
     """Writes the plan once all units are indexed. Yields it without classes, and the offsets of each batch of units."""
 
-    def __init__(self, files: PlanFiles, config: BuildConfig, file: BuildFile) -> None:
-        super().__init__(files)
-        self._config, self._file = config, file
+    config: BuildConfig
+    file: BuildFile
 
     def process(self, element: None, num_indexed: int) -> Iterator[Any]:
-        assert num_indexed == self._file.num_units, "every unit is indexed"
-        with self._files.while_current():
-            plan = make_plan(self._files, self._config, self._file)
+        assert num_indexed == self.file.num_units, "every unit is indexed"
+        with self.files.while_current():
+            plan = make_plan(self.files, self.config, self.file)
             yield msgspec.structs.replace(plan, classes=[])
-            summaries, size = read_summaries(self._files, plan.num_units), plan.units_per_batch
-            offsets = unit_offsets(summaries, plan.splits, units_per_batch=size, stratified=self._config.stratified)
+            summaries, size = read_summaries(self.files, plan.num_units), plan.units_per_batch
+            offsets = unit_offsets(summaries, plan.splits, units_per_batch=size, stratified=self.config.stratified)
             for batch, offset in enumerate(offsets):
                 yield beam.pvalue.TaggedOutput("offsets", (batch, offset))
 
@@ -146,31 +146,37 @@ class SpreadKeys(BuildStep):
     """Cuts the key hashes of a batch of units by bucket."""
 
     def process(self, element: tuple[int, UnitOffsets], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
-        with self._files.while_current():
-            return spread_keys(self._files, plan, element[0])
+        with self.files.while_current():
+            return spread_keys(self.files, plan, element[0])
 
 
 class FindDuplicateKeys(BuildStep):
     """Finds the rows of one bucket that want a key that is taken, by batch of units."""
 
     def process(self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
-        with self._files.while_current():
-            return find_duplicate_keys(self._files, plan, *element)
+        with self.files.while_current():
+            return find_duplicate_keys(self.files, plan, *element)
 
 
+@dataclass(eq=False, repr=False)
 class AssignBatch(BuildStep):
     """Cuts the references of a batch of units by group of shards."""
 
-    def __init__(self, files: PlanFiles, config: BuildConfig) -> None:
-        super().__init__(files)
-        self._seed, self._stratified = config.seed, config.stratified
+    config: BuildConfig
 
     def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterable[tuple[Group, ByteRange]]:
         batch, joined = element
         (offsets,) = joined["offsets"]
-        assign = partial(assign_batch, seed=self._seed, stratified=self._stratified)
-        with self._files.while_current():
-            return assign(self._files, plan, batch, offsets, joined["duplicate_keys"])
+        with self.files.while_current():
+            return assign_batch(
+                self.files,
+                plan,
+                batch,
+                offsets,
+                joined["duplicate_keys"],
+                seed=self.config.seed,
+                stratified=self.config.stratified,
+            )
 
 
 class PlanGroup(BuildStep):
@@ -178,21 +184,20 @@ class PlanGroup(BuildStep):
 
     def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterator[Slot]:
         (split, _), partitions = element
-        with self._files.while_current():
-            for number in plan_group(self._files, plan.splits[split], partitions):
+        with self.files.while_current():
+            for number in plan_group(self.files, plan.splits[split], partitions):
                 yield split, number
 
 
+@dataclass(eq=False, repr=False)
 class WriteShard(BuildStep):
     """Writes the tar, the index and the record of a shard."""
 
-    def __init__(self, writer: ShardWriter) -> None:
-        super().__init__(writer.files)
-        self._writer = writer
+    writer: ShardWriter
 
     def process(self, element: Slot, plan: PlanFile) -> Iterator[Slot]:
-        with self._files.while_current():
-            record, is_new = self._writer.write(plan, *element)
+        with self.files.while_current():
+            record, is_new = self.writer.write(plan, *element)
         _count("shards_written" if is_new else "shards_skipped", 1)
         if is_new:
             _count("samples_written", record.shard.num_samples)
@@ -200,26 +205,21 @@ class WriteShard(BuildStep):
         yield element
 
 
+@dataclass(eq=False, repr=False)
 class CommitManifest(BuildStep):
     """Publishes the manifest once the wanted shards are written, if these are all."""
 
-    def __init__(self, committer: Committer) -> None:
-        super().__init__(committer.files)
-        self._committer = committer
+    committer: Committer
 
     def process(self, element: None, num_finished: int, plan: PlanFile) -> Iterator[str]:
-        with self._files.while_current():
-            digest = self._committer.commit(plan, num_finished)
+        with self.files.while_current():
+            digest = self.committer.commit(plan, num_finished)
         if digest:
             yield digest
 
 
 def _count(name: str, number: int) -> None:
     Metrics.counter(NAMESPACE, name).inc(number)
-
-
-def _same(element: T) -> T:
-    return element
 
 
 def _is_wanted(slot: Slot, wanted: frozenset[Slot]) -> bool:

@@ -1,4 +1,4 @@
-"""Consoles: names are shown as they are, and the output of worker processes only where it helps."""
+"""Consoles that show raw names as they are, and the output of worker processes only where it helps."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ _NO_LIMIT = 100_000
 
 
 def plain(text: str, style: str = "") -> Text:
-    """The text shown as it is, even where a raw name holds rich's markup or terminal control characters."""
+    """The text, shown as it is even if a raw name holds rich's markup or terminal control characters."""
     return Text(printable(text), style)
 
 
@@ -39,6 +39,7 @@ def quiet_workers(*, show: bool) -> Iterator[Console]:
         yield Console(stderr=True)
         return
     sys.stderr.flush()
+    # Worker processes inherit file descriptor 2; replacing `sys.stderr` would not reach them.
     real = os.dup(2)
     with tempfile.TemporaryFile() as log, os.fdopen(real, "w", buffering=1, closefd=True) as terminal:
         os.dup2(log.fileno(), 2)

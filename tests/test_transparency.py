@@ -311,7 +311,7 @@ def test_stamps_are_stored_as_they_came_and_told_of(tmp_path):
     assert set(stored.values()) == raw
     page = (output / "report.html").read_text()
     assert "4 with transparency, shown on white" in page
-    assert "1 decoded image is nearly of one colour" in page
+    assert "1 decoded image is nearly a single colour" in page
     assert "alpha-to-background" not in page
 
 

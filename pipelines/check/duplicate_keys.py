@@ -20,6 +20,7 @@ def hash_keys(keys: np.ndarray) -> np.ndarray:
     """
     if not len(keys):
         return np.zeros(0, dtype=np.uint64)
+    # One width for all: each index stores its keys as wide as its longest one.
     words = np.ascontiguousarray(keys.astype(f"S{8 * _KEY_WORDS}")).view("<u8").reshape(len(keys), _KEY_WORDS)
     hashes: np.ndarray = hash64(*words.T)
     return hashes
@@ -30,28 +31,16 @@ def duplicate_keys(
 ) -> Iterator[tuple[Shard, bytes, Shard]]:
     """(shard, key, shard that has it first) for each key that occurs again; `key_hashes` has one array per shard."""
     hashes = np.concatenate([np.zeros(0, np.uint64), *key_hashes])
-    first_ids = np.cumsum([0, *map(len, key_hashes)])
-    first: dict[bytes, Shard] = {}
-    for shard, key in _keys_at(storage, shards, first_ids, _with_equal_hashes(hashes)):
-        if key in first:
-            yield shard, key, first[key]
-        first.setdefault(key, shard)
-
-
-def _with_equal_hashes(hashes: np.ndarray) -> list[int]:
-    """The positions of all hashes that occur more than once, sorted."""
     order = np.argsort(hashes, kind="stable")
     again = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
-    return sorted({*order[again].tolist(), *order[again + 1].tolist()})
-
-
-def _keys_at(
-    storage: Storage, shards: Sequence[Shard], first_ids: np.ndarray, ids: list[int]
-) -> Iterator[tuple[Shard, bytes]]:
-    """Shard and key of the samples with these numbers over all shards; equal hashes alone prove no duplicate."""
-    number, keys = -1, np.zeros(0, dtype="S1")
-    for sample in ids:
-        holder = int(np.searchsorted(first_ids, sample, side="right")) - 1
-        if holder != number:
-            number, keys = holder, read_index(storage, shards[holder])["key"]
-        yield shards[number], bytes(keys[sample - first_ids[number]])
+    # Equal hashes prove nothing yet: the keys of these samples are read and compared.
+    suspects = np.union1d(order[again], order[again + 1])
+    first_ids = np.cumsum([0, *map(len, key_hashes)])
+    by_shard = np.split(suspects, np.searchsorted(suspects, first_ids[1:]))
+    first: dict[bytes, Shard] = {}
+    for shard, first_id, ids in zip(shards, first_ids, by_shard, strict=False):
+        keys = read_index(storage, shard)["key"][ids - first_id].tolist() if len(ids) else []
+        for key in keys:
+            if key in first:
+                yield shard, key, first[key]
+            first.setdefault(key, shard)

@@ -1,10 +1,8 @@
 """Answers one question about a shard set: an overview, or the samples of a shard, of a key or of an original name."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 from rich.console import RenderableType
 
 from pipelines.check.lookups import SampleInfo, find_key, find_name, samples_of_shard
@@ -17,7 +15,7 @@ from shardset.format.manifest import Manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What to look up: at most one of `shard`, `key` and `name`, in one split and of one class where those are given.
+    """What to look up: at most one of `shard`, `key` and `name`; optionally only in one split or class.
 
     `class_name` is a name, a wnid or a label.
     """
@@ -52,11 +50,6 @@ def inspect(url: str, question: Question) -> Overview | list[SampleInfo]:
     else:
         return overview(manifest, url, split=split, label=label)
     return [sample for sample in samples if label in (None, sample.label)]
-
-
-def to_json(answer: Overview | Sequence[SampleInfo]) -> str:
-    """An overview as one object, samples as an array."""
-    return json.dumps(msgspec.to_builtins(answer), indent=1)
 
 
 def render(answer: Overview | Sequence[SampleInfo]) -> RenderableType:

@@ -1,13 +1,13 @@
-"""Finds samples of a shard set: those of a shard, by key, or by what they were called in the raw input."""
+"""Finds samples of a shard set by shard, by key, or by their name in the raw input."""
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import numpy as np
 
 from pipelines.check import quarantine
-from pipelines.images.check import fixes_of
 from shardset.errors import ConfigError
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
@@ -24,10 +24,10 @@ _MAX_REASONS = 20
 
 
 class SampleInfo(msgspec.Struct, frozen=True, kw_only=True, rename={"byte_ranges": "places"}):
-    """One stored sample. `name` is what it was called in the raw input, None if the plan is not there any more.
+    """One stored sample. `name` is its name in the raw input, None if the plan is gone.
 
-    `id` counts over the split, `position` in the shard; `byte_ranges` maps a field to (offset, bytes) in the tar, and
-    is called `places` in the JSON that `inspect` has always printed.
+    `id` counts over the split, `position` in the shard. `byte_ranges` maps a field to (offset, bytes) in the tar; the
+    JSON of `inspect` calls it `places`.
     """
 
     split: str
@@ -62,12 +62,14 @@ def samples_of_shard(storage: Storage, manifest: Manifest, split: str, number: i
 
 
 def find_key(storage: Storage, manifest: Manifest, key: str, *, split: str | None = None) -> list[SampleInfo]:
-    """The sample with that key, and its copies; reads the indexes. Raises ConfigError if there is none."""
+    """The sample with that key, and its copies (`KEY@2`); reads the indexes. Raises ConfigError if there is none."""
+    own_or_copy = re.compile(rf"{re.escape(key)}(@[0-9]+)?").fullmatch
 
     def in_shard(name: str, number: int, shard: Shard) -> list[SampleInfo]:
         index = read_index(storage, shard)
+        # Only the few keys with this beginning are decoded: a shard may hold a million.
         candidates = np.flatnonzero(np.char.startswith(index["key"], key.encode("utf-8", "surrogateescape"))).tolist()
-        rows = [row for row in candidates if is_copy(index["key"][row].decode("ascii", "replace"), key)]
+        rows = [row for row in candidates if own_or_copy(index["key"][row].decode("ascii", "replace"))]
         origins = read_origins(storage, name, number, index["key"]) if rows else None
         return [_sample(manifest, name, number, index, row, origins) for row in rows]
 
@@ -90,6 +92,7 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
     no_names = f"{storage.url}: {NO_NAMES}; search by --key"
 
     def in_shard(split_name: str, number: int, shard: Shard) -> list[SampleInfo]:
+        # The plan first: only shards with a match need their index, which then proves that the plan is theirs.
         origins = read_origins(storage, split_name, number, None)
         if origins is None:
             raise none(no_names)
@@ -104,45 +107,24 @@ def find_name(storage: Storage, manifest: Manifest, name: str, *, split: str | N
     samples = _over_shards(manifest, split, in_shard)
     if not samples:
         raise none(
-            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; is it misspelled?"
+            f"no sample was made from {name!r}, and {manifest.quarantine.path} does not list it; check the spelling"
         )
     return samples
 
 
 def _why_rejected(storage: Storage, manifest: Manifest, name: str, split: str | None) -> str:
-    """What the quarantine list says of a name; empty if it says nothing."""
-    entries = [
+    """The reasons why the quarantine list has that name; "" if it does not."""
+    entries = quarantine.read(storage, manifest.quarantine) if manifest.quarantine.count else []
+    reasons = [
         f"{entry.get('name')} (split {entry.get('split')}): {entry.get('reason')}"
-        for entry in quarantine.find(storage, manifest, name)
-        if split in (None, entry.get("split"))
+        for entry in entries
+        if entry and f"/{entry.get('name')}".endswith(f"/{name}") and split in (None, entry.get("split"))
     ]
-    if not entries:
+    if not reasons:
         return ""
-    more = f"; and {len(entries) - _MAX_REASONS:,} more" if len(entries) > _MAX_REASONS else ""
-    listed = "; ".join(entries[:_MAX_REASONS])
+    more = f"; and {len(reasons) - _MAX_REASONS:,} more" if len(reasons) > _MAX_REASONS else ""
+    listed = "; ".join(reasons[:_MAX_REASONS])
     return f"no sample was made from {name!r}; {manifest.quarantine.path} says why: {listed}{more}"
-
-
-def is_copy(stored: str, key: str) -> bool:
-    """Whether the stored key is `key` or one of its copies (`KEY@2`)."""
-    return stored == key or (stored.startswith(f"{key}@") and stored[len(key) + 1 :].isdigit())
-
-
-def read_fixes(
-    storage: Storage, manifest: Manifest, shards: Sequence[tuple[str, int, np.ndarray]], most: int
-) -> list[tuple[str, int, int, str, str]]:
-    """(split, shard, position, fix, original name) of up to `most` fixed samples of the shards (split, number, keys).
-
-    Reads only as much of the plan as needed; leaves out what the plan no longer tells.
-    """
-    fixed: list[tuple[str, int, int, str, str]] = []
-    for split, number, keys in shards if manifest.fixes else []:
-        origins = read_origins(storage, split, number, keys) or []
-        fixes = ((row, ", ".join(fixes_of(origin.fix)), origin.name) for row, origin in enumerate(origins))
-        fixed += [(split, number, row, fix, name) for row, fix, name in fixes if fix]
-        if len(fixed) >= most:
-            break
-    return fixed[:most]
 
 
 def _over_shards(

@@ -1,4 +1,4 @@
-"""What the manifest of a shard set says of its splits, classes and shards; reads nothing else."""
+"""An overview of splits, classes and shards, from the manifest alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,6 +23,11 @@ class SplitRow:
     num_dropped: int
     num_repeats: int
 
+    @property
+    def per_shard(self) -> str:
+        """Samples of a shard: `500`, or `499 to 500`."""
+        return f"{self.smallest:,}" if self.smallest == self.largest else f"{self.smallest:,} to {self.largest:,}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRow:
@@ -36,7 +41,7 @@ class ClassRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRow:
-    """One shard: `num_of_class` counts the samples of the class that was asked for, or all."""
+    """One shard. `num_of_class` counts the samples of the wanted class, or all samples if none was asked for."""
 
     split: str
     number: int
@@ -49,7 +54,7 @@ class ShardRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """A shard set on one page; with `label`, its `classes` and the shards' `num_of_class` are those of one class."""
+    """A shard set on one page. With `label`, `classes` and the shards' `num_of_class` cover that class only."""
 
     url: str
     digest: str
@@ -96,18 +101,14 @@ def find_label(manifest: Manifest, wanted: str) -> int:
 
 def _split_row(name: str, split: Split) -> SplitRow:
     sizes = [shard.num_samples for shard in split.shards]
+    same = ("num_samples", "num_shards", "fields", "num_source_samples", "num_dropped", "num_repeats")
     return SplitRow(
         name=name,
-        num_samples=split.num_samples,
-        num_shards=split.num_shards,
         smallest=min(sizes, default=0),
         largest=max(sizes, default=0),
         num_bytes=sum(shard.num_bytes for shard in split.shards),
         mean_bytes=split.mean_bytes,
-        fields=split.fields,
-        num_source_samples=split.num_source_samples,
-        num_dropped=split.num_dropped,
-        num_repeats=split.num_repeats,
+        **{field: getattr(split, field) for field in same},
     )
 
 

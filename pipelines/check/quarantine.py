@@ -1,10 +1,11 @@
 """The list of raw samples that a build rejected, `quarantine.jsonl`: one JSON object per line."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-from shardset.format.manifest import Manifest, Quarantine
+from pipelines.check.problems import Problem, problem_of
+from shardset.errors import StorageError
+from shardset.format.manifest import Quarantine
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
 
@@ -29,9 +30,14 @@ def read(storage: Storage, listed: Quarantine) -> list[dict[str, Any] | None]:
     )
 
 
-def find(storage: Storage, manifest: Manifest, name: str) -> Iterator[dict[str, Any]]:
-    """The entries with that original name, or with a name that ends with `/` and it; raises StorageError."""
-    entries = read(storage, manifest.quarantine) if manifest.quarantine.count else []
-    for entry in entries:
-        if entry and f"/{entry.get('name')}".endswith(f"/{name}"):
-            yield entry
+def check(storage: Storage, listed: Quarantine) -> tuple[list[dict[str, Any]], list[Problem]]:
+    """The sound entries of the list, and what is wrong with it."""
+    try:
+        lines = read(storage, listed)
+    except StorageError as error:
+        return [], [problem_of(listed.path, error)]
+    sentences = [f"line {number} is not a JSON object" for number, entry in enumerate(lines, 1) if entry is None]
+    if len(lines) != listed.count:
+        sentences.insert(0, f"lists {len(lines)} samples, the manifest says {listed.count}")
+    problems = [Problem(listed.path, f"{sentence}; restore or rebuild it") for sentence in sentences]
+    return [entry for entry in lines if entry is not None], problems

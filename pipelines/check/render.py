@@ -1,4 +1,4 @@
-"""Draws what `inspect` found as tables for a terminal."""
+"""Renders the answers of `inspect` as tables for a terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ from pipelines.check.overview import Overview
 from pipelines.terminal import plain
 
 MAX_ROWS = 20
-"""Longer tables are cut on a terminal, and say so; JSON holds everything."""
+"""Longer tables are cut on a terminal, with a note; the JSON is complete."""
 
 _MIN_NAME_LETTERS = 7
-"""Where columns of names would be narrower than this, numbers are folded too."""
+"""If name columns would be narrower than this, numbers are folded too."""
 
 
 def render_overview(overview: Overview) -> RenderableType:
@@ -33,7 +33,7 @@ def render_overview(overview: Overview) -> RenderableType:
 
 
 def render_samples(samples: Sequence[SampleInfo], *, max_rows: int = MAX_ROWS) -> RenderableType:
-    """Samples as a table; a single one as a table of all that is known of it."""
+    """Samples as a table; a single sample as a table of everything known about it."""
     if len(samples) == 1:
         return _sample_table(samples[0])
     rows = [
@@ -64,7 +64,7 @@ def _splits_table(overview: Overview) -> RenderableType:
             row.name,
             row.num_samples,
             row.num_shards,
-            f"{row.smallest:,}" if row.smallest == row.largest else f"{row.smallest:,} to {row.largest:,}",
+            row.per_shard,
             row.num_bytes,
             round(row.mean_bytes),
             *(getattr(row, f"num_{name}") for name in optional),
@@ -99,7 +99,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], ma
 
 @dataclass(frozen=True, slots=True)
 class _FoldingTable:
-    """A table that folds names first, and numbers only where it must: rich would cut them to other numbers."""
+    """A table that folds long names first and numbers last: rich would truncate `12,345` to another number."""
 
     title: str
     columns: Sequence[str]
@@ -120,7 +120,7 @@ class _FoldingTable:
         yield table
 
     def _min_width(self) -> int:
-        """The width with whole numbers and folded names."""
+        """The width of the table with numbers on one line and names folded."""
         widths = [
             max(map(len, cells)) if is_number else _MIN_NAME_LETTERS
             for is_number, *cells in zip(self.numeric, self.columns, *self.rows, strict=True)

@@ -1,4 +1,4 @@
-"""Checks one shard: shallow by the checksums of its two objects, deep by reading its tar against its index."""
+"""Checks one shard: shallow by the checksums of its two objects, deep by comparing its tar with its index."""
 
 import hashlib
 from collections import Counter
@@ -9,26 +9,19 @@ from typing import Any
 import numpy as np
 
 from pipelines.check.duplicate_keys import hash_keys
+from pipelines.check.problems import Problem, problem_of
 from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
 from shardset.checksum import crc32c_of
-from shardset.errors import DamagedShard, NotFound, StorageError, UndecodableImage
+from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_from_bytes
-from shardset.format.manifest import Shard
+from shardset.format.manifest import IndexFile, Shard
 from shardset.format.tar import TarMember, members, sample_members
 from shardset.storage.base import Storage
 from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice, stored_crc32c
 
 _REBUILD = "rebuild the shard with --only-shards"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong: `where` is a path relative to the manifest, with the sample's key where there is one."""
-
-    where: str
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,101 +58,78 @@ class ShardFindings:
 
 
 def check_shard(task: ShardTask) -> ShardFindings:
-    """What is wrong with one shard. Runs in a thread or in a process of its own."""
+    """The problems and totals of one shard. Runs in a thread or a process."""
     findings = ShardFindings()
     if task.deep:
         _check_deep(task, findings)
         return findings
     findings.num_samples = task.shard.num_samples
-    for name, num_bytes, crc32c in _objects(task.shard):
-        _check_object(task.storage, name, num_bytes, crc32c, findings)
+    for file in (task.shard, task.shard.index):
+        _check_object(task.storage, file, findings)
     return findings
 
 
-def _objects(shard: Shard) -> list[tuple[str, int, str]]:
-    return [
-        (shard.path, shard.num_bytes, shard.crc32c),
-        (shard.index.path, shard.index.num_bytes, shard.index.crc32c),
-    ]
-
-
-def _check_object(storage: Storage, name: str, num_bytes: int, crc32c: str, findings: ShardFindings) -> None:
+def _check_object(storage: Storage, file: Shard | IndexFile, findings: ShardFindings) -> None:
     try:
         stat = read_twice(
-            lambda: storage.stat(name), lambda stat: stat.num_bytes == num_bytes and stat.crc32c in (None, crc32c)
+            lambda: storage.stat(file.path),
+            lambda stat: stat.num_bytes == file.num_bytes and stat.crc32c in (None, file.crc32c),
         )
-        if stat.num_bytes != num_bytes:
-            findings.problems.append(_wrong_size(name, stat.num_bytes, num_bytes))
-            return
-        stored = stat.crc32c
-        if stored is None:
-            stored = read_twice(lambda: stored_crc32c(storage, name, num_bytes), lambda crc: crc == crc32c)
-            findings.num_bytes += num_bytes
+        crc32c = stat.crc32c
+        # An object of another size is wrong anyway; reading it would only take time.
+        if crc32c is None and stat.num_bytes == file.num_bytes:
+            crc32c = read_twice(
+                lambda: stored_crc32c(storage, file.path, file.num_bytes), lambda crc32c: crc32c == file.crc32c
+            )
+            findings.num_bytes += file.num_bytes
     except StorageError as error:
-        findings.problems.append(unreadable(name, error))
+        findings.problems.append(problem_of(file.path, error))
         return
-    if stored != crc32c:
-        findings.problems.append(_wrong_crc(name, stored, crc32c))
+    findings.add(file.path, *_differences(file, stat.num_bytes, crc32c))
 
 
-def _wrong_size(name: str, actual: int, expected: int) -> Problem:
-    return Problem(name, f"holds {actual} bytes, the manifest says {expected}; {_REBUILD}")
-
-
-def _wrong_crc(name: str, actual: str, expected: str) -> Problem:
-    return Problem(name, f"its CRC32C is {actual}, the manifest says {expected}: bytes were changed; {_REBUILD}")
-
-
-def unreadable(name: str, error: StorageError) -> Problem:
-    """The problem of an object that is missing or can't be read."""
-    if isinstance(error, NotFound):
-        return Problem(name, "is missing; restore it, or rebuild the shard with --only-shards")
-    return Problem(name, f"can't be read: {error}")
+def _differences(file: Shard | IndexFile, num_bytes: int, crc32c: str | None) -> Iterator[str]:
+    if num_bytes != file.num_bytes:
+        yield f"holds {num_bytes} bytes, the manifest says {file.num_bytes}; {_REBUILD}"
+    elif crc32c != file.crc32c:
+        yield f"its CRC32C is {crc32c}, the manifest says {file.crc32c}: bytes were changed; {_REBUILD}"
 
 
 def _check_deep(task: ShardTask, findings: ShardFindings) -> None:
-    shard, before = task.shard, len(findings.problems)
-    index_bytes = _read_whole(task.storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, findings)
+    data, index = _read_whole(task.storage, task.shard.index, findings), None
     # A damaged index has been reported; only a sound one is worth comparing with the tar.
-    is_sound = len(findings.problems) == before
-    index = _index(shard, index_bytes, findings) if index_bytes and is_sound else None
+    if data is not None and not findings.problems:
+        index = _parse_index(task.shard, data, findings)
     if index is not None:
         findings.key_hashes = hash_keys(index["key"])
-    tar = _read_whole(task.storage, shard.path, shard.num_bytes, shard.crc32c, findings)
+    tar = _read_whole(task.storage, task.shard, findings)
     if tar is not None:
         _check_tar(task, tar, index, findings)
 
 
-def _read_whole(storage: Storage, name: str, num_bytes: int, crc32c: str, findings: ShardFindings) -> bytes | None:
+def _read_whole(storage: Storage, file: Shard | IndexFile, findings: ShardFindings) -> bytes | None:
     try:
-        data = read_object(storage, name, num_bytes, crc32c, _REBUILD)
+        data = read_object(storage, file.path, file.num_bytes, file.crc32c, _REBUILD)
     except StorageError as error:
-        findings.problems.append(unreadable(name, error))
+        findings.problems.append(problem_of(file.path, error))
         return None
     except DamagedObject as error:
         data = error.data
-        size, crc = facts_of(data)
-        same_size = size == num_bytes
-        findings.problems.append(_wrong_crc(name, crc, crc32c) if same_size else _wrong_size(name, size, num_bytes))
+        findings.add(file.path, *_differences(file, *facts_of(data)))
     findings.num_bytes += len(data)
     return data
 
 
-def _index(shard: Shard, data: bytes, findings: ShardFindings) -> np.ndarray | None:
+def _parse_index(shard: Shard, data: bytes, findings: ShardFindings) -> np.ndarray | None:
     path = shard.index.path
     try:
         index = index_from_bytes(data, path)
     except DamagedShard as error:
-        findings.add(path, _without_path(path, error))
+        findings.problems.append(problem_of(path, error))
         return None
     if len(index) != shard.num_samples:
         findings.add(path, f"lists {len(index)} samples, the manifest says {shard.num_samples}; {_REBUILD}")
     return index
-
-
-def _without_path(path: str, error: DamagedShard) -> str:
-    """The sentence of an error whose problem names the path itself."""
-    return str(error).removeprefix(f"{path}: ")
 
 
 def _check_tar(task: ShardTask, tar: bytes, index: np.ndarray | None, findings: ShardFindings) -> None:
@@ -169,11 +139,17 @@ def _check_tar(task: ShardTask, tar: bytes, index: np.ndarray | None, findings: 
     groups = _groups(shard.path, tar, findings)
     if len(groups) != shard.num_samples:
         findings.add(shard.path, f"holds {len(groups)} samples, the manifest says {shard.num_samples}; {_REBUILD}")
-    rows: Iterable[dict[str, Any] | None] = [None] * len(groups) if index is None else _rows(index)
+    rows: Iterable[dict[str, Any] | None] = [None] * len(groups)
+    if index is not None:
+        rows = (dict(zip(index.dtype.names or (), row, strict=True)) for row in index.tolist())
     for group, row in zip(groups, rows, strict=False):  # a different length has been reported
         _check_sample(task, tar, group, row, findings)
     findings.num_samples = len(groups)
-    findings.add(shard.path, *_class_problems(shard, findings.labels))
+    for label, expected in enumerate(shard.class_counts):
+        if (count := findings.labels[label]) != expected:
+            findings.add(
+                shard.path, f"holds {count} samples of class {label}, the manifest says {expected}; {_REBUILD}"
+            )
 
 
 def _check_sample(
@@ -193,14 +169,8 @@ def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMemb
         for member in members(tar, path):
             walked.append(member)
     except DamagedShard as error:
-        findings.add(path, _without_path(path, error))
+        findings.problems.append(problem_of(path, error))
     return list(sample_members(walked))
-
-
-def _rows(index: np.ndarray) -> Iterator[dict[str, Any]]:
-    names = index.dtype.names or ()
-    for row in index.tolist():
-        yield dict(zip(names, row, strict=True))
 
 
 def _sample_problems(
@@ -218,6 +188,7 @@ def _sample_problems(
 
 
 def _row_problems(group: list[TarMember], contents: dict[str, bytes], row: dict[str, Any]) -> Iterator[str]:
+    # The index says (0, 0) for a field that the sample lacks.
     byte_ranges = {name: (0, 0) for name in row if name.startswith(".")}
     byte_ranges |= {f".{member.field}": (member.offset, member.num_bytes) for member in group}
     in_tar = {
@@ -256,9 +227,3 @@ def _image_problems(contents: dict[str, bytes], findings: ShardFindings) -> Iter
             examine(content, field=extension, verify="decode", options=ImageOptions())
         except UndecodableImage as error:
             yield f"its {name} can't be decoded: {error}; build again with --verify decode"
-
-
-def _class_problems(shard: Shard, labels: Counter[int]) -> Iterator[str]:
-    for label, expected in enumerate(shard.class_counts):
-        if labels[label] != expected:
-            yield f"holds {labels[label]} samples of class {label}, the manifest says {expected}; {_REBUILD}"

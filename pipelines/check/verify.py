@@ -1,4 +1,4 @@
-"""Verifies a whole shard set: all of its shards, and what they have in common with its manifest and folders."""
+"""Verifies a whole shard set: each shard, and all of them against the manifest and the folders."""
 
 import json
 import multiprocessing
@@ -11,18 +11,19 @@ import msgspec
 
 from pipelines.check import quarantine
 from pipelines.check.duplicate_keys import duplicate_keys
-from pipelines.check.shard import Problem, ShardFindings, ShardTask, check_shard, unreadable
+from pipelines.check.problems import Problem
+from pipelines.check.shard import ShardFindings, ShardTask, check_shard
 from shardset.errors import StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
 
 MEMORY_BYTES = 2 * 2**30
-"""Deep verification holds one whole tar per worker; fewer workers run where that would need more than this."""
+"""Memory for deep verification, which holds one whole tar per worker: limits the number of workers."""
 
 SHALLOW_THREADS = 8
 MIN_PROCESS_BYTES = 64 * 2**20
-"""A pool of processes takes about a second to start: below this many bytes of shards threads are done sooner."""
+"""A pool of processes takes about a second to start: for fewer bytes of shards, threads are faster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
-    """How far a verification is."""
+    """The progress of a verification."""
 
     shards_done: int
     num_shards: int
@@ -67,18 +68,17 @@ def verify(
 ) -> VerifyReport:
     """Every problem of the shard set at `url` (its manifest or folder).
 
-    Shallow: every listed object is there with its size and CRC32C, no unlisted shard is beside them, and the
-    quarantine list is as long as the manifest says. Deep: each tar and index is read and must agree with the other and
-    with the manifest in every byte, every image is decoded, and keys are unique over all splits. Uses all cores, as
-    processes where the shards have `min_process_bytes` or more. Raises ManifestError if there is no sound manifest,
-    since nothing could be verified without one.
+    Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them, and the quarantine
+    list has the listed length. Deep: also reads each tar and index, compares them with each other and with the
+    manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
+    shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
     manifest, storage = manifests.load(url)
     tasks = _tasks(storage, manifest, deep=deep)
     checked = _check_all(tasks, progress, min_process_bytes)
     problems = [problem for findings in checked for problem in findings.problems]
     problems += _unlisted(storage, manifest)
-    problems += _quarantine_problems(storage, manifest)
+    problems += quarantine.check(storage, manifest.quarantine)[1]
     if deep:
         problems += _split_problems(manifest, tasks, checked)
         problems += _duplicate_key_problems(storage, tasks, checked)
@@ -99,21 +99,16 @@ def render(report: VerifyReport, *, max_problems: int = 100) -> str:
     lines = [f"{problem.where}: {problem.sentence}" for problem in report.problems[:max_problems]]
     if len(report.problems) > max_problems:
         lines.append(f"... and {len(report.problems) - max_problems:,} more (all of them with --json)")
-    return "\n".join([*lines, _summary(report)])
+    count = len(report.problems)
+    outcome = f"{count:,} problem{'s' if count > 1 else ''}" if count else "no problem"
+    images = f", {report.num_images:,} images decoded" if report.deep else ""
+    read = f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read{images}"
+    return "\n".join([*lines, f"verified {read}: {outcome}"])
 
 
 def to_json(report: VerifyReport) -> str:
     """The report as one JSON object with all problems, and `ok`."""
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
-
-
-def _summary(report: VerifyReport) -> str:
-    what = (
-        f"{report.num_shards:,} shards, {report.num_samples:,} samples, {report.num_bytes:,} bytes read"
-        f"{f', {report.num_images:,} images decoded' if report.deep else ''}"
-    )
-    count = len(report.problems)
-    return f"verified {what}: " + ("no problem" if report.ok else f"{count:,} problem{'s' if count > 1 else ''}")
 
 
 def _tasks(storage: Storage, manifest: Manifest, *, deep: bool) -> list[ShardTask]:
@@ -155,6 +150,7 @@ def _executor(tasks: list[ShardTask], min_process_bytes: int) -> Executor:
         return ThreadPoolExecutor(SHALLOW_THREADS)
     sizes = [task.shard.num_bytes for task in tasks]
     workers = min(os.cpu_count() or 1, len(tasks), max(1, MEMORY_BYTES // max(sizes)))
+    # Other processes can't see a memory:// set, and one worker gains nothing from a process.
     if not tasks[0].storage.is_shared or workers == 1 or sum(sizes) < min_process_bytes:
         return ThreadPoolExecutor(workers)
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
@@ -170,21 +166,9 @@ def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
             continue
         for name in names:
             if name.endswith((".tar", ".idx.npy")) and name not in paths:
-                yield Problem(name, "is not in the manifest, but readers that list the folder will find it; remove it")
-
-
-def _quarantine_problems(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    path, expected = manifest.quarantine.path, manifest.quarantine.count
-    try:
-        entries = quarantine.read(storage, manifest.quarantine)
-    except StorageError as error:
-        yield unreadable(path, error)
-        return
-    if len(entries) != expected:
-        yield Problem(path, f"lists {len(entries)} samples, the manifest says {expected}; restore or rebuild it")
-    for number, entry in enumerate(entries, 1):
-        if entry is None:
-            yield Problem(path, f"line {number} is not a JSON object; restore or rebuild it")
+                yield Problem(
+                    name, "is not in the manifest, but a reader that lists the folder would read it; remove it"
+                )
 
 
 def _split_problems(manifest: Manifest, tasks: list[ShardTask], checked: list[ShardFindings]) -> Iterator[Problem]:

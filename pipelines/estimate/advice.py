@@ -1,4 +1,4 @@
-"""What does not divide, with the nearest numbers that do, and what the memory budget costs."""
+"""Advice on numbers that do not divide, with the nearest that do, and on the cost of the memory budget."""
 
 from pipelines.estimate.divisors import nearest_divisors, nearest_multiples, or_list
 from pipelines.estimate.reading import Reading, Steps
@@ -12,7 +12,7 @@ from shardset.order.lanes import default_lanes
 def advice_on(
     stored: StoredSplit, order: Order, reading: Reading, steps: Steps, reads: ReadEstimate | None
 ) -> list[str]:
-    """One sentence or two for each thing that is worth a change."""
+    """A sentence or two for each number worth changing."""
     return [
         *_on_shard_sizes(stored),
         *_on_batches(order, steps),
@@ -59,8 +59,8 @@ def _on_lanes(order: Order, reads: ReadEstimate | None) -> list[str]:
     if reads is None or reads.amplification <= 1:
         return []
     fits = nearest_divisors(order.num_lanes, reads.num_readers)
-    lanes = [n for n in range(1, order.global_batch_size + 1) if order.global_batch_size % n == 0]
-    better = [n for n in lanes if n % reads.num_readers == 0 and n <= max(order.num_lanes, reads.num_readers)]
+    most = max(order.num_lanes, reads.num_readers)
+    better = [n for n in range(reads.num_readers, most + 1, reads.num_readers) if order.global_batch_size % n == 0]
     also = f", or --num-lanes {better[-1]}" if better else ""
     return [
         f"{order.num_lanes} lanes over {reads.num_readers} readers: several readers read the same lanes, "

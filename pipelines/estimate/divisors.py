@@ -1,4 +1,4 @@
-"""Pure: the numbers next to a wish that divide, or are divided by, another."""
+"""Pure: the divisors and multiples of a number that are nearest to a wish."""
 
 import math
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
-"""The sizes of a shard set, with no sample read: from its manifest, a listing of raw files, or bare numbers."""
+"""The sizes of a shard set, from its manifest, a listing of raw files, or bare numbers; reads no sample."""
 
-import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.index import index_dtype
+from shardset.format.index import index_dtype, index_to_bytes
 from shardset.format.manifest import Split
 from shardset.format.tar import END
 from shardset.storage.base import Stat, Storage
@@ -36,16 +35,18 @@ CLASS_ENTRY_BYTES = 55
 ASSUMED_KEY_BYTES = 16
 ASSUMED_UNIT_SAMPLES = 1_000
 
+SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
+"""The options of a build that decide the sizes of its shards."""
+
 _ARCHIVES = frozenset({"cifar10", "cifar100", "webdataset"})
-_SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInput:
-    """One of three ways in: `manifest`, a build's `source` and `input`, or `num_samples` of `mean_bytes`.
+    """One of three kinds of input: `manifest`, a build's `source` and `input`, or `num_samples` of `mean_bytes`.
 
     `build` holds the source, the input and the sizes; "" in `num_samples` stands for `train`. Raises ConfigError for
-    none or several ways in, and for options that belong to another one.
+    none or several of them, and for options that belong to another one.
     """
 
     build: BuildConfig
@@ -55,8 +56,8 @@ class PlanInput:
     num_classes: int | None = None
 
     def __post_init__(self) -> None:
-        ways = {"MANIFEST": self.manifest, "--source": self.build.source, "--samples": self.num_samples}
-        given = [name for name, value in ways.items() if value]
+        kinds = {"MANIFEST": self.manifest, "--source": self.build.source, "--samples": self.num_samples}
+        given = [name for name, value in kinds.items() if value]
         if len(given) != 1:
             raise ConfigError(
                 f"plan takes {' and '.join(given) or 'nothing'}, expected one of MANIFEST, --source with --input, "
@@ -64,7 +65,7 @@ class PlanInput:
             )
         self._check_options(given[0])
 
-    def _check_options(self, way: str) -> None:
+    def _check_options(self, kind: str) -> None:
         options = {
             "--input": ("--source", self.build.input),
             "--holdout": ("--source", self.build.holdout),
@@ -72,15 +73,15 @@ class PlanInput:
             "--classes": ("--samples", self.num_classes),
         }
         for flag, (owner, value) in options.items():
-            if value and way != owner:
-                raise ConfigError(f"{flag} goes with {owner}, not with {way}; leave one of them out")
-            if way == owner and not value and flag in ("--input", "--mean-bytes"):
+            if value and kind != owner:
+                raise ConfigError(f"{flag} goes with {owner}, not with {kind}; leave one of them out")
+            if kind == owner and not value and flag in ("--input", "--mean-bytes"):
                 raise ConfigError(f"{owner} needs {flag} too; see the examples of `plan --help`")
         default = BuildConfig(source="", input="", output="")
-        changed = [name for name in _SIZES if getattr(self.build, name) != getattr(default, name)]
-        if way == "MANIFEST" and changed:
+        changed = [name for name in SIZES if getattr(self.build, name) != getattr(default, name)]
+        if kind == "MANIFEST" and changed:
             flag = "--" + changed[0].replace("_", "-")
-            raise ConfigError(f"{flag}: the shards of a set that stands have their sizes; leave it out")
+            raise ConfigError(f"{flag}: the shards of an existing set have their sizes; leave it out")
 
 
 def stored_set(asked: PlanInput) -> StoredSet:
@@ -94,11 +95,11 @@ def stored_set(asked: PlanInput) -> StoredSet:
 
 
 def from_manifest(url: str) -> StoredSet:
-    """A shard set that stands, from its manifest alone."""
+    """An existing shard set, from its manifest alone."""
     manifest, _ = manifests.load(url)
     return StoredSet(
         title=url,
-        splits={name: _standing_split(name, split) for name, split in sorted(manifest.splits.items())},
+        splits={name: _existing_split(name, split) for name, split in sorted(manifest.splits.items())},
         manifest_bytes=len(manifests.to_json(manifest)),
         num_classes=len(manifest.classes),
         raw=None,
@@ -106,9 +107,9 @@ def from_manifest(url: str) -> StoredSet:
 
 
 def from_listing(config: BuildConfig) -> StoredSet:
-    """What `build` would make of its input if every image is good, from names and sizes.
+    """The set that `build` would make of its input if every image is good, from names and sizes.
 
-    Raises ConfigError for archives, which a build has to read to know their samples.
+    Raises ConfigError for archives, whose samples are known only after reading them.
     """
     source = _listed_source(config)
     survey = source.survey()
@@ -116,33 +117,27 @@ def from_listing(config: BuildConfig) -> StoredSet:
     listed = replace(source, input=listing)
     stats: dict[str, SplitStats] = {}
     for unit in survey.units:
-        for sample in listed.index(unit, None):  # what a source spools, it has read before: `listing` refuses that
+        for sample in listed.index(unit, None):  # needs no spool: `listing` refuses the reads that fill one
             if not isinstance(sample, Rejected):
                 stats.setdefault(sample.split, SplitStats()).add(sample)
     if not stats:
-        raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what is read")
-    splits = _planned_splits(config, stats)
+        raise SourceError(f"{config.input}: no sample found; see `python -m pipelines build --help` for what it reads")
     num_samples = sum(split.num_samples for split in stats.values())
     largest = max(label for split in stats.values() for label in split.strata)
     num_classes = len(survey.classes) if survey.classes else 1 + largest
-    is_table = isinstance(source, Listing)  # a table does not tell sizes: a build asks for each
-    return StoredSet(
-        title=f"{config.source}: {config.input}",
-        splits=splits,
-        manifest_bytes=_manifest_bytes(splits, num_classes),
-        num_classes=num_classes,
-        raw=RawInput(
-            num_reads=num_samples,
-            num_units=len(survey.units),
-            num_files=0 if is_table else num_samples,
-            num_stats=num_samples if is_table else 0,
-            unit_lists=listing.lists.total(),
-        ),
+    is_table = isinstance(source, Listing)  # it has no sizes, so a build sends a request for each
+    raw = RawInput(
+        num_reads=num_samples,
+        num_units=len(survey.units),
+        num_files=0 if is_table else num_samples,
+        num_stats=num_samples if is_table else 0,
+        unit_lists=listing.lists.total(),
     )
+    return _planned_set(f"{config.source}: {config.input}", config, stats, num_classes, raw)
 
 
 def _listed_source(config: BuildConfig) -> Any:
-    """The source, if a listing tells its samples; any source whose instances hold `input`."""
+    """The source, if a listing tells its samples: one whose instances have an `input`."""
     if config.source in _ARCHIVES:
         _refuse_to_read(config)
     source = sources.open_source(config)
@@ -154,7 +149,7 @@ def _listed_source(config: BuildConfig) -> Any:
 def from_numbers(
     config: BuildConfig, num_samples: Mapping[str, int], *, mean_bytes: float, num_classes: int
 ) -> StoredSet:
-    """What `build` would make of so many images of `mean_bytes`, by split; "" stands for train."""
+    """The set that `build` would make of `num_samples` images of `mean_bytes`, by split; "" stands for train."""
     if not 1 <= mean_bytes < float("inf"):
         raise ConfigError(f"--mean-bytes is {mean_bytes:g}, expected the mean size of an image in bytes, from 1")
     longest_label = len(str(num_classes - 1))
@@ -164,28 +159,38 @@ def from_numbers(
         for name, count in num_samples.items()
     }
     if len(stats) < len(num_samples):
-        raise ConfigError("--samples names the split train twice; a number without a name is that of train")
+        raise ConfigError("--samples names the split train twice; a number without a name is for train")
     for name in stats:
         if not naming.is_split(name):
             raise ConfigError(
                 f"--samples: {name!r} can't name a split; use letters, digits, - and _ (at most 40, not plan)"
             )
-    splits, total = _planned_splits(config, stats), sum(num_samples.values())
+    total = sum(num_samples.values())
+    title = f"{total:,} images of {mean_bytes:,.0f} bytes"
+    raw = RawInput(num_reads=total, num_units=math.ceil(total / ASSUMED_UNIT_SAMPLES), num_files=total)
+    assumption = f"images are JPEGs of the given mean size, each with a label and a key of {ASSUMED_KEY_BYTES} letters"
+    return _planned_set(title, config, stats, num_classes, raw, assumption)
+
+
+def _planned_set(
+    title: str,
+    config: BuildConfig,
+    stats: Mapping[str, SplitStats],
+    num_classes: int,
+    raw: RawInput,
+    assumption: str = "",
+) -> StoredSet:
+    sized = config.num_shards | config.samples_per_shard | config.target_samples | config.repeat
+    refuse_unknown_splits(sized, sorted(stats))
+    splits = {name: _planned_split(config, name, split) for name, split in sorted(stats.items())}
     return StoredSet(
-        title=f"{total:,} images of {mean_bytes:,.0f} bytes",
+        title=title,
         splits=splits,
         manifest_bytes=_manifest_bytes(splits, num_classes),
         num_classes=num_classes,
-        raw=RawInput(num_reads=total, num_units=math.ceil(total / ASSUMED_UNIT_SAMPLES), num_files=total),
-        assumption="images are JPEGs of the given mean size, each with a label and a key of "
-        f"{ASSUMED_KEY_BYTES} letters",
+        raw=raw,
+        assumption=assumption,
     )
-
-
-def _planned_splits(config: BuildConfig, stats: Mapping[str, SplitStats]) -> dict[str, StoredSplit]:
-    sized = config.num_shards | config.samples_per_shard | config.target_samples | config.repeat
-    refuse_unknown_splits(sized, sorted(stats))
-    return {name: _planned_split(config, name, split) for name, split in sorted(stats.items())}
 
 
 def _planned_split(config: BuildConfig, name: str, stats: SplitStats) -> StoredSplit:
@@ -201,22 +206,15 @@ def _planned_split(config: BuildConfig, name: str, stats: SplitStats) -> StoredS
     mean, ends = stats.tar_bytes / stats.num_samples, np.cumsum([0, *sizes])
     copies = math.ceil(plan.num_repeats / plan.num_source)
     key_bytes = stats.key_bytes + (len(f"@{copies}") if copies else 0)
-    index_bytes = {size: _index_bytes(plan, size, key_bytes) for size in set(sizes)}
+    dtype = index_dtype(plan.fields, key_bytes)
+    header_bytes = len(index_to_bytes(np.zeros(0, dtype)))
     return StoredSplit(
         plan=plan,
         shard_sizes=sizes,
+        # Rounds running totals, so that the shards add up to the split.
         tar_bytes=[len(END) + size for size in np.diff(np.rint(mean * ends).astype(np.int64)).tolist()],
-        index_bytes=[index_bytes[size] for size in sizes],
+        index_bytes=[header_bytes + size * dtype.itemsize for size in sizes],
     )
-
-
-def _index_bytes(plan: SplitPlan, num_samples: int, key_bytes: int) -> int:
-    dtype = index_dtype(plan.fields, key_bytes)
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        header, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num_samples,)}
-    )
-    return len(header.getvalue()) + num_samples * dtype.itemsize
 
 
 def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:
@@ -227,7 +225,7 @@ def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:
     return total
 
 
-def _standing_split(name: str, split: Split) -> StoredSplit:
+def _existing_split(name: str, split: Split) -> StoredSplit:
     tar_bytes = [shard.num_bytes for shard in split.shards]
     return StoredSplit(
         plan=SplitPlan(
@@ -249,7 +247,7 @@ def _standing_split(name: str, split: Split) -> StoredSplit:
 
 @dataclass(frozen=True, slots=True)
 class _ListingOnly:
-    """A storage that lists and stats but refuses to read; `lists` counts its list requests by prefix."""
+    """A storage that lists but refuses to read; `lists` counts list requests by prefix."""
 
     inner: Storage
     config: BuildConfig

@@ -1,4 +1,4 @@
-"""How many classes meet in a batch, measured on the order itself."""
+"""The number of classes in a batch, measured on the order itself."""
 
 import math
 from collections.abc import Iterable
@@ -13,11 +13,10 @@ NUM_MEASURED, MEASURED_EVERY = 11, 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """Mean number of classes in a batch: `worst` if the samples were stored class by class, `uniform` if every sample
-    could come from anywhere.
+    """Mean number of classes in a batch.
 
-    `worst` is measured on the order, as in docs/order.md. A build stores samples permuted, so real batches come near
-    `uniform`.
+    `worst` is for samples stored class by class, measured on the order as in docs/order.md. `uniform` is for batches
+    drawn from the whole split; real batches come close to it, because a build permutes the samples.
     """
 
     num_classes: int
@@ -26,7 +25,7 @@ class Mixing:
 
 
 def mixing_of(order: Order, num_classes: int) -> Mixing:
-    """The mean over eleven batches, 100 steps apart in epochs of at least 1,200 steps."""
+    """The mean of eleven batches; 100 steps apart if the epoch has at least 1,200 steps."""
     every = max(1, min(MEASURED_EVERY, order.num_batches // (NUM_MEASURED + 1)))
     steps = [step for step in range(every, (NUM_MEASURED + 1) * every, every) if step < order.num_batches] or [0]
     batches = (order.batch(0, step) for step in steps)
@@ -47,6 +46,6 @@ def classes_expected(num_samples: int, batch_size: int, num_classes: int) -> flo
     others = num_samples - num_samples / num_classes
     if batch_size > others:
         return float(num_classes)
-    log = math.lgamma
+    log = math.lgamma  # binomial coefficients of millions exceed a float
     missed = log(others + 1) - log(others - batch_size + 1) - log(num_samples + 1) + log(num_samples - batch_size + 1)
     return num_classes * (1 - math.exp(missed))

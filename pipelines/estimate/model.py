@@ -1,6 +1,6 @@
-"""Everything that `plan` says about one split: sizes of `layout`, order, steps and memory of `shardset.order`.
+"""All numbers that `plan` shows about one split, from `plan.layout` and `shardset.order`.
 
-What can only be estimated says "about" where it is shown.
+The output says "about" where a number is only estimated.
 """
 
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ class Estimate:
 
 
 def estimate(stored: StoredSet, split: str, reading: Reading, prices: Prices) -> Estimate:
-    """All numbers of one split; raises ConfigError if they make no order at all."""
+    """All numbers of one split; raises ConfigError if they make no order."""
     stored_split = stored.splits[split]
     order = order_of(stored_split, reading)
     steps = steps_of(order)

@@ -1,4 +1,4 @@
-"""Prices of a bucket. No other file states a price; each one has a flag of `plan`.
+"""Prices of a bucket. They are in this file only, and each has a flag of `plan`.
 
 Source: Google's price list, https://cloud.google.com/storage/pricing, Standard storage in one region of North America
 (us-central1), US dollars, as of 2026-09-20. Writes and lists are class A operations, reads and metadata requests class

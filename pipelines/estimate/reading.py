@@ -1,6 +1,6 @@
-"""How a split is read: the order, the steps and the memory that the trainer would choose.
+"""How a split is read: the order, steps and memory that the trainer would choose.
 
-`shardset.order` does the arithmetic here as it does in a run, so none of these numbers is an estimate.
+`shardset.order` does the arithmetic here and in a run, so these numbers are exact.
 """
 
 from collections.abc import Sequence
@@ -15,15 +15,6 @@ from shardset.order.epoch import LastBatch, Order
 from shardset.order.lanes import check_world, rank_part
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
-
-_FLAGS = {
-    "global_batch_size": "--global-batch-size",
-    "num_replicas": "--world",
-    "num_hosts": "--hosts",
-    "num_lanes": "--num-lanes",
-    "block_size": "--block-size",
-    "num_workers": "--workers",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +40,6 @@ class Reading:
     num_workers: int | None = None
 
     def __post_init__(self) -> None:
-        for name, flag in _FLAGS.items():
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ConfigError(f"{flag} is {value}, expected a whole number from 1")
         for name in ("image_size", "crop_padding"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected pixels from 0")
@@ -71,7 +59,7 @@ class Reading:
 class Steps:
     """The steps of an epoch.
 
-    `num_last` samples and `num_pads` repeats of weight 0 are in the last one; `drop` leaves out `num_left_out` samples.
+    The last one has `num_last` samples and `num_pads` repeats of weight 0; `drop` leaves out `num_left_out` samples.
     """
 
     num_steps: int
@@ -81,7 +69,7 @@ class Steps:
 
 
 def order_of(stored: StoredSplit, reading: Reading) -> Order:
-    """The order in which the trainer would read; raises ConfigError if the numbers make none."""
+    """The order in which the trainer would read; raises ConfigError if the numbers make no order."""
     return fit_order(
         stored.shard_sizes,
         stored_bytes=stored.num_bytes,
@@ -96,7 +84,7 @@ def order_of(stored: StoredSplit, reading: Reading) -> Order:
 
 
 def steps_of(order: Order) -> Steps:
-    """The steps of an epoch, and what does not fill a batch at its end."""
+    """The steps of an epoch, and the samples of its incomplete last batch."""
     room = order.num_batches * order.global_batch_size
     pads = max(0, room - order.num_samples)
     return Steps(
@@ -126,7 +114,7 @@ def refusals_of(reading: Reading) -> list[str]:
 
 def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
     """The memory of one reader; raises ConfigError if it exceeds the budget."""
-    cache_bytes = None
+    cache_bytes = None  # without PadCrop, nothing is kept decoded
     if reading.crop_padding is not None and reading.image_size:
         cache_bytes = 3 * stored.plan.num_stored * (reading.image_size + 2 * reading.crop_padding) ** 2
     return fit_memory(

@@ -1,4 +1,4 @@
-"""Requests and bytes that a bucket sees: when a set is built, before the first batch, and in an epoch."""
+"""Requests to a bucket and bytes from it: during a build, before the first batch, and in an epoch."""
 
 import math
 from dataclasses import dataclass
@@ -37,9 +37,9 @@ LISTED_AT_ONCE = 1000
 class ReadEstimate:
     """Requests of all readers together.
 
-    `block_gets` are the range reads of an epoch. The samples of a run's first batch and the pads of each epoch's last
-    batch are read one by one. Manifests, indexes and `looks` (a shard's generation) come once a run; indexes that do
-    not fit in memory come in every epoch. `amplification` is bytes read over bytes stored; `num_bytes` counts the
+    `block_gets` are the range reads of an epoch. Readers read the samples of a run's first batch and the pads of each
+    epoch's last batch one by one; manifests, indexes and `looks` (a shard's generation) once per run; indexes that do
+    not fit in memory again in every epoch. `amplification` is bytes read over bytes stored; `num_bytes` counts the
     samples of the first epoch.
     """
 
@@ -95,6 +95,7 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
     amplification = sum(len(order.part_lanes(part)) for part in parts) / order.num_lanes
     num_shards = len(stored.shard_sizes)
     first_batch = order.global_batch_size if steps.num_steps else 0
+    # The share of the indexes that stays in memory.
     kept = min(1.0, INDEX_BUDGET_BYTES / (INDEX_BYTES * order.num_samples))
     index_gets = max(num_shards * num_readers, _index_gets(order, num_readers, steps, kept) if kept < 1 else 0)
     single_bytes = (first_batch + steps.num_pads) * (stored.mean_bytes - BLOCK)  # without the sample's first header
@@ -121,7 +122,7 @@ def _index_gets(order: Order, num_readers: int, steps: Steps, kept: float) -> in
 
 
 def cold_start(stored: StoredSet, split: str, order: Order, num_readers: int) -> ColdStart:
-    """What has to arrive before the first batch of a run."""
+    """The bytes that a run reads before its first batch."""
     stored_split = stored.splits[split]
     sizes = np.asarray(stored_split.index_bytes, dtype=np.int64)
     return ColdStart(
@@ -135,13 +136,14 @@ def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.
     """The shards that each reader needs for the first steps of a run."""
     if not order.num_batches:
         return [np.zeros(0, np.int64)] * num_readers
+    # Each reader takes a contiguous part of every batch.
     ids = order.slots(0, range(num_steps), 0, order.global_batch_size).ids
     shards = np.searchsorted(order.first_ids, ids, side="right") - 1
     return [np.unique(columns) for columns in np.array_split(shards, num_readers, axis=1)]
 
 
 def build_requests(stored: StoredSet) -> BuildRequests | None:
-    """About how many operations a build from a bucket into a bucket takes; None for a set that stands already."""
+    """The approximate number of operations of a build from a bucket into a bucket; None for an existing set."""
     if stored.raw is None:
         return None
     raw, num_shards = stored.raw, sum(len(split.shard_sizes) for split in stored.splits.values())

@@ -12,7 +12,7 @@ from shardset.format.tar import BLOCK
 
 @dataclass(slots=True)
 class SplitStats:
-    """Totals of some samples. `tar_bytes` has headers and padding but not the end of a tar; `strata` counts labels."""
+    """Totals of some samples. `tar_bytes` has headers and padding, not the end of a tar; `strata` counts labels."""
 
     num_samples: int = 0
     num_bytes: int = 0
@@ -29,7 +29,8 @@ class SplitStats:
         }
         self.num_samples += 1
         self.num_bytes += sum(sizes.values())
-        self.tar_bytes += sum(map(_member_bytes, sizes.values()))
+        self.tar_bytes += sum(BLOCK + -(-size // BLOCK) * BLOCK for size in sizes.values())  # header, content, padding
+        # As the build stores it: a key that can't be a member's name is replaced by a short one.
         key = sample.key if naming.is_key(sample.key) else naming.short_key(sample.key)
         self.key_bytes = max(self.key_bytes, len(key))
         self.fields |= dict.fromkeys(sizes)
@@ -37,9 +38,9 @@ class SplitStats:
 
 
 def stats_of_mean(strata: Counter[int], mean_bytes: Mapping[str, float], *, key_bytes: int) -> SplitStats:
-    """As many samples as `strata` counts, from the mean size of each field.
+    """The totals of as many samples as `strata` counts, from the mean size of each field.
 
-    A field of more than one block is taken to have half a block of padding.
+    Assumes half a block of padding for a field of more than one block.
     """
     count = strata.total()
     padded = (mean + BLOCK / 2 if mean > BLOCK else BLOCK for mean in mean_bytes.values())
@@ -54,11 +55,6 @@ def stats_of_mean(strata: Counter[int], mean_bytes: Mapping[str, float], *, key_
 
 
 def even_strata(count: int, num_classes: int) -> Counter[int]:
-    """`count` labels, the same number of each class."""
+    """`count` labels, spread evenly over the classes."""
     shares = {label: count * (label + 1) // num_classes - count * label // num_classes for label in range(num_classes)}
     return Counter({label: share for label, share in shares.items() if share})
-
-
-def _member_bytes(size: int) -> int:
-    """Bytes of a tar member: header, content, padding."""
-    return BLOCK + (size + BLOCK - 1) // BLOCK * BLOCK

@@ -1,4 +1,4 @@
-"""The sizes of a shard set that stands or would be built."""
+"""The sizes of a shard set that exists or would be built."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ class StoredSplit:
 class RawInput:
     """What a build reads before it stores anything.
 
-    `num_reads` counts reads of samples, `num_stats` the images whose size only a request of its own tells,
-    `num_files` the files that are listed, and `unit_lists` the listings that units ask for again.
+    `num_reads` counts reads of samples, `num_stats` the images whose size takes a request each, `num_files` the listed
+    files, and `unit_lists` the listings that the units repeat.
     """
 
     num_reads: int
@@ -43,7 +43,7 @@ class RawInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSet:
-    """A shard set. `raw` is None if the set stands already; `assumption` is "" if every size was counted."""
+    """A shard set. `raw` is None if the set exists already; `assumption` is "" if every size was counted."""
 
     title: str
     splits: Mapping[str, StoredSplit]

@@ -1,4 +1,4 @@
-"""The table of 80 columns and the JSON that `plan` prints."""
+"""The output of `plan`: a table of 80 columns, or JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipelines.estimate.model import Estimate
+from pipelines.estimate.prices import Prices
 from pipelines.estimate.requests import ReadEstimate
 from pipelines.estimate.stored import StoredSplit
 from pipelines.write import summary
@@ -18,11 +19,11 @@ _ON_SIZES = frozenset(
     ("splits", "manifest_bytes", "stored_bytes", "order", "mixing", "reads", "cold_start", "memory", "build", "dollars",
      "advice", "refusals")
 )  # fmt: skip
-"""Fields of the JSON that depend on the sizes of samples, which bare numbers only assume."""
+"""Fields of the JSON that depend on the sizes of samples, which are assumptions for bare numbers."""
 
 
 def show(estimate: Estimate, console: Console) -> None:
-    """Prints the splits, then what reading one of them takes, then advice, then what the marked numbers assume."""
+    """Prints the splits, what reading one of them takes, advice, and the assumption behind the marked numbers."""
     title = estimate.stored.title + _mark(estimate, "splits")
     console.print(summary.split_table(title, [split.plan for split in estimate.stored.splits.values()]))
     console.print(f"\n{_heading(estimate)}", highlight=False)
@@ -55,37 +56,36 @@ def _rows(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
     """(field of the JSON, name, text) for each row of the second table."""
     about = "about " if estimate.stored.assumption else ""
     yield from _order_rows(estimate)
-    if estimate.cold:
-        yield "cold_start", "cold start", _cold_start(estimate, about)
-    if estimate.reads:
-        yield "reads", "requests", _requests(estimate, estimate.reads)
-        yield (
-            "reads",
-            "bytes read",
-            (
-                f"{about}{_size(estimate.reads.num_bytes)} of samples in the first epoch, amplification "
-                f"{estimate.reads.amplification:.3f}; {_size(estimate.reads.index_bytes)} of indexes"
-            ),
+    if cold := estimate.cold:
+        text = (
+            f"{about}{_size(cold.num_bytes)} before the first batch: {_size(cold.manifest_bytes)} manifest, "
+            f"{_size(cold.index_bytes)} indexes, {_size(cold.sample_bytes)} samples; "
+            f"{_size(cold.num_bytes / estimate.reading.num_readers)} a reader"
         )
+        yield "cold_start", "cold start", text
+    if reads := estimate.reads:
+        yield "reads", "requests", _requests(reads, estimate.prices)
+        text = (
+            f"{about}{_size(reads.num_bytes)} of samples in the first epoch, amplification {reads.amplification:.3f}; "
+            f"{_size(reads.index_bytes)} of indexes"
+        )
+        yield "reads", "bytes read", text
     if estimate.memory:
         yield "memory", "memory", _memory(estimate.memory, estimate.reading.readers_per_host)
     yield from _cost_rows(estimate, about)
 
 
 def _order_rows(estimate: Estimate) -> Iterator[tuple[str, str, str]]:
-    order, steps, mixing = estimate.order, estimate.steps, estimate.mixing
+    order, steps = estimate.order, estimate.steps
     last = f", the last with {steps.num_last:,} samples" if steps.num_pads else ""
     yield "steps", "steps", f"{steps.num_steps:,} an epoch{last}"
     yield "order", "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window} (docs/order.md)"
-    if mixing:
-        yield (
-            "mixing",
-            "shuffle",
-            (
-                f"{mixing.worst:.0f} of {mixing.num_classes:,} classes in a batch if they were stored class by class; "
-                f"{mixing.uniform:.0f} from a uniform shuffle, which the order of a build comes near"
-            ),
+    if mixing := estimate.mixing:
+        text = (
+            f"{mixing.worst:.0f} of {mixing.num_classes:,} classes in a batch if they were stored class by class; "
+            f"{mixing.uniform:.0f} from a uniform shuffle, which the order of a build comes near"
         )
+        yield "mixing", "shuffle", text
 
 
 def _cost_rows(estimate: Estimate, about: str) -> Iterator[tuple[str, str, str]]:
@@ -94,31 +94,13 @@ def _cost_rows(estimate: Estimate, about: str) -> Iterator[tuple[str, str, str]]
     mean = f"{about}{stored.splits[estimate.split].mean_bytes:,.0f} bytes a sample in its tar"
     yield "stored_bytes", "storage", f"{about}{_size(stored.num_bytes)} in all splits, {price} a month; {mean}"
     if build := estimate.build:
-        price = _dollars(prices.requests(class_a=build.class_a, class_b=build.class_b))
-        yield (
-            "build",
-            "build",
-            (
-                f"about {build.class_b:,} reads and {build.class_a:,} writes and lists, {price}, "
-                "if the raw files are in a bucket"
-            ),
-        )
+        price = _dollars(prices.requests(**asdict(build)))
+        text = f"about {build.class_b:,} reads and {build.class_a:,} writes and lists, {price}"
+        yield "build", "build", f"{text}, if the raw files are in a bucket"
 
 
-def _cold_start(estimate: Estimate, about: str) -> str:
-    cold = estimate.cold
-    assert cold is not None
-    return (
-        f"{about}{_size(cold.num_bytes)} before the first batch: {_size(cold.manifest_bytes)} manifest, "
-        f"{_size(cold.index_bytes)} indexes, {_size(cold.sample_bytes)} samples; "
-        f"{_size(cold.num_bytes / estimate.reading.num_readers)} a reader"
-    )
-
-
-def _requests(estimate: Estimate, reads: ReadEstimate) -> str:
-    first, later = (
-        _dollars(estimate.prices.requests(class_b=number)) for number in (reads.first_gets, reads.later_gets)
-    )
+def _requests(reads: ReadEstimate, prices: Prices) -> str:
+    first, later = (_dollars(prices.requests(class_b=number)) for number in (reads.first_gets, reads.later_gets))
     return (
         f"{reads.first_gets:,} in the first epoch, {first}: {reads.block_gets:,} reads of blocks, "
         f"{reads.first_batch_gets + reads.pad_gets:,} of single samples, {reads.index_gets:,} of indexes, "
@@ -130,13 +112,12 @@ def _memory(memory: Memory, num_readers: int) -> str:
     sizes = {name: getattr(memory, name) for name in ("raw", "decoded", "indexes", "cache")}
     listed = ", ".join(f"{_size(num_bytes)} {name}" for name, num_bytes in sizes.items() if num_bytes)
     total = _size(memory.total * num_readers)
-    if num_readers == 1:
-        return f"at most {total} a host: {listed}"
-    return f"at most {total} a host ({_count(num_readers, 'reader')}): {listed} each"
+    readers, each = (f" ({num_readers:,} readers)", " each") if num_readers > 1 else ("", "")
+    return f"at most {total} a host{readers}: {listed}{each}"
 
 
 def to_json(estimate: Estimate) -> dict[str, Any]:
-    """The same numbers for programs: bytes, counts and US dollars."""
+    """The same numbers as JSON: bytes, counts and US dollars."""
     stored, reads, memory, cold = estimate.stored, estimate.reads, estimate.memory, estimate.cold
     host = {"readers_per_host": estimate.reading.readers_per_host}
     return {
@@ -182,7 +163,7 @@ def _dollars_json(estimate: Estimate) -> dict[str, float | None]:
     prices, reads, build = estimate.prices, estimate.reads, estimate.build
     return {
         "storage_month": prices.month(estimate.stored.num_bytes),
-        "build": prices.requests(class_a=build.class_a, class_b=build.class_b) if build else None,
+        "build": prices.requests(**asdict(build)) if build else None,
         "first_epoch": prices.requests(class_b=reads.first_gets) if reads else None,
         "later_epoch": prices.requests(class_b=reads.later_gets) if reads else None,
     }

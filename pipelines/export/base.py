@@ -1,4 +1,4 @@
-"""What every format starts from: a shard set, and the paths or URLs that lead from the side files to its tars."""
+"""The base of all formats: a shard set, and the paths or URLs that lead from the side files to its tars."""
 
 import hashlib
 import json
@@ -13,16 +13,15 @@ from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import ConfigError, DamagedShard
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
-from shardset.format.manifest import Manifest, Shard, Split
+from shardset.format.manifest import Manifest, Shard
 from shardset.format.naming import is_member
-from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 from shardset.storage.checked import pieces_of, read_twice
 from shardset.storage.open import is_address
 
 Location = Literal["beside", "relative", "anywhere"]
-"""Where the files of a format can stand: in the set's own folder, wherever a relative path leads to the tars, or
-anywhere, since it takes URLs."""
+"""Where the files of a format may be: in the set's own folder, wherever a relative path leads to the tars, or anywhere
+because the format takes URLs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class SideFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSet:
-    """A shard set; `prefix` and a path of the manifest name that file, as seen from the output folder."""
+    """A shard set. `prefix` leads from the output folder to the paths of the manifest."""
 
     manifest: Manifest
     storage: Storage
@@ -45,10 +44,6 @@ class ShardSet:
         """The path or URL of a tar in a side file."""
         return self.prefix + shard.path
 
-    def index(self, shard: Shard) -> np.ndarray:
-        """The index of a shard, checked against the manifest; raises NotFound, StorageError or DamagedShard."""
-        return read_index(self.storage, shard)
-
     def shards(self) -> list[Shard]:
         """The shards of all splits."""
         return [shard for split in self.manifest.splits.values() for shard in split.shards]
@@ -56,9 +51,9 @@ class ShardSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideFormat:
-    """One reader's side files: where they can stand, and what makes them.
+    """The side files of one reader: where they may be, and the function that makes them.
 
-    `check` raises ConfigError for a set that the reader can't take.
+    `check` raises ConfigError for a set that the reader can't read.
     """
 
     location: Location
@@ -67,7 +62,7 @@ class SideFormat:
 
 
 def prefix_of(url: str, output: str, location: Location, name: str) -> str:
-    """What leads from the folder `output` to the set at `url`; raises ConfigError if the format can't express it."""
+    """The prefix that leads from the folder `output` to the set at `url`; ConfigError if the format has none."""
     if output == url:
         return ""
     if location == "beside":
@@ -116,6 +111,7 @@ def components(index: np.ndarray, where: str) -> Iterator[tuple[str, list[tuple[
     for key, *ranges in zip(keys, *columns, strict=True):
         if "." in key or not is_member(f"{key}.cls"):
             raise DamagedShard(f"{where}: {key!r} can't be a key; verify the set, then rebuild the shard")
+        # The columns of an index need not be in tar order, and absent fields are (0, 0).
         stored = [(field, *each) for field, each in zip(fields, ranges, strict=True) if each[0]]
         yield key, sorted(stored, key=lambda member: member[1])
 
@@ -124,11 +120,6 @@ def image_fields(manifest: Manifest) -> list[str]:
     """The fields that hold images, of all splits."""
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
     return [field for field in fields if field in IMAGE_FIELDS]
-
-
-def all_labelled(split: Split) -> bool:
-    """Whether every sample of a split has a label."""
-    return sum(sum(shard.class_counts) for shard in split.shards) == split.num_samples
 
 
 def json_bytes(value: Any) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pipelines.export.base import ShardSet, SideFile, SideFormat, components
+from shardset.read.indexes import read_index
 
 VERSION = "v1.2"
 
@@ -12,7 +13,9 @@ VERSION = "v1.2"
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """`SPLIT/SPLIT-000000.idx` for each tar; reads the indexes."""
     for shard in shard_set.shards():
-        yield SideFile(shard.path.removesuffix(".tar") + ".idx", text(shard_set.index(shard), shard.index.path))
+        yield SideFile(
+            shard.path.removesuffix(".tar") + ".idx", text(read_index(shard_set.storage, shard), shard.index.path)
+        )
 
 
 def text(index: np.ndarray, where: str) -> bytes:

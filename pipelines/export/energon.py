@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from pipelines.export.base import ShardSet, SideFile, SideFormat, all_labelled, components, image_fields, json_bytes
+from pipelines.export.base import ShardSet, SideFile, SideFormat, components, image_fields, json_bytes
 from shardset.errors import DamagedShard
-from shardset.format.manifest import Manifest, Shard
+from shardset.format.manifest import Manifest
 from shardset.format.tar import END
+from shardset.read.indexes import read_index
 
 META = ".nv-meta"
 
@@ -40,11 +41,14 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(_TABLES)
         for number, shard in enumerate(shard_set.shards()):
-            index = shard_set.index(shard)
-            _add(database, number, shard, index)
-            yield SideFile(f"{shard.path}.idx", _ends(index["offset"], shard).astype("<u8").tobytes())
+            index = read_index(shard_set.storage, shard)
+            # Energon wants the first byte of each sample, then the end of the last one.
+            ends = np.append(index["offset"], np.uint64(shard.num_bytes - len(END)))
+            _add(database, number, shard.index.path, index, ends.astype(np.int64))
+            yield SideFile(f"{shard.path}.idx", ends.astype("<u8").tobytes())
         database.executescript(_INDEXES)
         yield SideFile(f"{META}/index.sqlite", database.serialize())
+    # From the digest, so that the same set always gets the same UUID.
     yield SideFile(f"{META}/index.uuid", str(uuid.UUID(manifest.digest[:32])).encode())
     yield SideFile(f"{META}/.info.json", json_bytes({"shard_counts": counts}))
     yield SideFile(f"{META}/split.yaml", _yaml({"split_parts": parts, "exclude": []}))
@@ -54,7 +58,11 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 def dataset(manifest: Manifest) -> dict[str, Any]:
     """What samples become: images with labels where all have one, and otherwise dicts of their raw fields."""
     images = image_fields(manifest)
-    if not images or not all(map(all_labelled, manifest.splits.values())):
+    labelled = (
+        sum(sum(shard.class_counts) for shard in split.shards) == split.num_samples
+        for split in manifest.splits.values()
+    )
+    if not images or not all(labelled):
         return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
     return {
         "sample_type": {"__module__": "megatron.energon", "__class__": "ImageClassificationSample"},
@@ -62,23 +70,18 @@ def dataset(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _ends(offsets: np.ndarray, shard: Shard) -> np.ndarray:
-    """Where each sample begins, and where the last one ends."""
-    return np.append(offsets, shard.num_bytes - len(END))
-
-
-def _add(database: sqlite3.Connection, number: int, shard: Shard, index: np.ndarray) -> None:
-    ends = _ends(index["offset"], shard).astype(np.int64)
-    places = zip(ends[:-1].tolist(), np.diff(ends).tolist(), components(index, shard.index.path), strict=True)
+def _add(database: sqlite3.Connection, number: int, where: str, index: np.ndarray, ends: np.ndarray) -> None:
+    """Adds the samples of a shard; `ends` are the first byte of each sample and the end of the last one."""
+    ranges = zip(ends[:-1].tolist(), np.diff(ends).tolist(), components(index, where), strict=True)
     samples, parts = [], []
-    for position, (offset, size, (key, members)) in enumerate(places):
+    for position, (offset, size, (key, members)) in enumerate(ranges):
         samples.append((number, key, position, offset, size))
         parts += [(number, position, *member) for member in members]
     try:
         database.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?)", samples)
     except sqlite3.IntegrityError as error:
         raise DamagedShard(
-            f"{shard.index.path}: a key is there twice, or in a shard before it; `verify --deep` names it"
+            f"{where}: a key is there twice, or in a shard before it; `verify --deep` names it"
         ) from error
     database.executemany("INSERT INTO sample_parts VALUES (?, ?, ?, ?, ?)", parts)
     database.commit()

@@ -1,4 +1,4 @@
-"""Hugging Face datasets: `README.md`, whose header says which tars are which split and what a sample holds."""
+"""Hugging Face datasets: `README.md`, whose header lists the tars of each split and the columns of a sample."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import yaml
 
 from pipelines.export.base import ShardSet, SideFile, SideFormat, image_fields
 from shardset.errors import ConfigError
-from shardset.format.manifest import Manifest, Split
+from shardset.format.manifest import Manifest
 
 _NUMBER = re.compile(r"[0-9]+\.tar$")
 _SPLIT = re.compile(r"\w+", re.ASCII)
@@ -17,12 +17,17 @@ _DECODED = {"txt": "string", "cls": "int64"}
 
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """`README.md`, from the manifest alone: the header, and a few lines for people."""
-    header: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": _data_files(shard_set)}]}
-    features = features_of(shard_set.manifest)
+    manifest = shard_set.manifest
+    data_files = [
+        {"split": name, "path": sorted({_NUMBER.sub("*.tar", shard_set.address(shard)) for shard in split.shards})}
+        for name, split in manifest.splits.items()
+    ]
+    header: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": data_files}]}
+    features = features_of(manifest)
     if features is not None:
         header["dataset_info"] = {"features": features}
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
-    yield SideFile("README.md", f"---\n{text}---\n\n{_words(shard_set.manifest)}".encode())
+    yield SideFile("README.md", f"---\n{text}---\n\n{_words(manifest)}".encode())
 
 
 def check(manifest: Manifest) -> None:
@@ -33,9 +38,9 @@ def check(manifest: Manifest) -> None:
 
 
 def features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
-    """What each column is, so that the reader need not guess it from the first samples; None if we can't know either.
+    """The types of the columns, so that the reader need not guess them from the first samples; None if unknown.
 
-    A field such as `json` has a type of its own in every data set.
+    A field such as `json` has another type in every data set.
     """
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
     images = image_fields(manifest)
@@ -48,17 +53,6 @@ def features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
         labels = {"class_label": {"names": {str(info.label): info.name for info in manifest.classes}}}
         columns = [{"name": "cls", "dtype": labels} if column["name"] == "cls" else column for column in columns]
     return [*columns, {"name": "__key__", "dtype": "string"}, {"name": "__url__", "dtype": "string"}]
-
-
-def _data_files(shard_set: ShardSet) -> list[dict[str, Any]]:
-    return [
-        {"split": name, "path": sorted({shard_set.prefix + pattern for pattern in _patterns(split)})}
-        for name, split in shard_set.manifest.splits.items()
-    ]
-
-
-def _patterns(split: Split) -> set[str]:
-    return {_NUMBER.sub("*.tar", shard.path) for shard in split.shards}
 
 
 def _words(manifest: Manifest) -> str:

@@ -11,7 +11,7 @@ from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Split
 
 _MOST_SHARDS = 99_999
-"""From 100,000 shards on `{SHARD_INDEX}` has six digits; below it has five, ours always have six."""
+"""`{SHARD_INDEX}` has five digits up to here, six above; the names of our shards always have six."""
 
 
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
@@ -27,16 +27,13 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 
 
 def check(manifest: Manifest) -> None:
-    """Its file name template counts shards from 0."""
+    """The file name template of tfds numbers shards from 0."""
     for name, split in manifest.splits.items():
-        if [shard.path for shard in split.shards] != [_path(split, number) for number in range(split.num_shards)]:
+        expected = [f"{_stem(split)}{number:06d}.tar" for number in range(split.num_shards)]
+        if [shard.path for shard in split.shards] != expected:
             raise ConfigError(f"the shards of split {name!r} are not numbered 0 to {split.num_shards - 1} in order")
         if split.num_shards > _MOST_SHARDS:
-            raise ConfigError(f"{split.num_shards} shards are too many for tfds, which has numbers to {_MOST_SHARDS}")
-
-
-def _path(split: Split, number: int) -> str:
-    return f"{_stem(split)}{number:06d}.tar"
+            raise ConfigError(f"split {name!r} has {split.num_shards} shards, but tfds numbers at most {_MOST_SHARDS}")
 
 
 def _stem(split: Split) -> str:

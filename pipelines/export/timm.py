@@ -1,33 +1,33 @@
 """timm: `_info.json`, from which `timm.data.create_dataset("wds/...")` takes the names and counts of shards."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes
 from shardset.errors import ConfigError
-from shardset.format.manifest import Manifest, Split
+from shardset.format.manifest import Manifest
 
 
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
     """`_info.json`, from the manifest alone."""
-    splits = {name: _split(shard_set, name, split) for name, split in shard_set.manifest.splits.items()}
+    splits = {
+        name: {
+            "name": name,
+            "num_samples": split.num_samples,
+            "filenames": [shard_set.address(shard) for shard in split.shards],
+            "shard_lengths": [shard.num_samples for shard in split.shards],
+        }
+        for name, split in shard_set.manifest.splits.items()
+    }
     yield SideFile("_info.json", json_bytes({"splits": splits}))
 
 
 def check(manifest: Manifest) -> None:
-    """timm takes a split's name for a list of tars if `tar` is in it."""
+    """timm mistakes a split name with `tar` in it for a list of tars."""
     for name in manifest.splits:
         if "tar" in name:
-            raise ConfigError(f"timm takes the split name {name!r} for a tar's, because of its 'tar'; rename the split")
-
-
-def _split(shard_set: ShardSet, name: str, split: Split) -> dict[str, Any]:
-    return {
-        "name": name,
-        "num_samples": split.num_samples,
-        "filenames": [shard_set.address(shard) for shard in split.shards],
-        "shard_lengths": [shard.num_samples for shard in split.shards],
-    }
+            raise ConfigError(
+                f"timm mistakes the split name {name!r} for a tar, because it contains 'tar'; rename the split"
+            )
 
 
 TIMM = SideFormat(location="relative", files=files, check=check)

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from pipelines.export.base import ShardSet, SideFile, SideFormat, json_bytes, md5_of
-from shardset.format.manifest import Shard
 
 THREADS = 8
 
@@ -15,21 +13,17 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
     with ThreadPoolExecutor(THREADS) as threads:
         for name, split in shard_set.manifest.splits.items():
             sums = threads.map(lambda shard: md5_of(shard_set.storage, shard), split.shards)
-            listed = [_entry(shard_set, shard, md5) for shard, md5 in zip(split.shards, sums, strict=True)]
-            yield SideFile(f"wids-{name}.json", json_bytes(_index(name, listed)))
-
-
-def _index(name: str, shards: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards}
-
-
-def _entry(shard_set: ShardSet, shard: Shard, md5: str) -> dict[str, Any]:
-    return {
-        "url": shard_set.address(shard),
-        "nsamples": shard.num_samples,
-        "md5sum": md5,
-        "filesize": shard.num_bytes,
-    }
+            shards = [
+                {
+                    "url": shard_set.address(shard),
+                    "nsamples": shard.num_samples,
+                    "md5sum": md5,
+                    "filesize": shard.num_bytes,
+                }
+                for shard, md5 in zip(split.shards, sums, strict=True)
+            ]
+            index = {"__kind__": "wids-shard-index-v1", "wids_version": 1, "name": name, "shardlist": shards}
+            yield SideFile(f"wids-{name}.json", json_bytes(index))
 
 
 WIDS = SideFormat(location="anywhere", files=files)

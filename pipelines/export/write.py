@@ -1,19 +1,16 @@
 """Writes the side files of other readers, from the manifest and the indexes of a shard set; never a tar."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from pipelines.export import FORMATS
 from pipelines.export.base import ShardSet, SideFile, prefix_of
+from pipelines.write.replace import files_of
 from shardset.errors import ConfigError, NotFound
 from shardset.format import manifest as manifests
 from shardset.format import naming
-from shardset.format.manifest import Manifest
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.open import open_storage
 
@@ -46,18 +43,14 @@ def export(
     prefixes = {name: prefix_of(storage.url, target.url, FORMATS[name].location, name) for name in formats}
     for name in formats:
         FORMATS[name].check(manifest)
+    own = {naming.MANIFEST, *files_of(manifest)}
     exported: list[ExportedFile] = []
     for name, prefix in prefixes.items():
         files = list(FORMATS[name].files(ShardSet(manifest=manifest, storage=storage, prefix=prefix)))
         if target.url == storage.url:
-            assert not _paths_of(manifest).intersection(file.path for file in files)
+            assert not own.intersection(file.path for file in files), "no file of the set itself is written"
         exported += _write_all(target, name, files, overwrite=overwrite)
     return exported
-
-
-def to_json(exported: Sequence[ExportedFile]) -> str:
-    """All files as a JSON array."""
-    return json.dumps(msgspec.to_builtins(list(exported)), indent=1)
 
 
 def render(exported: Sequence[ExportedFile]) -> str:
@@ -74,27 +67,19 @@ def _line(name: str, files: list[ExportedFile]) -> str:
     return f"{name}: {counted}, {sum(file.num_bytes for file in files):,} bytes: {', '.join(shown)}"
 
 
-def _paths_of(manifest: Manifest) -> set[str]:
-    shards = (shard for split in manifest.splits.values() for shard in split.shards)
-    return {
-        naming.MANIFEST,
-        manifest.quarantine.path,
-        *(path for shard in shards for path in (shard.path, shard.index.path)),
-    }
-
-
 def _write_all(target: Storage, name: str, files: list[SideFile], *, overwrite: bool) -> Iterator[ExportedFile]:
-    """Checks all paths first: a file in the way is found before anything is written."""
+    """Writes the files of one format; checks all paths first, so that a conflict leaves nothing half written."""
     outcomes = [_outcome(target, file) for file in files]
     taken = [file.path for file, outcome in zip(files, outcomes, strict=True) if outcome == "replaced"]
     if taken and not overwrite:
         more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
         raise ConfigError(
-            f"{target.url}/{taken[0]}{more}: differs from what {name} gets from this manifest; look at it, then give "
+            f"{target.url}/{taken[0]}{more}: differs from what {name} gets from this manifest; check it, then give "
             "--overwrite to replace it"
         )
     for file, outcome in zip(files, outcomes, strict=True):
         if outcome != "unchanged":
+            # A file that appeared since the check is not replaced unasked.
             with target.writer(file.path, if_generation=ABSENT if outcome == "written" else None) as writer:
                 writer.write(file.content)
         yield ExportedFile(format=name, path=file.path, num_bytes=len(file.content), outcome=outcome)

@@ -1,4 +1,4 @@
-"""All samples of a shard set in arrays, from its indexes alone, and which of them a report decodes or shows."""
+"""The samples of a shard set as arrays, from the indexes alone; chooses which ones a report decodes and shows."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pipelines.check.problems import Problem, problem_of
 from pipelines.report.near_duplicates import crc_before
-from shardset.errors import DamagedShard, NotFound, StorageError
+from shardset.errors import DamagedShard, StorageError
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
@@ -19,15 +20,7 @@ from shardset.storage.base import Storage
 THREADS = 16
 
 MAX_SAMPLES = 4_000_000
-"""Samples in one catalog, to bound memory: of larger sets only every second, third, ... shard is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """Something that could not be read: a path relative to the manifest (and a key), and what is wrong with it."""
-
-    where: str
-    sentence: str
+"""Limit of one catalog, to bound memory: of a larger set, only every second, third, ... shard is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +35,9 @@ class IndexedShard:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """All samples of the shards whose index could be read, numbered one after another; arrays have an entry a sample.
+    """The samples of all shards whose index could be read, numbered consecutively; arrays have one entry per sample.
 
-    `num_left_out` counts the samples of shards that were skipped because the set is larger than MAX_SAMPLES.
+    `num_left_out` counts the samples of the shards that were skipped because the set exceeds MAX_SAMPLES.
     """
 
     splits: list[str]
@@ -74,7 +67,7 @@ class Catalog:
 
     @cached_property
     def random(self) -> np.ndarray:
-        """A random number for each sample, always the same for the same set."""
+        """A random number for each sample; always the same for the same set."""
         ids = _joined([shard.shard.first_id + np.arange(len(shard.index)) for shard in self.shards], np.int64)
         keys: np.ndarray = hash64(derive_key(0, "report"), self.split, ids)
         return keys
@@ -86,7 +79,7 @@ class Catalog:
 
     @cached_property
     def contents(self) -> tuple[np.ndarray, np.ndarray]:
-        """CRC32C and bytes of each sample's fields, without a `cls` at the end: equal for the same content."""
+        """CRC32C and bytes of each sample's fields, without a `cls` at their end: equal for equal content."""
         columns = [_contents(shard.index) for shard in self.shards]
         return _joined([crc for crc, _ in columns], np.uint32), _joined([size for _, size in columns], np.int64)
 
@@ -112,46 +105,36 @@ def key_at(index: np.ndarray, position: int) -> str:
 
 def open_catalog(
     storage: Storage, manifest: Manifest, *, max_samples: int = MAX_SAMPLES
-) -> tuple[Catalog, list[Damage]]:
+) -> tuple[Catalog, list[Problem]]:
     """The catalog of a set, and the indexes that are damaged or missing."""
-    every = [
-        (name, number, shard) for name, split in manifest.splits.items() for number, shard in enumerate(split.shards)
-    ]
-    step = max(1, -(-sum(shard.num_samples for *_, shard in every) // max_samples))
-    wanted = [(name, number, shard) for name, number, shard in every if number % step == 0]
+    shards = [(name, *numbered) for name, split in manifest.splits.items() for numbered in enumerate(split.shards)]
+    num_samples = sum(split.num_samples for split in manifest.splits.values())
+    step = max(1, -(-num_samples // max_samples))
+
+    def read(split: str, number: int, shard: Shard) -> IndexedShard | Problem:
+        try:
+            return IndexedShard(split, number, shard, read_index(storage, shard))
+        except (DamagedShard, StorageError) as error:
+            return problem_of(shard.index.path, error)
+
+    # By the number within the split, so that every split keeps some shards.
+    wanted = [each for each in shards if each[1] % step == 0]
     with ThreadPoolExecutor(THREADS) as threads:
-        read = list(threads.map(lambda each: _read_shard_index(storage, *each), wanted))
+        outcomes = list(threads.map(lambda each: read(*each), wanted))
     catalog = Catalog(
         splits=list(manifest.splits),
-        shards=[each for each in read if isinstance(each, IndexedShard)],
-        num_left_out=sum(shard.num_samples for _, number, shard in every if number % step),
+        shards=[each for each in outcomes if isinstance(each, IndexedShard)],
+        num_left_out=num_samples - sum(shard.num_samples for _, _, shard in wanted),
     )
-    return catalog, [each for each in read if isinstance(each, Damage)]
-
-
-def _read_shard_index(storage: Storage, split: str, number: int, shard: Shard) -> IndexedShard | Damage:
-    path = shard.index.path
-    try:
-        index = read_index(storage, shard)
-    except (DamagedShard, StorageError) as error:
-        return Damage(path, complaint(error, f"{storage.url}/{path}"))
-    if len(index) != shard.num_samples:
-        return Damage(path, f"lists {len(index)} samples, the manifest says {shard.num_samples}")
-    return IndexedShard(split, number, shard, index)
-
-
-def complaint(error: Exception, where: str) -> str:
-    """What is wrong with a file, without its name, which stands before it."""
-    if isinstance(error, NotFound):
-        return "is missing; restore it, or rebuild the shard"
-    return str(error).removeprefix(f"{where}: ")
+    return catalog, [each for each in outcomes if isinstance(each, Problem)]
 
 
 def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
-    """At most `max_images` samples with images, ascending: the same number of each split, or all that it has."""
+    """At most `max_images` samples with images, ascending: an equal share of each split, or all that it has."""
     candidates = np.flatnonzero((catalog.image_bytes > 0) & (catalog.copy == 0))
     groups = [candidates[catalog.split[candidates] == number] for number in range(len(catalog.splits))]
     chosen, left = [], max_images
+    # Small splits first: what they do not use of their share goes to the larger ones.
     for done, group in enumerate(sorted(groups, key=len)):
         share = min(len(group), left // (len(groups) - done))
         chosen.append(group[np.argsort(catalog.random[group], kind="stable")[:share]])
@@ -160,7 +143,7 @@ def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
 
 
 def choose_of_each(catalog: Catalog, values: np.ndarray, max_each: int) -> dict[int, list[int]]:
-    """For each of `values`, which has an entry a sample: up to `max_each` samples with images, in random order."""
+    """Up to `max_each` samples with images for each distinct value, in random order; `values` has one per sample."""
     candidates = np.flatnonzero(catalog.image_bytes > 0)
     order = candidates[np.lexsort((catalog.random[candidates], values[candidates]))]
     distinct, firsts = np.unique(values[order], return_index=True)
@@ -182,12 +165,13 @@ def _image_bytes(index: np.ndarray) -> np.ndarray:
 
 
 def _contents(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See Catalog.contents: where the digits of the label are the last bytes, they are taken off."""
+    """See Catalog.contents: subtracts the digits of the label if they are the last bytes."""
     names = index_fields(index)
     size = sum((index[f".{name}"]["num_bytes"].astype(np.int64) for name in names), np.zeros(len(index), np.int64))
     crc, label = index["crc32c"].astype(np.uint32), index["label"]
     if "cls" not in names:
         return crc, size
+    # The CRC32C covers the fields in tar order, so a label can be taken off only where it comes last.
     last = np.max([index[f".{name}"]["offset"] for name in names], axis=0) == index[".cls"]["offset"]
     digits = np.array([len(str(number)) for number in label.tolist()])
     removable = last & (label >= 0) & (index[".cls"]["num_bytes"] == digits)

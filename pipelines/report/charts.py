@@ -42,14 +42,14 @@ def shard_plots(manifest: Manifest) -> list[Plot]:
 
 
 def _one_below_the_other(values: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
-    """For rows that belong to one series each: every series with zeros in the rows of the others."""
+    """The series for rows that each belong to one of them: zeros in the rows of the others."""
     return {
         name: [value if name == other else 0 for other, others in values.items() for value in others] for name in values
     }
 
 
 def image_plots(data: ReportData) -> list[Plot]:
-    """Stored bytes of all images; sides and aspects of the decoded ones, where they differ."""
+    """Stored bytes of all images; sides and aspects of the decoded images if they differ."""
     catalog = data.catalog
     stored, images = {}, {}
     for number, name in enumerate(catalog.splits):
@@ -69,7 +69,7 @@ def image_plots(data: ReportData) -> list[Plot]:
 
 def _histogram(title: str, values: Mapping[str, Sequence[float]], x_label: str) -> Plot:
     edges = plots.spread([value for series in values.values() for value in series])
-    if edges[0] == edges[-1]:
+    if edges[0] == edges[-1]:  # all values are equal; a histogram needs an interval
         edges = [edges[0] - 0.5, edges[0] + 0.5]
     counts = {name: np.histogram(series, edges)[0].tolist() for name, series in values.items()}
     return plots.histogram(title, edges, counts, x_label=x_label)

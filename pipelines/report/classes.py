@@ -1,4 +1,4 @@
-"""Pure: samples of each class, from the manifest, and how evenly shards mix them."""
+"""Pure: the samples of each class, and how evenly the shards mix the classes."""
 
 import numpy as np
 
@@ -17,13 +17,8 @@ def class_name(manifest: Manifest, label: int) -> str:
     return manifest.classes[label].name if 0 <= label < len(manifest.classes) else "no label"
 
 
-def num_samples_of(manifest: Manifest, label: int) -> int:
-    """Samples of one class in all splits."""
-    return sum(shard.class_counts[label] for split in manifest.splits.values() for shard in split.shards)
-
-
 def mixing_rows(manifest: Manifest) -> list[tuple[str, str, str, str]]:
-    """For each split: by how many samples a shard's count of a class differs most from its even share, and where."""
+    """For each split: the largest difference between a shard's samples of a class and its even share, and where."""
     rows = []
     for name, split in manifest.splits.items():
         total = np.array(class_counts(split), float)

@@ -1,20 +1,23 @@
-"""Collects everything that the page of a shard set shows: decodes images, finds duplicates, makes thumbnails.
+"""Collects what the page of a shard set shows: decodes images, finds duplicates, makes thumbnails.
 
-All of it is bounded and chosen by the set alone, so that the same set and limits give the same page.
+Everything is bounded and depends only on the set, so that the same set and limits give the same page.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 import numpy as np
 
+from pipelines.check.problems import Problem
 from pipelines.images.encode import thumbnail_of
 from pipelines.report import near_duplicates
 from pipelines.report.bad_input import FixedSample, RejectedSample, read_fixed, read_rejected
-from pipelines.report.catalog import MAX_SAMPLES, Catalog, Damage, choose_images, choose_of_each, open_catalog
+from pipelines.report.catalog import MAX_SAMPLES, Catalog, choose_images, choose_of_each, open_catalog
 from pipelines.report.duplicates import DuplicateGroup, find_duplicates
+from pipelines.report.near_duplicates import SimilarPair
 from pipelines.report.samples import Fields, image_of, read_samples
-from pipelines.report.thumbnails import MAX_THUMBNAIL_BYTES, Thumbnail, thumbnail, within_budget
+from pipelines.report.thumbnails import MAX_THUMBNAIL_BYTES, thumbnail, within_budget
 from shardset.format.manifest import Manifest
 from shardset.html.page import Picture
 from shardset.storage.base import Storage
@@ -22,20 +25,23 @@ from shardset.storage.base import Storage
 CLASS_THUMBNAILS = 480
 SHARD_THUMBNAILS = 240
 MAX_THUMBNAILS_EACH = 12
-"""Of one class or shard; where there are many classes, each gets fewer."""
+"""Limit for one class or shard; with many classes, each gets fewer."""
+
+MAX_GROUP_SHOWN = 4
+"""Members of a group of duplicates."""
 
 MAX_SHOWN = 24
-"""Groups of duplicates, pairs, quarantined samples and fixed samples: so many of each are shown."""
+"""Limit for groups of duplicates, pairs, quarantined samples and fixed samples, each."""
 
 _GREY_FROM = 36
-"""Pixels of the longer side from which the grey version for near-duplicates is made."""
+"""Longer side in pixels of the picture that is shrunk to the grey version for near-duplicates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageStats:
-    """What is kept of a decoded image: width and height in pixels as stored, mode, and a small grey version.
+    """What the report keeps of a decoded image: stored width and height in pixels, mode, and a small grey version.
 
-    `flat`: on white, its small version is nearly of one colour.
+    `flat` means that its small version on white is nearly a single colour.
     """
 
     width: int
@@ -46,21 +52,11 @@ class ImageStats:
     flat: bool
 
 
-@dataclass(frozen=True, slots=True)
-class NearDuplicate:
-    """A sample, and the one of another split that is most like it; `distance` in bits of 64."""
-
-    sample: int
-    other: int
-    distance: int
-    correlation: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """Everything that the page says beyond the manifest; samples are numbers of the catalog.
+    """Everything that the page shows beyond the manifest; samples are numbers of the catalog.
 
-    `num_chosen` images were to be decoded; `images` holds those that could be.
+    `num_chosen` images were chosen for decoding; `images` holds those that decoded.
     """
 
     manifest: Manifest
@@ -68,7 +64,7 @@ class ReportData:
     num_chosen: int
     images: dict[int, ImageStats]
     duplicates: list[DuplicateGroup]
-    near_duplicates: list[NearDuplicate]
+    near_duplicates: list[SimilarPair]
     by_class: dict[int, list[int]]
     by_shard: dict[int, list[int]]
     fixed: list[FixedSample]
@@ -76,7 +72,7 @@ class ReportData:
     reasons: list[tuple[str, str, int]]
     pictures: dict[int, Picture]
     num_left_out: int
-    damage: list[Damage]
+    damage: list[Problem]
 
 
 def collect(
@@ -88,7 +84,7 @@ def collect(
     max_samples: int = MAX_SAMPLES,
     max_thumbnail_bytes: int = MAX_THUMBNAIL_BYTES,
 ) -> ReportData:
-    """Reads all indexes and up to `max_images` images of a set, and what the page shows of them."""
+    """The contents of the page; reads all indexes, up to `max_images` images, and the samples with a thumbnail."""
     catalog, damaged_indexes = open_catalog(storage, manifest, max_samples=max_samples)
     chosen = choose_images(catalog, max_images)
     images, damaged_images = read_samples(storage, catalog, chosen, _image_stats)
@@ -97,17 +93,12 @@ def collect(
     fixed, damaged_plan = read_fixed(storage, manifest, catalog, MAX_SHOWN)
     by_class, by_shard = _by_class(catalog, len(manifest.classes)), _by_shard(catalog)
     shown = _by_worth(duplicates, pairs, fixed, by_class, by_shard)
-    thumbnails, damaged_shown = read_samples(storage, catalog, np.array(shown, np.int64), _thumbnail)
+    thumbnails, damaged_shown = read_samples(
+        storage, catalog, np.array(shown, np.int64), lambda fields: thumbnail(image_of(fields))
+    )
     pictures, num_left_out = within_budget(thumbnails, shown, max_thumbnail_bytes)
-    rejected, damaged_list = read_rejected(storage, manifest, raw, MAX_SHOWN)
-    damage = [
-        *damaged_indexes,
-        *damaged_images,
-        *damaged_duplicates,
-        *damaged_plan,
-        *damaged_shown,
-        *damaged_list,
-    ]
+    rejected, reasons, damaged_list = read_rejected(storage, manifest, raw, MAX_SHOWN)
+    damage = damaged_indexes + damaged_images + damaged_duplicates + damaged_plan + damaged_shown + damaged_list
     return ReportData(
         manifest=manifest,
         catalog=catalog,
@@ -118,8 +109,8 @@ def collect(
         by_class=by_class,
         by_shard=by_shard,
         fixed=fixed,
-        rejected=rejected.first,
-        reasons=rejected.reasons,
+        rejected=rejected,
+        reasons=reasons,
         pictures=pictures,
         num_left_out=num_left_out,
         damage=list(dict.fromkeys(damage)),
@@ -133,23 +124,17 @@ def _image_stats(fields: Fields) -> ImageStats:
     return ImageStats(small.width, small.height, small.pixels.mode, grey.tobytes(), small.transparent, flat)
 
 
-def _thumbnail(fields: Fields) -> Thumbnail:
-    return thumbnail(image_of(fields))
-
-
-def _find_near_duplicates(catalog: Catalog, images: dict[int, ImageStats]) -> list[NearDuplicate]:
-    """Pairs of similar images; those of equal content are left to `find_duplicates`."""
+def _find_near_duplicates(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:
+    """Pairs of similar images, without those of equal content, which `find_duplicates` finds."""
     samples = np.array(sorted(images), np.int64)
     shape = (len(samples), near_duplicates.GREY_HEIGHT, near_duplicates.GREY_WIDTH)
     greys = np.frombuffer(b"".join(images[sample].grey for sample in samples.tolist()), np.uint8).reshape(shape)
-    crc, num_bytes = catalog.contents
+    content = np.stack(catalog.contents, axis=1)
     pairs = [
-        NearDuplicate(int(samples[pair.left]), int(samples[pair.right]), pair.distance, pair.correlation)
+        replace(pair, left=int(samples[pair.left]), right=int(samples[pair.right]))
         for pair in near_duplicates.similar_pairs(greys, catalog.split[samples])
     ]
-    return [
-        pair for pair in pairs if (crc[pair.sample], num_bytes[pair.sample]) != (crc[pair.other], num_bytes[pair.other])
-    ]
+    return [pair for pair in pairs if (content[pair.left] != content[pair.right]).any()]
 
 
 def _by_class(catalog: Catalog, num_classes: int) -> dict[int, list[int]]:
@@ -174,26 +159,22 @@ def _evenly(values: Sequence[int], most: int) -> list[int]:
 
 def _by_worth(
     duplicates: Sequence[DuplicateGroup],
-    pairs: Sequence[NearDuplicate],
+    pairs: Sequence[SimilarPair],
     fixed: Sequence[FixedSample],
     by_class: dict[int, list[int]],
     by_shard: dict[int, list[int]],
 ) -> list[int]:
-    """The samples that get a thumbnail; the first ones must not fall out of the budget."""
-    return list(
-        dict.fromkeys(
-            [
-                *(sample for group in duplicates[:MAX_SHOWN] for sample in group.samples[:4]),
-                *(sample for pair in pairs[:MAX_SHOWN] for sample in (pair.sample, pair.other)),
-                *(each.sample for each in fixed),
-                *_round_robin(list(by_class.values())),
-                *_round_robin(list(by_shard.values())),
-            ]
-        )
-    )
+    """The samples that get a thumbnail, most important first: the budget may not suffice for the last ones."""
+    samples = [
+        *(sample for group in duplicates[:MAX_SHOWN] for sample in group.samples[:MAX_GROUP_SHOWN]),
+        *(sample for pair in pairs[:MAX_SHOWN] for sample in (pair.left, pair.right)),
+        *(each.sample for each in fixed),
+        *_round_robin(by_class.values()),
+        *_round_robin(by_shard.values()),
+    ]
+    return list(dict.fromkeys(samples))
 
 
-def _round_robin(sheets: Sequence[Sequence[int]]) -> Iterable[int]:
+def _round_robin(sheets: Collection[Sequence[int]]) -> Iterator[int]:
     """The first of every sheet, then the second of every one, ..."""
-    for turn in range(max(map(len, sheets), default=0)):
-        yield from (sheet[turn] for sheet in sheets if turn < len(sheet))
+    return (sample for turn in zip_longest(*sheets) for sample in turn if sample is not None)

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.check.problems import Problem
 from pipelines.report import near_duplicates
-from pipelines.report.catalog import Catalog, Damage
+from pipelines.report.catalog import Catalog
 from pipelines.report.samples import Fields, read_samples
 from shardset.storage.base import Storage
 
 MAX_COMPARED = 400
-"""Groups of equal size and CRC32C that are compared byte for byte; further ones are shown as unconfirmed."""
+"""Limit for groups of equal size and CRC32C that are compared byte for byte; the rest are shown as unconfirmed."""
 
 MAX_MEMBERS_COMPARED = 12
 
@@ -29,11 +30,12 @@ class DuplicateGroup:
     confirmed: bool
 
 
-def find_duplicates(storage: Storage, catalog: Catalog) -> tuple[list[DuplicateGroup], list[Damage]]:
-    """Groups of samples with the same content, those over several splits first. Copies made by a build don't count."""
+def find_duplicates(storage: Storage, catalog: Catalog) -> tuple[list[DuplicateGroup], list[Problem]]:
+    """Groups of samples with the same content, those over several splits first; copies made by a build do not count."""
     originals = np.flatnonzero(catalog.copy == 0)
     crc, num_bytes = catalog.contents
     groups = [originals[group] for group in near_duplicates.equal_groups(crc[originals], num_bytes[originals])]
+    # The most serious first: only so many groups are compared.
     groups.sort(key=lambda group: (-len(np.unique(catalog.split[group])), -len(np.unique(catalog.label[group]))))
     candidates = [group.tolist() for group in groups[:MAX_COMPARED]]
     compared = np.array([sample for group in candidates for sample in group[:MAX_MEMBERS_COMPARED]], np.int64)
@@ -46,19 +48,19 @@ def find_duplicates(storage: Storage, catalog: Catalog) -> tuple[list[DuplicateG
 
 
 def _same(group: list[int], digests: dict[int, bytes]) -> list[list[int]]:
-    """The group cut into samples of equal bytes; members that were not read go by their CRC32C."""
+    """The group divided into samples of equal bytes; members that were not read go by their CRC32C."""
     by_digest: dict[bytes, list[int]] = {}
     for sample in group[:MAX_MEMBERS_COMPARED]:
         if sample in digests:
             by_digest.setdefault(digests[sample], []).append(sample)
     same = [samples for samples in by_digest.values() if len(samples) > 1]
-    if len(by_digest) == 1 and same:
+    if len(by_digest) == 1 and same:  # then the members that were not read are most likely equal too
         same[0] += group[MAX_MEMBERS_COMPARED:]
     return same
 
 
 def _group(catalog: Catalog, samples: list[int], *, confirmed: bool) -> DuplicateGroup:
-    """Its first samples, which the page shows, are of different splits and labels."""
+    """A group whose first samples, which the page shows, have different splits and labels."""
     firsts = {(int(catalog.split[sample]), int(catalog.label[sample])): sample for sample in reversed(samples)}
     return DuplicateGroup(
         samples=tuple(dict.fromkeys([*reversed(firsts.values()), *samples])),

@@ -1,4 +1,4 @@
-"""The summary of the page: what is fine, and what deserves a look."""
+"""The summary of the page: what is fine, and what needs attention."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from shardset.html.page import Finding, clip, count
 
 
 def findings(data: ReportData) -> Iterable[Finding]:
-    """One sentence each, in the order of the page."""
+    """One sentence per finding, in the order of the page."""
     yield _damage(data)
     yield from _duplicates(data)
     yield _quarantine(data.manifest.quarantine.count)
@@ -34,28 +34,25 @@ def _damage(data: ReportData) -> Finding:
 def _quarantine(num_rejected: int) -> Finding:
     if not num_rejected:
         return Finding(level="good", text="No raw sample was rejected.")
-    text = f"{count(num_rejected, 'raw sample is', 'raw samples are')} in quarantine: unusable, and left out."
+    text = f"{count(num_rejected, 'raw sample is', 'raw samples are')} in quarantine: unusable, so left out."
     return Finding(level="note", text=text, anchor="bad")
 
 
 def _duplicates(data: ReportData) -> Iterable[Finding]:
     groups = data.duplicates
-    if across := sum(group.num_splits > 1 for group in groups):
-        text = (
-            f"{count(across, 'image stands', 'images stand')} in several splits: evaluation meets what was trained on."
-        )
-        yield Finding(level="bad", text=text, anchor="duplicates")
-    if conflicting := sum(group.num_labels > 1 for group in groups):
-        text = f"{count(conflicting, 'image has', 'images have')} more than one label."
-        yield Finding(level="bad", text=text, anchor="duplicates")
-    if inside := sum(group.num_splits == 1 and group.num_labels == 1 for group in groups):
-        text = f"{count(inside, 'image is', 'images are')} stored more than once in a split, under one label."
-        yield Finding(level="note", text=text, anchor="duplicates")
     if not groups:
         yield Finding(level="good", text="No two samples have the same content.")
-    if pairs := data.near_duplicates:
-        text = f"{count(len(pairs), 'image looks', 'images look')} much like an image of another split."
-        yield Finding(level="note", text=text, anchor="duplicates")
+    across = sum(group.num_splits > 1 for group in groups)
+    conflicting = sum(group.num_labels > 1 for group in groups)
+    inside = sum(group.num_splits == 1 and group.num_labels == 1 for group in groups)
+    for level, number, one, many, text in [
+        ("bad", across, "image stands", "images stand", "in several splits: evaluation meets what was trained on."),
+        ("bad", conflicting, "image has", "images have", "more than one label."),
+        ("note", inside, "image is", "images are", "stored more than once in a split, under one label."),
+        ("note", len(data.near_duplicates), "image looks", "images look", "much like an image of another split."),
+    ]:
+        if number:
+            yield Finding(level=level, text=f"{count(number, one, many)} {text}", anchor="duplicates")
 
 
 def _classes(manifest: Manifest) -> Iterable[Finding]:
@@ -76,12 +73,12 @@ def _images(data: ReportData) -> Iterable[Finding]:
     flat = [sample for sample, image in data.images.items() if image.flat]
     if flat:
         keys = _first_three([data.catalog.key(sample) for sample in flat[:4]])
-        text = f"{count(len(flat), 'decoded image is', 'decoded images are')} nearly of one colour: {keys}"
+        text = f"{count(len(flat), 'decoded image is', 'decoded images are')} nearly a single colour: {keys}"
         yield Finding(level="note", text=text, anchor="images")
     if transparent := sum(image.transparent for image in data.images.values()):
         text = (
             f"{count(transparent, 'decoded image has', 'decoded images have')} transparency; the stream puts them on "
-            "white, or on what image.background says; other readers may drop it and show what lies beneath."
+            "white, or on image.background; other readers may ignore it and show the colours beneath."
         )
         yield Finding(level="note", text=text, anchor="images")
 

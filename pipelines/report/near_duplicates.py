@@ -1,12 +1,13 @@
-"""Pure: which images are equal or nearly equal. Arrays in, groups and pairs out.
+"""Pure: finds equal and nearly equal images. Arrays in, groups and pairs out.
 
-Equal content is found by size and CRC32C, which the indexes hold for every sample. Nearly equal images are found by
-a 64-bit difference hash (is each cell of a 9x8 grid brighter than its left neighbour?) and confirmed by the
-correlation of small grey versions: hashes alone also bring together pictures that merely have the same layout.
+Equal content has equal size and CRC32C, which the indexes hold for every sample. Nearly equal images have similar
+64-bit difference hashes (is each cell of a 9x8 grid brighter than its left neighbour?) and highly correlated small grey
+versions: hashes alone would also match pictures that merely have the same layout.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 
 import google_crc32c
 import numpy as np
@@ -15,16 +16,15 @@ GREY_HEIGHT, GREY_WIDTH = 16, 18
 MAX_DISTANCE = 6
 MIN_CORRELATION = 0.95
 MIN_CONTRAST = 8
-"""Grey versions that span fewer levels are flat: all flat images would be similar."""
+"""Grey versions that span fewer levels are flat, and left out: all flat images are similar."""
 
 _BITS = 64
-_ROWS = 256
 _ALL_ONES = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
 class SimilarPair:
-    """Image `left`, and the one of another split that is most like it; `distance` in bits of 64."""
+    """The numbers of an image and of the one of another split that is most like it; `distance` in bits of 64."""
 
     left: int
     right: int
@@ -35,7 +35,7 @@ class SimilarPair:
 def crc_before(crc: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """The CRC32C of contents without the label at their end, from that of the whole (uint32) and the labels (>= 0).
 
-    A CRC can be run backwards byte by byte, so the same image under two labels is found without reading it.
+    A CRC can be run backwards byte by byte, so the report finds an image under two labels without reading it.
     """
     state = np.asarray(crc, np.uint32) ^ _ALL_ONES
     rest = np.asarray(labels).copy()
@@ -66,44 +66,47 @@ def hashes(greys: np.ndarray) -> np.ndarray:
     return bits.reshape(len(greys), _BITS)
 
 
-def similar_pairs(greys: np.ndarray, splits: np.ndarray) -> list[SimilarPair]:
+def similar_pairs(greys: np.ndarray, splits: np.ndarray, *, num_rows: int = 256) -> list[SimilarPair]:
     """For each image of a smaller split, the most similar one of each larger split, if similar enough; closest first.
 
-    Compares every hash with every other (as a product of matrices: 50,000 x 10,000 take a few seconds).
+    Compares every hash with every other, `num_rows` at a time, as a product of matrices: 50,000 x 10,000 take a few
+    seconds.
     """
-    pairs: list[SimilarPair] = []
-    bright = np.ptp(greys.reshape(len(greys), -1), axis=1) >= MIN_CONTRAST if len(greys) else np.zeros(0, bool)
-    members = [np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)]
-    members.sort(key=len)
-    signs = np.where(hashes(greys), np.float32(1), np.float32(-1)) if len(greys) else np.zeros((0, _BITS), np.float32)
+    if not len(greys):
+        return []
+    bright = np.ptp(greys.reshape(len(greys), -1), axis=1) >= MIN_CONTRAST
+    members = sorted((np.flatnonzero(bright & (splits == number)) for number in np.unique(splits)), key=len)
+    # The product of two rows of signs is the number of equal bits less the number of different ones.
+    signs = np.where(hashes(greys), np.float32(1), np.float32(-1))
     units = _units(greys)
-    for number, left in enumerate(members):
-        for right in members[number + 1 :]:
-            pairs += _most_similar(units, signs, left, right)
+    pairs: list[SimilarPair] = []
+    for left, right in combinations(members, 2):
+        others = signs[right].T
+        for start in range(0, len(left), num_rows):
+            rows = left[start : start + num_rows]
+            pairs += _most_similar(units, signs[rows] @ others, rows, right)
     return sorted(pairs, key=lambda pair: (pair.distance, -pair.correlation, pair.left))
 
 
-def _most_similar(units: np.ndarray, signs: np.ndarray, left: np.ndarray, right: np.ndarray) -> Iterator[SimilarPair]:
-    """For each of `left` the most correlated of `right` within the distance."""
-    others = signs[right].T
-    for start in range(0, len(left), _ROWS):
-        rows = left[start : start + _ROWS]
-        products = signs[rows] @ others
-        near = products >= _BITS - 2 * MAX_DISTANCE
-        columns = np.flatnonzero(near.any(axis=0))
-        if not len(columns):
-            continue
-        # Of pictures of one layout nearly all hashes are near, so this is a product of matrices too.
-        correlations = np.round(units[rows] @ units[right[columns]].T, 4)
-        best = np.where(near[:, columns], correlations, -1).argmax(axis=1)
-        for row, (column, at) in enumerate(zip(columns[best].tolist(), best.tolist(), strict=True)):
-            if near[row, column] and correlations[row, at] >= MIN_CORRELATION:
-                distance = int(_BITS - products[row, column]) // 2
-                yield SimilarPair(int(rows[row]), int(right[column]), distance, round(float(correlations[row, at]), 4))
+def _most_similar(
+    units: np.ndarray, products: np.ndarray, rows: np.ndarray, right: np.ndarray
+) -> Iterator[SimilarPair]:
+    """For each image of `rows` the most correlated one of `right` within the distance; `products` are of signs."""
+    near = products >= _BITS - 2 * MAX_DISTANCE
+    columns = np.flatnonzero(near.any(axis=0))
+    if not len(columns):
+        return
+    # For pictures of one layout, nearly all hashes are near, so the correlations are a matrix product too.
+    correlations = np.round(units[rows] @ units[right[columns]].T, 4)
+    best = np.where(near[:, columns], correlations, -1).argmax(axis=1)
+    for row, (column, at) in enumerate(zip(columns[best].tolist(), best.tolist(), strict=True)):
+        if near[row, column] and correlations[row, at] >= MIN_CORRELATION:
+            distance = int(_BITS - products[row, column]) // 2
+            yield SimilarPair(int(rows[row]), int(right[column]), distance, round(float(correlations[row, at]), 4))
 
 
 def _units(greys: np.ndarray) -> np.ndarray:
-    """Grey versions as vectors whose products are their correlations; those of one level are zero."""
+    """Grey versions as vectors whose products are their correlations; a version of one level is zero."""
     levels = greys.reshape(len(greys), GREY_HEIGHT * GREY_WIDTH).astype(np.float32)
     levels -= levels.mean(axis=1, keepdims=True)
     lengths: np.ndarray = np.linalg.norm(levels, axis=1, keepdims=True)
@@ -111,7 +114,7 @@ def _units(greys: np.ndarray) -> np.ndarray:
     return levels
 
 
-# What one byte does to a CRC32C, read off the library: the state begins as 0xffffffff and ends inverted.
+# The table of CRC32C, read off the library by single bytes: the state begins as 0xffffffff and ends inverted.
 _TABLE = np.array([google_crc32c.value(bytes([byte ^ 0xFF])) ^ 0xFF000000 for byte in range(256)], np.uint32)
 _POSITION = np.zeros(256, np.uint32)
 _POSITION[_TABLE >> np.uint32(24)] = np.arange(256, dtype=np.uint32)

@@ -1,4 +1,4 @@
-"""`report.html`: what a shard set holds, on one page for people; docs/report.md explains it."""
+"""`report.html`: a page about the contents of a shard set; docs/report.md explains it."""
 
 import json
 import sys
@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines import sources
-from pipelines.check.overview import overview
+from pipelines.check.overview import ClassRow, ShardRow, SplitRow, overview
 from pipelines.config import BuildConfig
 from pipelines.report import near_duplicates
 from pipelines.report.charts import class_plot, image_plots, shard_plots
-from pipelines.report.classes import class_name, mixing_rows, num_samples_of
-from pipelines.report.collect import CLASS_THUMBNAILS, MAX_SHOWN, SHARD_THUMBNAILS, NearDuplicate, ReportData, collect
+from pipelines.report.classes import class_name, mixing_rows
+from pipelines.report.collect import (
+    CLASS_THUMBNAILS,
+    MAX_GROUP_SHOWN,
+    MAX_SHOWN,
+    SHARD_THUMBNAILS,
+    ReportData,
+    collect,
+)
 from pipelines.report.duplicates import DuplicateGroup
 from pipelines.report.findings import findings
 from pipelines.report.snippets import loading_code, training_commands
@@ -30,23 +37,22 @@ from shardset.storage.open import open_file
 from shardset.version import __version__
 
 IMAGES = 100_000
-"""Images that the verb decodes for sizes and near-duplicates."""
+"""Default limit of the verb for images decoded for sizes and near-duplicates."""
 
 IMAGES_AFTER_BUILD = 4_000
-"""Images that a build decodes, where a few seconds count."""
+"""The same limit after a build, where seconds count."""
 
 MAX_PAGE_BYTES = 6 * 2**20
-"""A page stays below this with all tables and pictures at their limits."""
+"""Upper bound of a page with all tables and pictures at their limits."""
 
 MAX_ROWS = 1_000
 MAX_FEW_ROWS = 200
-MAX_GROUP_SHOWN = 4
 MAX_DAMAGE_PRINTED = 20
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenPage:
-    """A page that was made: what it shows, where it stands, and its size."""
+    """A finished page: its contents, path and size."""
 
     data: ReportData
     path: str
@@ -63,9 +69,9 @@ def write(
 ) -> WrittenPage:
     """Makes the page of the set at `url` (manifest or folder) and stores it.
 
-    `raw` is the folder that the names of the quarantine list are relative to; without it, rejected samples have no
-    pictures. Raises ManifestError if there is no sound manifest; ConfigError if the page would replace a file of the
-    set or, without `force`, anything but a page. Other damage is named on the page.
+    `raw` is the folder to which the names of the quarantine list are relative; without it, rejected samples have no
+    pictures. Raises ManifestError without a valid manifest; ConfigError if the page would replace a file of the set or,
+    without `force`, anything but a page. The page itself names any other damage.
     """
     if max_images < 0:
         raise ConfigError(f"--images is {max_images}, expected a whole number from 0")
@@ -83,9 +89,9 @@ def write(
 
 
 def after_build(config: BuildConfig) -> str | None:
-    """Makes the page of a set that was just built and returns its path; a failure is only a warning.
+    """Makes the page of a set that was just built, and returns its path; a failure is only a warning.
 
-    The set is published by then: nothing that goes wrong here may make it look unfinished.
+    The set is already published: a failed report must not make it look unfinished.
     """
     try:
         raw = sources.open_source(config).input
@@ -126,38 +132,33 @@ def to_json(written: WrittenPage) -> dict[str, Any]:
 
 
 def render(data: ReportData) -> bytes:
-    """The page, as UTF-8."""
+    """The page as UTF-8."""
     manifest = data.manifest
+    rows = overview(manifest, "")
     return page.render(
         "pipelines.report",
         "report.html",
+        data=data,
+        manifest=manifest,
+        max_rows=MAX_FEW_ROWS,
         title=f"Shard set from {manifest.provenance.source}",
         tool=f"shardset {__version__}",
         sections=_sections(data),
         closing=_closing(data),
-        digest=manifest.digest,
         tiles=_tiles(manifest),
         findings=list(findings(data)),
-        **_splits(manifest),
-        **_classes(data),
-        **_shards(data),
+        **_splits(manifest, rows.splits),
+        **_classes(data, rows.classes),
+        **_shards(data, rows.shards),
         image_plots=image_plots(data),
         image_text=_image_text(data),
         size_rows=_size_rows(data),
-        duplicates=[_group(data, group) for group in data.duplicates[:MAX_SHOWN]],
-        num_duplicates=len(data.duplicates),
-        near_duplicates=[_pair(data, pair) for pair in data.near_duplicates[:MAX_SHOWN]],
-        num_near_duplicates=len(data.near_duplicates),
-        near_duplicates_text=_near_duplicates_text(data),
+        **_duplicates(data),
         **_bad_input(data),
-        damage=[(each.where, each.sentence) for each in data.damage[:MAX_FEW_ROWS]],
-        num_damage=len(data.damage),
-        facts=_facts(manifest),
         options=[
             (name, json.dumps(value, sort_keys=True, ensure_ascii=False))
             for name, value in sorted(manifest.provenance.options.items())
         ],
-        notes=manifest.provenance.notes[:MAX_FEW_ROWS],
         loading=loading_code(manifest),
         training=training_commands(manifest),
     )
@@ -172,7 +173,7 @@ def _sections(data: ReportData) -> list[tuple[str, str]]:
 
 
 def _tiles(manifest: Manifest) -> list[tuple[str, str, str]]:
-    """(name, number, details) for the large numbers at the top."""
+    """(name, number, details) of the large numbers at the top."""
     splits = manifest.splits
     first = list(splits.items())[:4]
     shards = [shard for split in splits.values() for shard in split.shards]
@@ -188,45 +189,38 @@ def _tiles(manifest: Manifest) -> list[tuple[str, str, str]]:
     ]
 
 
-def _splits(manifest: Manifest) -> dict[str, Any]:
-    rows = overview(manifest, "").splits
+def _splits(manifest: Manifest, rows: list[SplitRow]) -> dict[str, Any]:
     samples = count(sum(row.num_samples for row in rows), "sample")
     shards = count(sum(row.num_shards for row in rows), "shard")
     return {
         "subtitle": f"{samples} in {shards}, digest {manifest.digest[:16]}",
         "splits": [
-            (row.name, row.num_samples, row.num_shards, _from_to(row.smallest, row.largest), page.size(row.num_bytes),
+            (row.name, row.num_samples, row.num_shards, row.per_shard, page.size(row.num_bytes),
              page.size(row.mean_bytes), row.num_source_samples, row.num_dropped, row.num_repeats, " ".join(row.fields))
             for row in rows
         ],
     }  # fmt: skip
 
 
-def _classes(data: ReportData) -> dict[str, Any]:
-    manifest, names = data.manifest, list(data.manifest.splits)
-    rows = overview(manifest, "").classes
+def _classes(data: ReportData, rows: list[ClassRow]) -> dict[str, Any]:
+    names = list(data.manifest.splits)
     wnids = any(row.wnid for row in rows)
+    sizes = {row.label: count(sum(row.counts.values()), "sample") for row in rows}
     return {
-        "class_plot": class_plot(manifest) if manifest.classes else None,
+        "class_plot": class_plot(data.manifest) if rows else None,
         "class_columns": ["label#", "class~", *(["wnid"] if wnids else []), *(f"{name}#" for name in names)],
         "class_rows": [
             (row.label, row.name, *([row.wnid or ""] if wnids else []), *(row.counts[name] for name in names))
             for row in rows[:MAX_ROWS]
         ],
-        "num_classes": len(manifest.classes),
         "class_sheets": [
-            _sheet(data, f"{label} {class_name(manifest, label)}", _class_size(manifest, label), samples)
+            _sheet(data, f"{label} {class_name(data.manifest, label)}", sizes.get(label, ""), samples)
             for label, samples in data.by_class.items()
         ],
     }
 
 
-def _class_size(manifest: Manifest, label: int) -> str:
-    return count(num_samples_of(manifest, label), "sample") if label < len(manifest.classes) else ""
-
-
-def _shards(data: ReportData) -> dict[str, Any]:
-    rows = overview(data.manifest, "").shards
+def _shards(data: ReportData, rows: list[ShardRow]) -> dict[str, Any]:
     shown = [(data.catalog.shards[number].shard, samples) for number, samples in data.by_shard.items()]
     return {
         "shard_plots": shard_plots(data.manifest),
@@ -235,23 +229,6 @@ def _shards(data: ReportData) -> dict[str, Any]:
         "num_shards": len(rows),
         "shard_sheets": [
             _sheet(data, shard.path, count(shard.num_samples, "sample"), samples) for shard, samples in shown
-        ],
-    }
-
-
-def _bad_input(data: ReportData) -> dict[str, Any]:
-    return {
-        "fixes": sorted(data.manifest.fixes.items()),
-        "fixed": [
-            (_picture(data, fixed.sample, "fixed image "), data.catalog.key(fixed.sample), fixed.fix, fixed.name)
-            for fixed in data.fixed
-        ],
-        "quarantine": data.manifest.quarantine,
-        "reasons": data.reasons[:MAX_FEW_ROWS],
-        "num_reasons": len(data.reasons),
-        "rejected": [
-            ({"picture": one.picture, "alt": f"rejected image {one.name}"}, one.name, one.split, one.reason, one.where)
-            for one in data.rejected
         ],
     }
 
@@ -284,16 +261,6 @@ def _size_rows(data: ReportData) -> list[tuple[str, int, str]]:
     ]
 
 
-def _near_duplicates_text(data: ReportData) -> str:
-    if len(data.manifest.splits) < 2:
-        return "There is one split only, so nothing to compare it with."
-    return (
-        f"{count(len(data.images), 'image')} were compared, each with all of the other splits. A pair has difference "
-        f"hashes of which at most {near_duplicates.MAX_DISTANCE} of 64 bits differ, and small grey versions whose "
-        f"correlation is at least {near_duplicates.MIN_CORRELATION}. Pictures without contrast are left out."
-    )
-
-
 def _sheet(data: ReportData, title: str, text: str, samples: Sequence[int]) -> dict[str, Any]:
     """A contact sheet of some samples."""
     shown = [sample for sample in samples if sample in data.pictures]
@@ -315,6 +282,22 @@ def _member(data: ReportData, sample: int) -> dict[str, Any]:
     }
 
 
+def _duplicates(data: ReportData) -> dict[str, Any]:
+    return {
+        "duplicates": [_group(data, group) for group in data.duplicates[:MAX_SHOWN]],
+        "near_duplicates": [
+            {
+                "text": f"{count(pair.distance, 'bit')} of 64 differ, correlation {pair.correlation:.3f}",
+                "members": [_member(data, pair.left), _member(data, pair.right)],
+                "more": 0,
+            }
+            for pair in data.near_duplicates[:MAX_SHOWN]
+        ],
+        "max_distance": near_duplicates.MAX_DISTANCE,
+        "min_correlation": near_duplicates.MIN_CORRELATION,
+    }
+
+
 def _group(data: ReportData, group: DuplicateGroup) -> dict[str, Any]:
     kinds = ["in several splits"] if group.num_splits > 1 else []
     kinds += ["under different labels"] if group.num_labels > 1 else []
@@ -326,28 +309,18 @@ def _group(data: ReportData, group: DuplicateGroup) -> dict[str, Any]:
     }
 
 
-def _pair(data: ReportData, pair: NearDuplicate) -> dict[str, Any]:
-    text = f"{count(pair.distance, 'bit')} of 64 differ, correlation {pair.correlation:.3f}"
-    return {"text": text, "members": [_member(data, pair.sample), _member(data, pair.other)], "more": 0}
-
-
-def _facts(manifest: Manifest) -> list[tuple[str, str]]:
-    made = manifest.provenance
-    return [
-        ("made by", made.tool),
-        ("source", made.source),
-        ("seed", str(manifest.seed)),
-        ("order version", str(manifest.order_version)),
-        ("remainder", manifest.remainder),
-        ("digest of the manifest", manifest.digest),
-        ("digest of the plan", manifest.plan_digest),
-        ("digest of the source", made.source_digest),
-        *((f"library {name}", version) for name, version in sorted(made.libraries.items())),
-    ]
-
-
-def _from_to(smallest: int, largest: int) -> str:
-    return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+def _bad_input(data: ReportData) -> dict[str, Any]:
+    return {
+        "damage": [(each.where, each.sentence) for each in data.damage[:MAX_FEW_ROWS]],
+        "rejected": [
+            ({"picture": one.picture, "alt": f"rejected image {one.name}"}, one.name, one.split, one.reason, one.where)
+            for one in data.rejected
+        ],
+        "fixed": [
+            (_picture(data, fixed.sample, "fixed image "), data.catalog.key(fixed.sample), fixed.fix, fixed.name)
+            for fixed in data.fixed
+        ],
+    }
 
 
 def _closing(data: ReportData) -> str:

@@ -1,6 +1,6 @@
-"""Reads chosen samples of a shard set, neighbours together, and compares each with its index.
+"""Reads chosen samples of a shard set, neighbours together, and checks each against its index.
 
-What can't be read is named and left out: the report of a damaged set says where the damage is.
+Names what can't be read and continues: the report of a damaged set says where the damage is.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from pipelines.report.catalog import THREADS, Catalog, Damage, IndexedShard, complaint, key_at
+from pipelines.check.problems import Problem, problem_of
+from pipelines.report.catalog import THREADS, Catalog, IndexedShard, key_at
 from pipelines.write.range_reads import coalesce
 from shardset.checksum import crc32c_of
 from shardset.errors import StorageError, UndecodableImage
@@ -20,7 +21,7 @@ from shardset.storage.base import Storage
 T = TypeVar("T")
 
 NO_PICTURE = ("no image", "no 8-bit form")
-"""Reasons that are no damage: a sample of text, an image of 32-bit numbers."""
+"""Reasons that are not damage: a sample without an image, pixels of 32 bits."""
 
 MAX_GAP = 64 * 1024
 MAX_READ = 8 * 2**20
@@ -34,28 +35,19 @@ _Ranges = list[tuple[int, int, str]]
 
 def read_samples(
     storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[Fields], T], *, max_read: int = MAX_READ
-) -> tuple[dict[int, T], list[Damage]]:
-    """What `use` makes of the fields of each sample, and what is damaged or does not decode; runs in threads.
+) -> tuple[dict[int, T], list[Problem]]:
+    """The results of `use` for the fields of each sample, and the samples that are damaged or do not decode.
 
-    A sample that `use` rejects for one of NO_PICTURE is in neither.
+    A sample that `use` rejects for one of NO_PICTURE is in neither. Calls `use` in threads.
     """
-    samples = np.unique(samples)
-    cuts = np.searchsorted(samples, catalog.first_samples)
-    tasks = [
-        (shard, samples[start:stop] - catalog.first_samples[number], int(catalog.first_samples[number]))
-        for number, (shard, start, stop) in enumerate(zip(catalog.shards, cuts[:-1], cuts[1:], strict=True))
-        if stop > start
-    ]
+    samples, firsts = np.unique(samples), catalog.first_samples
+    chosen = np.split(samples, np.searchsorted(samples, firsts[1:]))
+    by_shard = zip(catalog.shards, firsts.tolist(), chosen, strict=False)
+    tasks = [(shard, first, (ids - first).tolist()) for shard, first, ids in by_shard if len(ids)]
     results: dict[int, T] = {}
-    damage: list[Damage] = []
-
-    def read(task: tuple[IndexedShard, np.ndarray, int]) -> tuple[dict[int, T], list[Damage]]:
-        shard, rows, first = task
-        used, damaged = _read_rows(storage, shard, rows.tolist(), use, max_read)
-        return {first + row: result for row, result in used.items()}, damaged
-
+    damage: list[Problem] = []
     with ThreadPoolExecutor(THREADS) as threads:
-        for used, damaged in threads.map(read, tasks):
+        for used, damaged in threads.map(lambda task: _read_rows(storage, use, max_read, *task), tasks):
             results |= used
             damage += damaged
     return results, damage
@@ -70,33 +62,33 @@ def image_of(fields: Fields) -> bytes:
 
 
 def _read_rows(
-    storage: Storage, shard: IndexedShard, rows: list[int], use: Callable[[Fields], T], max_read: int
-) -> tuple[dict[int, T], list[Damage]]:
+    storage: Storage, use: Callable[[Fields], T], max_read: int, shard: IndexedShard, first: int, rows: list[int]
+) -> tuple[dict[int, T], list[Problem]]:
+    """See `read_samples`, for some rows of one shard; `first` is the number of its first sample."""
     path = shard.shard.path
     used: dict[int, T] = {}
-    damage: list[Damage] = []
+    damage: list[Problem] = []
     try:
         for row, fields in _checked_fields(storage, shard, rows, max_read):
             where = f"{path}, sample {key_at(shard.index, row)}"
             if fields is None:
-                damage.append(
-                    Damage(where, "its CRC32C is not that of the index; rebuild the shard with --only-shards")
-                )
+                sentence = "its CRC32C is not that of the index; rebuild the shard with --only-shards"
+                damage.append(Problem(where, sentence))
                 continue
             try:
-                used[row] = use(fields)
+                used[first + row] = use(fields)
             except UndecodableImage as error:
                 if error.reason not in NO_PICTURE:
-                    damage.append(Damage(where, f"can't be decoded: {error}; build again with --verify decode"))
+                    damage.append(Problem(where, f"can't be decoded: {error}; build again with --verify decode"))
     except StorageError as error:
-        damage.append(Damage(path, complaint(error, f"{storage.url}/{path}")))
+        damage.append(problem_of(path, error))
     return used, damage
 
 
 def _checked_fields(
     storage: Storage, shard: IndexedShard, rows: list[int], max_read: int
 ) -> Iterator[tuple[int, Fields | None]]:
-    """(row, fields): read a second time if they do not fit their CRC32C, None if they still do not."""
+    """(row, fields) of each sample; fields are None if two reads do not match their CRC32C."""
     ranges = {row: _ranges_of(shard.index, row) for row in rows}
     for row, fields in _read_fields(storage, shard.shard.path, ranges, max_read):
         if not _is_sound(fields, shard.index, row):

@@ -1,11 +1,11 @@
-"""The code and the commands that the page shows: how to load, verify and train on the set."""
+"""The code and commands on the page: how to load the set, verify it and train on it."""
 
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import Manifest
 
 
 def loading_code(manifest: Manifest) -> str:
-    """Python for plain webdataset, to be run in the folder of the manifest."""
+    """Python code for plain webdataset, to run in the folder of the manifest."""
     name = _train_split(manifest)
     split = manifest.splits[name]
     image = next((field for field in split.fields if field.rpartition(".")[2] in IMAGE_FIELDS), split.fields[0])

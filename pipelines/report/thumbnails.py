@@ -2,13 +2,14 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from pipelines.images.encode import thumbnail_of
 from shardset.html.page import Picture, data_uri
 
 MAX_THUMBNAIL_BYTES = 2 * 2**20
-"""All thumbnails of a page; further ones are left out."""
+"""Budget for all thumbnails of a page; the rest are left out."""
 
 MAX_SIDE = 96
 LOSSLESS_PIXELS = 1024
@@ -47,13 +48,9 @@ def picture(small: Thumbnail) -> Picture:
 def within_budget(
     thumbnails: Mapping[int, Thumbnail], samples: Sequence[int], max_bytes: int
 ) -> tuple[dict[int, Picture], int]:
-    """Pictures of `samples`, the first first, until `max_bytes` are spent; and how many are left out."""
-    pictures: dict[int, Picture] = {}
+    """Pictures of `samples` in order until `max_bytes` are spent, and the number of those left out."""
     available = [sample for sample in samples if sample in thumbnails]
-    spent = 0
-    for sample in available:
-        spent += len(thumbnails[sample].content)
-        if spent > max_bytes:
-            break
-        pictures[sample] = picture(thumbnails[sample])
+    spent = accumulate(len(thumbnails[sample].content) for sample in available)
+    within = [sample for sample, num_bytes in zip(available, spent, strict=True) if num_bytes <= max_bytes]
+    pictures = {sample: picture(thumbnails[sample]) for sample in within}
     return pictures, len(available) - len(pictures)

@@ -206,7 +206,7 @@ def test_a_finished_set_whose_classes_have_other_names_now_is_another_set(raw, t
         return config_of(listing, tmp_path / "out", source="listing", num_shards={"": 1})
 
     built(config_with("cat"))
-    with pytest.raises(ConfigError, match=r"another shard set stands there \(class 0 was 'cat' and is 'cot'\)"):
+    with pytest.raises(ConfigError, match=r"already holds another shard set \(class 0 was 'cat' and is 'cot'\)"):
         build(config_with("cot"), HERE)
     manifest = built(replace(config_with("cot"), overwrite=True))
     assert [info.name for info in manifest.classes] == ["cot", "dog"]
@@ -271,7 +271,7 @@ def test_a_shard_that_does_not_exist_can_not_be_asked_for(raw, tmp_path):
 def test_another_build_into_the_same_place_is_refused(raw, tmp_path):
     build(config_of(raw, tmp_path / "out"), HERE)
     expected = files_of(tmp_path / "out")
-    with pytest.raises(ConfigError, match=r"another shard set stands there \(seed was 0 and is 1\)"):
+    with pytest.raises(ConfigError, match=r"already holds another shard set \(seed was 0 and is 1\)"):
         build(config_of(raw, tmp_path / "out", seed=1), HERE)
     assert files_of(tmp_path / "out") == expected
 
@@ -279,7 +279,7 @@ def test_another_build_into_the_same_place_is_refused(raw, tmp_path):
 def test_a_file_that_looks_like_a_shard_of_somebody_else_is_not_overwritten(raw, tmp_path):
     (tmp_path / "out" / "train").mkdir(parents=True)
     (tmp_path / "out" / "train" / "train-000000.tar").write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=r"train/train-000000\.tar stands there without a manifest"):
+    with pytest.raises(ConfigError, match=r"holds train/train-000000\.tar without a manifest"):
         build(config_of(raw, tmp_path / "out"), HERE)
     assert (tmp_path / "out" / "train" / "train-000000.tar").read_bytes() == b"precious"
 
@@ -325,7 +325,7 @@ def test_overwrite_leaves_what_the_replaced_set_does_not_list(raw, tmp_path):
 
 def test_overwrite_leaves_tars_that_stand_without_a_manifest_or_plan(raw, tmp_path):
     add(tmp_path / "out", "train/train-000000.tar", b"precious")
-    with pytest.raises(ConfigError, match=r"train/train-000000\.tar stands there without a manifest or plan"):
+    with pytest.raises(ConfigError, match=r"holds train/train-000000\.tar without a manifest or plan"):
         build(config_of(raw, tmp_path / "out", overwrite=True), HERE)
     assert (tmp_path / "out" / "train" / "train-000000.tar").read_bytes() == b"precious"
 
@@ -495,7 +495,9 @@ def unfinished(raw: Path, output: Path, tool: str | None = None) -> BuildConfig:
 
 def test_a_build_that_another_version_began_is_refused_and_starts_over_when_told_to(raw, tmp_path):
     config = unfinished(raw, tmp_path / "out", tool="shardset 0.1.0, plan 1")
-    with pytest.raises(ConfigError, match=r"unfinished build stands there \(it was begun by shardset 0\.1\.0, plan 1"):
+    with pytest.raises(
+        ConfigError, match=r"already holds an unfinished build \(it was begun by shardset 0\.1\.0, plan 1"
+    ):
         build(config, HERE)
     again = build(replace(config, overwrite=True), HERE)
     assert again.counters.get("shards_skipped", 0) == 0
@@ -509,7 +511,7 @@ def test_a_damaged_plan_is_named_and_what_the_message_says_helps(raw, tmp_path):
     with pytest.raises(ConfigError, match=r"remove plan/ at the output.*then build again with --overwrite"):
         build(config, HERE)
     shutil.rmtree(tmp_path / "out" / naming.PLAN_FOLDER)
-    with pytest.raises(ConfigError, match="stands there without a manifest or plan"):
+    with pytest.raises(ConfigError, match=r"holds .* without a manifest or plan"):
         build(replace(config, overwrite=True), HERE)
     for split in ("train", "test"):
         shutil.rmtree(tmp_path / "out" / split)
@@ -833,7 +835,9 @@ def test_images_that_another_pillow_wrote_are_not_mixed_with_those_of_this_one(t
     build(config if finished else replace(config, only_shards=frozenset({("train", 0)})), HERE)
     begun_with_pillow(tmp_path / "out", "9.9")
     here = PIL.__version__
-    with pytest.raises(ConfigError, match=rf"stands there \(pillow was 9\.9 and is {re.escape(here)}\).*--overwrite"):
+    with pytest.raises(
+        ConfigError, match=rf"already holds an? [a-z ]+ \(pillow was 9\.9 and is {re.escape(here)}\).*--overwrite"
+    ):
         build(config, HERE)
     assert built(replace(config, overwrite=True)).provenance.libraries["pillow"] == here
     assert verify(str(tmp_path / "out"), deep=True).problems == ()

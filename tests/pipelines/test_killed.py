@@ -151,7 +151,7 @@ def test_ctrl_c_ends_the_build_with_code_130_and_one_sentence_and_a_rerun_comple
         code, _, errors = life.wait()
         assert not life.wait_for_orphans()
     assert code == 130
-    assert errors.endswith("stopped; the same command goes on from here\n")
+    assert errors.endswith("stopped; run the same command again to continue\n")
     assert "Traceback" not in errors
     build(config, HERE)
     build(replace(config, output=str(tmp_path / "undisturbed")), HERE)

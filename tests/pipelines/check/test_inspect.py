@@ -171,7 +171,7 @@ def test_a_name_that_is_neither_stored_nor_quarantined_says_so():
     storage, manifest = made()
     manifest = quarantined(storage, manifest, entry("cat/cut.png", "is cut"))
     for asked, split in (("other.png", None), ("cut.png", "val")):
-        with pytest.raises(ConfigError, match=r"and quarantine\.jsonl does not list it; is it misspelled\?"):
+        with pytest.raises(ConfigError, match=r"and quarantine\.jsonl does not list it; check the spelling"):
             lookups.find_name(storage, manifest, asked, split=split)
 
 
@@ -266,9 +266,10 @@ def test_the_verb_prints_json(capsys, flags, keys):
     assert [sample["key"] for sample in json.loads(capsys.readouterr().out)] == keys
 
 
-def test_the_json_of_the_overview_holds_every_class():
-    storage, manifest = made()
-    assert len(json.loads(inspect.to_json(overview.overview(manifest, storage.url)))["classes"]) == 4
+def test_the_json_of_the_overview_holds_every_class(capsys):
+    storage, _ = made()
+    assert cli.main(["inspect", storage.url, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["classes"]) == 4
 
 
 def test_questions_that_exclude_each_other_are_refused():

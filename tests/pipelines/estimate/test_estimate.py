@@ -395,7 +395,7 @@ def test_a_manifest_is_planned_without_anything_else_of_the_set(tmp_path, capsys
         (["--samples", "5,train=7", "--mean-bytes", "9"], "names the split train twice"),
         (["--samples", "a/b=7", "--mean-bytes", "9"], "'a/b' can't name a split"),
         (["somewhere", "--classes", "7"], "--classes goes with --samples, not with MANIFEST"),
-        (["somewhere", "--num-shards", "7"], "--num-shards: the shards of a set that stands have their sizes"),
+        (["somewhere", "--num-shards", "7"], "--num-shards: the shards of an existing set have their sizes"),
         ([*BARE, "--holdout", "test=0.1"], "--holdout goes with --source"),
         ([*BARE, "--split", "test"], "no split 'test'; there are train, validation"),
         (["--samples", "a=5,b=6", "--mean-bytes", "9"], "which split is read? there are a, b"),

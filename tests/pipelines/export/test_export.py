@@ -293,7 +293,7 @@ def test_no_path_leads_from_a_bucket_to_a_local_disk(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "split", "message"), [("timm", "target", "takes the split name"), ("hf", "a-b", "letters, digits")]
+    ("name", "split", "message"), [("timm", "target", "mistakes the split name"), ("hf", "a-b", "letters, digits")]
 )
 def test_a_split_s_name_that_a_reader_misreads_is_refused(name, split, message):
     storage = open_storage(f"memory://export-{next(_counter)}/set")

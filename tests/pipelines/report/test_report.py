@@ -150,7 +150,7 @@ def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
     storage, manifest = stored(train=samples("train", range(10)), test=[*samples("test", range(30, 33)), copy])
     found = collected(storage, manifest)
     (pair,) = found.near_duplicates
-    assert {found.catalog.key(pair.sample), found.catalog.key(pair.other)} == {"copy", "train-000005"}
+    assert {found.catalog.key(pair.left), found.catalog.key(pair.right)} == {"copy", "train-000005"}
     assert pair.distance <= 6
     assert "1 image looks much like an image of another split." in sentences(found)
 
