@@ -37,7 +37,7 @@ from trainer.data.splits import open_data
 from trainer.model.build import DEFAULT_CLASSES
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
-from trainer.record.metrics import log_name
+from trainer.record.log_files import log_name
 from trainer.runtime.base import Runtime
 from trainer.runtime.launch import running
 

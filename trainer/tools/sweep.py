@@ -1,7 +1,7 @@
-"""`bench-input --sweep`: the rate of the training stream for every combination of some of its settings.
+"""`bench-input --sweep`: the rate of the training stream for every combination of some settings.
 
-Each point runs the real stream for some seconds. Each round runs every point, and the tables show the median of the
-rounds, so that a machine that is busy for a moment slows all points alike.
+Every round runs the real stream for some seconds at every point, and the tables show medians over the rounds. So a
+machine that is busy for a moment slows all points alike.
 """
 
 import difflib
@@ -45,10 +45,10 @@ FILES = ("sweep.json", "sweep.md", "sweep.svg")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRun:
-    """One run of one point. `epochs` is the share of the split that it read; above 1 it read samples again.
+    """One run of one point: samples a second after the first batch, and CPU seconds per 1,000 samples.
 
-    `rate` is samples a second after the first batch, `cpu` is processor seconds per 1,000 samples, `first_s` is the
-    time from the start of the stream to its first batch.
+    `first_s` is the time from the start of the stream to its first batch. `epochs` is how often it read the split;
+    above 1 it read samples again.
     """
 
     rate: float
@@ -59,7 +59,7 @@ class SweepRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """A point, its runs, and the largest memory of its stream."""
+    """A point, its runs, and the most memory that its stream takes."""
 
     point: Point
     memory_bytes: int
@@ -77,7 +77,7 @@ class SweepResult:
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """The values by axis of texts such as `["q=4,8", "threads=1,2"]`. Raises ConfigError."""
+    """The values of each axis, from texts such as `["q=4,8", "threads=1,2"]`. Raises ConfigError."""
     axes: dict[str, list[Value]] = {}
     for setting in texts:
         name, equals, values_text = setting.partition("=")
@@ -113,7 +113,7 @@ def points_of(axes: Axes) -> list[Point]:
 
 
 def open_stream(config: TrainConfig, point: Point) -> Stream:
-    """The training stream of one host with the settings of a point. Raises ConfigError that names the point."""
+    """The training stream of one host with the settings of a point. Its ConfigErrors name the point."""
     options: dict[str, Any] = {"global_batch_size": config.global_batch_size, "manifest": config.manifest}
     options |= {AXES[axis][0]: value for axis, value in point.items()}
     manifest = options.pop("manifest")
@@ -143,15 +143,15 @@ def check(config: TrainConfig, axes: Axes) -> None:
 
 
 def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.perf_counter) -> SweepRun:
-    """The rate of a stream over some seconds after the first batch, and over at least one batch."""
+    """The rate of a stream over some seconds after its first batch, and over at least one more batch."""
     start = clock()
     batches = stream.epochs()
     try:
         next(batches)
-        first, cpu, num_samples = clock(), _cpu_s(), 0
+        first, cpu, num_samples = clock(), time.process_time(), 0
         while (now := clock()) < first + seconds or not num_samples:
             num_samples += int((next(batches)[2]["weight"] > 0).sum())
-        now, cpu = clock(), _cpu_s() - cpu
+        now, cpu = clock(), time.process_time() - cpu
     finally:
         batches.close()
     return SweepRun(
@@ -165,7 +165,7 @@ def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.pe
 def sweep(
     config: TrainConfig, axes: Axes, *, seconds: float, rounds: int, log: Callable[[str], None]
 ) -> list[SweepResult]:
-    """Measures every point once a round, every second round backwards. Opens all streams once before it measures."""
+    """Measures every point once a round, in reverse order every second round. First opens every stream once."""
     check(config, axes)
     points = points_of(axes)
     results = [
@@ -257,15 +257,12 @@ def plot(results: Sequence[SweepResult]) -> str:
 def to_json(results: Sequence[SweepResult], facts: Mapping[str, Any]) -> dict[str, Any]:
     """All measurements as JSON values."""
     points = [{**asdict(result), "rate": result.rate} for result in results]
-    return {"facts": dict(facts), "points": points, "effects": _with_text_keys(effects(results))}
-
-
-def _with_text_keys(effects: Mapping[str, Mapping[Value, float]]) -> dict[str, dict[str, float]]:
-    return {axis: {str(value): ratio for value, ratio in values.items()} for axis, values in effects.items()}
+    ratios = {axis: {str(value): ratio for value, ratio in values.items()} for axis, values in effects(results).items()}
+    return {"facts": dict(facts), "points": points, "effects": ratios}
 
 
 def facts_of(config: TrainConfig, axes: Axes, *, seconds: float, rounds: int) -> dict[str, Any]:
-    """What the rates depend on besides the axes."""
+    """Everything but the axes that the rates depend on."""
     image = config.image
     fixed = {
         "manifest": config.manifest,
@@ -309,8 +306,3 @@ def _folder(output: str | None) -> Path | None:
         raise ConfigError(f"--output {output}: it holds a sweep already; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _cpu_s() -> float:
-    used = os.times()
-    return used.user + used.system

@@ -1,4 +1,4 @@
-"""Pure: named values with their spreads -> a bar chart as a standalone SVG."""
+"""Draws named values with their spreads as a bar chart, a standalone SVG."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Runs commands or prints them, and explains why gcloud failed and what to do."""
+"""Runs or prints commands, and explains why gcloud failed and what to do."""
 
 import itertools
 import re
@@ -16,7 +16,7 @@ _TAIL_LINES = 200
 
 _ABSENT = re.compile(r"NOT_FOUND|was not found|could not be found")
 
-# What gcloud prints, what it means, what to do. The first match counts.
+# A pattern in the output of gcloud, its meaning, and what to do. The first match counts.
 _FAILURES: tuple[tuple[str, str, str], ...] = (
     (
         r"currently have an active account|problem refreshing|[Rr]eauthentication|invalid_grant",
@@ -105,14 +105,14 @@ class CommandFailed(CloudError):
 
 
 class Runner(Protocol):
-    """Runs commands. `log` tells the user what happened, `comment` what the next commands are for."""
+    """Runs commands. `log` tells the user what happened, `comment` the purpose of the next commands."""
 
     def capture(self, command: Command) -> CommandResult:
-        """Runs a command for its output."""
+        """Runs a command and returns its output."""
         ...
 
     def follow(self, command: Command) -> CommandResult:
-        """Runs a command whose output is for the user."""
+        """Runs a command and shows its output to the user."""
         ...
 
     def log(self, text: str) -> None: ...
@@ -131,7 +131,7 @@ class ShellRunner:
         return CommandResult(command=command, code=result.returncode, output=result.stdout, errors=result.stderr)
 
     def follow(self, command: Command) -> CommandResult:
-        """See Runner. gcloud can ask the user questions, for a passphrase for example."""
+        """See Runner. gcloud can ask the user questions, such as for a passphrase."""
         try:
             process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
         except FileNotFoundError as error:
@@ -152,9 +152,9 @@ class ShellRunner:
 
 
 class DryRunner:
-    """Prints commands in shell syntax instead, and pretends that they succeed.
+    """Prints commands in shell syntax instead of running them, and pretends that they succeed.
 
-    `exists` is whether the TPU exists at first, so that the printed commands are those of the usual case.
+    `exists` says whether the TPU exists at first, so that the printed commands are those of the usual case.
     """
 
     def __init__(self, *, exists: bool) -> None:
@@ -177,7 +177,7 @@ class DryRunner:
         return CommandResult(command=command, code=0)
 
     def log(self, text: str) -> None:
-        """See Runner. Prints nothing, since nothing happened."""
+        """See Runner. Prints nothing, because nothing happened."""
 
     def comment(self, text: str) -> None:
         """See Runner. Prints a shell comment."""
