@@ -5,7 +5,6 @@ import signal
 import threading
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 RELAY = "TRAINER_PREEMPTION_FILE"
@@ -39,9 +38,7 @@ class PreemptionNotice:
             poll.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._left.set()
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]

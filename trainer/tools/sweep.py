@@ -7,7 +7,6 @@ machine that is busy for a moment slows all points alike.
 import difflib
 import itertools
 import json
-import math
 import os
 import platform
 import sys
@@ -15,8 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
+from xml.sax.saxutils import escape
 
 from shardset.errors import ConfigError
 from shardset.storage.open import local_folder, open_storage
@@ -24,7 +24,6 @@ from shardset.stream.stream import Stream
 from shardset.version import __version__
 from trainer.config import TrainConfig
 from trainer.data.splits import train_spec
-from trainer.tools.sweep_plot import BarRow, bars
 
 AXES: dict[str, tuple[str, int]] = {
     "shard": ("manifest", 0),
@@ -41,6 +40,9 @@ Point = dict[str, Value]
 Axes = Mapping[str, Sequence[Value]]
 
 FILES = ("sweep.json", "sweep.md", "sweep.svg")
+
+ROW, LETTER, WIDTH, MARGIN, MAX_LABEL = 20, 7, 420, 10, 60
+"""Sizes in the bar chart, in pixels; the last one in letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,12 +194,12 @@ def effects(results: Sequence[SweepResult]) -> dict[str, dict[Value, float]]:
     """The rate of each value of each axis, relative to the first value: a geometric mean over all other axes."""
     ratios: dict[str, dict[Value, float]] = {}
     for axis in results[0].point:
-        logs: dict[Value, list[float]] = {}
+        rates: dict[Value, list[float]] = {}
         for result in results:
-            logs.setdefault(result.point[axis], []).append(math.log(result.rate))
-        means = {value: sum(each) / len(each) for value, each in logs.items()}
-        base = next(iter(means.values()))
-        ratios[axis] = {value: math.exp(mean - base) for value, mean in means.items()}
+            rates.setdefault(result.point[axis], []).append(result.rate)
+        means = {value: geometric_mean(each) for value, each in rates.items()}
+        first = next(iter(means.values()))
+        ratios[axis] = {value: mean / first for value, mean in means.items()}
     return ratios
 
 
@@ -247,11 +249,36 @@ def page(results: Sequence[SweepResult], facts: Mapping[str, Any]) -> str:
 
 
 def plot(results: Sequence[SweepResult]) -> str:
-    """An SVG bar chart of the medians with the spread of the runs."""
+    """An SVG bar chart of the medians, each with a line from the slowest to the fastest run."""
     title = "samples a second on this host; the line is the spread of the runs"
-    return bars(
-        title, [BarRow(label=label_of(result.point), value=result.rate, spread=result.spread) for result in results]
-    )
+    left = MARGIN + LETTER * max(len(_label_of(result)) for result in results)
+    scale = WIDTH / max(result.spread[1] for result in results)
+    size = f'width="{left + WIDTH + 90}" height="{2 * MARGIN + ROW * (len(results) + 1)}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
+        f"<title>{title}</title>",
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{MARGIN}" y="{MARGIN + 12}" font-weight="bold">{title}</text>',
+    ]
+    for number, result in enumerate(results, start=1):
+        lines += _bar(result, left + 6, MARGIN + ROW * number, scale)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _bar(result: SweepResult, left: float, top: float, scale: float) -> list[str]:
+    low, high = (left + value * scale for value in result.spread)
+    middle = top + ROW / 2
+    return [
+        f'<text x="{left - 6}" y="{top + 14}" text-anchor="end">{escape(_label_of(result))}</text>',
+        f'<rect x="{left}" y="{top + 3}" width="{result.rate * scale:.1f}" height="{ROW - 6}" fill="#2b6cb0"/>',
+        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}" stroke="#1a202c"/>',
+        f'<text x="{high + 5:.1f}" y="{top + 14}">{result.rate:,.0f}</text>',
+    ]
+
+
+def _label_of(result: SweepResult) -> str:
+    label = label_of(result.point)
+    return label if len(label) <= MAX_LABEL else "…" + label[1 - MAX_LABEL :]
 
 
 def to_json(results: Sequence[SweepResult], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -223,11 +223,6 @@ def upload_logs(files: Sequence[Path], run_dir: str, project: str | None) -> Com
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def shell_line(arguments: Command) -> str:
-    """The command in shell syntax."""
-    return shlex.join(arguments)
-
-
 def environment_of(settings: Sequence[str]) -> dict[str, str]:
     """The environment of a training: PJRT_DEVICE=TPU and the settings NAME=VALUE of `--env`. Raises ConfigError."""
     variables = dict(ENVIRONMENT)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from trainer.errors import CloudError
-from trainer.tpu.commands import Command, shell_line
+from trainer.tpu.commands import Command
 
 _TAIL_LINES = 200
 
@@ -123,7 +124,6 @@ class ShellRunner:
     """Runs commands on this machine."""
 
     def capture(self, command: Command) -> CommandResult:
-        """See Runner."""
         try:
             result = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         except FileNotFoundError as error:
@@ -131,7 +131,7 @@ class ShellRunner:
         return CommandResult(command=command, code=result.returncode, output=result.stdout, errors=result.stderr)
 
     def follow(self, command: Command) -> CommandResult:
-        """See Runner. gcloud can ask the user questions, such as for a passphrase."""
+        # Keeps the terminal as stdin: gcloud can ask the user questions, such as for a passphrase.
         try:
             process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
         except FileNotFoundError as error:
@@ -145,7 +145,6 @@ class ShellRunner:
         return CommandResult(command=command, code=code, errors="".join(tail))
 
     def log(self, text: str) -> None:
-        """See Runner."""
         print(text, flush=True)
 
     comment = log
@@ -161,8 +160,7 @@ class DryRunner:
         self._exists = exists
 
     def capture(self, command: Command) -> CommandResult:
-        """See Runner."""
-        print(shell_line(command), flush=True)
+        print(shlex.join(command), flush=True)
         if "describe" not in command:
             return CommandResult(command=command, code=0)
         if not self._exists:
@@ -171,16 +169,14 @@ class DryRunner:
         return CommandResult(command=command, code=0, output=f'{{"state": {state}}}')
 
     def follow(self, command: Command) -> CommandResult:
-        """See Runner."""
-        print(shell_line(command), flush=True)
+        print(shlex.join(command), flush=True)
         self._exists = self._exists or "create" in command
         return CommandResult(command=command, code=0)
 
     def log(self, text: str) -> None:
-        """See Runner. Prints nothing, because nothing happened."""
+        """Prints nothing, because nothing happened."""
 
     def comment(self, text: str) -> None:
-        """See Runner. Prints a shell comment."""
         print(f"# {text}", flush=True)
 
 

@@ -16,10 +16,15 @@ STOPPED = 4
 UNREACHABLE = 255
 """Exit code of gcloud if it could not reach a worker by ssh."""
 
-_REQUEST_PENDING = {"CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"}
-_NODE_PENDING = {"CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "UNHIDING"}
-_ENDING = {"SUSPENDING", "DELETING", "STOPPING", "HIDING"}
-_UNUSABLE = {"SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "UNKNOWN", "HIDDEN"}
+_STATES: dict[TpuStatus, set[str]] = {
+    "ending": {"SUSPENDING", "DELETING", "STOPPING", "HIDING"},
+    "unusable": {"SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "UNKNOWN", "HIDDEN"},
+    "stopped": {"STOPPED"},
+}
+"""By status, the states of a TPU VM or of its request that mean it. The first match counts."""
+
+_WAITING = {"CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"}
+"""States of a request that has no TPU VM yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,18 +68,13 @@ def status_of(state: CloudState) -> TpuStatus:
     """
     if state.node is None and state.request is None:
         return "absent"
-    if state.request in _ENDING or state.node in _ENDING:
-        return "ending"
-    if state.request in _UNUSABLE or state.node in _UNUSABLE:
-        return "unusable"
-    if state.node == "STOPPED":
-        return "stopped"
+    for status, names in _STATES.items():
+        if state.request in names or state.node in names:
+            return status
     if state.node == "READY" and state.request in (None, "ACTIVE"):
         return "ready"
-    if state.request in _REQUEST_PENDING or state.node in _NODE_PENDING:
-        return "pending"
     # An active request without a TPU VM: somebody deleted the VM by hand.
-    return "unusable" if state.node is None else "pending"
+    return "unusable" if state.node is None and state.request not in _WAITING else "pending"
 
 
 def was_preempted(state: CloudState) -> bool:

@@ -167,7 +167,7 @@ def check_type(state: CloudState, request: TpuRequest) -> None:
 
 def advice(node: TpuNode, status: TpuStatus) -> str:
     """What to do about a TPU with this status."""
-    start = commands.shell_line(("gcloud", "compute", "tpus", "tpu-vm", "start", node.name, f"--zone={node.zone}"))
+    start = f"gcloud compute tpus tpu-vm start {node.name} --zone={node.zone}"
     return {
         "absent": "create it with `python -m trainer tpu create`",
         "pending": "`python -m trainer tpu create` waits until it is ready",
