@@ -1,8 +1,8 @@
 """Command lines are checked by the stand-in's reading of gcloud's reference."""
 
-import itertools
 import contextlib
 import io
+import itertools
 import shlex
 from pathlib import Path
 
