@@ -108,6 +108,7 @@ class DeviceFeed:
         self._offer(None)
 
     def _offer(self, item: DeviceBatch | BaseException | None) -> None:
+        # Waits in short turns: the consumer may leave while the queue is full.
         while not self._stopped.is_set():
             try:
                 self._queue.put(item, timeout=POLL_S)

@@ -158,6 +158,7 @@ class CheckpointWriter:
         self._before_commit = before_commit
         self._tell = tell
         self._error: BaseException | None = None
+        # At most one state waits while another is written: each is a copy of the whole model.
         self._queue: queue.Queue[tuple[CheckpointState, float | None] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="checkpoint")
         self._thread.start()
@@ -220,6 +221,7 @@ def write(
         identity=state["identity"],
         state=STATE_AGAIN if replaced == STATE else STATE,
     )
+    # Under the other name: the old state must stay intact until its mark is replaced.
     _put(storage, folder + commit.state, data)
     _verify(storage, folder + commit.state, commit)
     before_commit()

@@ -81,6 +81,7 @@ class RunFolder:
         self._upload()
 
     def _upload(self) -> None:
+        # A flush and the thread must not send the same file at the same time.
         with self._uploading:
             self._error = None
             for path in sorted(path for path in self.local.rglob("*") if path.is_file()):
@@ -94,6 +95,7 @@ class RunFolder:
                     self._error = error
 
     def _send(self, path: Path) -> None:
+        # Looks at the file before reading it: if it grows meanwhile, the next copy sends it again.
         name, stat = path.relative_to(self.local).as_posix(), path.stat()
         state = (stat.st_size, stat.st_mtime_ns)
         if self._sent.get(name) == state:

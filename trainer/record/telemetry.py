@@ -205,6 +205,7 @@ class Telemetry:
             )
 
     def _rate_of_all(self, rates: Rates) -> float:
+        # Hosts can sum integers only, so the rate is sent in thousandths.
         return self._runtime.sum_hosts([round(1000 * rates.global_rate)])[0] / 1000
 
     def _wait_s(self) -> float:

@@ -51,6 +51,7 @@ class Ddp(Single):
         self._timeout_s = timeout_s
         timeout = _duration(timeout_s)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
+        # Until here the store had the patience of a start.
         self._store.set_timeout(timeout)
         try:
             dist.init_process_group(
@@ -106,6 +107,7 @@ class Ddp(Single):
 
     @functools.cached_property
     def _store(self) -> Store:
+        # torchrun's agent may serve a store already.
         return _open_store(is_server=self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
     @contextmanager

@@ -74,6 +74,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
 @contextmanager
 def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
     """A runtime of this process, closed when the block ends."""
+    # Before torch_xla is imported, which reads the choice only once.
     if strategy in ("spmd", "replica"):
         xla.select_device()
     runtime = _RUNTIMES[strategy](precision)

@@ -99,6 +99,7 @@ class Connection:
         except (OSError, msgspec.MsgspecError, RecursionError):
             self.is_closed = True
             return []
+        # A line that long is no heartbeat: something else has connected to this port.
         self.is_closed = not data or len(self._unfinished_line) > MAX_MESSAGE_BYTES
         self._received_at = time.monotonic()
         return messages
@@ -167,11 +168,13 @@ class HeartbeatServer:
     def _run(self) -> None:
         while not self._stopped.wait(self._timing.beat_s):
             self._beat()
+        # Releases the clients, which would otherwise report this server as lost.
         self._beat(end="")
         for member in self._members:
             member.connection.close()
 
     def _beat(self, end: str | None = None) -> None:
+        # Accepts every process that has connected since the last beat; then `accept` would block.
         with suppress(BlockingIOError):
             while True:
                 self._members.append(_Member(Connection(self._server.accept()[0], self._timing.silent_s)))
@@ -182,6 +185,7 @@ class HeartbeatServer:
             self._loss = self._find_loss()
         for member in self._members:
             member.connection.send(msgspec.structs.replace(self._loss, end=end))
+        # Last: the search for losses above must see the closed connections.
         self._members = [member for member in self._members if not member.connection.is_closed]
 
     def _note_joined(self, hello: Message | None) -> None:
@@ -285,6 +289,7 @@ class HeartbeatClient:
             messages = connection.receive()
             has_ended = any(message.end is not None for message in messages)
             loss = next((message for message in messages if message.lost), None)
+            # A server that has said goodbye is no loss, although its connection closes then.
             if loss is None and not has_ended:
                 loss = self._server_loss(connection, f"the one that listens on port {address[1]} of {address[0]}")
             if loss is not None:
@@ -363,6 +368,7 @@ def _hangs(who: str, timing: HeartbeatTiming) -> Message:
 
 
 def _listen(address: Address) -> socket.socket:
+    # One IPv6 socket takes IPv4 connections too, whichever of the two the hosts use.
     if address[0] == "" and socket.has_dualstack_ipv6():
         return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(address)

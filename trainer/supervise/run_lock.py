@@ -83,6 +83,7 @@ class FileLock:
     def __init__(self, folder: Path, who: Holder) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # Not truncated before it is locked: until then it names the process that holds it.
             self._file = (folder / HOLDER).open("a+b", buffering=0)
         except OSError as error:
             raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
@@ -130,6 +131,7 @@ class Lease:
         """Releases the folder."""
         self._closing.set()
         self._thread.join()
+        # Renews first: a lease that another run has taken must not be deleted.
         if self._lost is None and self._renew() is None:
             self._storage.delete(HOLDER)
 
@@ -188,6 +190,7 @@ class Lease:
                 return generation, _read(self._storage.read(HOLDER, generation=generation))
             except NotFound:
                 return None
+            # The lease was renewed between the two requests.
             except PreconditionFailed:
                 continue
 
@@ -211,6 +214,7 @@ def _is_gone(holder: Holder | None) -> bool:
     """Whether the holder was a process of this machine and has ended."""
     if holder is None or not holder.machine or holder.machine != _machine():
         return False
+    # A reused process id delays the next run by `PATIENCE_S` at most.
     return not Path(f"/proc/{holder.pid}").exists()
 
 

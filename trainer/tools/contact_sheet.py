@@ -91,6 +91,7 @@ def _image_of(storage: Storage, split: Split, number: int, position: int) -> byt
     shard = split.shards[number]
     row = read_rows(storage, shard, [position])[0]
     names = index_fields(row.reshape(1))
+    # By offset, because the checksum covers the fields in the order of the tar. Offset 0 means absent.
     fields = sorted((*row[f".{name}"].tolist(), name) for name in names)
     byte_ranges = [(offset, size, name) for offset, size, name in fields if offset]
     contents = read_twice(

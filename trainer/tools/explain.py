@@ -142,6 +142,7 @@ def _order_of(config: TrainConfig, split: Split) -> Order:
 
 
 def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state: OrderState) -> Order:
+    # The order then depends on ids that the state holds only a digest of.
     if state.quarantine != quarantine_digest(()):
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"

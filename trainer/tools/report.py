@@ -174,6 +174,7 @@ def _started(storage: Storage, hosts: Sequence[str]) -> tuple[str, str, str] | N
 
 def _host(storage: Storage, name: str) -> HostLog:
     size = storage.stat(name).num_bytes
+    # Reads both ends only: the log of a long run is large.
     head = storage.read(name, 0, min(size, END_BYTES)).decode("utf-8", "replace").splitlines()
     tail = storage.read(name, max(0, size - END_BYTES), size).decode("utf-8", "replace").splitlines()
     last, _, last_text = (tail or [""])[-1].partition(" ")

@@ -150,6 +150,7 @@ def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.pe
     batches = stream.epochs()
     try:
         next(batches)
+        # The first batch, which waits for indexes and connections, does not count.
         first, cpu, num_samples = clock(), time.process_time(), 0
         while (now := clock()) < first + seconds or not num_samples:
             num_samples += int((next(batches)[2]["weight"] > 0).sum())
@@ -176,6 +177,7 @@ def sweep(
     log(f"{len(points)} points x {rounds} rounds x {seconds:g} s: at least {len(points) * rounds * seconds:.0f} s")
     start = time.perf_counter()
     for round_ in range(rounds):
+        # Back and forth, so that a machine that slows down or warms up favours no point.
         for number, result in enumerate(results if round_ % 2 == 0 else results[::-1], start=1):
             result.runs.append(measure(open_stream(config, result.point), seconds))
             done = round_ * len(results) + number

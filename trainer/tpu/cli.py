@@ -162,6 +162,7 @@ def doctor(options: argparse.Namespace) -> None:
     result = vm.runner.follow(commands.doctor(vm.node, arguments, environment))
     if result.code == NOT_SET_UP:
         raise CloudError(f"{vm.node.name}: nothing is installed there; run `python -m trainer tpu setup` first")
+    # gcloud marks its own errors in this way. Without one, the code is that of the doctor on a worker.
     if result.code == 1 and "ERROR: (" not in result.errors:
         raise CloudError(f"{vm.node.name}: a worker failed a check, see above")
     require_success(result)

@@ -140,6 +140,7 @@ class TpuVm:
                 raise
             return CommandResult(command=commands.create(request), code=UNREACHABLE, errors=str(error))
         except CommandFailed as error:
+            # Only a preemption during the setup may be tried again; any other failure would repeat.
             if status_of(self.state()) not in ("unusable", "ending"):
                 raise
             return error.result

@@ -143,6 +143,7 @@ def _start(folder: WorkerFolder, arguments: Sequence[str]) -> None:
         path.unlink(missing_ok=True)
     words = [sys.executable, "-m", "trainer.tpu.worker", "supervise", *arguments]
     quiet = subprocess.DEVNULL
+    # In its own session, which does not end with the ssh connection.
     supervisor = subprocess.Popen(words, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
     deadline = time.monotonic() + START_S
     while not folder.pid.exists() and not folder.code.exists() and supervisor.poll() is None:
