@@ -1,4 +1,4 @@
-"""What `python -m trainer explain` costs: orders of 1.28 million to a thousand million samples, and the digits.
+"""Measures `python -m trainer explain`: orders of 1.28 million to a thousand million samples, and the digits.
 
     python -m benchmarks.explain --write docs/explain.md
 
@@ -90,7 +90,7 @@ def _spread(stop: int, num_runs: int) -> Iterator[int]:
 
 
 def of_set(name: str, config: TrainConfig, num_runs: int) -> Row:
-    """A run that is described: keys and labels come from the indexes of its shard set."""
+    """A run described by its config. Keys and labels come from the indexes of its shard set."""
     plan = plan_of_config(config)
     first_epoch = range(1)
     described = ["--manifest", config.manifest or "", "--recipe", config.recipe, "--step", "7", "--json"]
