@@ -20,7 +20,7 @@ BENCHMARKS = {
 
 
 def main() -> int:
-    """Runs one after the other; stops at the first that fails."""
+    """Runs the benchmarks one after the other; stops at the first that fails."""
     listed = "\n".join(f"  {name:<10} {what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, epilog=listed, allow_abbrev=False,

@@ -1,4 +1,4 @@
-"""Shards from the same raw files with this project and with others, in turns.
+"""Compares builds of shards from the same raw files, by this project and by others, in turns.
 
 python -m benchmarks.build [--scale S] [--repeats N] [--inputs cifar,folders,imagenet] [--folder DIR] [--add]
 
@@ -49,7 +49,7 @@ class Contestant:
 
 
 def contestants(kind: str, folder: Path, output: Path, peers: str) -> list[Contestant]:
-    """Who runs on an input of that kind."""
+    """The contestants for an input of that kind."""
     script = str(Path(peers_write.__file__))
     places = [kind, str(folder), str(output)]
     ours = ["-m", "pipelines", "build", "--source", SOURCES[kind], "--input", places[1], "--output", places[2]]

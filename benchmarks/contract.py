@@ -1,4 +1,4 @@
-"""What the contract costs: a tar member, a header, a manifest.
+"""Measures the cost of the format: a tar member, a header, a manifest.
 
 python -m benchmarks.contract
 """
@@ -117,7 +117,7 @@ def manifest(num_shards: int, num_classes: int, shard_size: int = 1252) -> bytes
 
 
 def main() -> None:
-    """Prints one line a measurement."""
+    """Prints one line for each measurement."""
     for name, work in (("shardset", write_ours), ("tarfile", write_python), ("webdataset", write_webdataset)):
         print(f"{name:12} {best_s(work) / NUM_SAMPLES * 1e6:8.1f} µs a sample of two members")
     for name, work in (("shardset", header_ours), ("tarfile", header_python)):

@@ -1,4 +1,4 @@
-"""What the stream does with a damaged set or a broken wire, and what plain webdataset does: docs/damage.md.
+"""Compares the stream with plain webdataset on damaged sets and broken connections: docs/damage.md.
 
     python -m benchmarks.damage --write docs/damage.md
 
@@ -33,7 +33,7 @@ IN_SAMPLE, IN_TAR = 60, 572
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A damage and what both made of it."""
+    """A kind of damage, and the results of both readers."""
 
     damage: str
     stream: str
@@ -79,7 +79,7 @@ def local_rows(whole: Path) -> list[Row]:
 
 
 def wire_rows(whole: Path, server: str) -> list[Row]:
-    """Damage on the way."""
+    """Damage in transfer."""
     os.environ["STORAGE_EMULATOR_HOST"] = server
     url, truth, rows = f"gs://{BUCKET}/set", _truth(whole), []
     _upload(whole, url)

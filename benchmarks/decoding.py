@@ -1,4 +1,4 @@
-"""What it costs to decode the crop of a training image: JPEGs with restart markers at several distances, PNGs by level.
+"""Measures decoding of training crops: JPEGs by the distance of their restart markers, PNGs by level of deflate.
 
     python -m benchmarks.decoding --write docs/decoding.md
 
@@ -95,7 +95,7 @@ def _png_line(
 
 
 def threads_table(files: Sequence[bytes], repeats: int) -> str:
-    """PNGs a second in one thread and in a pool of two: who holds Python's interpreter keeps the other from working."""
+    """PNGs a second in one thread and in a pool of two, which shows which decoder holds the GIL."""
     spec, rows = ImageSpec(size=32, crop=PadCrop(4)), np.arange(len(files))
     drawn, out = draws(spec, 1, 0, rows, rows * 0), np.empty((len(files), 32, 32, 3), np.uint8)
     works: dict[str, Callable[[int], object]] = {

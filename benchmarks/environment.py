@@ -1,4 +1,4 @@
-"""The peers' own Python environment, and what this machine is."""
+"""The Python environment of the peers, and a description of this machine."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ PEERS = REPOSITORY / ".tools" / "bench-venv"
 
 
 def peers_python() -> str:
-    """The interpreter of the peers, installed anew where requirements changed (6 GB, mostly torch)."""
+    """The interpreter of the peers. Installs their environment again if requirements changed (6 GB, mostly torch)."""
     return str(venvs.install(PEERS, REQUIREMENTS, on_top=False))
 
 

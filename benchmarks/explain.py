@@ -1,4 +1,4 @@
-"""What `python -m trainer explain` costs: orders of 1.28 million to a thousand million samples, and the digits.
+"""Measures `python -m trainer explain`: orders of 1.28 million to a thousand million samples, and the digits.
 
     python -m benchmarks.explain --write docs/explain.md
 
@@ -65,49 +65,50 @@ def milliseconds(call: Callable[[], object], runs: int, clock: Callable[[], floa
     return statistics.median(times)
 
 
-def of_order(num_samples: int, block_size: int = 38) -> Row:
+def of_order(num_samples: int, block_size: int = 38, num_runs: int = RUNS) -> Row:
     """An order over shards of 2,000 samples, batches of 4,096, and nothing to read."""
     order = Order(
         shard_sizes=[SHARD_SIZE] * (num_samples // SHARD_SIZE),
         seed=7, global_batch_size=4096, num_lanes=256, block_size=block_size, window=256,
     )  # fmt: skip
-    epochs, steps, ids = count(), _spread(order.num_batches), _spread(order.num_samples)
-    runs = RUNS_OF_LARGE if num_samples >= LARGE else RUNS
+    epochs = count()
+    steps, ids = _spread(order.num_batches, num_runs), _spread(order.num_samples, num_runs)
+    runs = RUNS_OF_LARGE if num_samples >= LARGE else num_runs
     first = milliseconds(lambda: order.batch(next(epochs), 1), runs)
     known = next(epochs) - 1
     return Row(
         name=f"{num_samples:,} samples, q = {block_size}, order only",
         first=first,
-        step=milliseconds(lambda: order.batch(known, next(steps)), RUNS),
-        sample=milliseconds(lambda: order.find(known, np.array([next(ids)])), RUNS),
+        step=milliseconds(lambda: order.batch(known, next(steps)), num_runs),
+        sample=milliseconds(lambda: order.find(known, np.array([next(ids)])), num_runs),
         fresh=milliseconds(lambda: order.find(next(epochs), np.array([5])), runs),
     )
 
 
-def _spread(stop: int) -> Iterator[int]:
-    return iter(np.linspace(0, stop - 1, RUNS).astype(int).tolist())
+def _spread(stop: int, num_runs: int) -> Iterator[int]:
+    return iter(np.linspace(0, stop - 1, num_runs).astype(int).tolist())
 
 
-def of_set(name: str, config: TrainConfig) -> Row:
-    """A run that is described: keys and labels come from the indexes of its shard set."""
+def of_set(name: str, config: TrainConfig, num_runs: int) -> Row:
+    """A run described by its config. Keys and labels come from the indexes of its shard set."""
     plan = plan_of_config(config)
     first_epoch = range(1)
     described = ["--manifest", config.manifest or "", "--recipe", config.recipe, "--step", "7", "--json"]
     return Row(
         name=name,
-        first=milliseconds(lambda: explain_step(plan_of_config(config), "7"), RUNS),
-        step=milliseconds(lambda: explain_step(plan, "7"), RUNS),
-        sample=milliseconds(lambda: explain_sample(plan, 7, first_epoch), RUNS),
-        fresh=milliseconds(lambda: explain_sample(plan_of_config(config), 7, first_epoch), RUNS),
-        whole=of_process(["-m", "trainer", "explain", *described]),
-        imports=of_process(["-c", IMPORTS]),
+        first=milliseconds(lambda: explain_step(plan_of_config(config), "7"), num_runs),
+        step=milliseconds(lambda: explain_step(plan, "7"), num_runs),
+        sample=milliseconds(lambda: explain_sample(plan, 7, first_epoch), num_runs),
+        fresh=milliseconds(lambda: explain_sample(plan_of_config(config), 7, first_epoch), num_runs),
+        whole=of_process(["-m", "trainer", "explain", *described], num_runs),
+        imports=of_process(["-c", IMPORTS], num_runs),
     )
 
 
-def of_process(words: list[str]) -> float:
-    """A whole Python."""
+def of_process(words: list[str], num_runs: int) -> float:
+    """Processor milliseconds of a whole Python process."""
     command = [sys.executable, *words]
-    return milliseconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), RUNS, _children_s)
+    return milliseconds(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL), num_runs, _children_s)
 
 
 def _children_s() -> float:
@@ -115,12 +116,12 @@ def _children_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def of_digits(folder: Path) -> Row:
+def of_digits(folder: Path, num_runs: int) -> Row:
     """The digits as `make demo` stores them."""
     raw = write_digits(folder / "raw")
     build(BuildConfig(source="folder", input=str(raw), output=str(folder / "set")), ["--direct_running_mode=in_memory"])
     config = replace(digits_smoke(), manifest=str(folder / "set"))
-    return of_set("the digits, with keys and labels", config)
+    return of_set("the digits, with keys and labels", config, num_runs)
 
 
 def table(rows: list[Row]) -> str:
@@ -149,7 +150,7 @@ def put(page: Path, found: str) -> None:
     page.write_text(re.sub(marked, lambda _: found, page.read_text(), flags=re.DOTALL))
 
 
-def main(words: list[str] | None = None) -> None:
+def main(words: list[str] | None = None, num_runs: int = RUNS) -> None:
     """Prints the table, or replaces the one between the marks of a page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, nargs="+", metavar="N", default=SIZES,
@@ -157,7 +158,9 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--write", type=Path, metavar="PAGE")
     arguments = parser.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="shardset-explain-") as name:
-        found = table([*map(of_order, arguments.samples), of_order(max(arguments.samples), 8), of_digits(Path(name))])
+        sizes = [*((size, 38) for size in arguments.samples), (max(arguments.samples), 8)]
+        rows = [of_order(size, block_size, num_runs) for size, block_size in sizes]
+        found = table([*rows, of_digits(Path(name), num_runs)])
     print(found)
     if arguments.write:
         put(arguments.write, found)

@@ -1,4 +1,4 @@
-"""A far-away server: what goes to it is late, what comes back over one connection has a limited rate.
+"""A relay that simulates a distant server: requests are delayed, and each connection has a limited rate.
 
     with relay("127.0.0.1:4443", delay_s=0.05, bytes_per_s=200e6) as address:
 
@@ -22,7 +22,7 @@ _REQUEST = 1 << 16
 
 @contextmanager
 def relay(upstream: str, *, delay_s: float, bytes_per_s: float) -> Iterator[str]:
-    """The address, `host:port`, of a relay to the server at `upstream`; it runs as long as the block."""
+    """Yields the address, `host:port`, of a relay to the server at `upstream`, which runs until the block ends."""
     words = [sys.executable, "-m", "benchmarks.far", upstream, str(delay_s), str(bytes_per_s)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
@@ -34,7 +34,7 @@ def relay(upstream: str, *, delay_s: float, bytes_per_s: float) -> Iterator[str]
 
 
 def serve(listener: socket.socket, upstream: str, delay_s: float, bytes_per_s: float) -> None:
-    """Relays every connection that comes, each with two threads."""
+    """Relays every connection with two threads."""
     host, _, port = upstream.rpartition(":")
     while True:
         client = listener.accept()[0]

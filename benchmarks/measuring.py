@@ -1,4 +1,4 @@
-"""Runs a command and watches it from outside: time, processor time, memory of the largest process, first byte."""
+"""Runs a command and measures it from outside: time, CPU time, memory of the largest process, first byte written."""
 
 import os
 import select

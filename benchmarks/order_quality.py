@@ -1,4 +1,4 @@
-"""How well the epoch order mixes: prints the table of docs/order.md; `--write` puts it there.
+"""Measures how well the epoch order mixes. Prints the table of docs/order.md; `--write` replaces it there.
 
     python benchmarks/order_quality.py --write docs/order.md
 

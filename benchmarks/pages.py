@@ -1,4 +1,4 @@
-"""What the page about a shard set costs: `python -m benchmarks.pages [--folder FOLDER] [--only cifar|folders]`.
+"""Measures the report of a shard set: `python -m benchmarks.pages [--folder FOLDER] [--only cifar|folders]`.
 
 Sets of the size of CIFAR-10 (60,000 PNG) and of ImageNet-like JPEGs (10,000 of 110 KB) are built without a page; then
 the page is made as a build makes it (4,000 images), and of all images. Each in a process of its own, once.

@@ -228,7 +228,7 @@ def _collated(samples: list[Any]) -> Any:
 
 
 def _skipped(batches: Iterator[int], start: int) -> Iterator[int]:
-    """What such a reader can do to go on in the middle: read and drop what comes before."""
+    """Resumes such a reader in the middle: reads and drops everything before."""
     return itertools.islice(batches, start, None)
 
 

@@ -47,12 +47,12 @@ class Result:
 
     @property
     def steady_rate(self) -> float | None:
-        """Images a second once it runs; None where the difference drowns in noise."""
+        """Images a second without the start-up; None if the difference is lost in noise."""
         return self._additional("seconds")
 
     @property
     def best_steady_rate(self) -> float | None:
-        """The same from the fastest run of either kind: what other work on the machine slowed least."""
+        """The same from the fastest run of each kind, which other work on the machine slowed least."""
         return self._additional("seconds", min)
 
     @property
@@ -125,7 +125,7 @@ Written by `python -m benchmarks.build`; medians, the contestants in turns.
 
 
 def table(results: Sequence[Result]) -> str:
-    """One row a contestant, and the ratios that were aimed at."""
+    """One row for each contestant, and the ratios with their targets."""
     lines = [
         "| | images | runs | shuffled | whole, s | whole, images/s | steady, images/s | of the fastest runs "
         "| CPU, µs an image | first byte, s | peak, MiB | written, MB |",
@@ -144,7 +144,7 @@ def table(results: Sequence[Result]) -> str:
 
 
 def sentences(results: Sequence[Result]) -> list[str]:
-    """The ratios: of the limits, and of the best peer that shuffles too."""
+    """The ratios to the limits, and to the best peer that also shuffles."""
     found = {one.name: one for one in results}
     peers = [one for one in results if one.role == "peer" and one.shuffles]
     if not peers or not {PLAIN, CHECKED} <= {*found}:

@@ -1,4 +1,4 @@
-"""How planning grows: its steps on synthetic references, each in a process of its own.
+"""Measures how planning grows: every step on synthetic references, each in a process of its own.
 
 python -m benchmarks.scale [--n 100000,1000000,10000000]
 
@@ -98,7 +98,7 @@ def num_units(n: int) -> int:
 
 
 def unit_rows(unit: int) -> list[UnitRow]:
-    """What an inner tar of 10,000 images is indexed as."""
+    """The index rows of an inner tar of 10,000 images."""
     return [_row(unit, row) for row in range(UNIT_SAMPLES)]
 
 
@@ -114,7 +114,7 @@ def _row(unit: int, row: int) -> UnitRow:
 
 
 def index_units(n: int) -> tuple[int, int, int]:
-    """What is done with the rows of an index: summed up, made a table and written."""
+    """Sums up the rows of an index, makes them a table and writes it."""
     found = [unit_rows(unit) for unit in range(min(SOME_UNITS, num_units(n)))]
     started()
     sizes = [len(tables.unit_to_bytes(tables.unit_table(rows, []))) for rows in found]

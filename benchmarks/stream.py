@@ -1,4 +1,4 @@
-"""The stream against other readers on identical images, and against what bounds them all.
+"""Compares the stream with other readers on identical images, and with the limits of all of them.
 
     python -m benchmarks.stream
     python -m benchmarks.stream --kind png --only "shardset, bytes only" --only "webdataset, bytes only"
@@ -109,12 +109,12 @@ def _thumbnail(photo: np.ndarray, draw: np.random.Generator) -> bytes:
 
 
 def spec_of(data: Data) -> ImageSpec:
-    """What a training image becomes."""
+    """How training images are cropped and resized."""
     return ImageSpec(size=224, flip=True) if data.kind == "jpeg" else ImageSpec(size=32, crop=PadCrop(4), flip=True)
 
 
 def stream_of(url: str, data: Data, **options: Any) -> Stream:
-    """The stream as its page shows it."""
+    """The stream as the documentation shows it."""
     choices = {"global_batch_size": BATCH, "rank": 0, "world_size": 1, "seed": 1, "image": spec_of(data)}
     return Stream(url, "train", **choices | options)
 
@@ -153,7 +153,7 @@ def ours_bytes(data: Data, start: int) -> Iterator[int]:
 
 
 def ours_bytes_remote(data: Data, start: int) -> Iterator[int]:
-    """The same from far away."""
+    """The same from a distant server."""
     stream = stream_of(f"gs://{BUCKET}/shards", data, num_lanes=16, image=None, fields=(data.field,))
     return _bytes_of_epochs(stream, data, start)
 
@@ -247,7 +247,7 @@ SLOW = ("as documented", "timm")
 
 
 def contestants(kind: str) -> list[str]:
-    """All of them, as they take turns."""
+    """All contestants, in the order of their turns."""
     return [*KINDS[kind], *(name for name in PEERS if kind == "jpeg" or name not in ONLY_JPEG)]
 
 
@@ -462,7 +462,7 @@ def plot(panels: dict[str, dict[str, dict[str, float]]]) -> str:
 
 
 def write(path: Path, results: Path) -> None:
-    """Replaces what stands between the marks of the page, and the plot beside it."""
+    """Replaces the table between the marks of the page, and the plot beside it."""
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     panels = {kind: summary([line for line in lines if line["kind"] == kind]) for kind in KINDS}
     panels = {kind: found for kind, found in panels.items() if found}

@@ -31,7 +31,7 @@ REMOTE = ["q=1,8,38", "w=0,256"]
 
 
 def prepare() -> None:
-    """The images and the shard sets, unless they are there."""
+    """Makes the images and the shard sets unless they exist."""
     make("folders", FOLDER / "raw", NUM_IMAGES)
     for name, num_shards in SETS.items():
         words = ["build", "--source", "folder", "--input", str(FOLDER / "raw"), "--output", str(FOLDER / name)]

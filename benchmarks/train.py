@@ -1,4 +1,4 @@
-"""Training with real data against `--fake-data`, over 1, 2 and 4 devices or processes, and to an accuracy.
+"""Measures training: with real data and `--fake-data`, over 1, 2 and 4 devices or processes, and up to an accuracy.
 
     OMP_WAIT_POLICY=passive python -m benchmarks.train ratio --model resnet50 --size 224 --steps 3 --batch 8 --rounds 9
     OMP_WAIT_POLICY=passive python -m benchmarks.train cost --model resnet50 --size 224 --steps 3 --batch 8
@@ -37,7 +37,7 @@ from trainer.data.splits import open_data
 from trainer.model.build import DEFAULT_CLASSES
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
-from trainer.record.metrics import log_name
+from trainer.record.log_files import log_name
 from trainer.runtime.base import Runtime
 from trainer.runtime.launch import running
 
@@ -82,7 +82,7 @@ def config_of(args: argparse.Namespace, folder: Path) -> TrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one kind of data took in one round."""
+    """The time of one kind of data in one round."""
 
     seconds: float
     cpu_s: float

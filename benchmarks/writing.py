@@ -1,4 +1,4 @@
-"""What it costs to write a shard, image by image: the whole step, and the parts that no writer of it can leave out.
+"""Measures the cost of writing a shard for each image: of the whole step, and of the parts that no writer can avoid.
 
 python -m benchmarks.writing [--images N] [--rounds N] [--folder DIR]
 
@@ -57,13 +57,13 @@ def planned(folder: Path, num_images: int) -> tuple[ShardWriter, PlanFile]:
 
 
 def write_all(writer: ShardWriter, plan: PlanFile) -> None:
-    """Every shard anew."""
+    """Writes every shard again."""
     for number in range(NUM_SHARDS):
         writer.write(plan, SPLIT, number)
 
 
 def forget(output: Storage) -> None:
-    """No shard stands any more."""
+    """Deletes all shards."""
     for stat in [*output.list(f"{SPLIT}/"), *output.list(paths.RECORDS)]:
         output.delete(stat.name)
 

@@ -20,7 +20,7 @@ from tests.makers.shardset import put
 from trainer import cli as program
 from trainer import config as configs
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, metrics
+from trainer.record import checkpoint, log_files
 from trainer.supervise import run_lock
 from trainer.tools import explain, probes, report
 
@@ -88,8 +88,7 @@ def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
 @EITHER
 def test_a_line_of_a_runs_metrics(data: bytes):
     good = json.dumps({"kind": "step", "global_step": 1}).encode()
-    assert metrics.records(data + b"\n" + good) == [json.loads(good)]
-    assert explain._steps_of(data) is None
+    assert log_files.records(data + b"\n" + good) == [json.loads(good)]
     assert report._record_of(data) is None
 
 

@@ -16,7 +16,7 @@ from trainer.supervise.run_lock import RunLock, acquire_run_lock
 
 def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
     """Raises ConfigError unless every device gets the same whole number of samples in every pass."""
-    divisor = runtime.batch_divisor * config.accumulate
+    divisor = runtime.num_devices * config.accumulate
     if config.global_batch_size % divisor:
         lower = config.global_batch_size // divisor * divisor
         raise ConfigError(

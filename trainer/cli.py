@@ -285,7 +285,7 @@ def _explained_plan(options: argparse.Namespace) -> "RunPlan":
 
 def merge_logs(options: argparse.Namespace) -> None:
     """`merge-logs`."""
-    from trainer.record.metrics import merged_logs
+    from trainer.record.log_files import merged_logs
 
     _check_run_dir(options.run_dir)
     for line in merged_logs(open_storage(options.run_dir)):

@@ -52,11 +52,10 @@ def test_the_page_takes_the_table_and_nothing_else_changes(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_benchmark_runs_from_raw_digits_to_a_whole_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(explain, "RUNS", 2)
+def test_the_benchmark_runs_from_raw_digits_to_a_whole_command(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())
-    explain.main(["--samples", "20000", "--write", str(page)])
+    explain.main(["--samples", "20000", "--write", str(page)], num_runs=2)
     rows = [line for line in page.read_text().splitlines() if line.startswith(("| 20,000", "| the digits"))]
     cells = [[cell.strip() for cell in row.split("|")[2:-1]] for row in rows]
     assert [all(row) for row in (cells[0][:4], cells[1][:4], cells[2])] == [True, True, True]

@@ -12,7 +12,7 @@ from typing import Any
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from trainer.record.metrics import METRICS, records
+from trainer.record.log_files import METRICS, records
 from trainer.settings import values_of
 
 NUM_TRAIN = 52

@@ -43,7 +43,7 @@ from trainer.model import schedule
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
-from trainer.record.metrics import log_name
+from trainer.record.log_files import log_name
 from trainer.record.run_output import from_anywhere
 from trainer.run import Run
 from trainer.runtime.base import Single

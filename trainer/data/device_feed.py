@@ -1,4 +1,4 @@
-"""Moves batches to the device, a few ahead of the step that takes them, and loses no failure on the way."""
+"""Moves batches to the device, a few ahead of the step that takes them, and passes on every failure."""
 
 import queue
 import threading
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 DEPTH = 2
-"""Batches on the device that wait for their step."""
+"""The number of batches that wait on the device."""
 
 POLL_S = 0.2
 """How often a waiting thread checks whether it should stop."""
@@ -22,7 +22,7 @@ ON_DEVICE = ("image", "label", "weight", "flip", "mix")
 
 @dataclass(frozen=True, slots=True)
 class DeviceBatch:
-    """One step's batch: tensors on the device, and on the host the ids and weights of this host's samples."""
+    """The batch of one step: tensors on the device; ids and weights of this host's samples on the host."""
 
     epoch: int
     step: int
@@ -32,24 +32,19 @@ class DeviceBatch:
 
     @property
     def real_ids(self) -> np.ndarray:
-        """The ids without those of pads."""
+        """The ids without the pads."""
         real: np.ndarray = self.ids[self.weights > 0]
         return real
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    error: BaseException
-
-
 class DeviceFeed:
-    """Iterates over `DeviceBatch`es that a thread prepares; `wait_s` is how long the consumer has waited for them.
+    """Iterates over `DeviceBatch`es that a thread prepares. `wait_s` is how long the consumer has waited for them.
 
-    Raises an exception of the source at the place of the batch that is missing. torch_xla's own loader ends normally
-    instead, so that a damaged shard becomes a short epoch.
+    Raises an exception of the source in place of the batch that is missing. The loader of torch_xla ends normally
+    instead, so that a damaged shard would look like a short epoch.
 
-    `stop` ends the source while the thread waits in it. `gives_up` is asked while the consumer waits: once it returns
-    True the batches end, and `gave_up` is set.
+    `stop` must end the source while the thread waits for it. `gives_up` is called while the consumer waits: once it
+    returns True the batches end, and `gave_up` is set.
     """
 
     def __init__(
@@ -63,39 +58,37 @@ class DeviceFeed:
         self.gave_up = False
         self._to_device = to_device
         self._stop, self._gives_up = stop, gives_up
-        self._queue: queue.Queue[DeviceBatch | _Failure | None] = queue.Queue(DEPTH)
+        self._queue: queue.Queue[DeviceBatch | BaseException | None] = queue.Queue(DEPTH)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(batches,), name="feed", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[DeviceBatch]:
         while (item := self._next()) is not None:
-            if isinstance(item, _Failure):
-                raise item.error
+            if isinstance(item, BaseException):
+                raise item
             yield item
 
     def __enter__(self) -> "DeviceFeed":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the thread; drops the batches that nobody took."""
+        """Ends the thread and drops the batches that were not taken."""
         self._stopped.set()
+        # In a loop: the thread may wait for the source, or for room in the queue, and may do so again.
         while self._thread.is_alive():
             self._stop()
             while not self._queue.empty():
                 self._queue.get_nowait()
             self._thread.join(timeout=0.05)
 
-    def _next(self) -> DeviceBatch | _Failure | None:
+    def _next(self) -> DeviceBatch | BaseException | None:
         start = time.perf_counter()
         item = self._poll()
         self.wait_s += time.perf_counter() - start
         return item
 
-    def _poll(self) -> DeviceBatch | _Failure | None:
+    def _poll(self) -> DeviceBatch | BaseException | None:
         while not self.gave_up:
             try:
                 return self._queue.get(timeout=POLL_S)
@@ -111,10 +104,11 @@ class DeviceFeed:
                 if self._stopped.is_set():
                     return
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that consumes
-            self._offer(_Failure(error))
+            self._offer(error)
         self._offer(None)
 
-    def _offer(self, item: DeviceBatch | _Failure | None) -> None:
+    def _offer(self, item: DeviceBatch | BaseException | None) -> None:
+        # Waits in short turns: the consumer may leave while the queue is full.
         while not self._stopped.is_set():
             try:
                 self._queue.put(item, timeout=POLL_S)

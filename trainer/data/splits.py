@@ -1,7 +1,8 @@
-"""What a run trains and evaluates on: two streams from one shard set, or two synthetic ones."""
+"""The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -23,20 +24,20 @@ from trainer.errors import PlanMismatch
 from trainer.model.build import DEFAULT_CLASSES
 
 SYNTHETIC_DIGEST = "fake data"
-"""Stands for the manifest's digest in checkpoints of runs on synthetic data; recorded, so it never changes."""
+"""The manifest digest in checkpoints of runs on synthetic data. It is recorded, so it must never change."""
 
 DIGEST_MASK = (1 << 48) - 1
-"""48 bits: sums over hosts stay within the integers that every runtime can add up."""
+"""48 bits, so that sums over hosts stay within the integers that every runtime can sum."""
 
 HostBatch = dict[str, Any]
-"""A stream's batch by name; mixing adds to it."""
+"""A batch of a stream by field; mixing adds fields."""
 
 Step = tuple[int, int, HostBatch]
 """(epoch, step in the epoch, batch)."""
 
 
 class BatchSource(Protocol):
-    """A stream as the training loop sees it (see shardset/stream/stream.py)."""
+    """A stream as the training loop uses it (see shardset/stream/stream.py)."""
 
     def __len__(self) -> int: ...
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]: ...
@@ -47,17 +48,18 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SampleDigest:
-    """The number of samples, and a digest of their ids that does not depend on their order: the sum of their hashes."""
+    """The number of samples, and a digest of their ids: the sum of their hashes, in whatever order they come."""
 
     samples: int = 0
     digest: int = 0
 
     def add(self, ids: np.ndarray) -> "SampleDigest":
-        """The digest of these samples and those with the ids."""
-        return self.merge(SampleDigest(len(ids), _digest_of(ids)))
+        """The digest of these samples and the samples with the ids."""
+        hashes = hash64(derive_key(0, "samples of an epoch"), np.asarray(ids, dtype=np.int64)) >> np.uint64(16)
+        return self.merge(SampleDigest(len(ids), int(hashes.sum(dtype=np.uint64))))
 
     def merge(self, other: "SampleDigest") -> "SampleDigest":
-        """The digest of the samples of both."""
+        """The digest of both sets of samples."""
         return SampleDigest(self.samples + other.samples, (self.digest + other.digest) & DIGEST_MASK)
 
     @property
@@ -66,14 +68,9 @@ class SampleDigest:
         return f"{self.digest:012x}"
 
 
-def _digest_of(ids: np.ndarray) -> int:
-    hashes = hash64(derive_key(0, "samples of an epoch"), np.asarray(ids, dtype=np.int64)) >> np.uint64(16)
-    return int(hashes.sum(dtype=np.uint64)) & DIGEST_MASK
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """The streams of a run. `plan` is what a training epoch must be; `num_eval_samples` counts an evaluation."""
+    """The streams of a run. `plan` is the digest of a complete epoch, `num_eval_samples` the size of an evaluation."""
 
     train: BatchSource
     evaluation: BatchSource
@@ -87,7 +84,7 @@ class Data:
 
 
 def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
-    """This host's part of the data; raises ConfigError where config and shard set do not fit."""
+    """This host's part of the data. Raises ConfigError if the config does not fit the shard set."""
     if config.fake_data:
         return synthetic_data(config, host, num_hosts)
     if config.manifest is None:
@@ -120,22 +117,19 @@ def synthetic_data(
     num_samples: int = NUM_SAMPLES,
     num_eval_samples: int = NUM_EVAL_SAMPLES,
 ) -> Data:
-    """Data of the shapes that the config says, at no cost: what a run reaches with it is the ceiling."""
+    """Data of the shapes in the config that costs no time: a run on it shows the highest possible rate."""
     num_classes = config.model.num_classes or DEFAULT_CLASSES
-
-    def stream(size: int) -> SyntheticStream:
-        return SyntheticStream(
-            num_samples=size,
-            global_batch_size=config.global_batch_size,
-            rank=host,
-            world_size=num_hosts,
-            image_size=config.image.size,
-            num_classes=num_classes,
-        )
-
+    stream = partial(
+        SyntheticStream,
+        global_batch_size=config.global_batch_size,
+        rank=host,
+        world_size=num_hosts,
+        image_size=config.image.size,
+        num_classes=num_classes,
+    )
     return Data(
-        train=stream(num_samples),
-        evaluation=stream(num_eval_samples),
+        train=stream(num_samples=num_samples),
+        evaluation=stream(num_samples=num_eval_samples),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         plan=plan_of(num_samples, np.array([], dtype=np.int64)),
@@ -144,7 +138,7 @@ def synthetic_data(
 
 
 def train_spec(image: ImageConfig) -> ImageSpec:
-    """What each training image becomes."""
+    """How training images are cropped and resized."""
     crops: dict[str, Crop] = {
         "random": RandomResizedCrop(),
         "pad": PadCrop(image.pad),
@@ -154,7 +148,7 @@ def train_spec(image: ImageConfig) -> ImageSpec:
 
 
 def eval_spec(image: ImageConfig) -> ImageSpec:
-    """What each evaluation image becomes."""
+    """How evaluation images are cropped and resized."""
     return _image_spec(image, CenterCrop(image.eval_resize), flip=False)
 
 
@@ -166,6 +160,9 @@ def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
 def _open_stream(
     config: TrainConfig, loaded: LoadedSet, split: str, host: int, num_hosts: int, *, image: ImageSpec, seed: int | None
 ) -> Stream:
+    disk_cache = None
+    if config.cache_dir is not None and config.cache_bytes is not None:
+        disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
     return Stream(
         loaded,
         split,
@@ -175,21 +172,15 @@ def _open_stream(
         seed=seed,
         image=image,
         budget_bytes=config.budget_bytes,
-        disk_cache=_disk_cache_of(config),
+        disk_cache=disk_cache,
     )
-
-
-def _disk_cache_of(config: TrainConfig) -> DiskCache | None:
-    if config.cache_dir is None or config.cache_bytes is None:
-        return None
-    return DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
 
 
 # --- does the shard set fit the config? ------------------------------------------------------------------------------
 
 
 def check_splits(config: TrainConfig, manifest: Manifest) -> None:
-    """Raises ConfigError, with the setting and the splits that exist, if the config names one that does not."""
+    """Raises ConfigError if the config names a split that does not exist."""
     for setting in ("train_split", "eval_split"):
         name = getattr(config, setting)
         if name is not None and name not in manifest.splits:
@@ -200,7 +191,7 @@ def check_splits(config: TrainConfig, manifest: Manifest) -> None:
 
 
 def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
-    """The split to evaluate on; raises ConfigError if none was named and more or less than one could be meant."""
+    """The split to evaluate on. Raises ConfigError if none was named and the choice is not clear."""
     if config.eval_split is not None:
         return config.eval_split
     others = [name for name in manifest.splits if name != config.train_split]
@@ -211,7 +202,7 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
 
 
 def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
-    """The classes of the model: those of the manifest, or as many as the config says if that is enough."""
+    """The number of classes of the model: that of the config if it suffices, else that of the manifest."""
     wanted, stored = config.model.num_classes, len(manifest.classes)
     if wanted is not None and wanted < stored:
         raise ConfigError(f"model.num_classes is {wanted} but the shard set has {stored} classes; leave it at none")
@@ -221,7 +212,7 @@ def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
 
 
 def check_labels(setting: str, name: str, manifest: Manifest) -> None:
-    """Raises ConfigError unless every sample of the split has a label; the loss of one without means nothing."""
+    """Raises ConfigError unless every sample of the split has a label, without which its loss means nothing."""
     split = manifest.split(name)
     missing = split.num_samples - sum(sum(shard.class_counts) for shard in split.shards)
     if missing:
@@ -235,12 +226,12 @@ def check_labels(setting: str, name: str, manifest: Manifest) -> None:
 
 
 def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
-    """What an epoch must be: all ids of the split but the quarantined ones."""
+    """The digest of a complete epoch: all ids of the split but the quarantined ones."""
     return SampleDigest().add(np.setdiff1d(np.arange(num_samples), quarantined, assume_unique=True))
 
 
 def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
-    """Raises PlanMismatch unless the run has trained on what the plan says."""
+    """Raises PlanMismatch unless the run has trained on exactly the samples of the plan."""
     if seen == plan:
         return
     raise PlanMismatch(
@@ -251,15 +242,14 @@ def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
 
 
 def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
-    """(epoch, step, batch) for the steps [start, stop) of a run, counted over epochs.
+    """Yields (epoch, step, batch) for the steps [start, stop) of a run, counted over epochs.
 
-    Reads the next epoch before it begins. Raises PlanMismatch if the stream yields another step than the one that is
-    due, or ends early.
+    Prefetches across the end of an epoch. Raises PlanMismatch if the stream skips a step or ends early.
     """
     due = start
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
         if (epoch, step) != divmod(due, len(stream)):
-            raise PlanMismatch(f"the stream brought epoch {epoch} step {step} where step {due} of the run was due")
+            raise PlanMismatch(f"the stream yielded epoch {epoch} step {step} where step {due} of the run was due")
         yield epoch, step, cast("HostBatch", batch)
         due += 1
     if due != stop:

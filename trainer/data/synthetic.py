@@ -1,23 +1,22 @@
-"""A stream without data: batches with the shapes and ids of real ones, at no cost. Its rate is the ceiling."""
+"""A stream without data: batches with the shapes and ids of real ones that cost no time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from shardset.errors import ConfigError
 from shardset.order.state import OrderState
 from shardset.stream.batch import Batch
 
 NUM_SAMPLES = 1_281_167
-"""Samples of a synthetic training epoch: as many as ImageNet has; `--max-steps` stops earlier."""
+"""Samples of a synthetic training epoch: those of ImageNet. `--max-steps` stops earlier."""
 
 NUM_EVAL_SAMPLES = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyntheticStream:
-    """One random batch, made once, for every step. The last step of an epoch is padded with samples of weight 0."""
+    """Yields one random batch at every step. The last step of an epoch is padded with samples of weight 0."""
 
     num_samples: int
     global_batch_size: int
@@ -26,14 +25,8 @@ class SyntheticStream:
     image_size: int
     num_classes: int
 
-    def __post_init__(self) -> None:
-        if self.global_batch_size % self.world_size:
-            raise ConfigError(
-                f"global_batch_size {self.global_batch_size} does not divide over {self.world_size} processes"
-            )
-
     def __len__(self) -> int:
-        """Steps of an epoch."""
+        """The steps of an epoch."""
         return -(-self.num_samples // self.global_batch_size)
 
     def state(self, epoch: int, step: int) -> OrderState | None:
@@ -47,7 +40,7 @@ class SyntheticStream:
         """Does nothing: the stream never waits."""
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
-        """(epoch, step, batch) as a Stream yields them, over some spans (epoch, steps)."""
+        """Yields (epoch, step, batch) for spans (epoch, steps), as a Stream does."""
         per_host = self.global_batch_size // self.world_size
         draw = np.random.default_rng(0)
         image = draw.integers(0, 256, (per_host, self.image_size, self.image_size, 3), dtype=np.uint8)

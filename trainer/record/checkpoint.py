@@ -1,9 +1,9 @@
-"""Checkpoints: device-free, whole or not there, written in the background by one writer.
+"""Checkpoints: independent of the devices, committed as a whole, written in the background.
 
 A checkpoint is the folder `checkpoints/step-000000123/` with `state.pt` (see checkpoint_state.py) and `commit.json`,
-written after the state has been checked. A folder without its commit does not count. A step that is saved again (after
-an evaluation that was interrupted) gets its new state as `state-again.pt` beside the old one, so that at every moment
-one of the two is whole and committed.
+which is written once the stored state has been verified. A folder without a commit mark does not count. Saving a step
+again, after an interrupted evaluation, stores the new state as `state-again.pt` beside the old one, so that one of the
+two is complete and committed at every moment.
 """
 
 import queue
@@ -12,25 +12,24 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import google_crc32c
 import msgspec
 
-from shardset.checksum import crc32c_text
-from shardset.errors import ConfigError, NotFound
+from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.storage.base import Storage
+from shardset.storage.checked import facts_of, read_object
 from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite
-from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, is_folder, step_of, steps
-from trainer.record.checkpoint_state import CheckpointState, checked, decode, encode
+from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, step_of, steps
+from trainer.record.checkpoint_state import CheckpointState, decode, encode
 
 FORMAT = 1
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The mark of a whole checkpoint: what it holds, and what its state file must look like.
+    """The contents of `commit.json`: the size and checksum of the state file, and what the checkpoint is.
 
-    `identity` says which run it belongs to. `top1` is the evaluation made with these weights, if there was one.
-    `state` is the state file's name in the folder.
+    `identity` names the run that the checkpoint belongs to. `top1` is the accuracy of these weights, if they were
+    evaluated. `state` is the name of the state file.
     """
 
     format: int
@@ -47,40 +46,36 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -> list[CommitMark]:
-    """The finished checkpoints of a run folder, oldest first; those with a damaged mark are passed over, and told."""
+    """The commit marks in a run folder, oldest first. Warns about a damaged mark and leaves it out."""
     marks = []
     for step in steps(storage):
         try:
             marks.append(_read_commit(storage, folder_of(step) + COMMIT))
         except CheckpointError as error:
-            warn(f"{error}; passed over")
+            warn(f"{error}; skipping this checkpoint")
     return marks
 
 
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
-    """The state of a finished checkpoint; raises CheckpointError if its bytes are not those that were committed."""
+    """The state of a committed checkpoint. Raises CheckpointError unless its bytes are those that were committed."""
     name = (folder_of(commit.step) if folder is None else folder) + commit.state
     where = f"{storage.url}/{name}"
     try:
-        data = storage.read(name)
+        data = read_object(storage, name, commit.num_bytes, commit.crc32c, "it was cut or changed after it was written")
     except NotFound as error:
-        raise CheckpointError(f"{where}: the checkpoint is committed but its state is gone") from error
-    num_bytes, crc32c = len(data), crc_of(data)
-    if (num_bytes, crc32c) != (commit.num_bytes, commit.crc32c):
-        raise CheckpointError(
-            f"{where}: {num_bytes} bytes with CRC32C {crc32c}, expected {commit.num_bytes} with {commit.crc32c}: "
-            "it was cut or changed after it was written"
-        )
-    state = checked(decode(data, where), where)
+        raise CheckpointError(f"{where}: the checkpoint is committed, but its state file is gone") from error
+    except DamagedShard as error:
+        raise CheckpointError(str(error)) from error
+    state = decode(data, where)
     if state["step"] != commit.step:
         raise CheckpointError(f"{where}: the state of step {state['step']}, expected that of step {commit.step}")
     return state
 
 
 def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState] | None:
-    """The newest whole checkpoint of a run folder, None if there never was one.
+    """The newest intact checkpoint of a run folder; None if it has no checkpoints.
 
-    Damaged ones are passed over with a warning. Raises CheckpointError if there are checkpoints and none is whole.
+    Warns about damaged checkpoints and skips them. Raises CheckpointError if all of them are damaged.
     """
     for commit in reversed(commits(storage, warn)):
         try:
@@ -89,13 +84,13 @@ def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, C
             warn(f"{error}; trying the one before it")
     if count := len(steps(storage)):
         raise CheckpointError(
-            f"{storage.url}/{FOLDER}: none of {count} checkpoints is whole; begin anew in another --run-dir"
+            f"{storage.url}/{FOLDER}: none of {count} checkpoints is intact; start again in another --run-dir"
         )
     return None
 
 
 def at(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState]:
-    """The checkpoint that a URL means: that folder itself, or the newest whole one of a run folder."""
+    """The checkpoint at a URL: that folder itself if it is a checkpoint, else the newest intact one of a run folder."""
     try:
         commit = _read_commit(storage, COMMIT)
         return commit, read(storage, commit, folder="")
@@ -111,48 +106,44 @@ def at(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, Check
 
 
 def best(marks: Iterable[CommitMark]) -> CommitMark | None:
-    """The evaluated checkpoint with the highest top-1, the earliest of equals."""
+    """The evaluated checkpoint with the highest top-1; the earliest of several."""
     return max((commit for commit in marks if commit.top1 is not None), key=lambda c: (c.top1, -c.step), default=None)
 
 
 def check_identity(saved: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
-    """Raises CheckpointError, naming each difference, unless a checkpoint belongs to the run that wants it."""
+    """Raises CheckpointError, naming every difference, unless a checkpoint belongs to this run."""
     names = [name for name in wanted if saved.get(name) != wanted[name]]
     if names:
         differences = "; ".join(f"{name} is {saved.get(name)!r} there and {wanted[name]!r} here" for name in names)
         raise CheckpointError(
-            f"{where}: belongs to another run: {differences}; give the same or take another --run-dir"
+            f"{where}: belongs to another run: {differences}; use the same settings, or another --run-dir"
         )
 
 
 def _read_commit(storage: Storage, name: str) -> CommitMark:
-    """Raises CheckpointError if the mark is damaged, ConfigError if only another version can read its checkpoint."""
+    """Raises CheckpointError for a damaged mark, ConfigError for a format of another version."""
     data = storage.read(name)
     try:
         commit = msgspec.json.decode(data, type=CommitMark)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
+    # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that goes on without it.
     if commit.format != FORMAT:
         raise ConfigError(
             f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads format "
-            f"{FORMAT}; go on with the version that wrote it, or begin in another --run-dir"
+            f"{FORMAT}; continue with the version that wrote it, or start again in another --run-dir"
         )
     return commit
-
-
-def crc_of(data: bytes) -> str:
-    """CRC32C of the bytes as GCS spells it."""
-    return crc32c_text(google_crc32c.value(data))
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------
 
 
 class CheckpointWriter:
-    """Writes checkpoints to a run folder in the background, one at a time, and keeps the newest `keep` and the best.
+    """Writes checkpoints to a run folder on a background thread; keeps the newest `keep` and the best.
 
-    `before_commit` is called, in the background too, when a state has arrived and before it counts. A failure is
-    told at once. It is made good by the next state, for which `save` waits then; else `save` or `close` raises it.
+    The thread calls `before_commit` when a state is stored but not yet committed, and `tell` when a checkpoint could
+    not be written. One failure is forgiven if the next checkpoint succeeds; else `save` or `close` raises it.
     """
 
     def __init__(
@@ -167,32 +158,24 @@ class CheckpointWriter:
         self._before_commit = before_commit
         self._tell = tell
         self._error: BaseException | None = None
-        self._queue: queue.Queue[tuple[CommitMark, CheckpointState] | None] = queue.Queue(1)
+        # At most one state waits while another is written: each is a copy of the whole model.
+        self._queue: queue.Queue[tuple[CheckpointState, float | None] | None] = queue.Queue(1)
         self._thread = threading.Thread(target=self._run, name="checkpoint")
         self._thread.start()
 
     def save(self, state: CheckpointState, *, top1: float | None) -> None:
-        """Takes over a state (`step`, `epoch`, `identity`, and more); waits while an earlier one is being written.
+        """Takes over a state to write; waits while an earlier one is being written.
 
-        Raises CheckpointError if neither the one before nor this one could be written.
+        After a failure it waits until this state is written, and raises CheckpointError if that fails too.
         """
-        blank = CommitMark(
-            format=FORMAT,
-            step=state["step"],
-            epoch=state["epoch"],
-            num_bytes=0,
-            crc32c="",
-            top1=top1,
-            identity=state["identity"],
-        )
         has_failed = self._error is not None
-        self._queue.put((blank, state))
+        self._queue.put((state, top1))
         if has_failed:
             self._queue.join()
             self._raise_error()
 
     def close(self) -> None:
-        """Returns when everything is written; raises what went wrong."""
+        """Returns when everything is written. Raises CheckpointError if the last state could not be."""
         self._queue.put(None)
         self._thread.join()
         self._raise_error()
@@ -204,38 +187,51 @@ class CheckpointWriter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
+            state, top1 = item
             try:
-                write(self._storage, *item, self._before_commit)
+                write(self._storage, state, top1, self._before_commit)
                 retain(self._storage, self._keep)
                 self._error = None
             except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
                 self._error = error
-                self._tell(f"the checkpoint of step {item[0].step} could not be written: {error}; the next one is due")
+                self._tell(f"the checkpoint of step {state['step']} could not be written: {error}; the next one is due")
             finally:
                 self._queue.task_done()
 
 
 def write(
-    storage: Storage, blank: CommitMark, state: CheckpointState, before_commit: Callable[[], None] = lambda: None
-) -> CommitMark:
-    """Writes and checks a state, then commits it; returns the commit. Raises NotFinite if a weight is no number."""
+    storage: Storage,
+    state: CheckpointState,
+    top1: float | None,
+    before_commit: Callable[[], None] = lambda: None,
+) -> None:
+    """Stores a state, verifies what is stored, then commits it. Raises NotFinite if a weight is not finite."""
     _check_weights(state)
-    folder = folder_of(blank.step)
+    folder = folder_of(state["step"])
     data = encode(state)
-    replaced = _standing(storage, folder)
-    name = STATE_AGAIN if replaced == STATE else STATE
-    commit = msgspec.structs.replace(blank, num_bytes=len(data), crc32c=crc_of(data), state=name)
-    _put(storage, folder + name, data)
-    _check(storage, folder + name, commit)
+    num_bytes, crc32c = facts_of(data)
+    replaced = _committed_state(storage, folder)
+    commit = CommitMark(
+        format=FORMAT,
+        step=state["step"],
+        epoch=state["epoch"],
+        num_bytes=num_bytes,
+        crc32c=crc32c,
+        top1=top1,
+        identity=state["identity"],
+        state=STATE_AGAIN if replaced == STATE else STATE,
+    )
+    # Under the other name: the old state must stay intact until its mark is replaced.
+    _put(storage, folder + commit.state, data)
+    _verify(storage, folder + commit.state, commit)
     before_commit()
     _put(storage, folder + COMMIT, msgspec.json.encode(commit))
     if replaced is not None:
         storage.delete(folder + replaced)
-    return commit
 
 
 def _check_weights(state: CheckpointState) -> None:
-    # The update can spoil weights after a loss that was a number; every run that goes on from them would end.
+    # An update can spoil the weights although its loss was finite. Every run resumed from them would fail.
     weights = [*state["model"].items(), *(state.get("ema") or {}).items()]
     bad = [name for name, value in weights if value.is_floating_point() and not value.isfinite().all()]
     if bad:
@@ -245,42 +241,12 @@ def _check_weights(state: CheckpointState) -> None:
         )
 
 
-def _standing(storage: Storage, folder: str) -> str | None:
-    """The state file of the checkpoint that stands there, None if there is none or its mark is damaged."""
+def _committed_state(storage: Storage, folder: str) -> str | None:
+    """The name of the state file that is committed in the folder; None if there is none, or its mark is damaged."""
     try:
         return _read_commit(storage, folder + COMMIT).state
     except (NotFound, CheckpointError):
         return None
-
-
-def retain(storage: Storage, keep: int) -> None:
-    """Deletes all checkpoints but the newest `keep` and the best, and what has no mark or a damaged one.
-
-    What has not the name of a checkpoint, such as a copy that a user keeps, stays.
-    """
-    marks = commits(storage)
-    kept = {commit.step for commit in [*marks[-keep:], *filter(None, [best(marks)])]}
-    names = [stat.name for stat in storage.list(FOLDER)]
-    doomed = [name for name in names if (step := step_of(name)) is not None and step not in kept]
-    # Commits first: a kill in between leaves a state without a commit, never the reverse.
-    for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
-        storage.delete(name)
-    if not storage.is_remote:
-        _remove_empty_folders(Path(storage.url))
-
-
-def sweep(storage: Storage) -> None:
-    """Removes what a run that was killed while it wrote a checkpoint has left; for who holds the run folder."""
-    open_storage(f"{storage.url}/{FOLDER}").sweep()
-    if not storage.is_remote:
-        _remove_empty_folders(Path(storage.url))
-
-
-def _remove_empty_folders(run: Path) -> None:
-    """Removes what a disk, other than a bucket, keeps of a checkpoint that was deleted: it looks like one."""
-    for folder in run.glob(f"{FOLDER}*/"):
-        if is_folder(f"{FOLDER}{folder.name}/") and not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _put(storage: Storage, name: str, data: bytes) -> None:
@@ -288,11 +254,39 @@ def _put(storage: Storage, name: str, data: bytes) -> None:
         writer.write(data)
 
 
-def _check(storage: Storage, name: str, commit: CommitMark) -> None:
-    """Raises CheckpointError unless the storage holds what was sent, by size and by CRC32C where it keeps one."""
+def _verify(storage: Storage, name: str, commit: CommitMark) -> None:
+    """Raises CheckpointError unless the storage holds what was sent: its size, and its CRC32C where it keeps one."""
     stat = storage.stat(name)
     if stat.num_bytes != commit.num_bytes or stat.crc32c not in (None, commit.crc32c):
         raise CheckpointError(
             f"{storage.url}/{name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
             f"expected {commit.num_bytes} with {commit.crc32c}"
         )
+
+
+def retain(storage: Storage, keep: int) -> None:
+    """Deletes all checkpoints but the newest `keep` and the best, and those whose mark is missing or damaged.
+
+    Keeps everything that is not named like a checkpoint, such as a copy that a user made.
+    """
+    marks = commits(storage)
+    kept = {commit.step for commit in [*marks[-keep:], *filter(None, [best(marks)])]}
+    names = [stat.name for stat in storage.list(FOLDER)]
+    doomed = [name for name in names if (step := step_of(name)) is not None and step not in kept]
+    # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
+    for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
+        storage.delete(name)
+    _remove_empty_folders(storage)
+
+
+def sweep(storage: Storage) -> None:
+    """Removes what a killed run left of a checkpoint that it was writing. The caller must hold the run lock."""
+    open_storage(f"{storage.url}/{FOLDER}").sweep()
+    _remove_empty_folders(storage)
+
+
+def _remove_empty_folders(storage: Storage) -> None:
+    """Removes the empty folders that a disk, unlike a bucket, keeps of deleted checkpoints."""
+    for folder in () if storage.is_remote else Path(storage.url).glob(f"{FOLDER}*/"):
+        if step_of(f"{FOLDER}{folder.name}/") is not None and not any(folder.iterdir()):
+            folder.rmdir()

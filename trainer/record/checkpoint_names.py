@@ -1,4 +1,4 @@
-"""Names of the files and folders of checkpoints. Unlike reading a checkpoint, this needs no torch."""
+"""Names of the files and folders of checkpoints. Importing this needs no torch."""
 
 import re
 from typing import Final
@@ -18,18 +18,13 @@ def folder_of(step: int) -> str:
     return f"{FOLDER}step-{step:09d}/"
 
 
-def is_folder(name: str) -> bool:
-    """Whether this is exactly the name of a checkpoint's folder, with the slash at its end."""
-    return _IN_CHECKPOINT.fullmatch(name) is not None
-
-
 def step_of(name: str) -> int | None:
-    """The step of the checkpoint that a file belongs to; None if its folder is not named like one."""
+    """The step of the checkpoint that a file belongs to; None if it does not lie in a checkpoint folder."""
     match = _IN_CHECKPOINT.match(name)
     return int(match[1]) if match else None
 
 
 def steps(storage: Storage) -> list[int]:
-    """The steps at which a run folder has a checkpoint with a commit mark, damaged or not; oldest first."""
+    """The steps of the checkpoints in a run folder that have a commit mark, damaged or not; oldest first."""
     names = [stat.name for stat in storage.list(FOLDER)]
     return sorted(step for name in names if (step := step_of(name)) is not None and name == folder_of(step) + COMMIT)

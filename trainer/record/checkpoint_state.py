@@ -1,4 +1,4 @@
-"""What a state file of a checkpoint holds: plain tensors and numbers that `torch.load(weights_only=True)` reads."""
+"""The contents of a checkpoint's state file: plain tensors and numbers that `torch.load(weights_only=True)` reads."""
 
 import io
 import pickle
@@ -18,10 +18,10 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LearnerState(TypedDict):
-    """Weights, averaged weights and the optimizer's moments: what a learner needs to go on, on any strategy.
+    """Weights, averaged weights and optimizer state, which a learner of any strategy can resume from.
 
-    Moments are numbered; `optimizer_weights` says which weight each belongs to. Fields that are not required are not in
-    the states of older versions.
+    The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights. States of older versions
+    lack the fields that are not required.
     """
 
     model: dict[str, torch.Tensor]
@@ -32,7 +32,7 @@ class LearnerState(TypedDict):
 
 
 class CheckpointState(LearnerState):
-    """What a state file holds: the learner, and how far its run is. `seen` is a SampleDigest, of the epoch so far."""
+    """The state of a learner and the position of its run. `seen` is the SampleDigest of the epoch so far."""
 
     format: NotRequired[int]
     version: NotRequired[str]
@@ -56,9 +56,8 @@ _DAMAGED = (
     ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError,
     ValueError, pickle.UnpicklingError, struct.error,
 )  # fmt: skip
-"""What torch.load raises for damaged bytes. Its unpickler takes each instruction as if the ones before it were right,
-so a wrong one shows wherever it is used: a stack or memo without that place, a tuple where a dict should be, a number
-that fits no size. With `weights_only` it runs no code of a file, so none of these comes from elsewhere."""
+"""What torch.load raises for damaged bytes. Its unpickler trusts every instruction, so a wrong one fails wherever its
+result is used. With `weights_only` it runs no code of the file, so none of these errors comes from elsewhere."""
 
 
 class _Regularize(msgspec.Struct):
@@ -70,7 +69,7 @@ class _Config(msgspec.Struct):
 
 
 class _WithConfig(msgspec.Struct):
-    """The part of a state's config that is read again."""
+    """The part of the recorded config that `evaluate` needs."""
 
     config: _Config
 
@@ -87,30 +86,18 @@ def encode(state: LearnerState) -> bytes:
 
 
 def decode(data: bytes, where: str) -> CheckpointState:
-    """The state in those bytes, on the CPU; raises CheckpointError unless they are plain tensors and numbers."""
+    """The state in those bytes, on the CPU. Raises CheckpointError unless it has every field, each of its type."""
     try:
         state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except _DAMAGED as error:
-        raise _not_a_checkpoint(where, error) from error
-    return state
-
-
-def checked(state: CheckpointState, where: str) -> CheckpointState:
-    """The state; raises CheckpointError unless it is one to go on from: each field there, and of its type."""
-    try:
         _check_stream(msgspec.convert(state, CheckpointState)["stream"])
         msgspec.convert(state, _WithConfig)
-    except (msgspec.MsgspecError, UnicodeError, ConfigError) as error:
-        raise _not_a_checkpoint(where, error) from error
+    except (*_DAMAGED, msgspec.MsgspecError, ConfigError) as error:
+        reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
+        raise CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one") from error
     return state
 
 
 def _check_stream(state: str | None) -> None:
-    # One of a newer version is no damage: the stream refuses it, and the checkpoint stays.
+    # The stream refuses a newer version itself. It is no damage: the checkpoint must not be skipped.
     if state is not None and msgspec.json.decode(state, type=_Versioned).version <= ORDER_VERSION:
         state_from_json(state)
-
-
-def _not_a_checkpoint(where: str, error: Exception) -> CheckpointError:
-    reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
-    return CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one")

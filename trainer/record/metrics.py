@@ -1,53 +1,44 @@
-"""What a run says about itself: rates, exact weighted accuracies, and lines for people, programs and TensorBoard.
+"""The metrics of a run: weighted accuracies, rates, and records for people, programs and TensorBoard.
 
-Each host appends to `logs/host-000.log`; the first one also writes `metrics.jsonl` and TensorBoard events. All of it
-goes to the local disk: nothing here waits for a network.
+Every host appends to its own `logs/host-000.log`; the first one also writes `metrics.jsonl` and TensorBoard events.
+All of it goes to the local disk: nothing here waits for a network.
 """
 
 import contextlib
-import dataclasses
 import datetime
 import json
 import math
 import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import msgspec
 import torch
+from msgspec.structs import asdict
 
-from shardset.errors import ConfigError
-from shardset.storage.base import Storage, os_errors_as_storage_errors
+from shardset.storage.base import os_errors_as_storage_errors
 from trainer.errors import NotFinite, PlanMismatch
-from trainer.record import merge_logs
+from trainer.record.log_files import METRICS, log_name
 
-METRICS = "metrics.jsonl"
-LOGS = "logs/"
 EVENTS = "tensorboard"
 FLUSH_S = 5
-"""How long events wait at most; so long its thread sleeps, too, if Ctrl-C came at the moment in which it was woken."""
+"""Longest time between two flushes of events. A writer thread whose wake-up a Ctrl-C swallowed sleeps as long."""
 
 SMOOTHING = 0.4
+"""Weight of the newest interval in a moving average."""
+
 INPUT_BOUND_PERCENT = 10.0
-
-_LOG_NAME = re.compile(r"logs/host-(\d+)\.log")
-
-
-def log_name(host: int) -> str:
-    """`logs/host-000.log`."""
-    return f"{LOGS}host-{host:03d}.log"
-
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over samples, each counted with its weight: pads weigh nothing."""
+    """Sums over samples, each with its weight; pads have weight 0."""
 
     loss: float = 0.0
     weight: float = 0.0
@@ -55,8 +46,8 @@ class Totals:
     top5: float = 0.0
 
     def add(self, rows: torch.Tensor) -> "Totals":
-        """The sums of these samples and those in the rows [n, 4] of some steps."""
-        return Totals(*(old + new for old, new in zip(dataclasses.astuple(self), rows.sum(0).tolist(), strict=True)))
+        """These sums plus those of some steps, given as rows [n, 4] of `stats_row`."""
+        return Totals(*(old + new for old, new in zip(astuple(self), rows.sum(0).tolist(), strict=True)))
 
     def mean(self, name: str) -> float:
         """The mean of `loss`, `top1` or `top5` over samples."""
@@ -65,27 +56,28 @@ class Totals:
 
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
-    """Raises PlanMismatch unless every sample was evaluated, NotFinite if their loss is no number."""
+    """Raises PlanMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
     if int(totals.weight) != num_samples:
         raise PlanMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
     if not math.isfinite(totals.loss):
         raise NotFinite(
-            f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing: lower the learning "
-            "rate, or clip gradients with --set regularize.clip_norm=1; a run goes on from the checkpoint before it"
+            f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing; lower the learning rate, or "
+            "clip gradients with --set regularize.clip_norm=1; the same command goes on from the checkpoint before"
         )
 
 
 def stats_row(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """One step's sums as a float32 [4] on the device, in the order of `Totals`."""
+    """The sums of one step in the order of `Totals`: float32 [4] on the device."""
     best = logits.topk(min(5, logits.shape[1]), dim=1).indices
     hits = best.eq(labels.unsqueeze(1)).float() * weights.unsqueeze(1)
     return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
 
 
 class Rates:
-    """Samples a second: `rate` is a moving average over intervals, `global_rate` counts from the start.
+    """Samples a second: `rate` is a moving average over intervals, `global_rate` the average since the start.
 
-    Time from a `mark` or `add` to the next `add` counts; what comes before a `mark` (compiling, saving) does not.
+    An interval ends with `add` and begins at the `add` or `mark` before it. `mark` leaves out the time before it, which
+    went into compiling or saving.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -97,35 +89,31 @@ class Rates:
 
     @property
     def global_rate(self) -> float:
-        """Samples a second over all time that counts."""
+        """Samples a second over all intervals."""
         return self.samples / self.seconds if self.seconds else 0.0
 
     def mark(self) -> None:
-        """Time counts from here."""
+        """Begins an interval."""
         self._start = self._clock()
 
     def add(self, samples: int) -> None:
-        """Counts samples since the last `mark` or `add`; without a mark they don't count, nor does their time."""
-        now = self._clock()
-        if self._start is not None and now > self._start:
-            self._count(samples, now - self._start)
-        self._start = now
-
-    def _count(self, samples: int, seconds: float) -> None:
-        fresh = samples / seconds
-        self.rate = SMOOTHING * fresh + (1 - SMOOTHING) * self.rate if self.samples else fresh
+        """Ends an interval with so many samples and begins the next. Without a begun interval they don't count."""
+        start, self._start = self._start, self._clock()
+        if start is None or self._start <= start:
+            return
+        newest = samples / (self._start - start)
+        self.rate = SMOOTHING * newest + (1 - SMOOTHING) * self.rate if self.samples else newest
         self.samples += samples
-        self.seconds += seconds
+        self.seconds += self._start - start
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One interval of steps up to and with `step`. Loss and accuracy are means over the samples of all replicas.
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="step"):
+    """An interval of steps that ends with `step`. Loss and accuracy are means over the samples of all replicas.
 
-    `rate` and `global_rate` are this host's samples a second, without compiling, evaluating and saving.
+    `rate` and `global_rate` are samples a second of this host, without the time for compiling, evaluating and saving.
     """
 
     device: str
@@ -139,8 +127,7 @@ class StepRecord:
     learning_rate: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochRecord:
+class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
     """One epoch. `samples` and `key_digest` are those of all hosts and equal the plan's."""
 
     device: str
@@ -157,8 +144,7 @@ class EpochRecord:
     compilations: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalRecord:
+class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
     """One evaluation: every sample of the split once."""
 
     epoch: int
@@ -170,9 +156,8 @@ class EvalRecord:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinalRecord:
-    """The whole run, as seen by the process that ended it; `accuracy` is the top-1 of the last evaluation."""
+class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
+    """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation."""
 
     accuracy: float | None
     best_accuracy: float | None
@@ -185,21 +170,20 @@ class FinalRecord:
 
 
 Record = StepRecord | EpochRecord | EvalRecord | FinalRecord
-_KINDS: dict[type, str] = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
 
 
 def line_of(record: Record) -> str:
-    """`step device=cpu epoch=0 step=9 ... time=12:03:55`, without the time."""
-    fields = dataclasses.asdict(record).items()
-    return " ".join([_KINDS[type(record)], *(f"{name}={_short(value)}" for name, value in fields)])
+    """`step device=cpu epoch=0 step=9 ...`."""
+    values = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in asdict(record).items()}
+    return " ".join([_kind(record), *(f"{name}={value}" for name, value in values.items())])
 
 
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _kind(record: Record) -> str:
+    return str(record.__struct_config__.tag)
 
 
 def advice(input_wait_percent: float) -> str | None:
-    """What to change when the device waits for data, None when it does not."""
+    """What to change if the device waits for data; None if it does not."""
     if input_wait_percent < INPUT_BOUND_PERCENT:
         return None
     return (
@@ -213,43 +197,48 @@ def advice(input_wait_percent: float) -> str | None:
 
 
 class RunLog:
-    """Writes records; `master` also to the terminal, to `metrics.jsonl` and to TensorBoard."""
+    """Writes the log of a host; as `master` also `metrics.jsonl`, TensorBoard events, and lines on the terminal."""
 
     def __init__(self, folder: Path, host: int, *, master: bool) -> None:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._master = master
-        self._log = _appended(path)
-        self._lines = _appended(folder / METRICS) if master else None
+        self._log = _open_for_appending(path)
+        self._lines = _open_for_appending(folder / METRICS) if master else None
         self._events = _event_writer(folder / EVENTS) if master else None
         self._events_at = str(folder / EVENTS)
         self._progress = Progress() if master else None
 
     def note(self, text: str) -> None:
-        """A sentence for people."""
-        self._write(text)
+        """Writes a sentence for people."""
+        _append(self._log, f"{_now().isoformat()} {text}")
+        if self._progress:
+            self._progress.clear()
+            print(text, flush=True)
 
     def log_error(self, error: BaseException) -> None:
-        """Writes what ended the run to the log alone: whoever started the run tells the terminal."""
+        """Writes the error that ended the run, to the log only: the command prints it."""
         self._log.write(f"{_now().isoformat()} {type(error).__name__}: {error}\n")
 
     def record(self, record: Record) -> None:
-        """A record for everyone."""
-        self._write(f"{line_of(record)} time={_now():%H:%M:%S}")
+        """Writes a record to every output."""
+        self.note(f"{line_of(record)} time={_now():%H:%M:%S}")
+        kind, values = _kind(record), asdict(record)
         if self._lines:
-            values = {"kind": _KINDS[type(record)], "time": _now().isoformat(), **dataclasses.asdict(record)}
-            _append(self._lines, json.dumps(values))
+            _append(self._lines, json.dumps({"kind": kind, "time": _now().isoformat(), **values}))
         if self._events and not isinstance(record, FinalRecord):
             with os_errors_as_storage_errors(self._events_at):
-                self._add_events(record)
+                for name, value in values.items():
+                    if isinstance(value, float):
+                        self._events.add_scalar(f"{kind}/{name}", value, record.global_step)
 
     def progress(self, text: str) -> None:
-        """A line that the next one replaces, on a terminal only."""
+        """Shows a line that the next one replaces, on a terminal only."""
         if self._progress:
             self._progress.show(text)
 
     def close(self) -> None:
-        """Flushes everything; raises StorageError if a file can't take it."""
+        """Flushes and closes all outputs. Raises StorageError if a file can't be written."""
+        # An exit stack: one file that fails must not keep the others open.
         with contextlib.ExitStack() as exits:
             if self._events:
                 exits.enter_context(os_errors_as_storage_errors(self._events_at))
@@ -258,22 +247,11 @@ class RunLog:
                 exits.enter_context(os_errors_as_storage_errors(file.name))
                 exits.callback(file.close)
             if self._progress:
-                self._progress.close()
-
-    def _write(self, text: str) -> None:
-        _append(self._log, f"{_now().isoformat()} {text}")
-        if self._progress:
-            self._progress.clear()
-            print(text, flush=True)
-
-    def _add_events(self, record: StepRecord | EpochRecord | EvalRecord) -> None:
-        for name, value in dataclasses.asdict(record).items():
-            if isinstance(value, float):
-                self._events.add_scalar(f"{_KINDS[type(record)]}/{name}", value, record.global_step)  # type: ignore[union-attr]
+                self._progress.clear()
 
 
 class Progress:
-    """One line on a terminal that is rewritten in place; nothing where stderr is no terminal."""
+    """A line on the terminal that is rewritten in place; nothing if stderr is not a terminal."""
 
     def __init__(self) -> None:
         self._shown = 0
@@ -291,65 +269,34 @@ class Progress:
             print(f"\r{'':<{self._shown}}\r", end="", file=sys.stderr, flush=True)
             self._shown = 0
 
-    close = clear
 
-
-def _appended(path: Path) -> TextIO:
-    """The file, to append lines to; one that a full disk or a loss of power has cut gets its end first."""
-    is_cut = path.exists() and path.stat().st_size > 0 and _last_byte(path) != b"\n"
+def _open_for_appending(path: Path) -> TextIO:
+    """The file, opened to append lines. Ends a last line that a full disk or a loss of power has cut."""
+    is_cut = False
+    if path.exists() and path.stat().st_size:
+        with path.open("rb") as stored:
+            stored.seek(-1, os.SEEK_END)
+            is_cut = stored.read() != b"\n"
     file = path.open("a", encoding="utf-8")
     if is_cut:
         file.write("\n")
     return file
 
 
-def _last_byte(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read()
-
-
 def _append(file: TextIO, line: str) -> None:
-    """Raises StorageError if the file can't take the line."""
+    """Appends a line at once. Raises StorageError if the file can't be written."""
     with os_errors_as_storage_errors(file.name):
         file.write(line + "\n")
         file.flush()
 
 
 def _event_writer(folder: Path) -> Any:
-    # Imported late: it takes a second, and only one process of a run needs it. It writes from a thread of its own.
+    # Imported late: it takes a second, and only one process of a run needs it. It writes on a thread of its own.
     from torch.utils import tensorboard
 
-    writer: Any = tensorboard.SummaryWriter  # has no types
+    writer: Any = tensorboard.SummaryWriter  # it is not typed
     return writer(str(folder), flush_secs=FLUSH_S)
 
 
 def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
-def merged_logs(storage: Storage) -> Iterator[str]:
-    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`; raises ConfigError if there are none."""
-    logs = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
-    if not logs:
-        raise ConfigError(
-            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the --run-dir of "
-            "`python -m trainer train`"
-        )
-    return merge_logs.merged((f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in logs)
-
-
-def records(data: bytes) -> list[dict[str, Any]]:
-    """The records of a `metrics.jsonl`: what a resumed run wrote again replaces what was there.
-
-    A last line that a kill cut short is left out.
-    """
-    newest: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in data.decode("utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError, RecursionError):
-            values = json.loads(line)
-            newest[values["kind"], values["global_step"]] = values
-    return list(newest.values())

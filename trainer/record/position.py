@@ -1,4 +1,4 @@
-"""How far a run is: what a checkpoint keeps so that a run goes on where it stopped."""
+"""The position of a run: what a checkpoint records, so that the run continues where it stopped."""
 
 from dataclasses import dataclass, replace
 
@@ -7,9 +7,9 @@ from trainer.record.checkpoint_state import CheckpointState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Steps taken, epochs closed by their evaluation, and what the evaluations said.
+    """Steps taken, epochs closed by an evaluation, and the results of the evaluations.
 
-    `seconds_to_target` is the run's time when an evaluation first reached the target accuracy.
+    `seconds_to_target` is the time that the run took until an evaluation reached the target accuracy.
     """
 
     step: int = 0
@@ -33,7 +33,7 @@ class Position:
 
 
 def position_of(state: CheckpointState, target: float | None) -> Position:
-    """The position in a checkpoint. The target may have changed since: another one, or none."""
+    """The position in a checkpoint. The target accuracy may have changed since it was written."""
     seconds = (state["seconds_to_target"] or state["seconds"]) if _is_reached(target, state["last_top1"]) else None
     return Position(
         step=state["step"],

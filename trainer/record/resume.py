@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and the refusals that keep two runs from being mixed."""
+"""Finds the checkpoint that a run resumes from, and refuses to mix two runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,19 +13,22 @@ from trainer.record.checkpoint_state import CheckpointState
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """The state to go on from, and the run folder or URL that holds it."""
+    """The state to resume from, and the run folder or URL that holds it."""
 
     url: str
     state: CheckpointState
 
 
 def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -> ResumePoint | None:
-    """The checkpoint that `config.resume` means for a run folder; None for a fresh start.
+    """The checkpoint that `config.resume` selects for a run folder; None for a fresh start.
 
-    Raises ConfigError where the run would be mixed with another one, or go back in its own folder.
+    Raises ConfigError if this would mix two runs, or take a run back to an earlier step in its own folder.
     """
-    if resume == "never":
-        refuse_checkpoints(folder)
+    if resume == "never" and (existing := steps(folder)):
+        raise ConfigError(
+            f"{folder.url} holds a run up to step {existing[-1]}; --resume never would mix two runs; take another "
+            "--run-dir, or --resume auto"
+        )
     newest = checkpoint.newest(folder, note)
     if resume in ("auto", "never"):
         return None if newest is None else ResumePoint(folder.url, newest[1])
@@ -38,17 +41,8 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
     return ResumePoint(folder.url, newest[1])
 
 
-def refuse_checkpoints(folder: Storage) -> None:
-    """Raises ConfigError if a run folder has checkpoints."""
-    if existing := steps(folder):
-        raise ConfigError(
-            f"{folder.url} holds a run up to step {existing[-1]}; --resume never would mix two runs; take another "
-            "--run-dir, or --resume auto"
-        )
-
-
 def refuse_going_back(folder: Storage, step: int, url: str) -> None:
-    """Raises ConfigError if `url` is a checkpoint of the run folder, and not that of its newest step."""
+    """Raises ConfigError if `url` is a checkpoint of the run folder, but not the one of its newest step."""
     if url.startswith(f"{folder.url}/{FOLDER}") and url != f"{folder.url}/{folder_of(step)}".rstrip("/"):
         raise ConfigError(
             f"{folder.url} holds a run up to step {step}, so it can't go on from {url}, whose steps come before; take "

@@ -1,4 +1,4 @@
-"""The folder of a run: files are written on the local disk and copied to gs:// in the background."""
+"""The run folder: files are written to the local disk and copied to gs:// in the background."""
 
 import shutil
 import tempfile
@@ -14,10 +14,11 @@ UPLOAD_EVERY_S = 30.0
 
 
 class RunFolder:
-    """`local` is where this process writes its files; `storage` is where they end up, the same place for a local run.
+    """`local` is the folder that this process writes to; `storage` is where the files end up.
 
-    For a remote run, files named in `resumed` are fetched first, so that appending goes on; a thread copies what
-    changed, and `flush` does at once. Storage failures are kept and raised by `close`: logs never stop a step.
+    They are the same folder for a local run. For a remote run, construction fetches the files named in `resumed` so
+    that they can be appended to, a thread copies changed files, and `flush` copies them at once. Storage failures are
+    kept until `close` raises them: a log must never stop a step.
     """
 
     def __init__(self, url: str, resumed: Iterable[str]) -> None:
@@ -43,18 +44,18 @@ class RunFolder:
         return True
 
     def write(self, name: str, text: str) -> None:
-        """Writes a whole file; raises StorageError if the disk can't take it."""
+        """Writes a whole file. Raises StorageError if the disk can't take it."""
         path = self.local / name
         with os_errors_as_storage_errors(str(path)):
             path.write_text(text)
 
     def flush(self) -> None:
-        """Copies what has changed since the last copy; nothing to do for a local run."""
+        """Copies what has changed since the last copy; does nothing for a local run."""
         if self._temporary is not None:
             self._upload()
 
     def close(self) -> None:
-        """Copies what is left; raises what went wrong in that, and then keeps the files here and names their folder."""
+        """Copies what is left. If that fails, raises the error, names the local folder, and keeps it."""
         if self._temporary is None:
             return
         self._closing.set()
@@ -80,18 +81,21 @@ class RunFolder:
         self._upload()
 
     def _upload(self) -> None:
+        # A flush and the thread must not send the same file at the same time.
         with self._uploading:
             self._error = None
             for path in sorted(path for path in self.local.rglob("*") if path.is_file()):
                 try:
                     self._send(path)
-                except TransientError as error:  # after minutes: the other files would take as long
+                except TransientError as error:
+                    # The storage retried for minutes; every other file would take as long.
                     self._error = error
                     return
                 except ShardsetError as error:
                     self._error = error
 
     def _send(self, path: Path) -> None:
+        # Looks at the file before reading it: if it grows meanwhile, the next copy sends it again.
         name, stat = path.relative_to(self.local).as_posix(), path.stat()
         state = (stat.st_size, stat.st_mtime_ns)
         if self._sent.get(name) == state:

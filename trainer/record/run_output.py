@@ -1,4 +1,4 @@
-"""What one process writes to the run folder: its log, and from the first host all that a run writes once."""
+"""The output of one process to the run folder: its log, and on the first host everything that a run writes once."""
 
 import os
 from contextlib import ExitStack
@@ -9,13 +9,14 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
-from trainer.record.metrics import METRICS, RunLog, log_name
+from trainer.record.log_files import METRICS, log_name
+from trainer.record.metrics import RunLog
 from trainer.record.run_folder import RunFolder
 from trainer.runtime.base import Runtime
 
 
 class RunOutput:
-    """The run folder and the log of this process, open until the exits run; construct it while holding the run lock."""
+    """The run folder and the log of this process, open until the exits run. Construct it while holding the run lock."""
 
     def __init__(self, runtime: Runtime, config: TrainConfig, exits: ExitStack) -> None:
         self._config, self._exits, self._is_master = config, exits, runtime.is_master
@@ -27,14 +28,14 @@ class RunOutput:
         if self._is_master:
             checkpoint.sweep(self.folder.storage)
         runtime.heartbeat.on_loss(self._log_loss)
-        # Also the config of a run that is refused further on.
+        # Logged first, so that the log of a run that is refused later shows its config too.
         self.log.note(
             f"trainer {__version__}, strategy {runtime.strategy}, {runtime.num_devices} devices: "
             + configs.to_json(config)
         )
 
     def write_records(self, order: str | None, *, is_done: bool) -> None:
-        """Writes the config and the order of a run that was not refused; a run that is done keeps its config."""
+        """Writes the config and the order of a run that was accepted. A run that is done keeps its recorded config."""
         if not self._is_master:
             return
         if not (is_done and self.folder.has(configs.RECORD)):
@@ -46,7 +47,7 @@ class RunOutput:
         """The writer of the run's checkpoints; None on all hosts but the first."""
         if not self._is_master:
             return None
-        # Flushing first puts a run's records where its checkpoint is: else a kill would leave a hole in them.
+        # Metrics are flushed before the commit: after a kill the resumed run would leave a gap in them otherwise.
         writer = CheckpointWriter(
             self.folder.storage, self._config.keep_checkpoints, before_commit=self.folder.flush, tell=self.log.note
         )
@@ -54,13 +55,13 @@ class RunOutput:
         return writer
 
     def _log_loss(self, text: str) -> None:
-        """Logs which process was lost, and stores the log at once: this process may end."""
+        """Logs which process was lost and stores the log at once, because this process may be ended next."""
         self.log.note(text)
         self.folder.flush()
 
 
 def from_anywhere(config: TrainConfig) -> TrainConfig:
-    """The config with local paths made absolute: a later reader may work in another folder."""
+    """The config with absolute local paths, so that it can be read from any folder."""
     return replace(config, manifest=_absolute(config.manifest), cache_dir=_absolute(config.cache_dir))
 
 

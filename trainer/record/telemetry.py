@@ -1,4 +1,4 @@
-"""What a process has trained on and how fast: the numbers between two reports, and the records made of them."""
+"""Counts what a process trains on and how fast, and turns the counts into records."""
 
 import time
 from collections.abc import Callable
@@ -18,13 +18,14 @@ from trainer.record.position import Position
 from trainer.runtime.base import Runtime
 
 PROFILE = "profile"
-"""The folder of traces in a run folder."""
+"""The folder for traces in the run folder."""
 
 
 class Telemetry:
     """Counts samples, losses, rates and waiting times of this process, and writes the records of a run.
 
-    A step's numbers stay on the device until the next `report`, which fetches those of all steps since the last one.
+    The sums of a step stay on the device until the next `report`, which fetches those of all steps since the last one.
+    `epoch_totals` are the sums of the epoch over all hosts, up to the last report.
     """
 
     def __init__(
@@ -50,30 +51,25 @@ class Telemetry:
 
     @property
     def has_pending(self) -> bool:
-        """Whether steps have been taken since the last report."""
+        """Whether steps were taken since the last report."""
         return bool(self._pending)
 
-    @property
-    def epoch_totals(self) -> Totals:
-        """The sums of the epoch so far, over all hosts, up to the last report."""
-        return self._epoch_totals
-
     def restore(self, state: CheckpointState) -> None:
-        """Goes on counting in the epoch of a checkpoint."""
-        # What all hosts saw of this epoch before is counted once, by the first.
+        """Continues to count in the epoch of a checkpoint."""
+        # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
-        # Of all hosts already. Older checkpoints have none: their epoch's record is of what comes after them.
-        self._epoch_totals = Totals(*state.get("epoch_totals", ()))
+        # Covers all hosts too. Older checkpoints lack it: their epoch record then covers the rest of the epoch.
+        self.epoch_totals = Totals(*state.get("epoch_totals", ()))
 
     def watch_feed(self, feed: DeviceFeed) -> None:
-        """Counts the time for which the run waits for this feed."""
+        """Measures how long the run waits for this feed."""
         self._feed = feed
 
     def start_epoch(self) -> None:
-        """Counts from zero."""
+        """Sets the counts of the epoch to zero."""
         self._seen = SampleDigest()
-        self._epoch_totals = Totals()
+        self.epoch_totals = Totals()
         self._epoch_rates = Rates()
         self._replica_samples = 0
         self._epoch_started = time.perf_counter()
@@ -81,51 +77,51 @@ class Telemetry:
         self._busy_s_before = self._runtime.busy_s
 
     def add(self, batch: DeviceBatch, row: torch.Tensor) -> None:
-        """Counts a step; `row` is its sums on the device (see metrics.stats_row)."""
-        # Without its tensors: they would stay on the device until the next report.
+        """Counts a step. `row` holds its sums on the device (see metrics.stats_row)."""
+        # Without the tensors, which would occupy the device until the next report.
         self._pending.append((replace(batch, tensors={}), row))
         self._seen = self._seen.add(batch.real_ids)
 
     def pause(self) -> None:
-        """Leaves the time since the last report out of all rates."""
+        """Leaves the time since the last report out of the rates."""
         self._epoch_rates.mark()
         self._run_rates.mark()
 
     def seen_by_all(self) -> SampleDigest:
-        """The samples that all hosts have trained on in this epoch; every host must call."""
+        """The digest of the samples that all hosts trained on in this epoch. Every host must call it."""
         samples, digest = self._runtime.sum_hosts([self._seen.samples, self._seen.digest])
         return SampleDigest().merge(SampleDigest(samples, digest))
 
     def profile(self, step: int) -> None:
-        """Starts or ends the trace that the config asks for, before a step."""
+        """Starts or ends the trace that `profile_steps` asks for. Call it before every step."""
         start, stop = self._config.profile_steps or (0, 0)
         self._set_tracing(start <= step < stop)
 
     def end_profile(self) -> None:
-        """Ends the trace of a run that ends inside it."""
+        """Ends the trace if it is running."""
         self._set_tracing(False)
 
     # --- records -----------------------------------------------------------------------------------------------------
 
     def report_is_due(self, step: int) -> bool:
-        """Whether to report after that many steps: once in an interval, and after the first step, which compiles."""
+        """Whether a report is due: every `log_every_steps`, and after the first step, which compiles."""
         return step % self._config.log_every_steps == 0 or not self._has_reported
 
     def report(self, step: int) -> None:
-        """Fetches and logs the numbers of the steps up to `step`; raises NotFinite with the step and its samples."""
+        """Fetches and logs the sums of the steps up to `step`. Raises NotFinite, with the step and its samples."""
         rows = self._runtime.fetch([row for _, row in self._pending])
         self._check_finite(rows)
         num_samples = sum(len(batch.real_ids) for batch, _ in self._pending)
         self._epoch_rates.add(num_samples)
         self._run_rates.add(num_samples)
         self._replica_samples += num_samples
-        self._epoch_totals = self._epoch_totals.add(rows)
+        self.epoch_totals = self.epoch_totals.add(rows)
         self._pending.clear()
         self._has_reported = True
         self._log_step(step - 1, Totals().add(rows))
 
     def log_epoch(self, position: Position, seen: SampleDigest) -> None:
-        """Logs the epoch that ends here, and what to change if it waited for data. The evaluation begins."""
+        """Logs the epoch that ends here, with advice if it waited for data. Starts the clock of the evaluation."""
         seconds = max(1e-9, time.perf_counter() - self._epoch_started)
         input_wait_percent = 100 * (self._wait_s() - self._wait_s_before) / seconds
         self._log.record(
@@ -136,8 +132,8 @@ class Telemetry:
                 samples=seen.samples,
                 replica_samples=self._replica_samples,
                 key_digest=seen.text,
-                loss=self._epoch_totals.mean("loss"),
-                top1=self._epoch_totals.mean("top1"),
+                loss=self.epoch_totals.mean("loss"),
+                top1=self.epoch_totals.mean("top1"),
                 reduced_global_rate=self._rate_of_all(self._epoch_rates),
                 input_wait_percent=input_wait_percent,
                 busy_percent=min(100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds),
@@ -149,7 +145,7 @@ class Telemetry:
         self._evaluation_started = time.perf_counter()
 
     def log_evaluation(self, position: Position, totals: Totals) -> None:
-        """Logs the evaluation that `log_epoch` began."""
+        """Logs the evaluation that followed `log_epoch`."""
         self._log.record(
             EvalRecord(
                 epoch=position.closed_epochs,
@@ -163,7 +159,7 @@ class Telemetry:
         )
 
     def log_final(self, position: Position, seconds: float) -> None:
-        """Logs the whole run, which took that long; every host must call."""
+        """Logs the whole run. Every host must call it."""
         self._log.record(
             FinalRecord(
                 accuracy=position.last_top1,
@@ -209,6 +205,7 @@ class Telemetry:
             )
 
     def _rate_of_all(self, rates: Rates) -> float:
+        # Hosts can sum integers only, so the rate is sent in thousandths.
         return self._runtime.sum_hosts([round(1000 * rates.global_rate)])[0] / 1000
 
     def _wait_s(self) -> float:

@@ -1,7 +1,7 @@
-"""The interface over devices and strategies, and its plainest form: one process with one device.
+"""The interface to devices and strategies, and its simplest form: one process with one device.
 
 A runtime knows where tensors live, which part of the data this process reads, and how processes agree. The training
-loop knows none of that. Another back end is one more subclass of `Runtime`.
+loop knows none of that. A new back end is a subclass of `Runtime`.
 """
 
 import time
@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,13 +19,13 @@ from trainer.config import Precision
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
-"""Optimizers that compile to one graph: their state exists from the start and holds no number of the host."""
+"""Optimizers that compile to one graph: their state exists from the start and holds no Python number."""
 
-TEXT_BYTES = 6
-"""Bytes of text in each number that `gather_texts` sums: 48 bits, which every runtime can add up."""
+TEXT_BYTES = 4
+"""Bytes of text in each number that `gather_texts` sums. Sums of 32-bit numbers fit every runtime."""
 
 TensorBatch = dict[str, torch.Tensor]
-"""`image`, `label` and `weight`, maybe `flip` and `mix`: first dimension is the sample."""
+"""`image`, `label` and `weight`, and where used `flip` and `mix`. The first dimension is the sample."""
 
 Step = Callable[..., torch.Tensor]
 
@@ -32,8 +33,8 @@ Step = Callable[..., torch.Tensor]
 class Runtime:
     """Devices and processes as the training loop sees them. The defaults fit a run of one process.
 
-    This process reads part `host` of `num_hosts` of the data. Gradients are averages over `num_replicas`. Runtimes that
-    compile a step to a graph set `compiles`; `graphs` counts those of each step.
+    This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
+    that compiles steps to graphs sets `compiles` and counts the graphs of each step in `graphs`.
     """
 
     strategy: str
@@ -50,33 +51,28 @@ class Runtime:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the whole run."""
+        """Devices of the whole run. A global batch must be a multiple of it."""
         return self.num_hosts
 
     @property
     def replica(self) -> int:
-        """The number of the model that this process computes; each draws its own random numbers (dropout)."""
+        """The number of the model copy that this process computes. Each draws its own random numbers (dropout)."""
         return self.host
 
     @property
     def is_cloud(self) -> bool:
-        """Whether this is a Compute Engine machine that can be preempted and announces it."""
+        """Whether this is a Compute Engine machine, which announces its preemption."""
         return False
 
     @property
     def is_master(self) -> bool:
-        """Whether this process writes what a run writes once."""
+        """Whether this process writes the output that a run writes once."""
         return self.host == 0
 
-    @property
-    def batch_divisor(self) -> int:
-        """A global batch must be a multiple of this."""
-        return self.num_devices
-
     def join(self, timeout_s: float) -> None:
-        """Connects to the other processes; from here on they compute together.
+        """Connects to the other processes. From here on they compute together.
 
-        `timeout_s` is how long one process may then wait for another, which may still be waiting for data.
+        `timeout_s` limits how long one process may then wait for another, which may itself wait for data.
         """
 
     def close(self) -> None:
@@ -88,65 +84,65 @@ class Runtime:
     # --- moving data -------------------------------------------------------------------------------------------------
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
-        """The module on the device (the same object where the back end allows)."""
+        """The module on the device; the same object if the back end allows it."""
         raise NotImplementedError
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
-        """The batch on the device, each tensor split along its first dimension over the local devices."""
+        """The batch on the device. Each tensor is split along its first dimension over the local devices."""
         raise NotImplementedError
 
     def to_host(self, tree: Any) -> Any:
-        """A copy of nested dicts, lists and tensors: every tensor on the CPU, no memory shared with the device."""
+        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its own."""
         raise NotImplementedError
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Declares device tensors of which every replica holds a full copy for the whole run."""
+        """Declares that every replica holds a full copy of these device tensors for the whole run."""
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        """The module that the training step calls instead of the model, so that gradients are averaged."""
+        """The module that the training step calls in place of the model, so that gradients are averaged."""
         return model
 
     # --- stepping ----------------------------------------------------------------------------------------------------
 
     def compiled(self, step: Step, name: str) -> Step:
-        """The step, compiled where the back end compiles, and timed."""
+        """The step, timed, and compiled if the back end compiles."""
         raise NotImplementedError
 
     def seed(self, key: int) -> None:
-        """Seeds the randomness inside the model (dropout and the like) from the key and the replica alone."""
+        """Seeds the randomness inside the model, such as dropout, from the key and the replica only."""
         raise NotImplementedError
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Computes in bfloat16 where that is safe, if the run asks for it; weights and loss stay float32."""
+        """Computes in bfloat16 where that is safe, if the run asks for it. Weights and loss stay float32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
     def rate(self, value: float) -> float | torch.Tensor:
-        """The learning rate as a step takes it; a tensor where a number would become part of the graph."""
+        """The learning rate as a step takes it: a tensor if a number would become part of the graph."""
         return value
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Averages gradients over replicas, unless the backward pass has done so."""
+        """Averages gradients over replicas, unless the backward pass does so."""
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A small tensor summed over replicas, on the device; part of a step."""
+        """A small tensor summed over replicas, on the device, as part of a step."""
         return tensor
 
     # --- agreeing ----------------------------------------------------------------------------------------------------
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Equal device vectors, summed over replicas: float64 [rows, columns] on the CPU. Waits for the device."""
+        """Device vectors of one length, summed over replicas: float64 [rows, columns] on the CPU. Awaits the device."""
         raise NotImplementedError
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
-        """Integers from 0 to 2**63 summed over processes; every process must call."""
+        """Integers from 0 to 2**63, summed over processes. Every process must call it."""
         return list(values)
 
     def any_host(self, flag: bool) -> bool:
-        """Whether the flag is set in any process; every process must call."""
+        """Whether the flag is set in any process. Every process must call it."""
         return self.sum_hosts([int(flag)])[0] > 0
 
     def gather_texts(self, text: str) -> list[str]:
-        """The texts of all processes, by host; every process must call. Raises ConfigError if two have one number."""
+        """The texts of all processes by host. Every process must call it. Raises ConfigError if two share a number."""
         data = text.encode()
         one_hot = [int(host == self.host) for host in range(self.num_hosts)]
         sums = self.sum_hosts([*one_hot, *(len(data) * is_own for is_own in one_hot)])
@@ -156,19 +152,20 @@ class Runtime:
                 f"host numbers from 0 on are taken by {counts} processes, expected one each; this one has "
                 f"{self.host}; two of the same number would train on the same data"
             )
-        width = max(1, -(-max(sizes) // TEXT_BYTES))
-        numbers = _numbers_of(data, width)
-        joined = _bytes_of(self.sum_hosts([number * is_own for is_own in one_hot for number in numbers]))
-        starts = range(0, len(joined), width * TEXT_BYTES)
-        return [joined[start : start + size].decode() for start, size in zip(starts, sizes, strict=True)]
+        width = TEXT_BYTES * max(1, -(-max(sizes) // TEXT_BYTES))
+        numbers = np.frombuffer(data.ljust(width, b"\0"), dtype="<u4").tolist()
+        # Each host adds zeros in the places of the others, so the sums are the texts one after the other.
+        sums = self.sum_hosts([number * is_own for is_own in one_hot for number in numbers])
+        texts = np.array(sums, dtype="<u4").tobytes()
+        return [texts[width * host : width * host + size].decode() for host, size in enumerate(sizes)]
 
     def broadcast_buffers(self, module: nn.Module) -> None:
-        """Gives every replica the buffers (BatchNorm statistics) of replica 0."""
+        """Copies the buffers (BatchNorm statistics) of replica 0 to every replica."""
 
     def heartbeat_address(self, exits: ExitStack) -> Address | None:
-        """Where the processes send heartbeats; None if there is one process only. Every process must call.
+        """Where the processes send heartbeats; None if there is only one process. Every process must call it.
 
-        The first process starts the server, which stops with `exits`.
+        The first process starts the server, which `exits` stops.
         """
         return None
 
@@ -176,12 +173,12 @@ class Runtime:
 
     @property
     def compilations(self) -> int:
-        """Graphs that this process has compiled so far."""
+        """The number of graphs that this process has compiled."""
         return 0
 
     @property
     def busy_s(self) -> float:
-        """Seconds that the device has worked on steps, up to the last fetch."""
+        """Seconds that the device has spent on steps, up to the last fetch."""
         raise NotImplementedError
 
     def start_trace(self, folder: Path) -> None:
@@ -189,7 +186,7 @@ class Runtime:
         raise NotImplementedError
 
     def stop_trace(self, folder: Path) -> None:
-        """Ends a profile and writes it to the folder."""
+        """Ends the profile and writes it to the folder."""
         raise NotImplementedError
 
 
@@ -204,14 +201,14 @@ class Single(Runtime):
         self._spans: list[tuple[Any, Any]] = []
         self._profiler: torch.profiler.profile | None = None
         self._copy_stream: Any = None
-        self._cuda: Any = torch.cuda  # its streams and events have no types
+        self._cuda: Any = torch.cuda  # its streams and events are not typed
 
     def _find_device(self) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
         module = module.to(self.device)
-        # torch's stubs do not know the argument.
+        # torch's stubs lack this argument.
         return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
@@ -221,7 +218,7 @@ class Single(Runtime):
         with self._cuda.stream(stream):
             copies = {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()}
         stream.synchronize()
-        # The step uses them on another stream than the one that made them.
+        # The step reads the copies on another stream, so the allocator must not reuse their memory before that.
         for tensor in copies.values():
             tensor.record_stream(self._cuda.default_stream(self.device))
         return copies
@@ -282,7 +279,7 @@ def replica_key(key: int, replica: int) -> int:
 
 
 def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Nested dicts and lists with the function applied to each tensor; tuples become lists."""
+    """A copy of nested dicts and lists with the function applied to each tensor. Tuples become lists."""
     if isinstance(tree, torch.Tensor):
         return function(tree)
     if isinstance(tree, dict):
@@ -290,12 +287,3 @@ def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> 
     if isinstance(tree, list | tuple):
         return [map_tensors(value, function) for value in tree]
     return tree
-
-
-def _numbers_of(data: bytes, count: int) -> list[int]:
-    padded = data.ljust(count * TEXT_BYTES, b"\0")
-    return [int.from_bytes(padded[at : at + TEXT_BYTES], "little") for at in range(0, len(padded), TEXT_BYTES)]
-
-
-def _bytes_of(numbers: Sequence[int]) -> bytes:
-    return b"".join(number.to_bytes(TEXT_BYTES, "little") for number in numbers)

@@ -51,6 +51,7 @@ class Ddp(Single):
         self._timeout_s = timeout_s
         timeout = _duration(timeout_s)
         backend = "nccl" if self.device.type == "cuda" else "gloo"
+        # Until here the store had the patience of a start.
         self._store.set_timeout(timeout)
         try:
             dist.init_process_group(
@@ -69,7 +70,7 @@ class Ddp(Single):
             dist.destroy_process_group()
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
-        # Buffers are broadcast before an evaluation and a checkpoint only: training does not read them.
+        # Training does not read the buffers, so they are broadcast only before an evaluation or a checkpoint.
         with self._peer_errors():
             return DistributedDataParallel(model, broadcast_buffers=False)
 
@@ -106,11 +107,12 @@ class Ddp(Single):
 
     @functools.cached_property
     def _store(self) -> Store:
+        # torchrun's agent may serve a store already.
         return _open_store(is_server=self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
     @contextmanager
     def _peer_errors(self) -> Iterator[None]:
-        """Raises PeerLost for torch's error about a lost process; gloo's errors have no class of their own."""
+        """Turns torch's errors about a lost process into PeerLost. Those of gloo have no class of their own."""
         try:
             yield
         except RuntimeError as error:
@@ -123,7 +125,7 @@ class Ddp(Single):
 
 
 def _open_store(*, is_server: bool) -> Store:
-    """The store in which the ddp processes find each other: RANK 0 opens it, unless torchrun has. Waits for it only."""
+    """The store through which the ddp processes find each other. RANK 0 opens it unless torchrun has done so."""
     host, port = os.environ["MASTER_ADDR"], _integer_variable("MASTER_PORT")
     if not is_server:
         _wait_for_port((host, port))
@@ -139,7 +141,7 @@ def _open_store(*, is_server: bool) -> Store:
 
 
 def _wait_for_port(address: Address) -> None:
-    """Returns once a process listens there. Not left to torch, which can take twice as long as it is told."""
+    """Returns once a process listens there. torch would wait too, but up to twice as long as it is told."""
     deadline = time.monotonic() + TIMING.join_s
     while True:
         try:
@@ -149,8 +151,8 @@ def _wait_for_port(address: Address) -> None:
             if time.monotonic() > deadline:
                 raise PeerLost(
                     f"the process of RANK 0 did not open port {address[1]} of {address[0]} within "
-                    f"{TIMING.join_s:.0f} s ({error}): see in its log whether it ended at its start, and give all "
-                    "processes the same MASTER_ADDR and MASTER_PORT"
+                    f"{TIMING.join_s:.0f} s ({error}): see in its log whether it ended at its start, and start all "
+                    "processes with the same MASTER_ADDR and MASTER_PORT"
                 ) from error
         time.sleep(0.1)
 
@@ -164,7 +166,7 @@ def _duration(seconds: float) -> datetime.timedelta:
 
 
 def _integer_variable(name: str) -> int:
-    """The value of an environment variable of ddp; raises ConfigError unless it is an integer."""
+    """The value of an environment variable of ddp. Raises ConfigError unless it is a whole number."""
     if not os.environ[name].isdecimal():
         raise ConfigError(f"strategy ddp: {name} is {os.environ[name]!r}, expected a whole number; torchrun sets it")
     return int(os.environ[name])

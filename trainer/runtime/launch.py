@@ -1,4 +1,4 @@
-"""Starts a run: chooses the strategy, starts its processes, and has them watch each other."""
+"""Starts a run: chooses the strategy, starts its processes, and connects them by heartbeats."""
 
 import faulthandler
 import multiprocessing
@@ -29,9 +29,9 @@ _RUNTIMES: dict[str, type[Runtime]] = {"single": Single, "ddp": Ddp, "spmd": xla
 
 
 def launch(config: TrainConfig, worker: Worker) -> None:
-    """Runs `worker(runtime, config)` in every process of the strategy, in this process where one is enough.
+    """Runs `worker(runtime, config)` in every process of the strategy, or in this process if one is enough.
 
-    Raises ConfigError where the strategy can't run here.
+    Raises ConfigError if the strategy can't run here.
     """
     _refuse_old_switches()
     strategy = choose(config.strategy)
@@ -44,7 +44,7 @@ def launch(config: TrainConfig, worker: Worker) -> None:
 
 
 def choose(strategy: Strategy) -> str:
-    """What "auto" means here: ddp under torchrun, single on a CUDA device, spmd where torch_xla is, else single."""
+    """The strategy of "auto": ddp under torchrun, single on a CUDA device, spmd with torch_xla, else single."""
     if strategy != "auto":
         return strategy
     if dist.is_torchelastic_launched():
@@ -56,10 +56,10 @@ def choose(strategy: Strategy) -> str:
 
 @contextmanager
 def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
-    """A runtime of this process, joined to the others and watched.
+    """A runtime of this process, joined to the others and sending heartbeats.
 
-    A start that takes longer than `stall_timeout_s` ends with a traceback of where it stands: some back ends wait for
-    the other processes for ever, and in native code.
+    A start that takes longer than `stall_timeout_s` ends with a traceback: some back ends wait for the other processes
+    for ever, in native code.
     """
     with ExitStack() as exits:
         exits.callback(faulthandler.cancel_dump_traceback_later)
@@ -73,7 +73,8 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
 
 @contextmanager
 def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
-    """A runtime of this process, closed at the end."""
+    """A runtime of this process, closed when the block ends."""
+    # Before torch_xla is imported, which reads the choice only once.
     if strategy in ("spmd", "replica"):
         xla.select_device()
     runtime = _RUNTIMES[strategy](precision)
@@ -85,7 +86,7 @@ def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
 
 @contextmanager
 def watched(runtime: Runtime) -> Iterator[None]:
-    """While the block runs, the loss of one process of the run ends all others."""
+    """While the block runs, the loss of one process ends all others."""
     with ExitStack() as exits:
         address = runtime.heartbeat_address(exits)
         exits.enter_context(runtime.heartbeat)
@@ -101,7 +102,7 @@ def _refuse_old_switches() -> None:
 
 
 def _refuse_torchrun(strategy: str) -> None:
-    """Raises ConfigError where torchrun starts several processes that would not know of each other."""
+    """Raises ConfigError if torchrun has started several processes that would not know of each other."""
     if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
         raise ConfigError(
             f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
@@ -136,7 +137,7 @@ def run_replica(index: int, worker: Worker, config: TrainConfig) -> None:
 def watched_launcher(
     workers: Sequence[str], own: int, *, port: int = PORT, timing: HeartbeatTiming = TIMING
 ) -> Iterator[None]:
-    """Starts the heartbeat server on the first worker; on each worker, the loss of a process ends its replicas."""
+    """Starts the heartbeat server on the first worker. On every worker, the loss of a process ends the replicas."""
     with ExitStack() as exits:
         if own == 0:
             address = ("", port) if len(workers) > 1 else (workers[0], 0)
@@ -147,16 +148,14 @@ def watched_launcher(
         try:
             yield
         except BrokenProcessPool as error:
-            raise PeerLost(
-                heartbeat.loss() or f"a process of this host ended; what it said stands above; {AGAIN}"
-            ) from error
+            raise PeerLost(heartbeat.loss() or f"a process of this host ended; its error is above; {AGAIN}") from error
 
 
 @contextmanager
 def _ctrl_c_kills_replicas() -> Iterator[None]:
-    """Ctrl-C kills the replicas; else each would train to the end, in a thread that its process waits for.
+    """Ctrl-C kills the replicas. Otherwise they would train to the end, and this process would wait for them.
 
-    Leaves alone a handler that somebody has set, and SIGINT that is ignored, as in the background of a script.
+    Keeps a handler that is set already, and an ignored SIGINT, as in the background of a script.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

@@ -1,6 +1,6 @@
 """`spmd` and `replica`: the strategies of torch_xla, and the only module that imports it.
 
-torch_xla is imported when one of them starts and never before: importing it chooses the devices of the process.
+torch_xla is imported when one of them starts, not before: importing it chooses the devices of the process.
 """
 
 import importlib.util
@@ -21,14 +21,14 @@ from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, replic
 from trainer.supervise.heartbeat import PORT, Address, HeartbeatServer
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
-"""Environment variable by which a launcher names the heartbeat server to its replicas: `10.0.0.1:8490`."""
+"""Environment variable in which a launcher gives its replicas the heartbeat server: `10.0.0.1:8490`."""
 
 NUM_WORDS = 4
-"""16-bit words of a number that is summed over hosts: XLA adds up 32 bits."""
+"""16-bit words of a number that is summed over hosts. XLA sums 32-bit integers."""
 
 
 class Xla(Runtime):
-    """What both torch_xla strategies share: lazy tensors, one graph for each step, counters of the back end."""
+    """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters of the back end."""
 
     compiles = True
     _max_graphs = 1
@@ -40,7 +40,7 @@ class Xla(Runtime):
         import torch_xla.debug.profiler as xp
         import torch_xla.runtime as xr
 
-        # Parts of torch_xla have no types.
+        # Parts of torch_xla are not typed.
         self._torch_xla: Any = torch_xla
         self._xm: Any = xm
         self._xr: Any = xr
@@ -59,7 +59,7 @@ class Xla(Runtime):
     def module_to_device(self, module: nn.Module) -> nn.Module:
         shared = _shared_parameters(module)
         module = module.to(self.device)
-        # Moving to XLA, unlike to other devices, gives each layer a copy of a weight that several share.
+        # Unlike other devices, XLA gives each layer its own copy of a shared weight. Share it again.
         for first, *others in shared:
             for name in others:
                 owner, _, own_name = name.rpartition(".")
@@ -68,7 +68,7 @@ class Xla(Runtime):
         return module
 
     def compiled(self, step: Step, name: str) -> Step:
-        """The step as one graph; raises ConfigError when it compiles a second one."""
+        """The step as one graph. Raises ConfigError when it compiles a second one."""
         run = self._one_graph(step, name)
         self.graphs.setdefault(name, 0)
 
@@ -137,7 +137,7 @@ class Spmd(Xla):
 
         xr.use_spmd()
         super().__init__(precision)
-        # Not xr.global_ordinal() and xr.world_size(): they are 0 and 1 on every host here.
+        # Not xr.global_ordinal() and xr.world_size(): under SPMD they are 0 and 1 on every host.
         self.host, self.num_hosts = xr.process_index(), xr.process_count()
         self._local_devices = xr.addressable_runtime_device_count()
         self._spmd: Any = xs
@@ -150,11 +150,11 @@ class Spmd(Xla):
 
     @property
     def replica(self) -> int:
-        # All hosts compute one model, and XLA takes the key of each as the same value: never the host's number.
+        # All hosts compute one model, and XLA assumes that their random keys are equal.
         return 0
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Without the mark, the first step's outputs would set it, and the second step would be another graph.
+        # Otherwise the outputs of the first step would set the sharding, and the second step compile another graph.
         for tensor in tensors:
             self._spmd.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
 
@@ -167,7 +167,7 @@ class Spmd(Xla):
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         if self.num_hosts == 1:
             return list(values)
-        # One row for each local device, of which one carries this host's numbers; the mesh adds them up.
+        # One row for each local device. The first carries the numbers of this host; the mesh adds up all rows.
         rows = torch.zeros(self._local_devices, NUM_WORDS * len(values), dtype=torch.int32)
         rows[0] = torch.tensor(_words_of(values), dtype=torch.int32)
         return _from_words(self._shard(rows).sum(0).cpu().tolist())
@@ -185,13 +185,13 @@ class Spmd(Xla):
         return compiled
 
     def _shard(self, tensor: torch.Tensor) -> torch.Tensor:
-        # Each tensor has a spec of its own rank: torch_xla silently leaves a tensor whole if the rank does not fit.
+        # Every tensor needs a spec of its own rank: torch_xla silently leaves it whole if the rank differs.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
         return self._send(tensor, input_sharding=self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True))
 
 
 class Replica(Xla):
-    """One model for each device, started by `torch_xla.launch`; BatchNorm sees its own part of the batch."""
+    """One model for each device, started by `torch_xla.launch`. BatchNorm sees only its part of the batch."""
 
     strategy = "replica"
 
@@ -199,12 +199,12 @@ class Replica(Xla):
         super().__init__(precision)
         self.host, self.num_hosts = self._xr.global_ordinal(), self._xr.world_size()
         self.num_replicas = self.num_hosts
-        # The replicas of a process are threads. Each compiles its own graph; the counters are those of the process.
+        # Each replica of a process is a thread that compiles its own graph. The counters are those of the process.
         self._max_graphs = self._xr.addressable_device_count()
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
-        # Equal numbers that were sent, such as Adam's step counts, are a constant of the graph or one input that
-        # all share. From the second step on each would be an input of its own, and that is another graph.
+        # Equal scalars that were sent, such as Adam's step counts, become a constant of the graph or one shared input.
+        # After the first step each would be an input of its own, which is another graph. Adding 0 separates them now.
         with torch.no_grad():
             for tensor in tensors:
                 if tensor.dim() == 0 and tensor.dtype != torch.bool:
@@ -261,7 +261,7 @@ def is_installed() -> bool:
 
 
 def select_device() -> str:
-    """The PJRT device, set before torch_xla starts: "TPU" if this machine has one, else "CPU"."""
+    """The PJRT device, chosen before torch_xla starts: "TPU" if this machine has one, else "CPU"."""
     if not is_installed():
         raise ConfigError("torch_xla is not installed; install torch_xla 2.9 or use --strategy ddp or single")
     if "PJRT_DEVICE" not in os.environ:
@@ -272,7 +272,7 @@ def select_device() -> str:
 
 
 def tpu_workers() -> tuple[list[str], int]:
-    """The addresses of all workers of this TPU slice in their order, and the number of this one."""
+    """The addresses of all workers of this TPU slice in order, and the number of this one."""
     from torch_xla._internal import tpu
 
     workers: list[str] = tpu.get_worker_ips()
@@ -298,10 +298,10 @@ def _shared_parameters(module: nn.Module) -> list[list[str]]:
 
 
 def _words_of(values: Sequence[int]) -> list[int]:
-    """Each number as 16-bit words, lowest first, so that sums over hosts stay within 32 bits."""
+    """The 16-bit words of each number, lowest first. Their sums over hosts fit 32 bits."""
     return [(value >> (16 * word)) & 0xFFFF for value in values for word in range(NUM_WORDS)]
 
 
 def _from_words(words: Sequence[int]) -> list[int]:
-    groups = [words[start : start + NUM_WORDS] for start in range(0, len(words), NUM_WORDS)]
+    groups = np.reshape(words, (-1, NUM_WORDS)).tolist()
     return [sum(word << (16 * number) for number, word in enumerate(group)) for group in groups]

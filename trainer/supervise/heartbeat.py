@@ -1,9 +1,9 @@
-"""Ends all processes of a run when one of them dies or hangs, even those that wait for it in native code.
+"""Ends all processes of a run when one of them dies or hangs, even if they wait for it in native code.
 
-One process of a run starts the `HeartbeatServer`. Each process that trains has a `HeartbeatClient`: a thread with a TCP
-connection to the server, over which both sides send a message every second. A process that ends says so first, and how.
-A connection that closes without that message, and silence, count as a loss. The server then tells everyone which
-process was lost; each writes it to its log, and a process that has not ended a moment later is ended by its client.
+One process of a run starts the `HeartbeatServer`. Every process that trains has a `HeartbeatClient`: a thread with a
+TCP connection to the server, over which both sides send a message every second. A process that ends reports this first,
+with its error. A connection that closes without a report, and silence, count as a loss. The server then tells everyone
+which process was lost. Each client logs it, and ends its process if that does not end by itself within `grace_s`.
 """
 
 import math
@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -29,7 +28,7 @@ PORT = 8490
 AGAIN = "the same command goes on from the last checkpoint"
 
 FAILED = 1
-"""Exit code of a process that its client ends."""
+"""Exit code of a process that is ended by its client."""
 
 MAX_MESSAGE_BYTES = 1 << 16
 MAX_ERROR_CHARACTERS = 2000
@@ -41,9 +40,9 @@ Address = tuple[str, int]
 class HeartbeatTiming:
     """How often messages are sent, and how long each side waits.
 
-    A process that sends nothing for `silent_s` counts as lost (compiling takes longer, but lets other threads run).
-    `join_s` is how long the server waits for the others once the first has come, and how long everyone waits for the
-    server. `grace_s` is the time that a process has to end by itself once it knows of a loss.
+    A process that sends nothing for `silent_s` counts as lost. Compiling takes longer, but lets the heartbeat thread
+    run. `join_s` is how long the server waits for all processes once the first has connected, and how long a process
+    waits for the server. `grace_s` is the time that a process has to end by itself once it knows of a loss.
     """
 
     beat_s: float = 1.0
@@ -56,9 +55,9 @@ TIMING = HeartbeatTiming()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What both sides send: who this is, the last step, how it ended ("" is well), which process was lost and how.
+    """A message of either side: who sends it, the last step, how the sender ended ("" is success), and a loss.
 
-    A process that trains has a number `host` below `num_hosts`; a launcher has none.
+    A process that trains sends its number `host` below `num_hosts`; a launcher has none.
     """
 
     host: int | None = None
@@ -71,7 +70,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Connection:
-    """One end of a TCP connection that carries messages; never blocks."""
+    """One end of a TCP connection that carries messages. It never blocks."""
 
     def __init__(self, connection: socket.socket, silent_s: float) -> None:
         connection.setblocking(False)
@@ -81,16 +80,16 @@ class Connection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing came for too long. Ask after `receive`: it finds what came while this process was stopped."""
+        """Whether nothing came for too long. Call `receive` first, for messages that came while this process slept."""
         return time.monotonic() - self._received_at > self._silent_s
 
     def send(self, message: Message) -> None:
-        """Sends a message; only `receive` finds out that the other end is gone."""
+        """Sends a message. Ignores a lost connection, which `receive` reports."""
         with suppress(OSError):
             self._socket.send(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> list[Message]:
-        """The messages that came since the last call. Bytes that are no message close the connection."""
+        """The messages since the last call. Bytes that are not a message close the connection."""
         try:
             data = self._socket.recv(MAX_MESSAGE_BYTES)
             *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
@@ -100,6 +99,7 @@ class Connection:
         except (OSError, msgspec.MsgspecError, RecursionError):
             self.is_closed = True
             return []
+        # A line that long is no heartbeat: something else has connected to this port.
         self.is_closed = not data or len(self._unfinished_line) > MAX_MESSAGE_BYTES
         self._received_at = time.monotonic()
         return messages
@@ -111,16 +111,12 @@ class Connection:
 
 @dataclass(slots=True)
 class _Member:
-    """What the server knows of one process; `hello` is the message in which it said who it is."""
+    """A process as the server knows it. `hello` is its first message, which says who it is."""
 
     connection: Connection
     hello: Message | None = None
     step: int | None = None
     end: str | None = None
-
-    @property
-    def is_watched(self) -> bool:
-        return self.hello is not None and self.end is None
 
     def receive(self) -> None:
         for message in self.connection.receive():
@@ -135,7 +131,7 @@ class _Member:
 
 
 class HeartbeatServer:
-    """Watches the processes of a run, which connect to `address` (a free port if that is 0); runs while entered.
+    """Watches the processes of a run, which connect to `address`; port 0 chooses a free one. Runs while entered.
 
     Raises ConfigError if the port is taken.
     """
@@ -145,8 +141,8 @@ class HeartbeatServer:
             self._server = _listen(address)
         except OSError as error:
             raise ConfigError(
-                f"can't listen on port {address[1]}, by which the processes of a run watch each other ({error}); "
-                "does another training run here? `python -m trainer tpu stop` ends it"
+                f"can't listen on port {address[1]} for heartbeats ({error}); does another training run here? "
+                "`python -m trainer tpu stop` ends it"
             ) from error
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
@@ -164,7 +160,7 @@ class HeartbeatServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Lets all processes go, and tells them of a loss if there was one."""
+        """Releases all processes, and tells them of a loss if there was one."""
         self._stopped.set()
         self._thread.join()
         self._server.close()
@@ -172,11 +168,13 @@ class HeartbeatServer:
     def _run(self) -> None:
         while not self._stopped.wait(self._timing.beat_s):
             self._beat()
+        # Releases the clients, which would otherwise report this server as lost.
         self._beat(end="")
         for member in self._members:
             member.connection.close()
 
     def _beat(self, end: str | None = None) -> None:
+        # Accepts every process that has connected since the last beat; then `accept` would block.
         with suppress(BlockingIOError):
             while True:
                 self._members.append(_Member(Connection(self._server.accept()[0], self._timing.silent_s)))
@@ -187,6 +185,7 @@ class HeartbeatServer:
             self._loss = self._find_loss()
         for member in self._members:
             member.connection.send(msgspec.structs.replace(self._loss, end=end))
+        # Last: the search for losses above must see the closed connections.
         self._members = [member for member in self._members if not member.connection.is_closed]
 
     def _note_joined(self, hello: Message | None) -> None:
@@ -196,11 +195,11 @@ class HeartbeatServer:
             self._joined.add(hello.host)
 
     def _find_loss(self) -> Message:
-        watched = [member for member in self._members if member.is_watched]
+        watched = [member for member in self._members if member.hello is not None and member.end is None]
         failed = [f"{member}: {member.end}" for member in self._members if member.end]
         closed = [str(member) for member in watched if member.connection.is_closed]
         silent = [str(member) for member in watched if member.connection.is_silent]
-        # A death first: its consequence, that others fail, can arrive in the same beat.
+        # A death first: the failures that it causes can arrive in the same beat.
         if closed:
             return _died(", ".join(closed))
         if failed:
@@ -221,7 +220,7 @@ class HeartbeatServer:
 
 
 class HeartbeatClient:
-    """A process' side. Does nothing until `start`; leaving it as a context tells the server how the process ends."""
+    """The side of a process. Does nothing until `start`. Leaving the context tells the server how the process ends."""
 
     def __init__(self, timing: HeartbeatTiming = TIMING) -> None:
         self.timing = timing
@@ -236,34 +235,32 @@ class HeartbeatClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.leave(error)
 
     def start(self, address: Address, host: int, num_hosts: int) -> None:
-        """Connects to the server at that address, as process `host` of `num_hosts`."""
+        """Connects to the server as process `host` of `num_hosts`."""
         who = f"process {host} (pid {os.getpid()} on {socket.gethostname()})"
         self._start(address, Message(host=host, num_hosts=num_hosts, who=who), self.timing.join_s)
 
     def set_step(self, step: int) -> None:
-        """The step that this process has reached, for the message if it is lost."""
+        """Sets the step that this process has reached, for the report of its loss."""
         self._step = step
 
     def on_loss(self, notify: Callable[[str], None]) -> None:
-        """Has `notify` called with a sentence, in a thread of its own, when another process is lost."""
+        """Registers `notify`, which is called with a sentence when another process is lost, on a thread of its own."""
         self._on_loss = notify
 
     def loss(self) -> str | None:
-        """Which process was lost, if any. Waits a moment: a connection can break before the server knows."""
+        """Which process was lost, if any. Waits for `grace_s`: a connection can break before the server notices."""
         if self._thread is not None:
             self._is_lost.wait(self.timing.grace_s)
         return self._loss
 
     def leave(self, error: BaseException | None) -> None:
-        """Says how this process ends, once. From here on it needs no others, and no others need it.
+        """Tells the server how this process ends. From here on it depends on no other process, and no other on it.
 
-        The function given to `on_loss` is not called any more.
+        Calls after the first do nothing. The function given to `on_loss` is no longer called.
         """
         if self._has_left.is_set():
             return
@@ -272,7 +269,7 @@ class HeartbeatClient:
         self._has_left.set()
         if self._thread is not None:
             self._thread.join(self.timing.grace_s)
-        # Second: the first thread may have started it just now.
+        # After the first thread, which may have started this one just now.
         if self._notifier is not None:
             self._notifier.join(self.timing.grace_s)
 
@@ -292,6 +289,7 @@ class HeartbeatClient:
             messages = connection.receive()
             has_ended = any(message.end is not None for message in messages)
             loss = next((message for message in messages if message.lost), None)
+            # A server that has said goodbye is no loss, although its connection closes then.
             if loss is None and not has_ended:
                 loss = self._server_loss(connection, f"the one that listens on port {address[1]} of {address[0]}")
             if loss is not None:
@@ -302,7 +300,7 @@ class HeartbeatClient:
         connection.close()
 
     def _connect(self, address: Address, timeout_s: float) -> Connection | None:
-        """A connection to the server, which may start a little later; None if this process leaves first."""
+        """A connection to the server, which may start later than this process; None if this process leaves first."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -313,8 +311,8 @@ class HeartbeatClient:
                 return None
             if time.monotonic() > deadline:
                 text = (
-                    f"no way to port {address[1]} of {address[0]} within {self.timing.join_s:.0f} s ({reason}), by "
-                    "which the processes watch each other: see there whether the run ended, or allow this TCP port "
+                    f"no way to port {address[1]} of {address[0]} within {self.timing.join_s:.0f} s ({reason}), over "
+                    "which the processes send heartbeats: see there whether the run ended, or allow this TCP port "
                     "between the hosts"
                 )
                 self._handle_loss(Message(lost=text))
@@ -328,28 +326,29 @@ class HeartbeatClient:
     def _publish(self, loss: Message) -> None:
         self._loss = f"{loss.lost}; {AGAIN}"
         self._is_lost.set()
-        # In a thread of its own: it may write to a bucket.
+        # On a thread of its own: it may write to a bucket, which must not delay the end of this process.
         notifier = threading.Thread(target=self._on_loss, args=(self._loss,), name="loss notifier", daemon=True)
         notifier.start()
+        # Set once it runs: `leave` joins it, and may do so at any moment.
         self._notifier = notifier
 
     def _handle_loss(self, loss: Message) -> None:
-        """Publishes a loss, and ends this process if it does not leave by itself in a moment."""
+        """Publishes a loss, and ends this process unless it leaves by itself within `grace_s`."""
         self._publish(loss)
         if not self._has_left.wait(self.timing.grace_s):
-            # Not sys.stderr: the main thread may hold its lock.
+            # Not sys.stderr, whose lock the main thread may hold.
             os.write(2, f"PeerLost: {self._loss}\n".encode())
             os._exit(FAILED)
 
 
 class LauncherHeartbeat(HeartbeatClient):
-    """The client of a process that has started replicas and waits for them; torch_xla's launcher would for ever.
+    """The client of a process that started replicas and waits for them, which torch_xla would do for ever.
 
-    The replicas end by their own clients, one that failed perhaps after minutes of saving; only one that hangs can't.
+    Replicas are ended by their own clients, some after minutes of saving. This one kills those that hang.
     """
 
     def start_as_launcher(self, address: Address) -> None:
-        """Connects as a process that does not train itself, and may start long before the server does."""
+        """Connects as a process that does not train. It may start long before the server."""
         self._start(address, Message(who=f"a launcher (pid {os.getpid()} on {socket.gethostname()})"), math.inf)
 
     def _handle_loss(self, loss: Message) -> None:
@@ -369,6 +368,7 @@ def _hangs(who: str, timing: HeartbeatTiming) -> Message:
 
 
 def _listen(address: Address) -> socket.socket:
+    # One IPv6 socket takes IPv4 connections too, whichever of the two the hosts use.
     if address[0] == "" and socket.has_dualstack_ipv6():
         return socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True)
     return socket.create_server(address)

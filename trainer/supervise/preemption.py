@@ -3,24 +3,23 @@
 import os
 import signal
 import threading
-import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 
 METADATA = "http://metadata.google.internal/computeMetadata/v1/instance"
 RELAY = "TRAINER_PREEMPTION_FILE"
-"""Environment variable with the file by which a launcher tells its replicas to stop; see `relay`."""
+"""Environment variable that names the file with which a launcher tells its replicas to stop; see `relay`."""
 
 _RETRY_S = 30.0
 _WAIT_S = 60
+"""How long the metadata server may hold a request for an announcement."""
 
 
 class PreemptionNotice:
-    """True once this process has been asked to stop; a context that listens for SIGTERM where it can.
+    """True once this process is asked to stop. As a context it handles SIGTERM, if it is entered in the main thread.
 
-    Only a main thread receives signals. Replicas that torch_xla starts may not be main threads: for them the launcher
-    writes a file.
+    Only a main thread can handle signals. Replicas that torch_xla starts may be other threads: for them the launcher
+    creates a file.
     """
 
     def __init__(self, metadata_url: str | None = None) -> None:
@@ -33,30 +32,32 @@ class PreemptionNotice:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, lambda *_: self._requested.set())
         if self._metadata_url:
-            threading.Thread(target=self._poll_metadata, name="maintenance", daemon=True).start()
+            poll = threading.Thread(
+                target=self._poll_metadata, args=(self._metadata_url,), name="maintenance", daemon=True
+            )
+            poll.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._left.set()
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)  # type: ignore[arg-type]
 
     def __bool__(self) -> bool:
-        return self._requested.is_set() or _relayed()
+        path = os.environ.get(RELAY)
+        return self._requested.is_set() or (path is not None and Path(path).exists())
 
-    def _poll_metadata(self) -> None:
+    def _poll_metadata(self, url: str) -> None:
         while not self._left.is_set() and not self._requested.is_set():
             try:
-                if must_stop(self._metadata_url or METADATA):
+                if must_stop(url):
                     self._requested.set()
-            except (OSError, urllib.error.URLError):
+            except OSError:
                 self._left.wait(_RETRY_S)
 
 
 def must_stop(metadata_url: str) -> bool:
-    """Whether the metadata server announces the end of this machine; waits up to a minute for an announcement."""
+    """Whether the metadata server announces the end of this machine. Waits up to a minute for an announcement."""
     if _metadata(f"{metadata_url}/preempted") == "TRUE":
         return True
     event = _metadata(f"{metadata_url}/maintenance-event?wait_for_change=true&timeout_sec={_WAIT_S}")
@@ -64,15 +65,10 @@ def must_stop(metadata_url: str) -> bool:
 
 
 def relay(path: Path) -> None:
-    """Passes SIGTERM of this launcher to the replicas that it starts from now on, through a file."""
+    """Passes SIGTERM on to the replicas that this launcher starts from now on, by creating the file."""
     path.unlink(missing_ok=True)
     os.environ[RELAY] = str(path)
     signal.signal(signal.SIGTERM, lambda *_: path.touch())
-
-
-def _relayed() -> bool:
-    path = os.environ.get(RELAY)
-    return path is not None and Path(path).exists()
 
 
 def _metadata(url: str) -> str:

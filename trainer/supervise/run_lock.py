@@ -1,8 +1,8 @@
-"""One living run for each run folder: a file lock on a disk, a lease that is renewed in a bucket.
+"""Keeps a run folder to one living run: a file lock on a disk, a lease that is renewed in a bucket.
 
-Two runs in one folder would train on the same data and overwrite each other's checkpoints and logs. A lock ends with
-its process. A lease can outlive its process: then it is no longer renewed. The next run takes it after a while, or at
-once if it can see that the process is gone.
+Two runs in one folder would train on the same data and overwrite each other's checkpoints and logs. A file lock ends
+with its process. A lease can outlive its process, but is no longer renewed: the next run takes it after `PATIENCE_S`,
+or at once if it can see that the process is gone.
 """
 
 import datetime
@@ -32,7 +32,7 @@ PATIENCE_S = 35.0
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a run folder. `machine` is the same for processes that see each other's ids; `beat` counts renewals."""
+    """The process that holds a run folder. Processes of one `machine` can see each other. `beat` counts renewals."""
 
     host: str
     pid: int
@@ -46,11 +46,11 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 StoredLease = tuple[str, Holder | None]
-"""Generation and holder of a lease in the bucket; no holder if it is unreadable."""
+"""The generation and the holder of a lease in the bucket; None for a holder that can't be read."""
 
 
 class RunLock(Protocol):
-    """Holds a run folder until `close`; `check` raises RunTaken if another run has taken it."""
+    """The hold on a run folder, until `close`. `check` raises RunTaken if another run has taken the folder."""
 
     def check(self) -> None: ...
     def close(self) -> None: ...
@@ -59,7 +59,7 @@ class RunLock(Protocol):
 def acquire_run_lock(
     url: str, tell: Callable[[str], None], *, beat_s: float = BEAT_S, patience_s: float = PATIENCE_S
 ) -> RunLock:
-    """Takes a run folder, local or remote, for this process; raises ConfigError naming the living run that has it."""
+    """Locks a run folder, local or remote, for this process. Raises ConfigError if a living run holds it."""
     storage = open_storage(url)
     if not storage.is_remote:
         return FileLock(Path(url), this_process())
@@ -78,11 +78,12 @@ def this_process() -> Holder:
 
 
 class FileLock:
-    """A lock on `holder.json`, which stays behind when the lock is gone."""
+    """A lock on the file `holder.json`, which remains when the lock is gone."""
 
     def __init__(self, folder: Path, who: Holder) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # Not truncated before it is locked: until then it names the process that holds it.
             self._file = (folder / HOLDER).open("a+b", buffering=0)
         except OSError as error:
             raise ConfigError(f"{folder}: can't be a run folder ({error.strerror}); take another --run-dir") from error
@@ -106,7 +107,7 @@ class FileLock:
 
 
 class Lease:
-    """The object `holder.json`, renewed by a thread; every change is made to the generation that was read."""
+    """The object `holder.json`, renewed by a thread. Every change replaces exactly the generation that was read."""
 
     def __init__(
         self, storage: Storage, who: Holder, tell: Callable[[str], None], *, beat_s: float, patience_s: float
@@ -119,17 +120,18 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """Raises RunTaken if another run took the folder, even if that run has ended since."""
+        """Raises RunTaken if another run took the folder, even one that has ended since."""
         if self._lost is not None:
             raise RunTaken(
-                f"{self._storage.url}: this run has lost its lease: {self._lost}; what this run did since its last "
-                "checkpoint is left out"
+                f"{self._storage.url}: this run has lost its lease: {self._lost}; the work since its last "
+                "checkpoint is not saved"
             )
 
     def close(self) -> None:
         """Releases the folder."""
         self._closing.set()
         self._thread.join()
+        # Renews first: a lease that another run has taken must not be deleted.
         if self._lost is None and self._renew() is None:
             self._storage.delete(HOLDER)
 
@@ -145,7 +147,7 @@ class Lease:
             raise ConfigError(refusal(self._storage.url, other and other[1])) from error
 
     def _wait_for_renewal(self, first: StoredLease, patience_s: float) -> StoredLease | None:
-        """The lease if it does not change for that long, None if it goes; raises ConfigError if it is renewed."""
+        """The lease if it stays unchanged, None if it is deleted. Raises ConfigError if it is renewed."""
         end = time.monotonic() + patience_s
         while time.monotonic() < end:
             time.sleep(min(1.0, patience_s / 20))
@@ -161,11 +163,11 @@ class Lease:
             try:
                 self._lost = self._renew()
             except StorageError:
-                # The storage has retried already. The next beat tries again, and finds out then if another run took it.
+                # The storage has retried already. The next beat tries again, or notices another run in the folder.
                 continue
 
     def _renew(self) -> str | None:
-        """Renews the lease; returns why it can't, if it was lost."""
+        """Renews the lease; returns the reason if it was lost."""
         stored = self._read_lease()
         if stored is None:
             return f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
@@ -188,12 +190,13 @@ class Lease:
                 return generation, _read(self._storage.read(HOLDER, generation=generation))
             except NotFound:
                 return None
+            # The lease was renewed between the two requests.
             except PreconditionFailed:
                 continue
 
 
 def refusal(where: str, holder: Holder | None) -> str:
-    """Why a run may not start."""
+    """The message to a run that may not start."""
     return (
         f"{where}: {holder or 'another process'} writes to this run folder; two runs there would train on the same "
         "data and overwrite each other's checkpoints; stop that one, or take another --run-dir"
@@ -211,10 +214,11 @@ def _is_gone(holder: Holder | None) -> bool:
     """Whether the holder was a process of this machine and has ended."""
     if holder is None or not holder.machine or holder.machine != _machine():
         return False
+    # A reused process id delays the next run by `PATIENCE_S` at most.
     return not Path(f"/proc/{holder.pid}").exists()
 
 
 def _machine() -> str:
-    """Boot and process namespace on Linux; empty elsewhere."""
+    """The boot id and process namespace on Linux; empty elsewhere."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{boot.read_text().strip()} {os.readlink('/proc/self/ns/pid')}" if boot.exists() else ""

@@ -1,4 +1,4 @@
-"""The checks of `doctor`: pure functions from what a probe measured to a result with advice."""
+"""The checks of `doctor`: pure functions that turn what a probe measured into a result with advice."""
 
 import sys
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from trainer.tpu.commands import REFUSED
 Status = Literal["pass", "warn", "fail"]
 
 RATE_SETTINGS = ("model.name", "model.stem", "model.norm", "image.size", "precision", "accumulate")
-"""Settings that decide how many images a second a device takes. A recorded run is comparable if they are equal."""
+"""Settings that decide how many images a second a device takes. Runs are comparable if these are equal."""
 
 MIN_BUSY = 0.1
-"""Smallest busy share to divide a rate by: a run that mostly waited for data says little about its devices."""
+"""Smallest busy share to divide a rate by. A run that mostly waited for data says little about its devices."""
 
 PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest Python that both this project and torch_xla support."""
@@ -30,7 +30,7 @@ TORCH = "2.9"
 TORCHVISION = "0.24"
 MIB, GIB = 1 << 20, 1 << 30
 LOW_DISK, NO_DISK = 10 * GIB, GIB
-"""A checkpoint of ResNet-50 with momentum takes 0.2 GB; a run keeps the best one and `keep_checkpoints` more."""
+"""A checkpoint of ResNet-50 with momentum takes 0.2 GB. A run keeps the best one and `keep_checkpoints` more."""
 
 MIN_OPEN_FILES = 512
 """256 shards, 64 files of the storage, 32 connections, and some reserve."""
@@ -43,7 +43,7 @@ SMALL_DEVICE_BATCH = 8
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line: what was checked, its status, what was found, and what to do unless it passed. `--json` prints it."""
+    """What was checked, its status, what was found, and what to do unless it passed. `--json` prints these fields."""
 
     check: str
     status: Status
@@ -56,7 +56,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class TargetRate:
-    """The rate that the whole run should read at, and who says so."""
+    """The rate that the whole run should read at, and where that number comes from."""
 
     images_per_second: float
     source: str
@@ -77,7 +77,7 @@ def check_python(version: tuple[int, int]) -> CheckResult:
 
 
 def check_versions(installed: Mapping[str, str | None], pins: Mapping[str, str], num_chips: int) -> CheckResult:
-    """torch, torch_xla, torchvision and libtpu must fit together: a mix fails to load, or is slow."""
+    """The versions of torch, torch_xla, torchvision and libtpu match. A mix fails to load, or is slow."""
     text = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
     reinstall = "install them together: pip install 'shardset[trainer" + (",tpu]'" if num_chips else "]'")
     torch, xla, vision, libtpu = (installed.get(name) for name in probes.DISTRIBUTIONS)
@@ -108,16 +108,15 @@ def check_variables(environment: Mapping[str, str]) -> CheckResult:
         return CheckResult(
             "variables", "warn", f"PJRT_DEVICE={device}", "known are TPU, CPU and CUDA; or leave it unset"
         )
-    return CheckResult(
-        "variables", "pass", f"PJRT_DEVICE={device}" if device else "no old ones; PJRT_DEVICE is not set"
-    )
+    text = f"PJRT_DEVICE={device}" if device else "no old ones; PJRT_DEVICE is not set"
+    return CheckResult("variables", "pass", text)
 
 
 # --- the devices -----------------------------------------------------------------------------------------------------
 
 
 def check_devices(devices: Devices | str, num_chips: int) -> CheckResult:
-    """What a run would train on; a text is the reason why that is unknown."""
+    """The devices that a run would train on; a text is the reason why they are unknown."""
     if isinstance(devices, str):
         advice = "end other programs that use the devices"
         if num_chips:
@@ -147,9 +146,8 @@ def check_batch(global_batch_size: int, accumulate: int, num_devices: int) -> Ch
         return CheckResult("global batch", "fail", text, f"use --global-batch-size {sizes}")
     text = f"{global_batch_size} samples = {_count(num_devices, 'device')} x {device_batch}{passes}"
     if device_batch < SMALL_DEVICE_BATCH and num_devices > 1:
-        return CheckResult(
-            "global batch", "warn", text, f"less than {SMALL_DEVICE_BATCH} samples a device leave most of it idle"
-        )
+        advice = f"less than {SMALL_DEVICE_BATCH} samples a device leave most of it idle"
+        return CheckResult("global batch", "warn", text, advice)
     return CheckResult("global batch", "pass", text)
 
 
@@ -160,9 +158,8 @@ def check_lanes(num_lanes: int, num_hosts: int) -> CheckResult:
         advice = "several hosts read the same lanes and fetch the same bytes; use a larger global batch"
         return CheckResult("lanes", "warn", text, advice)
     if num_lanes % num_hosts:
-        return CheckResult(
-            "lanes", "warn", text, "they do not divide evenly: two hosts read the same lanes at the borders"
-        )
+        advice = "they do not divide evenly: two hosts read the same lanes at the borders"
+        return CheckResult("lanes", "warn", text, advice)
     return CheckResult("lanes", "pass", text)
 
 
@@ -175,9 +172,8 @@ def check_bucket(name: str, location: str | StorageError) -> CheckResult:
     if isinstance(location, NotFound):
         return CheckResult(check, "fail", str(location), "check the name, and the project that you are logged in to")
     if isinstance(location, TransientError):
-        return CheckResult(
-            check, "fail", str(location), "check the network: can this machine reach storage.googleapis.com?"
-        )
+        advice = "check the network: can this machine reach storage.googleapis.com?"
+        return CheckResult(check, "fail", str(location), advice)
     if isinstance(location, StorageError):
         advice = "its objects may still be readable; reading the location needs the permission storage.buckets.get"
         return CheckResult(check, "warn", f"its location is unknown: {location}", advice)
@@ -185,7 +181,7 @@ def check_bucket(name: str, location: str | StorageError) -> CheckResult:
 
 
 def check_region(bucket: str, location: str, zone: str | None) -> CheckResult:
-    """A bucket in another region is slower, and every byte from it costs money."""
+    """The bucket is in the region of this machine. Any other region is slower, and every byte costs money."""
     check = f"region of {bucket}"
     if zone is None:
         advice = "this does not seem to be a Compute Engine machine; train in the region of the bucket"
@@ -201,7 +197,7 @@ def check_region(bucket: str, location: str, zone: str | None) -> CheckResult:
 
 
 def check_manifest(manifest: Manifest | ShardsetError) -> CheckResult:
-    """The manifest exists and is whole."""
+    """The manifest exists and is valid."""
     if isinstance(manifest, ShardsetError):
         return CheckResult("manifest", "fail", str(manifest), "see `python -m pipelines verify`")
     splits = (f"{name} {split.num_samples} in {split.num_shards} shards" for name, split in manifest.splits.items())
@@ -209,7 +205,7 @@ def check_manifest(manifest: Manifest | ShardsetError) -> CheckResult:
 
 
 def check_shards(manifest: Manifest, sizes: Mapping[str, int]) -> CheckResult:
-    """Every shard and index in the manifest exists and has its size."""
+    """Every shard and index in the manifest exists and has the right size."""
     expected = expected_sizes(manifest)
     missing = [name for name in expected if name not in sizes]
     wrong = [name for name, size in expected.items() if name in sizes and sizes[name] != size]
@@ -227,7 +223,7 @@ def check_shards(manifest: Manifest, sizes: Mapping[str, int]) -> CheckResult:
 
 
 def expected_sizes(manifest: Manifest) -> dict[str, int]:
-    """The size of every shard and index of a shard set by name."""
+    """The size of every shard and index in the manifest, by name."""
     shards = [shard for split in manifest.splits.values() for shard in split.shards]
     return {file.path: file.num_bytes for shard in shards for file in (shard, shard.index)}
 
@@ -235,14 +231,13 @@ def expected_sizes(manifest: Manifest) -> dict[str, int]:
 def check_run_dir(url: str, error: str | None) -> CheckResult:
     """The run folder takes checkpoints and logs."""
     if error is not None:
-        return CheckResult(
-            "run folder", "fail", error, f"checkpoints can't be saved in {url}; choose another --run-dir"
-        )
+        advice = f"checkpoints can't be saved in {url}; choose another --run-dir"
+        return CheckResult("run folder", "fail", error, advice)
     return CheckResult("run folder", "pass", f"{url}: written, read back and deleted")
 
 
 def check_clock(skew_s: float | None) -> CheckResult:
-    """The clock is right; tokens and signatures carry the time."""
+    """The clock is right, because tokens and signatures carry the time."""
     if skew_s is None:
         return CheckResult("clock", "warn", "Cloud Storage gave no date", "this clock could not be compared with it")
     text = f"{abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} Cloud Storage"
@@ -260,7 +255,7 @@ def check_clock(skew_s: float | None) -> CheckResult:
 def check_rate(
     rate: DecodeRate, target: TargetRate | None, *, num_hosts: int, global_batch_size: int, num_images: int
 ) -> CheckResult:
-    """The decode rate of all hosts against the target rate. The whole run reads `num_images`."""
+    """The decode rate of all hosts, compared with the target rate. The whole run reads `num_images`."""
     total = rate.images_per_second * num_hosts
     steps = total / global_batch_size
     text = f"{rate.images_per_second:,.0f} images/s on this host ({rate.num_images} images)"
@@ -280,9 +275,9 @@ def check_rate(
 
 
 def target_of(run: RecordedRun, config: TrainConfig) -> TargetRate | str | None:
-    """The rate that the devices of a recorded run would take without waiting for data, or why it does not apply.
+    """The rate that the devices of a recorded run take without waiting for data, or why it does not apply here.
 
-    The best epoch counts; the first one only if there is no other, because it compiles. None for a run without epochs.
+    The best epoch counts. The first one, which compiles, counts only if it is the only one. None without any epochs.
     """
     here, there = values_of(config), values_of(run.config)
     other = next((key for key in RATE_SETTINGS if here[key] != there[key]), None)
@@ -302,7 +297,7 @@ def target_of(run: RecordedRun, config: TrainConfig) -> TargetRate | str | None:
 
 
 def check_batches(config: TrainConfig, num_hosts: int) -> CheckResult:
-    """The memory of decoded batches against a stream's budget; all that is known without a shard set."""
+    """The memory of decoded batches fits the budget of a stream: all that is known without a shard set."""
     needed = (PREFETCH + 2) * (config.global_batch_size // num_hosts) * 3 * config.image.size**2
     text = f"decoded batches take {needed / MIB:,.0f} MiB of a budget of {config.budget_bytes / MIB:,.0f} MiB a stream"
     if needed > config.budget_bytes:
@@ -311,7 +306,7 @@ def check_batches(config: TrainConfig, num_hosts: int) -> CheckResult:
 
 
 def check_ports(states: Mapping[str, PortState]) -> CheckResult:
-    """The workers of a slice reach each other. Before a run nothing listens, so `closed` is right."""
+    """The workers of a slice reach each other. Nothing listens before a run, so `closed` is good."""
     filtered = [address for address, state in states.items() if state == "filtered"]
     opened = [address for address, state in states.items() if state == "open"]
     if filtered:
@@ -345,12 +340,11 @@ def check_cache(path: str, limit: int, used: int, free: int) -> CheckResult:
 
 
 def check_memory(needed: int, available: int) -> CheckResult:
-    """The memory that the streams of this host take at most."""
+    """The memory of this machine is enough for its streams."""
     text = f"the streams take up to {needed / MIB:,.0f} MiB of {available / MIB:,.0f} MiB available"
     if needed > available:
-        return CheckResult(
-            "memory", "fail", text, "end other programs, or use a smaller global batch or a larger machine"
-        )
+        advice = "end other programs, or use a smaller global batch or a larger machine"
+        return CheckResult("memory", "fail", text, advice)
     if 2 * needed > available:
         return CheckResult("memory", "warn", text, "model, optimizer and compiler need memory too")
     return CheckResult("memory", "pass", text)

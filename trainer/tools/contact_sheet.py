@@ -1,6 +1,5 @@
-"""A page or a picture with a thumbnail and a caption for each sample of a step."""
+"""Contact sheets: a page or a picture with a thumbnail and a caption for each sample of a step."""
 
-import base64
 import html
 import io
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from shardset.format.background import WHITE, Background
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.index import index_fields
 from shardset.format.manifest import Split
+from shardset.html.page import data_uri
 from shardset.read.indexes import read_rows
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
@@ -47,21 +47,21 @@ figcaption {{ overflow-wrap: anywhere; }}
 
 @dataclass(frozen=True, slots=True)
 class SheetImage:
-    """A sample and its small image; None if no image of the sample can be decoded."""
+    """A sample and its thumbnail; None if it has no image that can be decoded."""
 
     visit: StepVisit
     image: Image.Image | None
 
     @property
     def lines(self) -> tuple[str, str]:
-        """The caption: the key; the label and its class, and whether the sample is a pad."""
+        """The two lines of the caption: the key; the label with its class, and whether the sample is a pad."""
         sample = self.visit.sample
         label = f"{sample.label} {sample.class_name}".strip()
         return sample.key, f"{label} (pad)" if self.visit.pad else label
 
 
 def check_name(path: str) -> None:
-    """Raises ConfigError unless the name ends with one of the formats."""
+    """Raises ConfigError unless the name ends with a known format."""
     if not path.endswith(FORMATS):
         raise ConfigError(f"--thumbnails {path}: the name must end with {' or '.join(FORMATS)}")
 
@@ -76,7 +76,6 @@ def render(
     background: Background = WHITE,
 ) -> bytes:
     """The contact sheet in the format that `path` ends with. Reads several images at a time."""
-    check_name(path)
     numbers = {shard.path: number for number, shard in enumerate(split.shards)}
 
     def thumbnail(visit: StepVisit) -> SheetImage:
@@ -92,6 +91,7 @@ def _image_of(storage: Storage, split: Split, number: int, position: int) -> byt
     shard = split.shards[number]
     row = read_rows(storage, shard, [position])[0]
     names = index_fields(row.reshape(1))
+    # By offset, because the checksum covers the fields in the order of the tar. Offset 0 means absent.
     fields = sorted((*row[f".{name}"].tolist(), name) for name in names)
     byte_ranges = [(offset, size, name) for offset, size, name in fields if offset]
     contents = read_twice(
@@ -104,7 +104,7 @@ def _image_of(storage: Storage, split: Split, number: int, position: int) -> byt
 
 
 def _contents_of(storage: Storage, path: str, byte_ranges: Sequence[tuple[int, int, str]]) -> dict[str, bytes]:
-    """The fields of a sample in member order."""
+    """The fields of a sample, in the order of the tar."""
     if not byte_ranges:
         return {}
     start, stop = byte_ranges[0][0], max(offset + size for offset, size, _ in byte_ranges)
@@ -132,19 +132,20 @@ def _figure(thumbnail: SheetImage) -> str:
     key, label = (html.escape(line) for line in thumbnail.lines)
     name = html.escape(thumbnail.visit.sample.name or "")
     kind = ' class="pad"' if thumbnail.visit.pad else ""
-    return f'<figure{kind} title="{name}">{_img(thumbnail.image)}<figcaption>{key}<br>{label}</figcaption></figure>'
+    img = '<img alt="no image">'
+    if thumbnail.image is not None:
+        img = f'<img alt="" src="{data_uri("image/png", _png(thumbnail.image))}">'
+    return f'<figure{kind} title="{name}">{img}<figcaption>{key}<br>{label}</figcaption></figure>'
 
 
-def _img(image: Image.Image | None) -> str:
-    if image is None:
-        return '<img alt="no image">'
+def _png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
-    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode("ascii")}">'
+    return buffer.getvalue()
 
 
 def _enlarged(image: Image.Image) -> Image.Image:
-    """The image times a whole number, so that the pixels of tiny images stay sharp squares."""
+    """The image enlarged by a whole number, so that the pixels of tiny images stay sharp squares."""
     times = max(1, SIZE // max(image.size))
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
@@ -161,6 +162,4 @@ def _picture(thumbnails: Sequence[SheetImage]) -> bytes:
             sheet.paste(_enlarged(thumbnail.image), (left, top))
         for line, text in enumerate(thumbnail.lines):
             draw.text((left, top + SIZE + 12 * line), text[-18:] if line == 0 else text[:18], fill="black")
-    buffer = io.BytesIO()
-    sheet.save(buffer, "PNG")
-    return buffer.getvalue()
+    return _png(sheet)

@@ -1,7 +1,9 @@
-"""`python -m trainer doctor`: probes this machine for a run and checks what the probes measured."""
+"""`python -m trainer doctor`: measures this machine for a run, and checks the results."""
 
 import json
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -17,19 +19,19 @@ from trainer.tools.checks import CheckResult, TargetRate
 from trainer.tools.probes import Devices
 
 PORTS = (8471, 8476, 8477, 8478, 8479, heartbeat.PORT)
-"""TCP ports between the workers of a slice: 8471 is libtpu's, those from 8476 on are libtpu's with one process a chip,
-and the last one is the heartbeat's."""
+"""TCP ports between the workers of a slice: 8471 of libtpu, those from 8476 on of libtpu with one process a chip, and
+the one for heartbeats."""
 
 
 def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[CheckResult]:
-    """The results of all checks of this machine for this run, each as soon as it is known.
+    """Yields the result of each check of this machine for this run as soon as it is known.
 
-    Without a target rate, a run in the run folder gives one if it can.
+    Without a target rate, takes that of the run in the run folder, if there is one.
     """
     num_chips = probes.num_chips()
     yield checks.check_python(sys.version_info[:2])
     yield checks.check_versions(probes.versions(), probes.pins(), num_chips)
-    yield checks.check_variables(probes.environment())
+    yield checks.check_variables(os.environ)
     devices = probes.devices(config.strategy)
     yield checks.check_devices(devices, num_chips)
     num_hosts = 1 if isinstance(devices, str) else devices.num_hosts
@@ -37,7 +39,8 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
         yield checks.check_batch(config.global_batch_size, config.accumulate, devices.num_devices)
     yield checks.check_ports(probes.ports(probes.workers(), PORTS))
     yield checks.check_open_files(probes.open_file_limit())
-    yield checks.check_disk("temporary files", probes.temporary_folder(), probes.free_bytes(probes.temporary_folder()))
+    temporary = tempfile.gettempdir()
+    yield checks.check_disk("temporary files", temporary, probes.free_bytes(temporary))
     unreachable = yield from _check_buckets([config.manifest, config.run_dir])
     yield from _check_folders(config, unreachable)
     if config.manifest is None:
@@ -49,7 +52,7 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
 
 
 def _check_buckets(urls: list[str | None]) -> Generator[CheckResult, None, set[str]]:
-    """Yields results; returns the buckets that can't be reached, which other checks then leave out."""
+    """Yields results. Returns the unreachable buckets, which other checks then skip."""
     buckets = dict.fromkeys(bucket for url in urls if url and (bucket := bucket_of(url)))
     unreachable: set[str] = set()
     for bucket in buckets:
@@ -76,7 +79,7 @@ def _check_folders(config: TrainConfig, unreachable: set[str]) -> Iterator[Check
 
 
 def _recorded_target(config: TrainConfig) -> Generator[CheckResult, None, TargetRate | None]:
-    """The target rate from the run in the run folder; yields a warning if that run does not give one."""
+    """Returns the target rate of the run in the run folder. Yields a warning if it has none that applies."""
     try:
         run = probes.recorded_run(config.run_dir)
     except ShardsetError as error:
@@ -97,7 +100,9 @@ def _check_data(config: TrainConfig, target: TargetRate | None, num_hosts: int) 
         yield checks.check_manifest(error)
         return
     yield checks.check_manifest(manifest)
-    shards = _attempt("shards", lambda: checks.check_shards(manifest, probes.sizes(storage)))
+    shards = _attempt(
+        "shards", lambda: checks.check_shards(manifest, {stat.name: stat.num_bytes for stat in storage.list()})
+    )
     yield shards
     if shards.status != "fail":
         yield from _check_streams(config, target, num_hosts)
@@ -131,7 +136,7 @@ def _attempt(name: str, check: Callable[[], CheckResult]) -> CheckResult:
 
 
 def report(results: Iterator[CheckResult], *, as_json: bool) -> None:
-    """Prints each result as it comes, or all of them as JSON. Raises TrainingError if a check failed."""
+    """Prints each result when it comes, or all of them as JSON. Raises TrainingError if a check failed."""
     printed: list[CheckResult] = []
     for result in results:
         printed.append(result)

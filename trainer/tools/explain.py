@@ -1,6 +1,6 @@
-"""`python -m trainer explain`: the samples of a step, and the steps of a sample, from the manifest and its indexes.
+"""`python -m trainer explain`: the samples of a step, or the steps of a sample, from the manifest and its indexes.
 
-Functions that return facts come first, then those that print them.
+Functions that find the answer come first, then those that print it.
 """
 
 import json
@@ -27,17 +27,17 @@ from shardset.storage.open import open_file, open_storage
 from shardset.stream.timetable import StepVisit, Timetable, TimetableSample, Visit
 from trainer import config as configs
 from trainer.config import TrainConfig
+from trainer.record.log_files import METRICS, records
 
-METRICS = "metrics.jsonl"
 MAX_ROWS = 40
-"""Longer tables are cut on a terminal, with a note. JSON holds everything."""
+"""The most rows of a table on a terminal. JSON holds everything."""
 
 NOT_RECORDED = "the run folder has no order.json; this version computes the order from config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedStep:
-    """A step and its global batch. `done`: whether the run has taken it; None without a run folder."""
+    """A step and its global batch. `done` says whether the run has taken it; None without a run folder."""
 
     epoch: int
     step: int
@@ -58,7 +58,7 @@ class SampleVisits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The timetable of a run, and from its folder the number of steps taken and notes for the user."""
+    """The timetable of a run. The number of steps taken and the notes for the user come from its folder."""
 
     timetable: Timetable
     steps_done: int | None
@@ -70,7 +70,7 @@ class RunPlan:
 
 
 def plan_of_run(url: str) -> RunPlan:
-    """The plan of the run in a folder. Raises ConfigError if there is no run, or its shard set was rebuilt."""
+    """The plan of the run in a folder. Raises ConfigError if there is no run, or if its shard set was rebuilt."""
     folder = open_storage(url)
     try:
         config = configs.recorded(folder)
@@ -95,7 +95,7 @@ def plan_of_config(config: TrainConfig) -> RunPlan:
 
 
 def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
-    """The timetable of a configuration. `state` is the recorded order, if there is one."""
+    """The timetable of a configuration, in the recorded order `state` if there is one."""
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     manifest, storage = manifests.load(config.manifest)
@@ -111,20 +111,12 @@ def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
 
 
 def steps_done(folder: Storage) -> int:
-    """The number of steps in the run's records. The run may have taken more since the last one."""
+    """The number of steps in the records of the run. It may have taken more since the last record."""
     try:
-        lines = folder.read(METRICS).splitlines()
+        data = folder.read(METRICS)
     except NotFound:
         return 0
-    return max((steps for line in lines if (steps := _steps_of(line)) is not None), default=0)
-
-
-def _steps_of(line: bytes) -> int | None:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):  # the last line of a run that was killed
-        return None
-    return values["global_step"] + 1 if values["kind"] == "step" else None
+    return max((record["global_step"] + 1 for record in records(data) if record["kind"] == "step"), default=0)
 
 
 def _recorded_order(folder: Storage) -> OrderState | None:
@@ -150,6 +142,7 @@ def _order_of(config: TrainConfig, split: Split) -> Order:
 
 
 def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state: OrderState) -> Order:
+    # The order then depends on ids that the state holds only a digest of.
     if state.quarantine != quarantine_digest(()):
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
@@ -170,7 +163,7 @@ def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state
 
 
 def explain_step(plan: RunPlan, text: str) -> ExplainedStep:
-    """The step in `text`: `123` over all epochs, or `EPOCH:STEP`."""
+    """The step that `text` names: `123`, counted over all epochs, or `EPOCH:STEP`."""
     timetable = plan.timetable
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
@@ -191,19 +184,14 @@ def explain_step(plan: RunPlan, text: str) -> ExplainedStep:
 def explain_sample(plan: RunPlan, sample_id: int, epochs: range | None = None) -> SampleVisits:
     """The steps that use a sample, in the given epochs or in all epochs of the run."""
     timetable = plan.timetable
-    (sample,) = timetable.samples(np.array([check_id(timetable, sample_id)]))
-    visits = list(timetable.visits(sample_id, range(timetable.num_epochs) if epochs is None else epochs))
-    done = None if plan.steps_done is None else sum(visit.global_step < plan.steps_done for visit in visits)
-    return SampleVisits(sample=sample, num_done=done, visits=visits)
-
-
-def check_id(timetable: Timetable, sample_id: int) -> int:
-    """The id itself. Raises ConfigError if the split has no such sample."""
     if not 0 <= sample_id < timetable.split.num_samples:
         raise ConfigError(
             f"no id {sample_id} in split {timetable.split_name!r}, which has 0 to {timetable.split.num_samples - 1}"
         )
-    return sample_id
+    (sample,) = timetable.samples(np.array([sample_id]))
+    visits = list(timetable.visits(sample_id, range(timetable.num_epochs) if epochs is None else epochs))
+    done = None if plan.steps_done is None else sum(visit.global_step < plan.steps_done for visit in visits)
+    return SampleVisits(sample=sample, num_done=done, visits=visits)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -211,9 +199,9 @@ def check_id(timetable: Timetable, sample_id: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainQuery:
-    """What `explain` is asked: the samples of `step`, or the steps of the sample with `key` or `id`.
+    """The question to `explain`: the samples of `step`, or the steps of the sample with `key` or `id`.
 
-    `epochs` limits the steps of a sample: START:STOP. `thumbnails` names a file for pictures of a step's samples.
+    `epochs`, START:STOP, limits the steps of a sample. `thumbnails` names a file for pictures of the samples of a step.
     """
 
     step: str | None = None
@@ -248,7 +236,7 @@ def run(plan: RunPlan, query: ExplainQuery, *, as_json: bool) -> None:
 
 
 def answer_to(plan: RunPlan, query: ExplainQuery) -> ExplainedStep | SampleVisits:
-    """What the query asks for."""
+    """The answer to the query."""
     if query.step is not None:
         return explain_step(plan, query.step)
     sample_id = plan.timetable.id_of(query.key) if query.key is not None else query.id
@@ -352,5 +340,5 @@ def _table(columns: Sequence[str], rows: Sequence[Iterable[Any]]) -> Table:
 
 
 def _plain(cell: str) -> Text:
-    # Names come from the raw input: neither rich's markup nor a terminal's control characters may act.
+    # Names come from raw input, so neither rich's markup nor control characters of the terminal may take effect.
     return Text("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in cell))

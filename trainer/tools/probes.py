@@ -1,6 +1,6 @@
-"""Measures the machine and the network for `python -m trainer doctor`. `checks` says what the numbers mean.
+"""Measures the machine and the network for `python -m trainer doctor`; `checks` judges the numbers.
 
-python -m trainer.tools.probes devices STRATEGY    prints the devices of a run as JSON, in a process that may be killed
+python -m trainer.tools.probes devices STRATEGY    print the devices of a run as JSON, in a process that can be killed
 """
 
 import email.utils
@@ -14,12 +14,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,11 +26,11 @@ from typing import Any, Literal
 
 from shardset.addresses import without_user
 from shardset.errors import NotFound, ShardsetError, StorageError
-from shardset.storage.base import Storage
 from shardset.storage.open import is_address, open_storage
 from shardset.stream.stream import Stream
 from trainer import config as configs
 from trainer.config import TrainConfig
+from trainer.record.log_files import METRICS, records
 
 DISTRIBUTIONS = ("torch", "torch_xla", "torchvision", "libtpu")
 STORAGE_API = "https://storage.googleapis.com"
@@ -45,12 +44,12 @@ RATE_BATCH = 64
 RATE_S = 1.0
 
 PortState = Literal["open", "closed", "filtered"]
-"""A process answers; the machine refuses; there is no answer at all."""
+"""A process accepts the connection; the machine refuses it; nothing answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What a run would train on: `kind` as torch names it, `platform` as PJRT_DEVICE does (None without torch_xla)."""
+    """The devices of a run: `kind` as torch names it, `platform` as PJRT_DEVICE does; None without torch_xla."""
 
     strategy: str
     kind: str
@@ -61,7 +60,7 @@ class Devices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """A run as its folder records it: the configuration, and the records (`trainer.record.metrics`) in their order."""
+    """A run as its folder records it: the configuration, and its records (`trainer.record.metrics`) in order."""
 
     config: TrainConfig
     records: list[dict[str, Any]]
@@ -69,7 +68,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRate:
-    """Images a second that this host reads and decodes, and how many images were measured."""
+    """Images a second that this host reads and decodes, and the number of images measured."""
 
     images_per_second: float
     num_images: int
@@ -77,7 +76,7 @@ class DecodeRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamNeeds:
-    """The lanes of a training epoch, the samples in it, and the memory of the streams of a host."""
+    """The lanes and samples of a training epoch, and the memory of the streams of one host."""
 
     num_lanes: int
     num_bytes: int
@@ -104,9 +103,9 @@ def num_chips() -> int:
 
 
 def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | str:
-    """What a run with this strategy would train on, or why that is unknown.
+    """The devices of a run with this strategy, or why they are unknown.
 
-    Runs in a process of its own: a slice waits until all its hosts ask, and the process that asks keeps the TPU.
+    Asks in a separate process: a slice waits until all its hosts ask, and a process that has asked keeps the TPU.
     """
     command = [sys.executable, "-m", "trainer.tools.probes", "devices", strategy]
     try:
@@ -124,7 +123,7 @@ def local_devices(strategy: str) -> Devices:
     from trainer.runtime import launch
 
     chosen = launch.choose(strategy)  # type: ignore[arg-type]
-    # The strategy `replica` starts its own processes; `spmd` sees the same devices in this one.
+    # `replica` starts processes of its own; `spmd` sees the same devices in this one.
     with launch.running("spmd" if chosen == "replica" else chosen, "fp32") as running:
         running.join(DEVICES_TIMEOUT_S)
         return Devices(
@@ -137,14 +136,14 @@ def local_devices(strategy: str) -> Devices:
 
 
 def metadata(path: str) -> str | None:
-    """An answer of the metadata server of Compute Engine; None if there is no server, or nothing at that path."""
+    """An answer of the metadata server of Compute Engine; None without a server, or without anything at that path."""
     host = os.environ.get("GCE_METADATA_HOST", METADATA_SERVER)
     request = urllib.request.Request(
         f"http://{host}/computeMetadata/v1/instance/{path}", headers={"Metadata-Flavor": "Google"}
     )
     try:
         with urllib.request.urlopen(request, timeout=METADATA_TIMEOUT_S) as response:
-            # Other clouds have a server at this address too, without this header.
+            # Other clouds have a server at this address too, but it does not send this header.
             return response.read().decode() if response.headers.get("Metadata-Flavor") == "Google" else None
     except OSError:
         return None
@@ -157,14 +156,14 @@ def zone() -> str | None:
 
 
 def workers() -> list[str]:
-    """The addresses of all workers of this TPU slice in their order; empty elsewhere."""
+    """The addresses of all workers of this TPU slice in order; empty elsewhere."""
     text = metadata("attributes/worker-network-endpoints") or ""
     fields = (endpoint.split(":") for endpoint in text.split(","))
     return [each[2] for each in fields if len(each) > 2]
 
 
 def bucket_location(bucket: str, timeout_s: float = BUCKET_TIMEOUT_S) -> str | StorageError:
-    """The location of a bucket, or the error that hides it, within seconds."""
+    """The location of a bucket, or the error instead of it, within `timeout_s`."""
     from shardset.storage import gcs
     from shardset.storage.retry import RetryPolicy
 
@@ -182,16 +181,16 @@ def clock_skew_s() -> float | None:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S) as response:
             date = response.headers.get("Date")
-    except urllib.error.HTTPError as error:  # a refusal has a date too
+    except urllib.error.HTTPError as error:  # refusals carry a date too
         date = error.headers.get("Date")
     except OSError:
         return None
-    # The header holds whole seconds, so on average the time is half a second later.
+    # The header holds whole seconds, so the true time is half a second later on average.
     return None if date is None else before - email.utils.parsedate_to_datetime(date).timestamp() - 0.5
 
 
 def write_error(url: str) -> str | None:
-    """Why a file can't be written, read back and deleted in a run folder; None if it can. Leaves no file behind."""
+    """Why a file can't be written, read back and deleted in a run folder; None if it can. Leaves nothing behind."""
     folder = url if is_address(url) else str(nearest_folder(Path(url)))
     name, data = f"doctor-{uuid.uuid4().hex}", b"doctor"
     try:
@@ -209,8 +208,6 @@ def write_error(url: str) -> str | None:
 
 def recorded_run(url: str) -> RecordedRun | None:
     """The run in a folder; None if there is none. Raises StorageError, or ConfigError for a damaged record."""
-    from trainer.record.metrics import METRICS, records
-
     folder = open_storage(url)
     try:
         config = configs.recorded(folder)
@@ -228,13 +225,8 @@ def nearest_folder(path: Path) -> Path:
     return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
 
 
-def sizes(storage: Storage) -> dict[str, int]:
-    """The size of every object of a shard set by name, from one listing."""
-    return {stat.name: stat.num_bytes for stat in storage.list()}
-
-
 def free_bytes(path: str) -> int:
-    """Free space on the disk where a path is or would be."""
+    """Free space on the disk that a path is on, or would be."""
     return shutil.disk_usage(nearest_folder(Path(path))).free
 
 
@@ -243,13 +235,8 @@ def used_bytes(path: str) -> int:
     return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
 
 
-def temporary_folder() -> str:
-    """The folder for files that are uploaded later."""
-    return tempfile.gettempdir()
-
-
 def available_memory() -> int:
-    """Free memory without swapping: of the machine, or of its container if that is less."""
+    """Free memory without swapping, of the machine or of its container, whichever is less."""
     with open("/proc/meminfo") as file:
         lines = dict(line.split(":") for line in file)
     return min(int(lines["MemAvailable"].split()[0]) << 10, _container_memory())
@@ -262,20 +249,15 @@ def open_file_limit() -> int:
 
 
 def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, PortState]:
-    """The state of every port of every host, by `host:port`. Connects to all of them at the same time."""
+    """The state of every port of every host, by `host:port`. Tries all of them at once."""
     pairs = list(itertools.product(hosts, numbers))
     with ThreadPoolExecutor(max(1, min(64, len(pairs)))) as pool:
         states = pool.map(lambda pair: _port(pair[0], pair[1], timeout_s), pairs)
         return {f"{host}:{number}": state for (host, number), state in zip(pairs, states, strict=True)}
 
 
-def environment() -> Mapping[str, str]:
-    """The environment variables of this process."""
-    return os.environ
-
-
 def stream_needs(config: TrainConfig, num_hosts: int) -> StreamNeeds:
-    """What the training and the evaluation stream of host 0 need. Raises ShardsetError."""
+    """The needs of the training and the evaluation stream of host 0. Raises ShardsetError."""
     from trainer.data.splits import open_data
 
     data = open_data(_uncached(config), 0, num_hosts)
@@ -287,7 +269,7 @@ def stream_needs(config: TrainConfig, num_hosts: int) -> StreamNeeds:
 
 
 def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:
-    """How fast this host reads and decodes training images after the first batch. Raises ShardsetError."""
+    """The rate at which this host reads and decodes training images after the first batch. Raises ShardsetError."""
     from trainer.data.splits import open_data
 
     stream = open_data(replace(_uncached(config), global_batch_size=RATE_BATCH, accumulate=1), 0, 1).train
@@ -304,7 +286,7 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:
 
 
 def _uncached(config: TrainConfig) -> TrainConfig:
-    """Without the disk cache: a probe leaves no files behind and measures the bucket."""
+    """The config without the disk cache: a probe must leave no files behind, and measure the bucket."""
     return replace(config, cache_dir=None, cache_bytes=None)
 
 

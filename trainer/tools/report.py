@@ -1,4 +1,4 @@
-"""`report.html` of a run: curves, epochs, checkpoints, hosts, configuration on one page; see `docs/report.md`."""
+"""`report.html` of a run: curves, epochs, checkpoints, hosts and configuration on one page. See `docs/report.md`."""
 
 import json
 import re
@@ -18,9 +18,10 @@ from shardset.storage.open import open_file, open_storage
 from shardset.version import __version__
 from trainer.config import RECORD
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, checkpoint_names, metrics
+from trainer.record import checkpoint, checkpoint_names
 from trainer.record.checkpoint import CommitMark
-from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord
+from trainer.record.log_files import LOGS, METRICS
+from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice
 
 MAX_ROWS = 200
 MAX_HOSTS = 64
@@ -29,13 +30,12 @@ END_BYTES = 4096
 Value = TypeVar("Value")
 Kind = TypeVar("Kind", StepRecord, EpochRecord, EvalRecord, FinalRecord)
 
-_KINDS: dict[str, type[Record]] = {"step": StepRecord, "epoch": EpochRecord, "eval": EvalRecord, "final": FinalRecord}
 _STARTED = re.compile(r" trainer (\S+), strategy (\w+), (\d+) devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLog:
-    """The log of a host: its size, the times of its first and last line, and the text of the last one."""
+    """The log of a host: its size, the times of its first and last lines, and the text of the last one."""
 
     name: str
     num_bytes: int
@@ -46,9 +46,9 @@ class HostLog:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run folder holds. If a resumed run took a step again, the last record of the step counts.
+    """The contents of a run folder. If a resumed run took a step again, only the newest record of the step counts.
 
-    `num_replaced` counts records that a later one replaced, `num_damaged` counts damaged lines of metrics.jsonl.
+    `num_replaced` counts the older records, `num_damaged` the damaged lines of metrics.jsonl.
     """
 
     steps: list[StepRecord]
@@ -67,20 +67,20 @@ class RunRecord:
     @property
     def last_step(self) -> int:
         """The largest step of any record."""
-        records: list[Any] = [*self.steps, *self.epochs, *self.evaluations, *self.finals]
-        return max((one.global_step for one in records), default=0)
+        records: list[Record] = [*self.steps, *self.epochs, *self.evaluations, *self.finals]
+        return max((record.global_step for record in records), default=0)
 
     @property
     def final(self) -> FinalRecord | None:
-        """The final record if the run has ended; None if it goes on or was stopped."""
+        """The final record, if the run has ended; None if it is running or was stopped."""
         return next((one for one in self.finals if one.global_step == self.last_step), None)
 
 
 def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[RunRecord, str, int]:
     """Writes the page of the run folder at `url`. Returns the run, the address of the page, and its size.
 
-    Raises ConfigError if metrics.jsonl holds no record, and without `force` if the page would replace anything but a
-    page. The page lists all other damage.
+    Raises ConfigError if metrics.jsonl holds no record, and without `force` if the page would replace a file that is
+    not such a page. The page lists all other damage.
     """
     storage = open_storage(url)
     run = read(storage)
@@ -97,27 +97,27 @@ def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[
 
 
 def read(storage: Storage) -> RunRecord:
-    """Everything on the page, from a run folder."""
+    """Reads everything on the page from a run folder."""
     try:
-        lines = storage.read(metrics.METRICS).splitlines()
+        lines = storage.read(METRICS).splitlines()
     except NotFound as error:
         raise ConfigError(
-            f"{storage.url}: no {metrics.METRICS} there, expected the folder of a run; give the --run-dir of "
+            f"{storage.url}: no {METRICS} there, expected the folder of a run; give the --run-dir of "
             "`python -m trainer train`"
         ) from error
-    whole = [line for line in lines if _record_of(line) is not None]
-    if not whole:
-        raise ConfigError(f"{storage.url}/{metrics.METRICS}: no record in it yet; wait for the first reported step")
-    records = [_record_of(json.dumps(values).encode()) for values in metrics.records(b"\n".join(whole))]
+    written = [record for line in lines if (record := _record_of(line)) is not None]
+    if not written:
+        raise ConfigError(f"{storage.url}/{METRICS}: no record in it yet; wait for the first reported step")
+    records = {(type(record), record.global_step): record for record in written}.values()
     problems: list[str] = []
-    hosts = sorted(stat.name for stat in storage.list(metrics.LOGS) if stat.name.endswith(".log"))
+    hosts = sorted(stat.name for stat in storage.list(LOGS) if stat.name.endswith(".log"))
     return RunRecord(
         steps=_of_kind(records, StepRecord),
         epochs=_of_kind(records, EpochRecord),
         evaluations=_of_kind(records, EvalRecord),
         finals=_of_kind(records, FinalRecord),
-        num_replaced=len(whole) - len(records),
-        num_damaged=len(lines) - len(whole),
+        num_replaced=len(written) - len(records),
+        num_damaged=len(lines) - len(written),
         config=_try_read(problems, lambda: _config(storage), {}),
         started=_try_read(problems, lambda: _started(storage, hosts), None),
         hosts=_try_read(problems, lambda: [_host(storage, name) for name in hosts[:MAX_HOSTS]], []),
@@ -128,7 +128,7 @@ def read(storage: Storage) -> RunRecord:
 
 
 def _try_read(problems: list[str], read: Callable[[], Value], default: Value) -> Value:
-    """What `read` returns, else `default`, with its error added to the problems."""
+    """The result of `read`; `default` if it fails, with its error added to the problems."""
     try:
         return read()
     except (StorageError, CheckpointError, ConfigError) as error:
@@ -139,13 +139,14 @@ def _try_read(problems: list[str], read: Callable[[], Value], default: Value) ->
 def _record_of(line: bytes) -> Record | None:
     """The record in a line of metrics.jsonl; None if the line is damaged."""
     try:
-        values = json.loads(line)
-        return msgspec.convert(values, _KINDS[values["kind"]])
-    except (ValueError, KeyError, TypeError, RecursionError, msgspec.ValidationError):
+        # Not msgspec's own reader, which refuses the NaN that json writes.
+        record: Record = msgspec.convert(json.loads(line), Record)
+    except (ValueError, RecursionError, msgspec.ValidationError):
         return None
+    return record
 
 
-def _of_kind(records: Iterable[Record | None], kind: type[Kind]) -> list[Kind]:
+def _of_kind(records: Iterable[Record], kind: type[Kind]) -> list[Kind]:
     return sorted((record for record in records if isinstance(record, kind)), key=lambda record: record.global_step)
 
 
@@ -163,7 +164,7 @@ def _config(storage: Storage) -> dict[str, Any]:
 
 
 def _started(storage: Storage, hosts: Sequence[str]) -> tuple[str, str, str] | None:
-    """(version, strategy, devices) from the first lines of the first host's log."""
+    """(version, strategy, devices), from the first lines of the first host's log."""
     if not hosts:
         return None
     end = min(END_BYTES, storage.stat(hosts[0]).num_bytes)
@@ -173,6 +174,7 @@ def _started(storage: Storage, hosts: Sequence[str]) -> tuple[str, str, str] | N
 
 def _host(storage: Storage, name: str) -> HostLog:
     size = storage.stat(name).num_bytes
+    # Reads both ends only: the log of a long run is large.
     head = storage.read(name, 0, min(size, END_BYTES)).decode("utf-8", "replace").splitlines()
     tail = storage.read(name, max(0, size - END_BYTES), size).decode("utf-8", "replace").splitlines()
     last, _, last_text = (tail or [""])[-1].partition(" ")
@@ -273,15 +275,13 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
             level="note", text=f"The run has not ended: it goes on, or was stopped at step {run.last_step:,}."
         )
     if run.num_replaced:
-        text = (
-            f"It was resumed: {count(run.num_replaced, 'record')} of steps that were taken again count as written last."
-        )
+        text = f"It was resumed: {count(run.num_replaced, 'record')} of repeated steps were replaced by newer ones."
         yield Finding(level="note", text=text)
     if run.num_damaged:
-        text = f"{count(run.num_damaged, 'line is', 'lines are')} damaged in {metrics.METRICS} and left out."
+        text = f"{count(run.num_damaged, 'line is', 'lines are')} damaged in {METRICS} and left out."
         yield Finding(level="note", text=text)
     waits = [one.input_wait_percent for one in run.epochs]
-    if waits and (text := metrics.advice(sum(waits) / len(waits)) or ""):
+    if waits and (text := advice(sum(waits) / len(waits)) or ""):
         yield Finding(level="note", text=text[0].upper() + text[1:] + ".", anchor="curves")
     yield from (Finding(level="bad", text=problem) for problem in run.problems)
 

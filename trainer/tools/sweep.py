@@ -1,13 +1,12 @@
-"""`bench-input --sweep`: the rate of the training stream for every combination of some of its settings.
+"""`bench-input --sweep`: the rate of the training stream for every combination of some settings.
 
-Each point runs the real stream for some seconds. Each round runs every point, and the tables show the median of the
-rounds, so that a machine that is busy for a moment slows all points alike.
+Every round runs the real stream for some seconds at every point, and the tables show medians over the rounds. So a
+machine that is busy for a moment slows all points alike.
 """
 
 import difflib
 import itertools
 import json
-import math
 import os
 import platform
 import sys
@@ -15,8 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
+from xml.sax.saxutils import escape
 
 from shardset.errors import ConfigError
 from shardset.storage.open import local_folder, open_storage
@@ -24,7 +24,6 @@ from shardset.stream.stream import Stream
 from shardset.version import __version__
 from trainer.config import TrainConfig
 from trainer.data.splits import train_spec
-from trainer.tools.sweep_plot import BarRow, bars
 
 AXES: dict[str, tuple[str, int]] = {
     "shard": ("manifest", 0),
@@ -42,13 +41,16 @@ Axes = Mapping[str, Sequence[Value]]
 
 FILES = ("sweep.json", "sweep.md", "sweep.svg")
 
+ROW, LETTER, WIDTH, MARGIN, MAX_LABEL = 20, 7, 420, 10, 60
+"""Sizes in the bar chart, in pixels; the last one in letters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRun:
-    """One run of one point. `epochs` is the share of the split that it read; above 1 it read samples again.
+    """One run of one point: samples a second after the first batch, and CPU seconds per 1,000 samples.
 
-    `rate` is samples a second after the first batch, `cpu` is processor seconds per 1,000 samples, `first_s` is the
-    time from the start of the stream to its first batch.
+    `first_s` is the time from the start of the stream to its first batch. `epochs` is how often it read the split;
+    above 1 it read samples again.
     """
 
     rate: float
@@ -59,7 +61,7 @@ class SweepRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResult:
-    """A point, its runs, and the largest memory of its stream."""
+    """A point, its runs, and the most memory that its stream takes."""
 
     point: Point
     memory_bytes: int
@@ -77,7 +79,7 @@ class SweepResult:
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, list[Value]]:
-    """The values by axis of texts such as `["q=4,8", "threads=1,2"]`. Raises ConfigError."""
+    """The values of each axis, from texts such as `["q=4,8", "threads=1,2"]`. Raises ConfigError."""
     axes: dict[str, list[Value]] = {}
     for setting in texts:
         name, equals, values_text = setting.partition("=")
@@ -113,7 +115,7 @@ def points_of(axes: Axes) -> list[Point]:
 
 
 def open_stream(config: TrainConfig, point: Point) -> Stream:
-    """The training stream of one host with the settings of a point. Raises ConfigError that names the point."""
+    """The training stream of one host with the settings of a point. Its ConfigErrors name the point."""
     options: dict[str, Any] = {"global_batch_size": config.global_batch_size, "manifest": config.manifest}
     options |= {AXES[axis][0]: value for axis, value in point.items()}
     manifest = options.pop("manifest")
@@ -143,15 +145,16 @@ def check(config: TrainConfig, axes: Axes) -> None:
 
 
 def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.perf_counter) -> SweepRun:
-    """The rate of a stream over some seconds after the first batch, and over at least one batch."""
+    """The rate of a stream over some seconds after its first batch, and over at least one more batch."""
     start = clock()
     batches = stream.epochs()
     try:
         next(batches)
-        first, cpu, num_samples = clock(), _cpu_s(), 0
+        # The first batch, which waits for indexes and connections, does not count.
+        first, cpu, num_samples = clock(), time.process_time(), 0
         while (now := clock()) < first + seconds or not num_samples:
             num_samples += int((next(batches)[2]["weight"] > 0).sum())
-        now, cpu = clock(), _cpu_s() - cpu
+        now, cpu = clock(), time.process_time() - cpu
     finally:
         batches.close()
     return SweepRun(
@@ -165,7 +168,7 @@ def measure(stream: Stream, seconds: float, clock: Callable[[], float] = time.pe
 def sweep(
     config: TrainConfig, axes: Axes, *, seconds: float, rounds: int, log: Callable[[str], None]
 ) -> list[SweepResult]:
-    """Measures every point once a round, every second round backwards. Opens all streams once before it measures."""
+    """Measures every point once a round, in reverse order every second round. First opens every stream once."""
     check(config, axes)
     points = points_of(axes)
     results = [
@@ -174,6 +177,7 @@ def sweep(
     log(f"{len(points)} points x {rounds} rounds x {seconds:g} s: at least {len(points) * rounds * seconds:.0f} s")
     start = time.perf_counter()
     for round_ in range(rounds):
+        # Back and forth, so that a machine that slows down or warms up favours no point.
         for number, result in enumerate(results if round_ % 2 == 0 else results[::-1], start=1):
             result.runs.append(measure(open_stream(config, result.point), seconds))
             done = round_ * len(results) + number
@@ -192,12 +196,12 @@ def effects(results: Sequence[SweepResult]) -> dict[str, dict[Value, float]]:
     """The rate of each value of each axis, relative to the first value: a geometric mean over all other axes."""
     ratios: dict[str, dict[Value, float]] = {}
     for axis in results[0].point:
-        logs: dict[Value, list[float]] = {}
+        rates: dict[Value, list[float]] = {}
         for result in results:
-            logs.setdefault(result.point[axis], []).append(math.log(result.rate))
-        means = {value: sum(each) / len(each) for value, each in logs.items()}
-        base = next(iter(means.values()))
-        ratios[axis] = {value: math.exp(mean - base) for value, mean in means.items()}
+            rates.setdefault(result.point[axis], []).append(result.rate)
+        means = {value: geometric_mean(each) for value, each in rates.items()}
+        first = next(iter(means.values()))
+        ratios[axis] = {value: mean / first for value, mean in means.items()}
     return ratios
 
 
@@ -247,25 +251,47 @@ def page(results: Sequence[SweepResult], facts: Mapping[str, Any]) -> str:
 
 
 def plot(results: Sequence[SweepResult]) -> str:
-    """An SVG bar chart of the medians with the spread of the runs."""
+    """An SVG bar chart of the medians, each with a line from the slowest to the fastest run."""
     title = "samples a second on this host; the line is the spread of the runs"
-    return bars(
-        title, [BarRow(label=label_of(result.point), value=result.rate, spread=result.spread) for result in results]
-    )
+    left = MARGIN + LETTER * max(len(_label_of(result)) for result in results)
+    scale = WIDTH / max(result.spread[1] for result in results)
+    size = f'width="{left + WIDTH + 90}" height="{2 * MARGIN + ROW * (len(results) + 1)}"'
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
+        f"<title>{title}</title>",
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="{MARGIN}" y="{MARGIN + 12}" font-weight="bold">{title}</text>',
+    ]
+    for number, result in enumerate(results, start=1):
+        lines += _bar(result, left + 6, MARGIN + ROW * number, scale)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _bar(result: SweepResult, left: float, top: float, scale: float) -> list[str]:
+    low, high = (left + value * scale for value in result.spread)
+    middle = top + ROW / 2
+    return [
+        f'<text x="{left - 6}" y="{top + 14}" text-anchor="end">{escape(_label_of(result))}</text>',
+        f'<rect x="{left}" y="{top + 3}" width="{result.rate * scale:.1f}" height="{ROW - 6}" fill="#2b6cb0"/>',
+        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}" stroke="#1a202c"/>',
+        f'<text x="{high + 5:.1f}" y="{top + 14}">{result.rate:,.0f}</text>',
+    ]
+
+
+def _label_of(result: SweepResult) -> str:
+    label = label_of(result.point)
+    return label if len(label) <= MAX_LABEL else "…" + label[1 - MAX_LABEL :]
 
 
 def to_json(results: Sequence[SweepResult], facts: Mapping[str, Any]) -> dict[str, Any]:
     """All measurements as JSON values."""
     points = [{**asdict(result), "rate": result.rate} for result in results]
-    return {"facts": dict(facts), "points": points, "effects": _with_text_keys(effects(results))}
-
-
-def _with_text_keys(effects: Mapping[str, Mapping[Value, float]]) -> dict[str, dict[str, float]]:
-    return {axis: {str(value): ratio for value, ratio in values.items()} for axis, values in effects.items()}
+    ratios = {axis: {str(value): ratio for value, ratio in values.items()} for axis, values in effects(results).items()}
+    return {"facts": dict(facts), "points": points, "effects": ratios}
 
 
 def facts_of(config: TrainConfig, axes: Axes, *, seconds: float, rounds: int) -> dict[str, Any]:
-    """What the rates depend on besides the axes."""
+    """Everything but the axes that the rates depend on."""
     image = config.image
     fixed = {
         "manifest": config.manifest,
@@ -309,8 +335,3 @@ def _folder(output: str | None) -> Path | None:
         raise ConfigError(f"--output {output}: it holds a sweep already; name another folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def _cpu_s() -> float:
-    used = os.times()
-    return used.user + used.system

@@ -1,4 +1,4 @@
-"""`python -m trainer tpu VERB`: arguments -> records -> steps of a TPU VM."""
+"""`python -m trainer tpu VERB`: turns arguments into records, and these into steps of a TPU VM."""
 
 import argparse
 import re
@@ -13,7 +13,7 @@ from shardset.storage.open import bucket_of, local_folder
 from trainer.config import TrainConfig
 from trainer.errors import CloudError, Preempted
 from trainer.flags import add_config_flags, config_flags
-from trainer.record import merge_logs
+from trainer.record import log_files
 from trainer.tpu import commands
 from trainer.tpu.commands import TpuNode, TpuRequest
 from trainer.tpu.gcloud import DryRunner, ShellRunner, explain_failure, require_success
@@ -71,7 +71,7 @@ def _verb(
     text: str,
     left: str = "the same command does what is left",
 ) -> argparse.ArgumentParser:
-    """A verb with the common flags. `left` tells what remains after a Ctrl-C."""
+    """A verb with the common flags. `left` tells the user what a Ctrl-C leaves to do."""
     verb: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text, allow_abbrev=False)
     verb.add_argument("name", help="name of the TPU VM, and of its queued request")
     verb.add_argument("--zone", required=True, help="zone, for example us-central2-b")
@@ -125,7 +125,7 @@ def _seconds(text: str) -> float:
 
 
 def create(options: argparse.Namespace) -> None:
-    """`create`: waits for a request that exists already; does nothing if the TPU is ready."""
+    """`create`: waits for a request that exists already. Does nothing if the TPU is ready."""
     vm = _vm(options, exists=False)
     request = _request(options)
     state = vm.wait_while_ending()
@@ -151,9 +151,9 @@ def setup(options: argparse.Namespace) -> None:
 
 
 def doctor(options: argparse.Namespace) -> None:
-    """`doctor`. Raises CloudError if a worker failed a check."""
+    """`doctor`: raises CloudError if a worker failed a check."""
     flags = config_flags(options)
-    flags.config()  # so that a wrong flag fails here, not on the workers
+    flags.config()  # a wrong flag must fail here, not on the workers
     environment = commands.environment_of(options.env)
     vm = _vm(options)
     arguments = flags.arguments()
@@ -162,13 +162,14 @@ def doctor(options: argparse.Namespace) -> None:
     result = vm.runner.follow(commands.doctor(vm.node, arguments, environment))
     if result.code == NOT_SET_UP:
         raise CloudError(f"{vm.node.name}: nothing is installed there; run `python -m trainer tpu setup` first")
+    # gcloud marks its own errors in this way. Without one, the code is that of the doctor on a worker.
     if result.code == 1 and "ERROR: (" not in result.errors:
         raise CloudError(f"{vm.node.name}: a worker failed a check, see above")
     require_success(result)
 
 
 def train(options: argparse.Namespace) -> None:
-    """`train`: returns when the training is done. Raises Preempted or CloudError for any other end."""
+    """`train`: returns when the training is done. Raises Preempted or CloudError if it ends in any other way."""
     flags = config_flags(options)
     _check_urls(flags.config())
     request = None if options.accelerator_type is None else _request(options)
@@ -196,7 +197,7 @@ def _show_restart(vm: TpuVm, request: TpuRequest, wheel: Path | None, max_restar
 
 
 def _conclude(vm: TpuVm, attempt: TrainingAttempt) -> None:
-    """Returns if the training is done. Raises an error that says how it ended otherwise."""
+    """Returns if the training is done. Otherwise raises an error that says how it ended."""
     name, code = vm.node.name, attempt.result.code
     if attempt.outcome == "done":
         vm.runner.log(f"training is done; {name} costs money until `python -m trainer tpu delete`")
@@ -269,7 +270,7 @@ def delete(options: argparse.Namespace) -> None:
 
 
 def _wheel(path: str | None) -> Path | None:
-    """The given wheel, or None to build one. Raises ConfigError if neither is possible."""
+    """The given wheel; None to build one. Raises ConfigError if neither is possible."""
     if path is None and not (SOURCE / "setup.py").is_file():
         raise ConfigError(f"{SOURCE} holds no source tree to build a wheel from; give one with --wheel FILE")
     if path is not None and not (path.endswith(".whl") and Path(path).is_file()):
@@ -292,9 +293,7 @@ def _vm(options: argparse.Namespace, *, exists: bool = True) -> TpuVm:
 
 
 def _node(options: argparse.Namespace) -> TpuNode:
-    return TpuNode(
-        name=options.name, zone=options.zone, project=options.project, internal_ip=options.internal_ips
-    )  # fmt: skip
+    return TpuNode(name=options.name, zone=options.zone, project=options.project, internal_ip=options.internal_ips)
 
 
 def _request(options: argparse.Namespace) -> TpuRequest:
@@ -314,4 +313,4 @@ def _request(options: argparse.Namespace) -> TpuRequest:
 
 def merged_lines(files: Iterable[Path]) -> Iterator[str]:
     """The lines of all workers' logs by time, each as `TIME worker-0 TEXT`."""
-    return merge_logs.merged((f"worker-{file.stem}", file.read_text(errors="replace")) for file in files)
+    return log_files.merged((f"worker-{file.stem}", file.read_text(errors="replace")) for file in files)

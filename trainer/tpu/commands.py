@@ -1,4 +1,4 @@
-"""Pure: a TPU, a request or a training -> the command for it. Runs nothing.
+"""The commands for a TPU, a request or a training. Pure functions: nothing is run here.
 
 Every flag is in the reference documentation of gcloud (the GA commands of `gcloud compute tpus` and `gcloud storage`).
 """
@@ -16,7 +16,7 @@ from shardset.version import __version__
 Command = tuple[str, ...]
 
 FOLDER = "shardset-tpu"
-"""The folder on a TPU VM for all files, below the home folder."""
+"""The folder for all files on a TPU VM, in the home folder."""
 
 WHEEL = f"shardset-{__version__}-py3-none-any.whl"
 LOG = "train.log"
@@ -52,7 +52,7 @@ REFUSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuNode:
-    """The name and place of a TPU VM or slice. `internal_ip`: reach it by its internal address."""
+    """The name and location of a TPU VM or slice. `internal_ip` reaches it by its internal address."""
 
     name: str
     zone: str
@@ -119,7 +119,7 @@ def describe_request(node: TpuNode) -> Command:
 
 
 def create(request: TpuRequest) -> Command:
-    """Creates the TPU, by a queued request of the same name or directly."""
+    """Creates the TPU, directly or by a queued request of the same name."""
     node = request.node
     common = (
         f"--accelerator-type={request.accelerator_type}",
@@ -151,7 +151,7 @@ def delete_request(node: TpuNode) -> Command:
 
 
 def remaining(node: TpuNode, run_dir: str | None) -> dict[str, Command]:
-    """Commands that list what may still cost money, by what they list."""
+    """Commands that list what may still cost money, by a name for each list."""
     project = _flag("project", node.project)
     lists = {
         "TPU VMs in this zone": ("gcloud", "compute", "tpus", "tpu-vm", "list", *_location(node)),
@@ -179,7 +179,7 @@ def copy_wheel(node: TpuNode, wheel: Path) -> Command:
 def install(node: TpuNode, wheel: str = WHEEL) -> Command:
     """Creates or updates the Python environment on every worker.
 
-    The runtimes have Python 3.10; uv installs the 3.11 that this project needs.
+    The TPU runtimes have Python 3.10. uv installs the 3.11 that this project needs.
     """
     uv = "~/.local/bin/uv"
     steps = (
@@ -192,12 +192,12 @@ def install(node: TpuNode, wheel: str = WHEEL) -> Command:
 
 
 def doctor(node: TpuNode, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
-    """Checks all workers at the same time, because the devices of a slice start together."""
+    """Checks all workers at the same time, because the devices of a slice only start together."""
     return _ssh(node, _python(environment, "-m", "trainer", "doctor", *arguments))
 
 
 def train(node: TpuNode, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
-    """Starts training on every worker, or joins the training that runs there, until it ends."""
+    """Trains on every worker, or joins the training that runs there, until it ends."""
     return _ssh(node, _python(environment, "-m", "trainer.tpu.worker", "train", *arguments))
 
 
@@ -209,7 +209,7 @@ def stop(node: TpuNode) -> Command:
 def fetch_log(node: TpuNode, worker: int, target: Path) -> Command:
     """Copies the log of one worker here.
 
-    Not `ssh --output-directory`: gcloud 528 writes to a folder named None with it.
+    Does not use `ssh --output-directory`, with which gcloud 528 writes to a folder named None.
     """
     return _scp(node, f"{node.name}:{FOLDER}/{LOG}", str(target), str(worker))
 
@@ -223,13 +223,8 @@ def upload_logs(files: Sequence[Path], run_dir: str, project: str | None) -> Com
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def shell_line(arguments: Command) -> str:
-    """The command in shell syntax."""
-    return shlex.join(arguments)
-
-
 def environment_of(settings: Sequence[str]) -> dict[str, str]:
-    """The environment of a training: PJRT_DEVICE=TPU, and `--env NAME=VALUE` texts. Raises ConfigError."""
+    """The environment of a training: PJRT_DEVICE=TPU and the settings NAME=VALUE of `--env`. Raises ConfigError."""
     variables = dict(ENVIRONMENT)
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -248,16 +243,8 @@ def bucket_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def _ssh(node: TpuNode, command: str, worker: str = ALL) -> Command:
-    action = (
-        "tpu-vm",
-        "ssh",
-        node.name,
-        *_location(node),
-        *_internal(node),
-        f"--worker={worker}",
-        f"--command={command}",
-    )
+def _ssh(node: TpuNode, command: str) -> Command:
+    action = ("tpu-vm", "ssh", node.name, *_location(node), *_internal(node), f"--worker={ALL}", f"--command={command}")
     return ("gcloud", "compute", "tpus", *action)
 
 

@@ -1,7 +1,8 @@
-"""Runs commands or prints them, and explains why gcloud failed and what to do."""
+"""Runs or prints commands, and explains why gcloud failed and what to do."""
 
 import itertools
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,13 +11,13 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from trainer.errors import CloudError
-from trainer.tpu.commands import Command, shell_line
+from trainer.tpu.commands import Command
 
 _TAIL_LINES = 200
 
 _ABSENT = re.compile(r"NOT_FOUND|was not found|could not be found")
 
-# What gcloud prints, what it means, what to do. The first match counts.
+# A pattern in the output of gcloud, its meaning, and what to do. The first match counts.
 _FAILURES: tuple[tuple[str, str, str], ...] = (
     (
         r"currently have an active account|problem refreshing|[Rr]eauthentication|invalid_grant",
@@ -105,14 +106,14 @@ class CommandFailed(CloudError):
 
 
 class Runner(Protocol):
-    """Runs commands. `log` tells the user what happened, `comment` what the next commands are for."""
+    """Runs commands. `log` tells the user what happened, `comment` the purpose of the next commands."""
 
     def capture(self, command: Command) -> CommandResult:
-        """Runs a command for its output."""
+        """Runs a command and returns its output."""
         ...
 
     def follow(self, command: Command) -> CommandResult:
-        """Runs a command whose output is for the user."""
+        """Runs a command and shows its output to the user."""
         ...
 
     def log(self, text: str) -> None: ...
@@ -123,7 +124,6 @@ class ShellRunner:
     """Runs commands on this machine."""
 
     def capture(self, command: Command) -> CommandResult:
-        """See Runner."""
         try:
             result = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
         except FileNotFoundError as error:
@@ -131,7 +131,7 @@ class ShellRunner:
         return CommandResult(command=command, code=result.returncode, output=result.stdout, errors=result.stderr)
 
     def follow(self, command: Command) -> CommandResult:
-        """See Runner. gcloud can ask the user questions, for a passphrase for example."""
+        # Keeps the terminal as stdin: gcloud can ask the user questions, such as for a passphrase.
         try:
             process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
         except FileNotFoundError as error:
@@ -145,24 +145,22 @@ class ShellRunner:
         return CommandResult(command=command, code=code, errors="".join(tail))
 
     def log(self, text: str) -> None:
-        """See Runner."""
         print(text, flush=True)
 
     comment = log
 
 
 class DryRunner:
-    """Prints commands in shell syntax instead, and pretends that they succeed.
+    """Prints commands in shell syntax instead of running them, and pretends that they succeed.
 
-    `exists` is whether the TPU exists at first, so that the printed commands are those of the usual case.
+    `exists` says whether the TPU exists at first, so that the printed commands are those of the usual case.
     """
 
     def __init__(self, *, exists: bool) -> None:
         self._exists = exists
 
     def capture(self, command: Command) -> CommandResult:
-        """See Runner."""
-        print(shell_line(command), flush=True)
+        print(shlex.join(command), flush=True)
         if "describe" not in command:
             return CommandResult(command=command, code=0)
         if not self._exists:
@@ -171,16 +169,14 @@ class DryRunner:
         return CommandResult(command=command, code=0, output=f'{{"state": {state}}}')
 
     def follow(self, command: Command) -> CommandResult:
-        """See Runner."""
-        print(shell_line(command), flush=True)
+        print(shlex.join(command), flush=True)
         self._exists = self._exists or "create" in command
         return CommandResult(command=command, code=0)
 
     def log(self, text: str) -> None:
-        """See Runner. Prints nothing, since nothing happened."""
+        """Prints nothing, because nothing happened."""
 
     def comment(self, text: str) -> None:
-        """See Runner. Prints a shell comment."""
         print(f"# {text}", flush=True)
 
 

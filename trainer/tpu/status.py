@@ -1,4 +1,4 @@
-"""Pure: the JSON of gcloud -> the status of a TPU; the exit code of a training -> what follows."""
+"""Pure functions: from the JSON of gcloud to the status of a TPU, from the exit code of a training to what follows."""
 
 import json
 from dataclasses import dataclass
@@ -8,23 +8,28 @@ TpuStatus = Literal["absent", "pending", "ready", "ending", "stopped", "unusable
 Outcome = Literal["done", "stopped", "retry", "unreachable", "failed"]
 
 SAVED = 3
-"""Exit code: the trainer was asked to stop and has saved (trainer/cli.py)."""
+"""Exit code of a trainer that was asked to stop and has saved (trainer/cli.py)."""
 
 STOPPED = 4
-"""Exit code: the same, and `tpu stop` asked for it (trainer/tpu/worker.py)."""
+"""Exit code of a trainer that `tpu stop` asked to stop (trainer/tpu/worker.py)."""
 
 UNREACHABLE = 255
-"""Exit code: gcloud could not reach a worker by ssh."""
+"""Exit code of gcloud if it could not reach a worker by ssh."""
 
-_REQUEST_PENDING = {"CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"}
-_NODE_PENDING = {"CREATING", "STARTING", "RESTARTING", "REIMAGING", "REPAIRING", "UNHIDING"}
-_ENDING = {"SUSPENDING", "DELETING", "STOPPING", "HIDING"}
-_UNUSABLE = {"SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "UNKNOWN", "HIDDEN"}
+_STATES: dict[TpuStatus, set[str]] = {
+    "ending": {"SUSPENDING", "DELETING", "STOPPING", "HIDING"},
+    "unusable": {"SUSPENDED", "FAILED", "PREEMPTED", "TERMINATED", "UNKNOWN", "HIDDEN"},
+    "stopped": {"STOPPED"},
+}
+"""By status, the states of a TPU VM or of its request that mean it. The first match counts."""
+
+_WAITING = {"CREATING", "ACCEPTED", "PROVISIONING", "WAITING_FOR_RESOURCES"}
+"""States of a request that has no TPU VM yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloudState:
-    """The states of a TPU VM and of its queued request as gcloud names them; None for one that does not exist."""
+    """The states of a TPU VM and of its queued request, in the words of gcloud; None if it does not exist."""
 
     node: str | None = None
     request: str | None = None
@@ -41,7 +46,7 @@ class CloudState:
 
 
 def parse_state(node: str | None, request: str | None) -> CloudState:
-    """The state from both descriptions as JSON; None for one that does not exist."""
+    """The state, from the JSON descriptions of the TPU VM and its request; None if it does not exist."""
     vm: dict[str, Any] = json.loads(node) if node else {}
     queued: dict[str, Any] = json.loads(request) if request else {}
     state = queued.get("state", {})
@@ -59,33 +64,28 @@ def parse_state(node: str | None, request: str | None) -> CloudState:
 def status_of(state: CloudState) -> TpuStatus:
     """The status of a TPU.
 
-    `pending` and `ending` change without help, `stopped` can be started, `unusable` must be deleted and created again.
+    `pending` and `ending` pass, `stopped` can be started, `unusable` must be deleted and created again.
     """
     if state.node is None and state.request is None:
         return "absent"
-    if state.request in _ENDING or state.node in _ENDING:
-        return "ending"
-    if state.request in _UNUSABLE or state.node in _UNUSABLE:
-        return "unusable"
-    if state.node == "STOPPED":
-        return "stopped"
+    for status, names in _STATES.items():
+        if state.request in names or state.node in names:
+            return status
     if state.node == "READY" and state.request in (None, "ACTIVE"):
         return "ready"
-    if state.request in _REQUEST_PENDING or state.node in _NODE_PENDING:
-        return "pending"
-    # An active request has a TPU VM. If it has none, somebody deleted the VM by hand.
-    return "unusable" if state.node is None else "pending"
+    # An active request without a TPU VM: somebody deleted the VM by hand.
+    return "unusable" if state.node is None and state.request not in _WAITING else "pending"
 
 
 def was_preempted(state: CloudState) -> bool:
-    """Whether it was preempted, ready or not. A request that expired in the queue was not preempted."""
+    """Whether the TPU was preempted, even before it was ready. An expired request was not preempted."""
     return state.request == "SUSPENDED" or state.node in ("PREEMPTED", "TERMINATED")
 
 
 def outcome_of(code: int, status: TpuStatus) -> Outcome:
     """What follows from the exit code of a training and the status of the TPU after it.
 
-    With several workers gcloud returns the first code that is not 0, so the status says more than the code.
+    For several workers gcloud returns the first code that is not 0, so the status says more than the code.
     """
     if code == 0:
         return "done"

@@ -1,4 +1,4 @@
-"""One TPU VM or slice: create it, set it up, train on it, delete it, step by step."""
+"""The steps of one TPU VM or slice: create it, set it up, train on it, delete it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ from trainer.tpu.status import (
 
 SOURCE = Path(__file__).parents[2]
 NUM_STATE_CHECKS = 4
-"""How often to check for a preemption after a training that failed. Its state shows a little later."""
+"""How often to check for a preemption after a failed training. gcloud shows it a little later."""
 
 
 class TpuUnavailable(CloudError):
-    """The TPU can't become ready any more."""
+    """The TPU can no longer become ready."""
 
     def __init__(self, text: str, state: CloudState) -> None:
         super().__init__(text)
@@ -37,7 +37,7 @@ class TpuUnavailable(CloudError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingAttempt:
-    """How one training ended: its command, the state of the TPU afterwards, and what follows."""
+    """The end of one training: its command, the state of the TPU afterwards, and what follows."""
 
     result: CommandResult
     state: CloudState
@@ -46,7 +46,7 @@ class TrainingAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuVm:
-    """The steps that the verbs consist of. `pause` waits between two checks of the state."""
+    """The steps of the verbs. `pause` waits between two checks of the state."""
 
     node: TpuNode
     runner: Runner
@@ -54,7 +54,7 @@ class TpuVm:
 
     def state(self) -> CloudState:
         """The current state."""
-        # In this order: once a request is active, its TPU VM exists.
+        # The request first: once it is active its TPU VM exists, so the pair is never seen as half gone.
         request = self.runner.capture(commands.describe_request(self.node))
         vm = self.runner.capture(commands.describe(self.node))
         return parse_state(_described(vm), _described(request))
@@ -67,7 +67,7 @@ class TpuVm:
         return state
 
     def wait_until_ready(self) -> None:
-        """Returns when the TPU is ready. Raises TpuUnavailable when it can't become ready any more."""
+        """Returns when the TPU is ready. Raises TpuUnavailable once it can no longer become ready."""
         last_text = ""
         while True:
             state = self.state()
@@ -83,7 +83,7 @@ class TpuVm:
             self.pause()
 
     def wait_while_ending(self) -> CloudState:
-        """The state after all deletions and suspensions have ended."""
+        """The state, once a deletion or suspension in progress has ended."""
         while status_of(state := self.state()) == "ending":
             self.pause()
         return state
@@ -101,7 +101,7 @@ class TpuVm:
         require_success(self.runner.follow(commands.install(self.node, wheel.name)))
 
     def delete(self, state: CloudState) -> None:
-        """Deletes the queued request with its TPU VM, or the TPU VM alone if it was created without a request."""
+        """Deletes the queued request with its TPU VM, or a TPU VM that was created without a request."""
         command = commands.delete(self.node) if state.request is None else commands.delete_request(self.node)
         result = self.runner.follow(command)
         if not result.is_absent:
@@ -122,7 +122,7 @@ class TpuVm:
         self.install(wheel)
 
     def train_once(self, command: Command, request: TpuRequest | None, wheel: Path | None) -> TrainingAttempt:
-        """Trains until the command ends. With `request`, creates and sets up the TPU first if needed."""
+        """Trains until the command ends. With `request`, first creates and sets up the TPU if needed."""
         result = self._failed_preparation(request, wheel)
         if result is None:
             result = self.runner.follow(command)
@@ -130,7 +130,7 @@ class TpuVm:
         return TrainingAttempt(result=result, state=state, outcome=outcome_of(result.code, status_of(state)))
 
     def _failed_preparation(self, request: TpuRequest | None, wheel: Path | None) -> CommandResult | None:
-        """The command that failed because the TPU was preempted while it was prepared; None if the TPU is ready."""
+        """The command that failed because the TPU was preempted during its preparation; None if the TPU is ready."""
         if request is None:
             return None
         try:
@@ -140,13 +140,14 @@ class TpuVm:
                 raise
             return CommandResult(command=commands.create(request), code=UNREACHABLE, errors=str(error))
         except CommandFailed as error:
+            # Only a preemption during the setup may be tried again; any other failure would repeat.
             if status_of(self.state()) not in ("unusable", "ending"):
                 raise
             return error.result
         return None
 
     def _settled_state(self, code: int) -> CloudState:
-        """The state after a command that ended with `code`. Waits for a late preemption if it failed."""
+        """The state after a command that ended with `code`. After a failure, waits for a preemption to show."""
         state = self.state()
         for _ in range(NUM_STATE_CHECKS if code not in (0, SAVED, STOPPED) else 0):
             if status_of(state) != "ready":
@@ -157,7 +158,7 @@ class TpuVm:
 
 
 def check_type(state: CloudState, request: TpuRequest) -> None:
-    """Raises ConfigError if the TPU exists with another type."""
+    """Raises ConfigError if the TPU exists and has another type."""
     if state.accelerator_type not in (None, request.accelerator_type):
         raise ConfigError(
             f"{request.node.name} is there as {state.accelerator_type}, expected {request.accelerator_type}; "
@@ -167,7 +168,7 @@ def check_type(state: CloudState, request: TpuRequest) -> None:
 
 def advice(node: TpuNode, status: TpuStatus) -> str:
     """What to do about a TPU with this status."""
-    start = commands.shell_line(("gcloud", "compute", "tpus", "tpu-vm", "start", node.name, f"--zone={node.zone}"))
+    start = f"gcloud compute tpus tpu-vm start {node.name} --zone={node.zone}"
     return {
         "absent": "create it with `python -m trainer tpu create`",
         "pending": "`python -m trainer tpu create` waits until it is ready",

@@ -1,10 +1,10 @@
-"""Runs on each TPU VM: a training that outlives the ssh connection that started it, its log, and its exit code.
+"""Runs on every TPU VM: starts a training that outlives the ssh connection, and keeps its log and exit code.
 
     python -m trainer.tpu.worker train ARGUMENTS    start `python -m trainer train ARGUMENTS`, or join it if it runs
     python -m trainer.tpu.worker stop               ask it to save and exit
 
-The folder ~/shardset-tpu holds `train.lock` (locked while training), `train.json` (its arguments), `train.pid`,
-`train.log` (all trainings so far, each line with its time), `train.code` (how the last one ended) and `train.stop`
+The folder ~/shardset-tpu holds `train.lock` (locked while training), `train.json` (the arguments), `train.pid`,
+`train.log` (all trainings so far, each line with its time), `train.code` (exit code of the last one) and `train.stop`
 (`stop` was called).
 """
 
@@ -27,7 +27,9 @@ from trainer.tpu.status import SAVED, STOPPED
 POLL_S = 0.2
 START_S = 30.0
 STOP_S = 900.0
-LOCK_S = 2.0  # a process that only checks the lock holds it for a moment
+LOCK_S = 2.0
+"""How long a new training waits for the lock, which a process that only tests it holds for a moment."""
+
 FAILED = 1
 
 
@@ -43,7 +45,7 @@ class WorkerFolder:
 
     @contextmanager
     def locked(self, patience_s: float = 0) -> Iterator[bool]:
-        """Whether this process got the lock. Releases it when the block or the process ends."""
+        """Yields whether this process got the lock. Releases it when the block or the process ends."""
         deadline = time.monotonic() + patience_s
         with self.lock.open("a") as file:
             while not (free := _try_lock(file)) and time.monotonic() < deadline:
@@ -72,8 +74,8 @@ def main(command: Sequence[str]) -> int:
 
 
 def train(folder: WorkerFolder, arguments: Sequence[str]) -> int:
-    """Starts a training, or joins the one that runs, and prints its log until it ends. Returns its exit code."""
-    start = _size(folder.log)
+    """Starts a training, or joins the one that runs. Prints its log until it ends, and returns its exit code."""
+    start = folder.log.stat().st_size if folder.log.exists() else 0
     if folder.is_training:
         running = json.loads(folder.arguments.read_text())
         if running != list(arguments):
@@ -87,8 +89,8 @@ def train(folder: WorkerFolder, arguments: Sequence[str]) -> int:
 
 
 def supervise(folder: WorkerFolder, arguments: Sequence[str]) -> int:
-    """Trains, and records the log and the exit code. Runs in a session of its own."""
-    # A machine that shuts down sends SIGTERM to all processes: the trainer saves, and this one waits for it.
+    """Trains, and records the log and the exit code. Runs in its own session, apart from the ssh connection."""
+    # A machine that shuts down sends SIGTERM to all processes. The trainer saves, and this one must wait for it.
     signal.signal(signal.SIGTERM, lambda *_: None)
     with folder.locked(patience_s=LOCK_S) as free:
         if not free:
@@ -102,7 +104,7 @@ def supervise(folder: WorkerFolder, arguments: Sequence[str]) -> int:
             folder.pid.write_text(str(process.pid))
             assert process.stdout is not None
             for line in process.stdout:
-                log.write(f"{_now()} {line.rstrip()}\n")
+                log.write(f"{datetime.datetime.now(datetime.UTC).isoformat()} {line.rstrip()}\n")
                 log.flush()
         code = process.returncode
         folder.code.write_text(str(code if code >= 0 else 128 - code))
@@ -111,12 +113,12 @@ def supervise(folder: WorkerFolder, arguments: Sequence[str]) -> int:
 
 
 def stop(folder: WorkerFolder) -> int:
-    """Sends SIGTERM to the trainer and waits until it has saved and ended."""
+    """Sends SIGTERM to the trainer, and waits until it has saved and ended."""
     if not folder.is_training:
         print("nothing is training here", flush=True)
         return 0
     folder.stop.touch()
-    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+    with suppress(FileNotFoundError, ProcessLookupError):  # it has ended by itself
         os.kill(int(folder.pid.read_text()), signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
     while folder.is_training:
@@ -141,6 +143,7 @@ def _start(folder: WorkerFolder, arguments: Sequence[str]) -> None:
         path.unlink(missing_ok=True)
     words = [sys.executable, "-m", "trainer.tpu.worker", "supervise", *arguments]
     quiet = subprocess.DEVNULL
+    # In its own session, which does not end with the ssh connection.
     supervisor = subprocess.Popen(words, start_new_session=True, stdin=quiet, stdout=quiet, stderr=quiet)
     deadline = time.monotonic() + START_S
     while not folder.pid.exists() and not folder.code.exists() and supervisor.poll() is None:
@@ -150,12 +153,13 @@ def _start(folder: WorkerFolder, arguments: Sequence[str]) -> None:
 
 
 def _follow(folder: WorkerFolder, start: int) -> None:
-    """Prints the log from byte `start` on, without the times, until the training has ended."""
+    """Prints the log from byte `start`, without the times, until the training has ended."""
     folder.log.touch()
     with folder.log.open(errors="replace") as log:
         log.seek(start)
         running = True
         while running:
+            # Asked before reading, so that the last read comes after the end of the training.
             running = folder.is_training
             for line in log:
                 print(line.partition(" ")[2], end="", flush=True)
@@ -167,16 +171,8 @@ def _code(folder: WorkerFolder) -> int:
         print("the training was killed: it left no exit code; was the machine rebooted?", file=sys.stderr)
         return FAILED
     code = int(folder.code.read_text())
-    # A trainer that does not handle SIGTERM yet simply ends; it has nothing to save.
+    # 143: SIGTERM came before the trainer handles it. It had nothing to save yet.
     return STOPPED if code in (SAVED, 128 + signal.SIGTERM) and folder.stop.exists() else code
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import torch
 
 from shardset.errors import ConfigError, TransientError
 from shardset.storage.base import Storage, Writer
+from shardset.storage.checked import facts_of
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError
@@ -100,7 +101,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, da
 def test_only_damaged_checkpoints_are_an_error_and_no_fresh_start(storage: Storage) -> None:
     saved(storage, 5)
     put(storage, checkpoint.folder_of(5) + checkpoint.STATE, b"")
-    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole; begin anew in another --run-dir"):
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is intact; start again in another --run-dir"):
         checkpoint.newest(storage, [].append)
 
 
@@ -180,9 +181,8 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(steps: tuple[int, ...], 
     saved(storage, *steps[:-1], keep=1)
     Mortal.lives = lives
     mortal = Mortal(storage.name, "")
-    blank = checkpoint.commits(storage)[-1]
     try:
-        checkpoint.write(mortal, msgspec.structs.replace(blank, step=12, top1=0.5), state_at(12))
+        checkpoint.write(mortal, state_at(12), top1=0.5)
         checkpoint.retain(mortal, keep=1)
     except Killed:
         pass
@@ -347,7 +347,7 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 def committed(storage: Storage, step: int, data: bytes) -> None:
     """A checkpoint of any bytes, whose mark says just these."""
     commit = checkpoint.CommitMark(
-        format=checkpoint.FORMAT, step=step, epoch=0, num_bytes=len(data), crc32c=checkpoint.crc_of(data), top1=None,
+        format=checkpoint.FORMAT, step=step, epoch=0, num_bytes=len(data), crc32c=facts_of(data)[1], top1=None,
         identity=IDENTITY,
     )  # fmt: skip
     put(storage, checkpoint.folder_of(step) + checkpoint.STATE, data)
@@ -493,7 +493,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
 
 def test_damaged_marks_alone_are_an_error_and_no_fresh_start(storage: Storage) -> None:
     put(storage, checkpoint.folder_of(5) + checkpoint.COMMIT, b"{}")
-    with pytest.raises(CheckpointError, match="none of 1 checkpoints is whole; begin anew in another --run-dir"):
+    with pytest.raises(CheckpointError, match="none of 1 checkpoints is intact; start again in another --run-dir"):
         checkpoint.newest(storage, [].append)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardset.errors import ConfigError, StorageError
 from shardset.storage.memory import MemoryStorage
-from trainer.record import metrics
+from trainer.record import log_files, metrics
 from trainer.record.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
 
 STEP = StepRecord(
@@ -87,7 +87,7 @@ def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -
     log = RunLog(tmp_path, 0, master=True)
     log.record(STEP)
     log.close()
-    assert [record["kind"] for record in metrics.records((tmp_path / "metrics.jsonl").read_bytes())] == ["step"]
+    assert [record["kind"] for record in log_files.records((tmp_path / "metrics.jsonl").read_bytes())] == ["step"]
 
 
 def test_a_terminal_has_one_progress_line_that_makes_way_for_others() -> None:
@@ -122,11 +122,11 @@ def test_only_the_first_host_prints_and_writes_events(tmp_path: Path, capsys: py
 def test_merged_logs_are_in_the_order_of_time() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     for host, moments in ((0, (1, 4)), (12, (2, 3))):
-        with storage.writer(metrics.log_name(host)) as writer:
+        with storage.writer(log_files.log_name(host)) as writer:
             writer.write("".join(f"2026-01-01T00:00:0{moment} line {moment}\n" for moment in moments).encode())
     with storage.writer("logs/other.txt") as writer:
         writer.write(b"not a log\n")
-    assert [line.split(" ", 1)[1] for line in metrics.merged_logs(storage)] == [
+    assert [line.split(" ", 1)[1] for line in log_files.merged_logs(storage)] == [
         "host-000 line 1",
         "host-012 line 2",
         "host-012 line 3",
@@ -139,17 +139,17 @@ def test_a_folder_without_logs_is_refused() -> None:
     with storage.writer("run/logs/host-000.log") as writer:
         writer.write(b"of a run below\n")
     with pytest.raises(ConfigError, match=f"{storage.url}: no logs/host-000.log there, expected the folder of a run"):
-        metrics.merged_logs(storage)
+        log_files.merged_logs(storage)
 
 
 def test_an_entry_of_several_lines_stays_whole_between_those_of_other_hosts() -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     for host in (0, 1):
         entries = [f"2026-01-01T00:00:0{moment + host} trainer: {{\n }},\n}}\n" for moment in (1, 3)]
-        with storage.writer(metrics.log_name(host)) as writer:
+        with storage.writer(log_files.log_name(host)) as writer:
             writer.write("".join(entries).encode())
     texts = ("trainer: {", " },", "}")
-    assert list(metrics.merged_logs(storage)) == [
+    assert list(log_files.merged_logs(storage)) == [
         f"2026-01-01T00:00:0{moment} host-00{(moment - 1) % 2} {text}" for moment in (1, 2, 3, 4) for text in texts
     ]
 
@@ -157,7 +157,7 @@ def test_an_entry_of_several_lines_stays_whole_between_those_of_other_hosts() ->
 def test_what_a_resumed_run_wrote_again_counts_once_and_a_cut_line_not_at_all() -> None:
     lines = [{"kind": "step", "global_step": step, "loss": loss} for step, loss in ((0, 1.0), (1, 2.0), (1, 3.0))]
     data = "\n".join(json.dumps(line) for line in lines) + '\n{"kind": "st'
-    assert [record["loss"] for record in metrics.records(data.encode())] == [1.0, 3.0]
+    assert [record["loss"] for record in log_files.records(data.encode())] == [1.0, 3.0]
 
 
 def test_advice_comes_only_when_the_device_waits() -> None:

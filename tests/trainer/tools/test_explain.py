@@ -32,7 +32,7 @@ from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.data.splits import SampleDigest, open_data
-from trainer.record.metrics import METRICS, records
+from trainer.record.log_files import METRICS, records
 from trainer.run import Run
 from trainer.runtime.launch import running
 from trainer.tools.explain import explain_sample, explain_step, plan_of_config, plan_of_run

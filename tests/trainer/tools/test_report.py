@@ -2,12 +2,12 @@
 
 import json
 import re
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import asdict, replace
 
 from shardset.errors import ConfigError
 from shardset.program import OK, USAGE
@@ -101,7 +101,7 @@ def test_after_a_resume_the_last_record_of_a_step_counts(tmp_path):
     assert [one.global_step for one in run.steps] == list(range(10))
     assert [one.loss for one in run.steps[6:]] == [one.loss for one in again]
     assert run.num_replaced == 4
-    assert "It was resumed: 4 records of steps that were taken again count as written last." in sentences(run)
+    assert "It was resumed: 4 records of repeated steps were replaced by newer ones." in sentences(run)
 
 
 def test_a_run_that_goes_on_is_not_called_finished(tmp_path):

@@ -14,7 +14,7 @@ from shardset.program import OK, PREEMPTED
 from shardset.storage.open import open_storage
 from tests.makers.cloud import Cloud
 from tests.makers.training import shard_set
-from trainer.record.metrics import METRICS, records
+from trainer.record.log_files import METRICS, records
 from trainer.tpu import commands
 
 REPOSITORY = Path(__file__).parents[3]

@@ -1,0 +1,65 @@
+"""The names of a run's logs and records, and functions that read them. Importing this needs no torch."""
+
+import contextlib
+import heapq
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shardset.errors import ConfigError
+from shardset.storage.base import Storage
+
+METRICS = "metrics.jsonl"
+LOGS = "logs/"
+
+_LOG_NAME = re.compile(r"logs/host-(\d+)\.log")
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
+
+
+def log_name(host: int) -> str:
+    """`logs/host-000.log`."""
+    return f"{LOGS}host-{host:03d}.log"
+
+
+def records(data: bytes) -> list[dict[str, Any]]:
+    """The records in a `metrics.jsonl`. A record that a resumed run wrote again replaces the older one.
+
+    Leaves out a line that is not JSON, such as the last line of a run that was killed.
+    """
+    newest: dict[tuple[str, int], dict[str, Any]] = {}
+    for line in data.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(line)
+            newest[values["kind"], values["global_step"]] = values
+    return list(newest.values())
+
+
+def merged_logs(storage: Storage) -> Iterator[str]:
+    """The lines of all hosts' logs by time, each as `TIME host-000 TEXT`. Raises ConfigError if there are no logs."""
+    logs = [(match[1], stat.name) for stat in storage.list(LOGS) if (match := _LOG_NAME.fullmatch(stat.name))]
+    if not logs:
+        raise ConfigError(
+            f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the --run-dir of "
+            "`python -m trainer train`"
+        )
+    return merged((f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in logs)
+
+
+def merged(logs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The lines of all logs by time, each as `TIME NAME LINE`. Takes pairs (name, text).
+
+    A line without a time takes the time of the line before it, and so stays below it.
+    """
+    stamped = [list(_stamped(name, text)) for name, text in logs]
+    return (line for _, line in heapq.merge(*stamped, key=lambda pair: pair[0]))
+
+
+def _stamped(name: str, text: str) -> Iterator[tuple[str, str]]:
+    last = ""
+    for line in text.splitlines():
+        moment, _, rest = line.partition(" ")
+        if not _TIME.fullmatch(moment):
+            moment, rest = last, line
+        last = moment
+        yield moment, f"{moment} {name} {rest}"
