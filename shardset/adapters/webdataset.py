@@ -64,7 +64,7 @@ def pipeline(
     """
     rank, world_size = which_process(rank, world_size)
     loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
-    fields = tuple(options.get("fields") or loaded.manifest.split(split).fields)
+    own: StreamOptions = {"fields": tuple(loaded.manifest.split(split).fields), "with_key": True}
     stream = Stream(
         loaded,
         split,
@@ -73,6 +73,6 @@ def pipeline(
         world_size=world_size,
         seed=seed,
         image=None,
-        **{**options, "fields": fields, "with_key": True},
+        **(own | options),
     )
     return SamplePipeline(SampleDataset(stream, epoch))
