@@ -30,7 +30,8 @@ class StepRows:
 
     def __init__(self, stream: Stream, epoch: int) -> None:
         self._stream, self._epoch = stream, epoch
-        self._stop()
+        self._run: Generator[tuple[int, int, Batch], None, None] | None = None
+        self._steps = range(0)
 
     def __call__(self, steps: list[int]) -> Iterator[dict[str, Any]]:
         """The rows of these steps."""
@@ -52,9 +53,5 @@ class StepRows:
         batch = next(self._run)[2]
         self._steps = self._steps[1:]
         if not self._steps:
-            self._stop()
+            self._run = None  # ends its threads
         return batch
-
-    def _stop(self) -> None:
-        self._run: Generator[tuple[int, int, Batch], None, None] | None = None
-        self._steps = range(0)

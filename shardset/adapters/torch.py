@@ -68,9 +68,9 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         super().__init__()
         stream.steps_from(start_step)  # raises here instead of in a worker
         self.stream, self.epoch, self.start_step = stream, epoch, start_step
-        # In memory shared with the workers, so that `set_epoch` reaches those that persist.
-        self._chosen_epoch = torch.full((), epoch, dtype=torch.int64).share_memory_()
-        self._last_chosen_epoch = epoch
+        # The epoch that was chosen last, and how often one was: shared, so that it reaches workers that persist.
+        self._chosen = torch.tensor([epoch, 0]).share_memory_()
+        self._num_seen = 0
         self._begun = False
         self._reached: tuple[int, int] | None = None
 
@@ -79,7 +79,26 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         """What the dataset makes of a batch."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self._begin()
+        self._begin()  # now and not with the first item, so that a state saved before that has the right epoch
+        return self._own_items()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the next iteration give this epoch, in all workers."""
+        self._chosen += torch.tensor([epoch - int(self._chosen[0]), 1])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of this worker, after the last item that it gave: plain values."""
+        position = {"start_step": self.start_step, "reached": list(self._reached) if self._reached else None}
+        return {"stream": values_of_state(self.stream.state(self.epoch, 0)), **position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Has the next iteration go on there; raises ConfigError naming what differs from this stream."""
+        self.epoch, _ = self.stream.resume(state_of_values(state["stream"]))
+        self.start_step = state["start_step"]
+        self._reached = tuple(state["reached"]) if state["reached"] else None
+        self._begun, self._num_seen = False, int(self._chosen[1])
+
+    def _own_items(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         first, num_given = self._reached or (self.start_step + worker, 0)
@@ -92,29 +111,13 @@ class StepDataset(IterableDataset[dict[str, Any]]):
                 yield items[number]
             num_given = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Has the next iteration give this epoch, in all workers."""
-        self._chosen_epoch.fill_(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position of this worker, after the last item that it gave: plain values."""
-        position = {"start_step": self.start_step, "reached": list(self._reached) if self._reached else None}
-        return {"stream": values_of_state(self.stream.state(self.epoch, 0)), **position}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on there; raises ConfigError naming what differs from this stream."""
-        self.epoch, _ = self.stream.resume(state_of_values(state["stream"]))
-        self.start_step = state["start_step"]
-        self._reached = tuple(state["reached"]) if state["reached"] else None
-        self._begun, self._last_chosen_epoch = False, int(self._chosen_epoch)
-
     def _begin(self) -> None:
         """Moves to the epoch of a new iteration."""
-        chosen = int(self._chosen_epoch)
-        if self._begun or chosen != self._last_chosen_epoch:
-            self.epoch = self.epoch + 1 if chosen == self._last_chosen_epoch else chosen
+        chosen_epoch, num_chosen = self._chosen.tolist()
+        if self._begun or num_chosen != self._num_seen:
+            self.epoch = self.epoch + 1 if num_chosen == self._num_seen else chosen_epoch
             self.start_step, self._reached = 0, None
-        self._last_chosen_epoch, self._begun = chosen, True
+        self._begun, self._num_seen = True, num_chosen
 
 
 class BatchDataset(StepDataset):

@@ -6,8 +6,10 @@ The manifest takes the place of the list of tars: samples come verified and in t
 among processes and DataLoader workers, each once an epoch. They are shuffled already, so `.shuffle()` is not needed.
 """
 
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial as bound
 from typing import Any, Unpack
 
 import webdataset
@@ -28,12 +30,17 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
     """A DataPipeline whose first stage is a SampleDataset; `.decode()`, `.map()` and the others return another one.
 
     `set_epoch`, `state_dict` and `load_state_dict` are those of the SampleDataset: the position is that of the samples
-    which later stages have taken, so it is exact behind stages that hold none back, such as `batched`.
+    that later stages have taken, which is exact unless a stage holds some back, as `shuffle` does.
     """
 
     def __init__(self, source: SampleDataset) -> None:
         super().__init__(source)
         self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        # DataPipeline begins with the first sample; a state saved before that would have the last epoch.
+        samples: Iterator[Any] = self.iterator1() if self.repetitions == 1 else super().__iter__()
+        return samples
 
     def set_epoch(self, epoch: int) -> None:
         """Has the next iteration give this epoch, in all workers."""
@@ -46,6 +53,22 @@ class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has the next iteration go on there; raises ConfigError naming what differs."""
         self.source.load_state_dict(state)
+
+    def batched(
+        self,
+        batchsize: int,
+        collation_fn: Callable[[list[Any]], Any] | None = webdataset.filters.default_collation_fn,
+        partial: bool = True,
+    ) -> "SamplePipeline":
+        """The batches of webdataset's `batched`, which takes one more sample before it gives a batch; this doesn't."""
+        batches: SamplePipeline = self.compose(
+            bound(_batched, size=batchsize, collate=collation_fn or list, keeps_last=partial)
+        )
+        return batches
+
+    def listed(self, batchsize: int, partial: bool = True) -> "SamplePipeline":
+        """Lists of samples."""
+        return self.batched(batchsize, None, partial)
 
 
 def pipeline(
@@ -76,3 +99,11 @@ def pipeline(
         **(own | options),
     )
     return SamplePipeline(SampleDataset(stream, epoch))
+
+
+def _batched(
+    samples: Iterator[Any], *, size: int, collate: Callable[[list[Any]], Any], keeps_last: bool
+) -> Iterator[Any]:
+    while batch := list(itertools.islice(samples, size)):
+        if len(batch) == size or keeps_last:
+            yield collate(batch)

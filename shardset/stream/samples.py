@@ -186,8 +186,7 @@ def open(
 
     Raises ManifestError where there is no whole shard set or no such split.
     """
-    is_loaded = isinstance(manifest_url, LoadedSet)
-    loaded = manifest_url if is_loaded else manifests.load(os.fspath(manifest_url))
+    loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
     if split is None:
         if len(loaded.manifest.splits) > 1:
             names = sorted(loaded.manifest.splits)
