@@ -1,5 +1,8 @@
 """A shard set: its format, its order, its storage, and the reader that any loop can import.
 
+    stream = shardset.Stream("gs://bucket/photos", "train", batch_size=256, image_size=224)
+    sample = shardset.open("gs://bucket/photos", "train")[17]
+
 The reader's names (`Stream` and what it takes) are imported on first use, because they need the decoders of
 `pip install 'shardset[read]'`. Nothing here imports Beam or torch.
 """
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from shardset.read.disk_cache import DiskCache
     from shardset.stream.batch import Batch
     from shardset.stream.mixture import MixedStream, Share
+    from shardset.stream.samples import Sample, SampleSet, open
     from shardset.stream.stream import Stream, order_options
     from shardset.stream.timetable import Timetable
 
@@ -33,6 +37,8 @@ __all__ = [
     "OrderState",
     "PadCrop",
     "RandomResizedCrop",
+    "Sample",
+    "SampleSet",
     "Shard",
     "ShardsetError",
     "Share",
@@ -42,6 +48,7 @@ __all__ = [
     "Timetable",
     "__version__",
     "load",
+    "open",
     "open_storage",
     "order_options",
     "state_from_json",
@@ -56,9 +63,12 @@ _READER = {
     "OrderState": "shardset.order.state",
     "PadCrop": "shardset.decode.crops",
     "RandomResizedCrop": "shardset.decode.crops",
+    "Sample": "shardset.stream.samples",
+    "SampleSet": "shardset.stream.samples",
     "Share": "shardset.stream.mixture",
     "Stream": "shardset.stream.stream",
     "Timetable": "shardset.stream.timetable",
+    "open": "shardset.stream.samples",
     "order_options": "shardset.stream.stream",
     "state_from_json": "shardset.order.state",
 }

@@ -27,10 +27,13 @@ DOORS = {
     "requests": ["shardset/storage/gcs*.py"],
     "urllib3": ["shardset/storage/gcs*.py"],
     "torch": ["trainer/*", "shardset/adapters/torch.py"],
+    "datasets": ["shardset/adapters/huggingface.py"],
+    "grain": ["shardset/adapters/grain.py"],
+    "jax": ["shardset/adapters/jax.py"],
     "torchvision": ["trainer/*"],
     "timm": ["trainer/*"],
     "torch_xla": ["trainer/runtime/xla.py"],
-    "webdataset": ["trainer/*"],
+    "webdataset": ["trainer/*", "shardset/adapters/webdataset.py"],
     "jinja2": ["shardset/html/page.py"],
 }
 

@@ -10,6 +10,7 @@ import struct
 import zlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 from PIL import Image
@@ -45,14 +46,15 @@ _PILLOW_ERRORS = (OSError, Image.DecompressionBombError, *_WRONG_VALUES)
 class ImageSpec:
     """What each image becomes: uint8 [size, size, 3], RGB.
 
-    With `flip`, the column `flip` (bool) of a batch says which images the device must mirror; their pixels are not.
+    With `flip=True`, batches say in `flip` (bool) which images the device must mirror; the pixels come unmirrored. With
+    `flip="pixels"` they come mirrored, and nothing is left to the device.
     Transparent images are put on `background`. `decoded_bytes` limits the memory of the images that a process decodes
     at once; an image that needs more is undecodable.
     """
 
     size: int
     crop: Crop = field(default_factory=RandomResizedCrop)
-    flip: bool = False
+    flip: bool | Literal["pixels"] = False
     background: Background = WHITE
     decoded_bytes: int = DECODED_BYTES
 
@@ -61,14 +63,16 @@ class ImageSpec:
             raise ConfigError(f"image size is {self.size}, expected at least 1")
         if not isinstance(self.crop, Crop):
             raise ConfigError(f"crop is {self.crop!r}, expected a RandomResizedCrop(), CenterCrop(...) or PadCrop(...)")
+        if isinstance(self.flip, str) and self.flip != "pixels":
+            raise ConfigError(f"flip is {self.flip!r}, expected True, False or 'pixels'")
         self.crop.check(self.size)
         backgrounds.check(self.background)
         limits.check(self.decoded_bytes)
 
     @property
     def is_random(self) -> bool:
-        """Whether a slot needs draws."""
-        return self.flip or self.crop.num_draws > 0
+        """Whether anything is drawn."""
+        return bool(self.flip) or self.crop.num_draws > 0
 
 
 def draws(spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.ndarray) -> np.ndarray:

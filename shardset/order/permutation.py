@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     BLOCK = 2
     SHUFFLE = 3
     SLOT = 4
+    TRANSFORM = 5
 
 
 Round = Callable[[Any], Any]

@@ -12,6 +12,7 @@ from shardset.read.open import open_sample_reader
 from shardset.read.pending import SampleReader
 from shardset.stream.batch import Batch
 from shardset.stream.fill import open_filler
+from shardset.stream.finish import finishing
 from shardset.stream.slots import SlotWriter
 from shardset.stream.source import DecodeAids, StreamSource
 from shardset.stream.steps import PlannedStep, Spans, StepPlanner, empty_batch
@@ -51,7 +52,8 @@ class Pipeline:
             source.order, source.table, source.memory.raw, source.disk_cache
         )
         self._planner = StepPlanner(source, aids.cache, self._reader, self._stopped)
-        self._filler = open_filler(source, SlotWriter(source, aids.cache, self._reader, self._stopped), aids.workers)
+        writer = SlotWriter(source, aids.cache, self._reader, self._stopped)
+        self._filler = finishing(open_filler(source, writer, aids.workers), source.spec, self._stopped)
         self._planned: queue.Queue[PlannedStep | _Failure | None] = queue.Queue(READ_AHEAD)
         self._filling: queue.Queue[_FillingBatch | _Failure | None] = queue.Queue(max(1, source.spec.prefetch))
         self._threads = self._make_threads()

@@ -1,9 +1,11 @@
 """What a stream reads and how, checked where it is born."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
+
+import numpy as np
 
 from shardset.arguments import require_int
 from shardset.decode.image import ImageSpec
@@ -15,6 +17,9 @@ from shardset.order.lanes import check_world, rank_part
 from shardset.read.disk_cache import DiskCache
 
 BadSamples = Literal["raise", "substitute", "mask"]
+
+RowTransform = Callable[[dict[str, Any], np.random.Generator], Mapping[str, Any]]
+"""The caller's own change of a row: gets it and its random numbers, returns what goes into the batch."""
 
 
 class StreamOptions(TypedDict, total=False):
@@ -33,6 +38,7 @@ class StreamOptions(TypedDict, total=False):
     prefetch: int
     budget_bytes: int
     disk_cache: DiskCache | None
+    transform: RowTransform | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,8 @@ class StreamSpec:
     `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black image of weight 0. Slots
     never shift, and each case is logged. `budget_bytes` limits the memory; small images (PadCrop) that all fit what
     remains of it are decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
-    disk.
+    disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the row's values by name and
+    returns one, whose values are stacked. `rng` depends on seed, epoch and sample only.
 
     Raises ConfigError where the values do not fit.
     """
@@ -73,6 +80,7 @@ class StreamSpec:
     prefetch: int = PREFETCH
     budget_bytes: int = BUDGET_BYTES
     disk_cache: DiskCache | None = None
+    transform: RowTransform | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.manifest_url, LoadedSet):
@@ -84,6 +92,7 @@ class StreamSpec:
         _check_choice("bad_samples", self.bad_samples, get_args(BadSamples))
         _check_choice("last_batch", self.last_batch, get_args(LastBatch))
         self._check_threads()
+        self._check_transform()
         self._check_image()
         self._check_part()
 
@@ -105,6 +114,12 @@ class StreamSpec:
         if (self.num_threads is not None and self.num_threads < 1) or self.prefetch < 0:
             raise ConfigError(
                 f"num_threads is {self.num_threads} and prefetch {self.prefetch}, expected at least 1 and 0"
+            )
+
+    def _check_transform(self) -> None:
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigError(
+                f"transform is {self.transform!r}, expected a function of (row, rng) that returns the row"
             )
 
     def _check_image(self) -> None:

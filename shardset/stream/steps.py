@@ -96,7 +96,7 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     batch: Batch = {"label": step.labels, "weight": step.slots.weights.copy(), "id": step.slots.ids.copy()}
     if spec.image is not None:
         batch["image"] = np.empty((num_slots, spec.image.size, spec.image.size, 3), dtype=np.uint8)
-        if spec.image.flip:
+        if spec.image.flip and spec.image.flip != "pixels":
             batch["flip"] = step.drawn[:, 0] < 0.5
     if step.pending is not None and step.pending.addresses.keys is not None:
         batch["key"] = list(step.pending.addresses.keys)

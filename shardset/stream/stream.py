@@ -1,9 +1,8 @@
 """A shard set as decoded batches, in the order that shardset.order.epoch says: exact, elastic, resumable at any step.
 
-    stream = Stream("gs://bucket/imagenet", "train", global_batch_size=1024, rank=0, world_size=1, seed=7,
-                    image=ImageSpec(size=224, flip=True))
-    for batch in stream.epoch(0):
-        batch["image"], batch["label"], batch["weight"], batch["id"], batch["flip"]
+    stream = Stream("gs://bucket/photos", "train", batch_size=256, image_size=224)
+    for batch in stream:                      # one epoch; the next `for` is the next epoch
+        batch["image"], batch["label"], batch["weight"], batch["id"]
 
 One thread plans and asks for bytes, one begins to fill batches, a pool decodes (`pipeline`, `fill`). All end with the
 generator. What fails in one of them is raised to whoever iterates, at the place of the batch that it prevented.
@@ -12,28 +11,40 @@ generator. What fails in one of them is raised to whoever iterates, at the place
 import itertools
 import logging
 import os
-from collections.abc import Generator
-from typing import Any, Unpack
+from collections.abc import Generator, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn, Self, Unpack
 
 import numpy as np
 
 from shardset.arguments import require_int
-from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
 from shardset.order.state import OrderState
 from shardset.read.addresses import SampleAddresses
 from shardset.stream.batch import Batch
+from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
 from shardset.stream.pipeline import Pipeline
-from shardset.stream.source import open_decode_aids, open_source
+from shardset.stream.position import Position, state_of_values, values_of_state
+from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
 from shardset.stream.steps import Spans
+from shardset.stream.world import which_process
 
 _log = logging.getLogger(__name__)
 
 
 class Stream:
-    """One replica's (or host's) part of the batches of a split; `StreamSpec` says what the options mean.
+    """The batches of a split, or one process's part of them; `StreamSpec` says what the options mean.
+
+    Iterate over it for one epoch; each further iteration is the next epoch. `state_dict` and `load_state_dict` save
+    and restore the position. `epoch`, `epochs` and `run` give the batches that you name and leave the position alone.
+
+    `manifest_url` is the manifest or its folder. `batch_size` counts the samples of this process in a batch,
+    `global_batch_size` those of all processes: give one. `image_size` gives square images of that size, cropped by the
+    preset `image`: "train" or "eval", by default "train", or "eval" in the stored order (`seed=None`). For anything
+    else `image` is an ImageSpec; with `image=None` nothing is decoded. `rank` and `world_size` default to one process;
+    they are required where the environment or torch.distributed says that there are several.
 
     `num_bytes_read` counts the bytes of samples that finished runs asked of storage, without indexes.
 
@@ -45,39 +56,88 @@ class Stream:
         manifest_url: str | os.PathLike[str] | LoadedSet,
         split: str,
         *,
-        global_batch_size: int,
-        rank: int,
-        world_size: int,
-        seed: int | None,
-        image: ImageSpec | None,
+        batch_size: int | None = None,
+        image_size: int | None = None,
+        global_batch_size: int | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        seed: int | None = DEFAULT_SEED,
+        image: ImageChoice = ...,
         **options: Unpack[StreamOptions],
     ) -> None:
-        self.spec = StreamSpec(
+        rank, world_size = which_process(rank, world_size)
+        spec = StreamSpec(
             manifest_url=manifest_url,
             split=split,
-            global_batch_size=global_batch_size,
+            global_batch_size=choose_global_batch(batch_size, global_batch_size, world_size),
             rank=rank,
             world_size=world_size,
             seed=seed,
-            image=image,
+            image=choose_image(image, image_size, seed),
             **options,
         )
-        self.source = open_source(self.spec)
-        self.aids = open_decode_aids(self.source)
-        self.manifest, self.split, self.order = self.source.manifest, self.source.split, self.source.order
-        self.memory = self.source.memory
         self.num_bytes_read = 0
         self._running: set[Pipeline] = set()
-        _log.info("%s %s: %s", self.source.table.storage.url, split, self.memory)
+        self._position = Position()
+        self._is_closed = False
+        self._use(open_source(spec))
+
+    def _use(self, source: StreamSource) -> None:
+        self.spec, self.source, self.aids = source.spec, source, open_decode_aids(source)
+        self.manifest, self.split, self.order, self.memory = source.manifest, source.split, source.order, source.memory
+        _log.info("%s %s: %s", source.table.storage.url, source.spec.split, self.memory)
 
     def __len__(self) -> int:
         """Batches of an epoch."""
         return self.order.num_batches
 
+    def __iter__(self) -> Generator[Batch, None, None]:
+        """The batches of the epoch at which the stream stands; after it, or after a `break`, those of the next one."""
+        begin = self._position = self._position.next_start
+        for step, batch in enumerate(self.epoch(begin.epoch, begin.step), begin.step + 1):
+            self._position = Position(begin.epoch, step, begun=True)  # before the consumer has it, who may save it
+            yield batch
+        self._position = Position(begin.epoch + 1)
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raises ConfigError: a stream has batches in an order, and none by number."""
+        raise ConfigError(
+            f"stream[{index!r}] was asked for, as a DataLoader does with a map-style dataset, but a stream gives whole "
+            "batches in its order; iterate over it, use DataLoader(shardset.adapters.torch.BatchDataset(stream), "
+            "batch_size=None), or shardset.open(...) for single samples"
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
     @property
     def batch_size(self) -> int:
         """Samples of this replica in a batch."""
         return len(self.spec.slots)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, by label."""
+        return [info.name for info in self.manifest.classes]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch that the iteration has given, whatever is prefetched: plain values."""
+        return values_of_state(self.state(self._position.epoch, self._position.step))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Has the next iteration go on at a position that `state_dict` gave, on any number of processes.
+
+        Takes num_lanes, block_size and window from the state where the constructor was given none. Raises ConfigError
+        naming what else differs from this stream.
+        """
+        saved = state_of_values(state)
+        source = self._source_with(saved)
+        self._position = Position(*source.order.resume(saved, source.manifest.digest))
+        if source is not self.source:
+            self._use(source)
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of one epoch from a step on.
@@ -122,6 +182,8 @@ class Stream:
 
         Raises ConfigError for a step that no epoch has where its batch would be, as it raises all else.
         """
+        if self._is_closed:
+            raise ConfigError("the stream is closed; make a new one, or iterate inside its `with`")
         pipeline = Pipeline(self.source, self.aids, spans)
         self._running.add(pipeline)
         try:
@@ -132,9 +194,15 @@ class Stream:
             self.num_bytes_read += pipeline.num_bytes_read
 
     def stop(self) -> None:
-        """Ends the runs that are going on, from any thread: who waits for a batch waits no more, and gets none."""
+        """Stops all running iterations; safe to call from any thread. Blocked consumers get no further batch."""
         for pipeline in tuple(self._running):
             pipeline.stop()
+
+    def close(self) -> None:
+        """Stops all running iterations for good, and frees the decoded images and the processes that decode."""
+        self._is_closed = True
+        self.stop()
+        self.aids = DecodeAids()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_running": set()}
@@ -150,6 +218,16 @@ class Stream:
     def addresses(self, ids: np.ndarray) -> SampleAddresses:
         """Where samples are stored, by id."""
         return self.source.addresses(ids)
+
+    def _source_with(self, state: OrderState) -> StreamSource:
+        """The source with the order options of a state where the caller left them open."""
+        loaded = LoadedSet(self.manifest, self.source.table.storage)
+        options: dict[str, Any] = {
+            name: value for name, value in order_options(state).items() if getattr(self.spec, name) is None
+        }
+        if all(getattr(self.order, name) == value for name, value in options.items()):
+            return self.source
+        return open_source(replace(self.spec, manifest_url=loaded, **options))
 
 
 def order_options(state: OrderState) -> StreamOptions:

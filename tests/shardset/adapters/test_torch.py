@@ -6,8 +6,9 @@ import torch
 import webdataset
 from PIL import Image
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
-from shardset.adapters.torch import BatchDataset, SampleDataset
+from shardset.adapters.torch import BatchDataset, SampleDataset, TensorStream
 from shardset.decode.crops import PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
@@ -103,3 +104,127 @@ def test_samples_keep_their_bytes(shards):
 def test_samples_of_a_decoding_stream_are_refused(shards):
     with pytest.raises(ConfigError, match="image=None"):
         SampleDataset(make(shards))
+
+
+# --- without a DataLoader ---------------------------------------------------------------------------------------------
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name]) if isinstance(one[name], torch.Tensor) else one[name] == other[name]
+        for name in one
+    )
+
+
+def all_same(some, others):
+    return all(same(one, other) for one, other in zip(some, others, strict=True))
+
+
+def tensors(batches):
+    return [{name: torch.from_numpy(value) for name, value in batch.items()} for batch in batches]
+
+
+def test_a_tensor_stream_gives_the_streams_batches_epoch_after_epoch(shards):
+    loader = TensorStream(make(shards))
+    for epoch in range(2):
+        found = list(loader)
+        assert len(found) == len(loader) == 7
+        assert all_same(found, tensors(make(shards).epoch(epoch)))
+        assert all(tensor.is_pinned() == torch.cuda.is_available() for tensor in found[0].values())
+
+
+def test_a_tensor_stream_is_saved_and_restored_like_the_stream(shards):
+    loader, again = TensorStream(make(shards)), TensorStream(make(shards))
+    batches = iter(loader)
+    next(batches)
+    again.load_state_dict(loader.state_dict())
+    rest = list(batches)
+    assert len(rest) == 6
+    assert all_same(rest, again)
+
+
+def test_lists_stay_lists(shards):
+    batch = next(iter(TensorStream(make(shards, **RAW), pin_memory=False)))
+    assert (type(batch["key"]), type(batch["png"][0]), type(batch["id"])) == (list, bytes, torch.Tensor)
+
+
+# --- DataLoaders over epochs ------------------------------------------------------------------------------------------
+
+
+def test_a_stream_in_a_data_loader_is_pointed_to_the_adapter(shards):
+    with pytest.raises(
+        ConfigError, match=r"DataLoader\(shardset.adapters.torch.BatchDataset\(stream\), batch_size=None\)"
+    ):
+        next(iter(DataLoader(make(shards))))
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 2, "persistent_workers": True}])
+def test_each_further_iteration_is_the_next_epoch(shards, options):
+    loader = DataLoader(BatchDataset(make(shards), 1), batch_size=None, **options)
+    for epoch in (1, 2, 3):
+        assert all_same(loader, tensors(make(shards).epoch(epoch)))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_chosen_epoch_reaches_all_workers(shards, persistent):
+    dataset = BatchDataset(make(shards))
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
+    for epoch in (0, 1, 5, 5):
+        dataset.set_epoch(epoch)
+        assert all_same(loader, tensors(make(shards).epoch(epoch)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_taken", [1, 3, 6])
+def test_a_stateful_loader_goes_on_exactly(shards, workers, num_taken):
+    def loader_of(dataset):
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+
+    dataset = BatchDataset(make(shards))
+    dataset.set_epoch(3)
+    loader = loader_of(dataset)
+    batches = iter(loader)
+    for _ in range(num_taken):
+        next(batches)
+    saved = loader.state_dict()
+    rest = list(batches)
+    again = BatchDataset(make(shards))
+    resumed = loader_of(again)
+    resumed.load_state_dict(saved)
+    assert len(rest) == 7 - num_taken
+    assert all_same(resumed, rest)
+    again.set_epoch(4)
+    assert all_same(resumed, tensors(make(shards).epoch(4)))
+
+
+def test_a_stateful_loader_whose_workers_persist_goes_on_in_a_later_epoch(shards):
+    options = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
+    loader = StatefulDataLoader(BatchDataset(make(shards)), **options)
+    list(loader)
+    batches = iter(loader)
+    assert same(next(batches), next(iter(tensors(make(shards).epoch(1)))))
+    resumed = StatefulDataLoader(BatchDataset(make(shards)), **options)
+    resumed.load_state_dict(loader.state_dict())
+    assert all_same(resumed, batches)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_taken", [1, 11, 40])
+def test_a_stateful_loader_of_samples_goes_on_exactly(shards, workers, num_taken):
+    def loader_of():
+        return StatefulDataLoader(SampleDataset(make(shards, **RAW)), batch_size=None, num_workers=workers)
+
+    loader, again = loader_of(), loader_of()
+    samples = iter(loader)
+    for _ in range(num_taken):
+        next(samples)
+    again.load_state_dict(loader.state_dict())
+    rest = list(samples)
+    assert len(rest) == 50 - num_taken
+    assert list(again) == rest
+
+
+def test_a_state_of_another_stream_is_refused(shards):
+    state = BatchDataset(make(shards)).state_dict()
+    with pytest.raises(ConfigError, match="seed is 8 here and was 7 there"):
+        BatchDataset(make(shards, seed=8)).load_state_dict(state)

@@ -1,0 +1,71 @@
+"""A stream as a Grain IterDataset of batches, with a state that Grain's and Orbax's checkpoints keep.
+
+iterator = iter(StreamIterDataset(stream).map(normalise))
+batch = next(iterator)
+iterator.get_state(), iterator.set_state(state)
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import grain
+
+from shardset.errors import ConfigError
+from shardset.stream.batch import Batch
+from shardset.stream.position import state_of_values, values_of_state
+from shardset.stream.stream import Stream
+
+
+class StreamIterDataset(grain.IterDataset[Batch]):
+    """The batches of a stream, epoch after epoch: for ever, or `num_epochs` of them.
+
+    The next epoch is read while the last one ends. Later stages may be any that Grain has; the stream decodes in
+    threads, so none of `mp_prefetch` is needed.
+    """
+
+    def __init__(self, stream: Stream, *, num_epochs: int | None = None) -> None:
+        super().__init__()
+        if num_epochs is not None and num_epochs < 1:
+            raise ConfigError(f"num_epochs is {num_epochs}, expected at least 1, or None for ever")
+        self.stream, self.num_epochs = stream, num_epochs
+
+    def __iter__(self) -> "StreamIterator":
+        return StreamIterator(self.stream, self.num_epochs)
+
+
+class StreamIterator(grain.DatasetIterator[Batch]):
+    """An iteration over a stream that can be saved and set back to any batch."""
+
+    def __init__(self, stream: Stream, num_epochs: int | None) -> None:
+        super().__init__()
+        self._stream, self._num_epochs = stream, num_epochs
+        self._position = 0, 0
+        self._batches: Iterator[tuple[int, int, Batch]] | None = None
+
+    def __next__(self) -> Batch:
+        self._assert_not_closed()
+        if self._batches is None:
+            self._batches = self._stream.run(self._spans())
+        epoch, step, batch = next(self._batches)
+        self._position = epoch, step + 1
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """The position after the last batch: plain values."""
+        return values_of_state(self._stream.state(*self._position))
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on there; raises ConfigError naming what differs from this stream."""
+        self._position = self._stream.resume(state_of_values(state))
+        self._batches = None
+
+    def close(self) -> None:
+        """Ends the threads that read ahead."""
+        super().close()
+        self._batches = None
+
+    def _spans(self) -> Iterator[tuple[int, range]]:
+        epoch, step = self._position
+        epochs = itertools.count(epoch) if self._num_epochs is None else range(epoch, self._num_epochs)
+        return ((each, self._stream.steps_from(step if each == epoch else 0)) for each in epochs)

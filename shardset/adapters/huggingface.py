@@ -1,0 +1,57 @@
+"""A stream as a Hugging Face IterableDataset of rows.
+
+    dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
+
+Its own `state_dict` and `load_state_dict` go on in the middle of an epoch, and DataLoader workers share its steps.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import datasets
+import numpy as np
+
+from shardset.stream.batch import Batch
+from shardset.stream.finish import row_of
+from shardset.stream.stream import Stream
+
+
+def iterable_dataset(stream: Stream, epoch: int = 0) -> datasets.IterableDataset:
+    """The samples of one epoch, each once, in the stream's order: a dict for each, without the pads of the last batch.
+
+    Give the stream its rank and world_size instead of calling `split_dataset_by_node`.
+    """
+    rows = StepRows(stream, epoch)
+    return datasets.IterableDataset.from_generator(rows, gen_kwargs={"steps": list(stream.steps_from(0))})
+
+
+class StepRows:
+    """The rows of some steps of an epoch. `datasets` asks for one step after the other, so that it can skip some."""
+
+    def __init__(self, stream: Stream, epoch: int) -> None:
+        self._stream, self._epoch = stream, epoch
+        self._run: Generator[tuple[int, int, Batch], None, None] | None = None
+        self._steps = range(0)
+
+    def __call__(self, steps: list[int]) -> Iterator[dict[str, Any]]:
+        """The rows of these steps."""
+        for step in steps:
+            batch = self._batch(step)
+            for slot in np.flatnonzero(batch["weight"]).tolist():
+                yield row_of(batch, slot)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_run": None, "_steps": range(0)}
+
+    def _batch(self, step: int) -> Batch:
+        """The batch of a step, from the run that is open if that comes to it next."""
+        if self._run is None or step not in self._steps[:1]:
+            # Of n workers each asks for every n-th step.
+            stride = max(1, step - (self._steps.start - self._steps.step)) if self._run is not None else 1
+            self._steps = range(step, len(self._stream), stride)
+            self._run = self._stream.run(iter([(self._epoch, self._steps)]))
+        batch = next(self._run)[2]
+        self._steps = self._steps[1:]
+        if not self._steps:
+            self._run = None  # ends its threads
+        return batch

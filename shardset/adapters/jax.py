@@ -1,0 +1,77 @@
+"""A stream as global jax.Arrays over a mesh.
+
+mesh = jax.make_mesh((jax.device_count(),), ("data",))
+for batch in GlobalBatches(stream, mesh):
+    loss = train_step(params, batch["image"], batch["label"])      # [global batch, ...], divided over "data"
+"""
+
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from shardset.errors import ConfigError
+from shardset.stream.stream import Stream
+
+
+class GlobalBatches:
+    """A stream whose arrays are the global batch, divided over an axis of a mesh; each process brings its own part.
+
+    Iterate over it, save and restore it as you do the stream. Lists (keys, stored fields) stay those of this process.
+    Without jax_enable_x64, JAX holds `id` and `label` as 32-bit numbers.
+
+    Raises ConfigError unless the stream's rank and world_size are those of JAX and the global batch divides.
+    """
+
+    def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
+        _check_processes(stream)
+        _check_mesh(stream, mesh, axis)
+        self.stream, self.sharding = stream, NamedSharding(mesh, PartitionSpec(axis))
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return len(self.stream)
+
+    def __iter__(self) -> Generator[dict[str, Any], None, None]:
+        """The batches of one epoch; each further iteration is the next epoch."""
+        for batch in self.stream:
+            yield {name: self._global(value) for name, value in batch.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The stream's position after the last batch: plain values."""
+        return self.stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Has the next iteration go on there; raises ConfigError naming what differs from this stream."""
+        self.stream.load_state_dict(state)
+
+    def _global(self, value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        shape = (self.stream.order.global_batch_size, *value.shape[1:])
+        return jax.make_array_from_process_local_data(self.sharding, value, shape)
+
+
+def _check_processes(stream: Stream) -> None:
+    here, own = (jax.process_index(), jax.process_count()), (stream.spec.rank, stream.spec.world_size)
+    if own != here:
+        raise ConfigError(
+            f"the stream reads for rank {own[0]} of {own[1]}, but this is process {here[0]} of {here[1]} of JAX; pass "
+            "rank=jax.process_index(), world_size=jax.process_count()"
+        )
+
+
+def _check_mesh(stream: Stream, mesh: Mesh, axis: str) -> None:
+    if axis not in mesh.shape:
+        raise ConfigError(f"the mesh has no axis {axis!r}, only {', '.join(map(str, mesh.shape))}; name one of them")
+    if stream.order.global_batch_size % mesh.shape[axis]:
+        raise ConfigError(
+            f"a global batch of {stream.order.global_batch_size} does not divide over {mesh.shape[axis]} devices of "
+            f"axis {axis!r}; use a multiple"
+        )
+    if jax.dtypes.canonicalize_dtype(np.int64) != np.int64 and stream.split.num_samples > np.iinfo(np.int32).max:
+        raise ConfigError(
+            f"ids reach {stream.split.num_samples - 1}, more than the 32 bits of JAX hold; set jax_enable_x64"
+        )

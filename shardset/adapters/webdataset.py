@@ -1,0 +1,109 @@
+"""A webdataset pipeline over a shard set, so that code written for webdataset keeps working.
+
+    dataset = pipeline("gs://bucket/photos", "train").decode("rgb8").to_tuple("jpg", "cls").batched(64)
+
+The manifest takes the place of the list of tars: samples come verified and in the stream's order, divided exactly
+among processes and DataLoader workers, each once an epoch. They are shuffled already, so `.shuffle()` is not needed.
+"""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial as bound
+from typing import Any, Unpack
+
+import webdataset
+
+from shardset.adapters.torch import SampleDataset
+from shardset.format import manifest as manifests
+from shardset.format.manifest import LoadedSet
+from shardset.stream.defaults import DEFAULT_SEED
+from shardset.stream.spec import StreamOptions
+from shardset.stream.stream import Stream
+from shardset.stream.world import which_process
+
+ROW_SIZE = 64
+"""Samples of a process that are read together."""
+
+
+class SamplePipeline(webdataset.DataPipeline, webdataset.FluidInterface):
+    """A DataPipeline whose first stage is a SampleDataset; `.decode()`, `.map()` and the others return another one.
+
+    `set_epoch`, `state_dict` and `load_state_dict` are those of the SampleDataset: the position is that of the samples
+    that later stages have taken, which is exact unless a stage holds some back, as `shuffle` does.
+    """
+
+    def __init__(self, source: SampleDataset) -> None:
+        super().__init__(source)
+        self.source = source
+
+    def __iter__(self) -> Iterator[Any]:
+        # DataPipeline begins with the first sample; a state saved before that would have the last epoch.
+        samples: Iterator[Any] = self.iterator1() if self.repetitions == 1 else super().__iter__()
+        return samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the next iteration give this epoch, in all workers."""
+        self.source.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of this process or worker: plain values."""
+        return self.source.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Has the next iteration go on there; raises ConfigError naming what differs."""
+        self.source.load_state_dict(state)
+
+    def batched(
+        self,
+        batchsize: int,
+        collation_fn: Callable[[list[Any]], Any] | None = webdataset.filters.default_collation_fn,
+        partial: bool = True,
+    ) -> "SamplePipeline":
+        """The batches of webdataset's `batched`, which takes one more sample before it gives a batch; this doesn't."""
+        batches: SamplePipeline = self.compose(
+            bound(_batched, size=batchsize, collate=collation_fn or list, keeps_last=partial)
+        )
+        return batches
+
+    def listed(self, batchsize: int, partial: bool = True) -> "SamplePipeline":
+        """Lists of samples."""
+        return self.batched(batchsize, None, partial)
+
+
+def pipeline(
+    manifest_url: str | os.PathLike[str] | LoadedSet,
+    split: str,
+    *,
+    seed: int | None = DEFAULT_SEED,
+    rank: int | None = None,
+    world_size: int | None = None,
+    epoch: int = 0,
+    **options: Unpack[StreamOptions],
+) -> SamplePipeline:
+    """The samples of a split as the first stage of a webdataset pipeline, with all fields unless `fields` names some.
+
+    `seed=None` is the stored order. `rank` and `world_size` are those of Stream, and so are the `options`.
+    """
+    rank, world_size = which_process(rank, world_size)
+    loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
+    own: StreamOptions = {"fields": tuple(loaded.manifest.split(split).fields), "with_key": True}
+    stream = Stream(
+        loaded,
+        split,
+        batch_size=ROW_SIZE,
+        rank=rank,
+        world_size=world_size,
+        seed=seed,
+        image=None,
+        **(own | options),
+    )
+    return SamplePipeline(SampleDataset(stream, epoch))
+
+
+def _batched(
+    samples: Iterator[Any], *, size: int, collate: Callable[[list[Any]], Any], keeps_last: bool
+) -> Iterator[Any]:
+    while batch := list(itertools.islice(samples, size)):
+        if len(batch) == size or keeps_last:
+            yield collate(batch)

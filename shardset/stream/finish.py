@@ -1,0 +1,166 @@
+"""What happens to a filled batch where it was decoded: images are mirrored, rows go through the caller's transform."""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, cast
+
+import cv2
+import numpy as np
+
+from shardset.errors import ConfigError
+from shardset.order.permutation import Purpose, hash64
+from shardset.stream.batch import Batch
+from shardset.stream.fill import BatchFiller, FillHere, even_slices
+from shardset.stream.spec import RowTransform, StreamSpec
+from shardset.stream.steps import PlannedStep
+
+KEPT_NAMES = ("id", "weight")
+"""What a transform can't change: which sample a slot holds, and whether it counts."""
+
+_TYPES = {bool: np.dtype(np.bool_), int: np.dtype(np.int64), float: np.dtype(np.float64)}
+"""What Python's numbers become, however large they are."""
+
+_Kind = tuple[tuple[int, ...], np.dtype[Any]] | None
+"""Shape and type of a value that is stacked; None for one that goes into a list."""
+
+
+class FillAndFinish:
+    """Fills batches by another filler, and finishes them in its threads."""
+
+    def __init__(self, filler: BatchFiller, spec: StreamSpec, stopped: threading.Event) -> None:
+        self._filler, self._spec, self._stopped = filler, spec, stopped
+        self._num_slices = 1 if isinstance(filler, FillHere) else spec.num_decode_threads
+        self.submit, self.close = filler.submit, filler.close
+
+    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        rows = cast(Batch, dict(batch))
+        filled = self._filler.begin(rows, step)
+        columns = None
+        if self._spec.transform is not None:
+            for name in rows.keys() - KEPT_NAMES:
+                del cast("dict[str, Any]", batch)[name]
+            columns = Columns(batch, rows)
+        futures = list(filled)
+        # The jobs wait for what was submitted before them. The threads take jobs in that order, so none waits for ever.
+        for start, stop in even_slices(len(step.slots.ids), self._num_slices):
+            futures += self.submit(partial(self._finish, filled, rows, columns, step, range(start, stop)))
+        return futures
+
+    def _finish(
+        self, filled: Iterable[Future[None]], rows: Batch, columns: "Columns | None", step: PlannedStep, slots: range
+    ) -> None:
+        for future in filled:
+            future.result()
+        if self._spec.image is not None and self._spec.image.flip == "pixels":
+            mirror(rows["image"], [slot for slot in slots if step.drawn[slot, 0] < 0.5])
+        if columns is not None and self._spec.transform is not None:
+            self._transform(self._spec.transform, rows, columns, step, slots)
+
+    def _transform(
+        self, transform: RowTransform, rows: Batch, columns: "Columns", step: PlannedStep, slots: range
+    ) -> None:
+        keys = transform_keys(self._spec.seed, step.epoch, step.slots.ids[slots.start : slots.stop])
+        for slot, key in zip(slots, keys.tolist(), strict=True):
+            if self._stopped.is_set():
+                return
+            row = row_of(rows, slot)
+            try:
+                columns.put(slot, row, transform(dict(row), np.random.Generator(np.random.Philox(key=key))))
+            except Exception as error:
+                error.add_note(f"in the transform of sample {row['id']}, epoch {step.epoch}, step {step.step}")
+                raise
+
+
+class Columns:
+    """What a transform returns for the rows of a batch, stacked by name into the batch; any thread may put a row."""
+
+    def __init__(self, batch: Batch, rows: Batch) -> None:
+        self._batch, self._rows = cast("dict[str, Any]", batch), cast("dict[str, Any]", rows)
+        self._kinds: dict[str, _Kind] | None = None
+        self._lock = threading.Lock()
+
+    def put(self, slot: int, given: Mapping[str, Any], returned: Mapping[str, Any]) -> None:
+        """Puts a row into its slot; raises ConfigError unless it has the names, shapes and types of the others."""
+        if not isinstance(returned, Mapping):
+            raise ConfigError(
+                f"transform returned {type(returned).__name__}, expected the row, a dict of values by name; end it "
+                "with `return row`"
+            )
+        values = {name: _value(value) for name, value in returned.items() if name not in KEPT_NAMES}
+        kinds = {name: _kind(value) for name, value in values.items()}
+        with self._lock:
+            if self._kinds is None:
+                self._kinds = kinds
+                self._batch.update({name: self._column(name, kind) for name, kind in kinds.items()})
+        if kinds != self._kinds:
+            raise ConfigError(_difference(kinds, self._kinds))
+        for name, value in values.items():
+            if value is not given.get(name) or self._batch[name] is not self._rows.get(name):
+                self._batch[name][slot] = value
+
+    def _column(self, name: str, kind: _Kind) -> Any:
+        """The batch's own array where the values still fit it, else a new one."""
+        own, num_slots = self._rows.get(name), len(self._rows["id"])
+        if kind is None:
+            return [None] * num_slots
+        if isinstance(own, np.ndarray) and (own.shape[1:], own.dtype) == kind:
+            return own
+        return np.empty((num_slots, *kind[0]), kind[1])
+
+
+def mirror(images_NHWC: np.ndarray, slots: Iterable[int]) -> None:
+    """Mirrors some images, left to right, in place."""
+    for slot in slots:
+        images_NHWC[slot] = cv2.flip(images_NHWC[slot], 1)
+
+
+def row_of(batch: Batch, slot: int) -> dict[str, Any]:
+    """One row of a batch: a view of its image, numbers, its key and its stored fields."""
+    return {name: _plain(values[slot]) for name, values in cast("dict[str, Any]", batch).items()}
+
+
+def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:
+    """The keys of the generators that a transform gets: uint64 [n].
+
+    They depend on the sample and its epoch, not on who reads it; in the stored order on the sample alone.
+    """
+    keys: np.ndarray = hash64(*((0, 0) if seed is None else (seed, epoch)), Purpose.TRANSFORM, ids)
+    return keys
+
+
+def finishing(filler: BatchFiller, spec: StreamSpec, stopped: threading.Event) -> BatchFiller:
+    """The filler, with what the spec asks to be done to a filled batch."""
+    mirrors = spec.image is not None and spec.image.flip == "pixels"
+    return FillAndFinish(filler, spec, stopped) if mirrors or spec.transform is not None else filler
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _value(value: Any) -> Any:
+    """Numbers, tensors and pictures as arrays or numbers; anything else as it is."""
+    return np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, np.ndarray) else value
+
+
+def _kind(value: Any) -> _Kind:
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype
+    return ((), _TYPES[type(value)]) if type(value) in _TYPES else None
+
+
+def _difference(kinds: Mapping[str, _Kind], others: Mapping[str, _Kind]) -> str:
+    if kinds.keys() != others.keys():
+        return f"transform returned {sorted(kinds)} for one row and {sorted(others)} for another; return the same names"
+    name = next(name for name in kinds if kinds[name] != others[name])
+    return (
+        f"transform returned a {name!r} of {_describe(kinds[name])} for one row and of {_describe(others[name])} for "
+        "another; return the same shape and type for every row, because rows are stacked"
+    )
+
+
+def _describe(kind: _Kind) -> str:
+    return "no array" if kind is None else f"{kind[1]} {list(kind[0])}"

@@ -1,0 +1,203 @@
+"""Single samples of a split, by id or key: a map-style dataset.
+
+samples = open("gs://bucket/photos", "train")
+samples[17].image, samples["cat/001"].label, len(samples)
+"""
+
+import builtins
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardset.decode.image import decode
+from shardset.errors import ConfigError, UndecodableImage
+from shardset.format import manifest as manifests
+from shardset.format.images import IMAGE_FIELDS
+from shardset.format.manifest import LoadedSet
+from shardset.order.epoch import Order
+from shardset.read.indexes import ShardTable
+from shardset.read.open import open_sample_reader
+from shardset.read.pending import PendingSamples, SampleReader
+from shardset.read.threads import ProcessLock
+
+NUM_NEAR = 3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One stored sample. `label` is -1 and `class_name` empty if it has no label; `fields` are its bytes by name."""
+
+    id: int
+    key: str
+    label: int
+    class_name: str
+    fields: dict[str, bytes]
+    where: str
+    """Shard, key and byte offset: how each message about the sample begins."""
+
+    @cached_property
+    def image(self) -> np.ndarray:
+        """The decoded image: uint8 [height, width, 3], RGB; raises UndecodableImage."""
+        try:
+            return decode(self.bytes)
+        except UndecodableImage as error:
+            raise UndecodableImage(f"{self.where}: {error}") from error
+
+    @property
+    def bytes(self) -> builtins.bytes:
+        """The encoded image as it is stored; raises UndecodableImage if there is none."""
+        for name, content in self.fields.items():
+            if name in IMAGE_FIELDS:
+                return content
+        raise UndecodableImage(f"{self.where}: it has no image among {sorted(self.fields)}")
+
+
+class SampleSet:
+    """The samples of a split by number or key, each read when it is asked for.
+
+    With `transform`, what that returns for each Sample. Works as a map-style dataset in DataLoader workers. Every
+    access is a read of its own: for whole epochs a Stream is many times faster. Raises IndexError and KeyError for what
+    is not there, DamagedShard for bytes that differ from their checksum.
+    """
+
+    def __init__(self, loaded: LoadedSet, split: str, transform: Callable[[Sample], Any] | None = None) -> None:
+        self.manifest, storage = loaded
+        self.split, self.split_name, self.transform = self.manifest.split(split), split, transform
+        self.table = ShardTable(storage, self.split, with_keys=True)
+        self._order = _stored_order([shard.num_samples for shard in self.split.shards])
+        self._lock = ProcessLock()
+        self._reader: tuple[int, SampleReader] | None = None
+
+    def __len__(self) -> int:
+        return self.split.num_samples
+
+    def __getitem__(self, index: int | str) -> Any:
+        """A sample by id (negative from the end) or key."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indexes: Sequence[int | str]) -> list[Any]:
+        """Several samples, which are read from a bucket at the same time."""
+        ids = [self.id_of(index) if isinstance(index, str) else self._checked(index) for index in indexes]
+        samples = self._read(np.array(ids, dtype=np.int64)) if ids else []
+        return samples if self.transform is None else [self.transform(sample) for sample in samples]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+    def __contains__(self, index: object) -> bool:
+        """Whether there is a sample of this id or key."""
+        if isinstance(index, str):
+            return self._find(index)[1]
+        return isinstance(index, int | np.integer) and -len(self) <= index < len(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = {**self.__dict__, "_lock": ProcessLock(), "_reader": None}
+        state.pop("_keys_and_ids", None)
+        return state
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes, by label."""
+        return [info.name for info in self.manifest.classes]
+
+    def id_of(self, key: str) -> int:
+        """The id of a key; the first call reads all indexes of the split. Raises KeyError naming the nearest keys."""
+        at, is_there = self._find(key)
+        keys, ids = self._keys_and_ids
+        if is_there:
+            return int(ids[at])
+        near = [near.decode("ascii", "replace") for near in keys[max(0, at - 1) : at + NUM_NEAR - 1].tolist()]
+        raise KeyError(f"no sample of split {self.split_name!r} has the key {key!r}; near it are {', '.join(near)}")
+
+    def close(self) -> None:
+        """Ends the threads that read from a bucket; a later access starts new ones."""
+        with self._lock:
+            owner, self._reader = self._reader, None
+        if owner is not None and owner[0] == os.getpid():
+            owner[1].close()
+
+    def _find(self, key: str) -> tuple[int, bool]:
+        keys = self._keys_and_ids[0]
+        wanted = key.encode("ascii", "replace")
+        at = int(np.searchsorted(keys, np.bytes_(wanted)))
+        return at, at < len(keys) and keys[at] == wanted
+
+    @cached_property
+    def _keys_and_ids(self) -> tuple[NDArray[np.bytes_], NDArray[np.int64]]:
+        """All keys, sorted, and their ids."""
+        indexes = self.table.indexes(range(self.split.num_shards))
+        keys = np.concatenate([index.keys for index in indexes if index.keys is not None])
+        ids = np.argsort(keys, kind="stable")
+        return keys[ids], ids
+
+    def _checked(self, index: int) -> int:
+        number = index + len(self) if index < 0 else index
+        if not 0 <= number < len(self):
+            raise IndexError(f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples")
+        return number
+
+    def _read(self, ids: NDArray[np.int64]) -> list[Sample]:
+        shards = np.searchsorted(self._order.first_ids, ids, side="right") - 1
+        addresses = self.table.addresses(shards, ids - self._order.first_ids[shards])
+        with self._lock:
+            pending = self._own_reader().read_single(addresses)
+        return [self._sample(pending, number, id_) for number, id_ in enumerate(ids.tolist())]
+
+    def _own_reader(self) -> SampleReader:
+        """The reader of this process: a forked one has no threads to read with."""
+        if self._reader is None or self._reader[0] != os.getpid():
+            # The budget bounds what a reader fetches ahead, and this one fetches nothing ahead.
+            self._reader = os.getpid(), open_sample_reader(self._order, self.table, budget_bytes=0)
+        return self._reader[1]
+
+    def _sample(self, pending: PendingSamples, number: int, id_: int) -> Sample:
+        contents, addresses = pending.take(number), pending.addresses
+        assert addresses.keys is not None
+        key, label, address = addresses.keys[number], addresses.label(number), addresses[number]
+        stored = zip(self.split.fields, contents, strict=True)
+        return Sample(
+            id=id_,
+            key=key,
+            label=label,
+            class_name=self.manifest.classes[label].name if 0 <= label < len(self.manifest.classes) else "",
+            fields={name: content for name, content in stored if content is not None},
+            where=f"{self.table.url(address.shard)}: sample {key!r} at byte {address.start}",
+        )
+
+
+def open(
+    manifest_url: str | os.PathLike[str] | LoadedSet,
+    split: str | None = None,
+    *,
+    transform: Callable[[Sample], Any] | None = None,
+) -> SampleSet:
+    """The samples of a split by number or key; `split` may be left out where there is only one.
+
+    Raises ManifestError where there is no whole shard set or no such split.
+    """
+    loaded = manifest_url if isinstance(manifest_url, LoadedSet) else manifests.load(os.fspath(manifest_url))
+    if split is None:
+        if len(loaded.manifest.splits) > 1:
+            names = sorted(loaded.manifest.splits)
+            raise ConfigError(
+                f"the shard set has several splits, {', '.join(names)}; name one: open(url, {names[0]!r})"
+            )
+        [split] = loaded.manifest.splits
+    return SampleSet(loaded, split, transform)
+
+
+def _stored_order(shard_sizes: Sequence[int]) -> Order:
+    return Order(
+        shard_sizes=shard_sizes, seed=None, global_batch_size=1, num_lanes=1, block_size=max(shard_sizes), window=0
+    )

@@ -1,0 +1,76 @@
+"""Whether this process is one of several: what launchers write into the environment, and what libraries in use know."""
+
+import os
+import sys
+from typing import NamedTuple
+
+from shardset.arguments import require_int
+from shardset.errors import ConfigError
+
+_LAUNCHERS = {
+    "WORLD_SIZE": "RANK",  # torchrun, accelerate, DeepSpeed
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",  # srun; SLURM_NTASKS also stands in a batch script that is one process
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",  # Open MPI
+    "PMI_SIZE": "PMI_RANK",  # MPICH, Intel MPI
+}
+"""The variables that hold the number of processes and the number of this one."""
+
+
+class Launch(NamedTuple):
+    """Several processes: who says so, and the expressions for this process's number and for how many there are."""
+
+    evidence: str
+    rank: str
+    world_size: str
+
+
+def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """(rank, world_size) as given; one process where neither is.
+
+    Raises ConfigError where only one is given, and where neither is but this process is one of several: each of them
+    would read the same samples.
+    """
+    if (rank is None) != (world_size is None):
+        raise ConfigError(
+            f"rank is {rank} and world_size is {world_size}; give both, or neither to read everything in one process"
+        )
+    if rank is not None and world_size is not None:
+        return require_int("rank", rank), require_int("world_size", world_size)
+    if launch := find_launch():
+        raise ConfigError(
+            f"rank and world_size are not given, but {launch.evidence}: each process would read the same samples; pass "
+            f"rank={launch.rank}, world_size={launch.world_size}, or rank=0, world_size=1 to read everything here"
+        )
+    return 0, 1
+
+
+def find_launch() -> Launch | None:
+    """How this process was started as one of several; None if nothing says so."""
+    return _torch_launch() or _jax_launch() or _environment_launch()
+
+
+def _torch_launch() -> Launch | None:
+    """From torch.distributed, if the caller imported and initialised it."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    size = distributed.get_world_size()
+    evidence = f"torch.distributed runs {size} processes"
+    return Launch(evidence, "torch.distributed.get_rank()", str(size)) if size > 1 else None
+
+
+def _jax_launch() -> Launch | None:
+    """From jax.distributed, if the caller imported and initialised it."""
+    is_initialized = getattr(sys.modules.get("jax.distributed"), "is_initialized", None)
+    if is_initialized is None or not is_initialized():
+        return None
+    size = sys.modules["jax"].process_count()
+    return Launch(f"jax.distributed runs {size} processes", "jax.process_index()", str(size)) if size > 1 else None
+
+
+def _environment_launch() -> Launch | None:
+    for size_name, rank_name in _LAUNCHERS.items():
+        size = os.environ.get(size_name, "")
+        if size.isdecimal() and int(size) > 1:
+            return Launch(f"{size_name} is {size}", f'int(os.environ["{rank_name}"])', size)
+    return None

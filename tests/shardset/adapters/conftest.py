@@ -1,0 +1,26 @@
+"""A small shard set, and the streams over it whose batches every adapter must give."""
+
+import pytest
+
+from shardset.decode.crops import PadCrop
+from shardset.decode.image import ImageSpec
+from shardset.storage.open import open_storage
+from shardset.stream.stream import Stream
+from tests.makers.shardset import png_samples, write_shard_set
+
+RAW = {"image": None, "fields": ("png", "cls"), "with_key": True}
+
+
+@pytest.fixture(scope="session")
+def shards(tmp_path_factory):
+    """The URL of a set of 50 PNGs of 8 pixels: six full batches of 8, and one of 2 samples and 6 pads."""
+    url = str(tmp_path_factory.mktemp("set"))
+    write_shard_set(open_storage(url), {"train": png_samples("train", 50, size=8)}, num_shards=3)
+    return url
+
+
+@pytest.fixture
+def make(shards):
+    """Makes a stream over the set."""
+    choices = {"batch_size": 8, "image": ImageSpec(size=8, crop=PadCrop(1)), "seed": 7, "num_threads": 1}
+    return lambda **options: Stream(shards, "train", **{**choices, **options})

@@ -1,0 +1,62 @@
+"""The protocol of DALI's external source; DALI itself needs a GPU, so its pipeline isn't run here."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from shardset.adapters.dali import ExternalSource
+from shardset.errors import ConfigError
+from shardset.format.tar import StoredSample
+from shardset.storage.open import open_storage
+from shardset.stream.stream import Stream
+from tests.makers.shardset import write_shard_set
+from tests.shardset.adapters.conftest import RAW
+
+
+def as_dali_reads(source, num_epochs):
+    """What `external_source(source, batch=True, cycle="raise")` takes: `iter` at each reset, `next` until the end."""
+    for _ in range(num_epochs):
+        iterator = iter(source)
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                break
+            yield batch
+
+
+def test_the_outputs_are_those_of_the_stream_epoch_after_epoch(make):
+    source = ExternalSource(make(), ("image", "label", "weight"))
+    expected = [batch for epoch in range(2) for batch in make().epoch(epoch)]
+    assert len(source) == 7
+    for outputs, batch in zip(as_dali_reads(source, 2), expected, strict=True):
+        assert isinstance(outputs, tuple)
+        for output, name in zip(outputs, ("image", "label", "weight"), strict=True):
+            assert np.array_equal(output, batch[name])
+
+
+def test_encoded_images_come_as_one_array_of_bytes_for_each_sample(make):
+    outputs = list(as_dali_reads(ExternalSource(make(**RAW), ("png", "label")), 1))
+    for (encoded, labels), batch in zip(outputs, make(**RAW).epoch(0), strict=True):
+        assert [(each.dtype, each.ndim) for each in encoded] == [(np.dtype(np.uint8), 1)] * 8
+        assert [each.tobytes() for each in encoded] == batch["png"]
+        assert np.array_equal(labels, batch["label"])
+        assert Image.open(io.BytesIO(encoded[0].tobytes())).size == (8, 8)
+
+
+def test_a_name_that_batches_do_not_have_is_refused(make):
+    with pytest.raises(ConfigError, match="no 'jpg'; they have image, label, weight, id"):
+        ExternalSource(make(), ("jpg", "label"))
+
+
+def test_a_sample_without_the_field_is_named(tmp_path):
+    samples = [
+        StoredSample(key="a", fields=(("png", b"x"), ("json", b"{}")), label=-1, source=0),
+        StoredSample(key="b", fields=(("png", b"y"),), label=-1, source=1),
+    ]
+    write_shard_set(open_storage(str(tmp_path)), {"all": samples}, num_shards=1, num_classes=0)
+    stream = Stream(tmp_path, "all", batch_size=2, image=None, fields=("json",))
+    with pytest.raises(ConfigError, match="has no field 'json'"):
+        next(iter(ExternalSource(stream, ("json",))))

@@ -1,0 +1,58 @@
+import itertools
+import json
+
+import grain
+import numpy as np
+import pytest
+
+from shardset.adapters.grain import StreamIterDataset
+from shardset.errors import ConfigError
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_the_batches_are_those_of_the_stream(make):
+    dataset = StreamIterDataset(make(), num_epochs=2)
+    assert isinstance(dataset, grain.IterDataset)
+    expected = itertools.chain(make().epoch(0), make().epoch(1))
+    assert all(same(batch, other) for batch, other in zip(dataset, expected, strict=True))
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 6, 7, 9, 14])
+def test_a_state_goes_on_at_any_batch_behind_other_stages(make, num_taken):
+    def dataset():
+        return StreamIterDataset(make(), num_epochs=2).map(lambda batch: batch["image"].astype(np.float32) / 255)
+
+    iterator = iter(dataset())
+    for _ in range(num_taken):
+        next(iterator)
+    saved = json.loads(json.dumps(iterator.get_state()))
+    again = iter(dataset())
+    again.set_state(saved)
+    rest = list(iterator)
+    assert len(rest) == 14 - num_taken
+    assert all(np.array_equal(one, other) for one, other in zip(again, rest, strict=True))
+    again.set_state(saved)
+    assert len(list(again)) == len(rest)
+
+
+def test_epochs_never_end_unless_they_are_counted(make):
+    assert len(list(itertools.islice(StreamIterDataset(make()), 30))) == 30
+    with pytest.raises(ConfigError, match="num_epochs is 0, expected at least 1"):
+        StreamIterDataset(make(), num_epochs=0)
+
+
+def test_a_closed_iterator_gives_nothing_more(make):
+    iterator = iter(StreamIterDataset(make()))
+    next(iterator)
+    iterator.close()
+    with pytest.raises(ValueError, match="closed iterator"):
+        next(iterator)
+
+
+def test_a_state_of_another_stream_is_refused(make):
+    saved = iter(StreamIterDataset(make())).get_state()
+    with pytest.raises(ConfigError, match="seed is 8 here and was 7 there"):
+        iter(StreamIterDataset(make(seed=8))).set_state(saved)

@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+from datasets import IterableDataset
+from torch.utils.data import DataLoader
+
+from shardset.adapters.huggingface import iterable_dataset
+from shardset.stream.finish import row_of
+from tests.shardset.adapters.conftest import RAW
+
+
+def rows_of(stream, epoch):
+    return [row_of(batch, slot) for batch in stream.epoch(epoch) for slot in np.flatnonzero(batch["weight"])]
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_the_rows_are_those_of_the_stream(make, epoch):
+    dataset = iterable_dataset(make(), epoch)
+    assert isinstance(dataset, IterableDataset)
+    for _ in range(2):
+        rows = list(dataset)
+        assert len(rows) == 50
+        assert all(same(row, expected) for row, expected in zip(rows, rows_of(make(), epoch), strict=True))
+
+
+def test_its_batches_are_those_of_the_stream(make):
+    batches = list(iterable_dataset(make()).with_format("numpy").batch(8))
+    for batch, expected in zip(batches[:6], make().epoch(0), strict=False):
+        assert all(np.array_equal(batch[name], expected[name]) for name in ("image", "label", "id"))
+
+
+@pytest.mark.parametrize("num_taken", [0, 1, 8, 21, 49])
+def test_it_goes_on_where_it_was_saved(make, num_taken):
+    dataset = iterable_dataset(make(), 1)
+    rows = iter(dataset)
+    for _ in range(num_taken):
+        next(rows)
+    saved = dataset.state_dict()
+    again = iterable_dataset(make(), 1)
+    again.load_state_dict(saved)
+    assert [row["id"] for row in again] == [row["id"] for row in rows_of(make(), 1)][num_taken:]
+
+
+def test_workers_of_a_loader_share_the_steps(make):
+    loader = DataLoader(iterable_dataset(make()).with_format("torch"), batch_size=5, num_workers=3)
+    ids = [id_ for batch in loader for id_ in batch["id"].tolist()]
+    assert sorted(ids) == list(range(50))
+
+
+def test_existing_stages_keep_working(make):
+    dataset = (
+        iterable_dataset(make(**RAW)).map(lambda row: {"number": int(row["cls"])}).filter(lambda row: row["number"] < 5)
+    )
+    rows = list(dataset)
+    assert len(rows) == 25
+    assert all(row["number"] == row["label"] for row in rows)
+
+
+def test_steps_are_read_once_whatever_the_worker_skips(make):
+    stream = make()
+    runs = []
+    run = stream.run
+    stream.run = lambda spans: runs.append(1) or run(spans)
+    assert len(list(iterable_dataset(stream))) == 50
+    assert len(runs) == 1

@@ -1,0 +1,79 @@
+"""Global arrays over four devices of the CPU, in a process of its own: JAX reads their number when it starts."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+START = """
+import itertools, sys
+import jax, numpy as np
+from jax.sharding import PartitionSpec
+from shardset import ImageSpec, PadCrop, Stream
+from shardset.adapters.jax import GlobalBatches
+
+def make(**options):
+    image = ImageSpec(size=8, crop=PadCrop(1))
+    return Stream(sys.argv[1], "train", **{"batch_size": 8, "image": image, "num_threads": 1, **options})
+
+mesh = jax.make_mesh((4,), ("data",))
+"""
+
+
+def run(shards, code):
+    """What Python prints in a process with four devices, or the last line of its error."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    }
+    words = [sys.executable, "-c", START + code, shards]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
+
+
+def test_the_batches_are_those_of_the_stream_over_all_devices(shards):
+    code = """
+batches = GlobalBatches(make(), mesh)
+for epoch in range(2):
+    found = list(batches)
+    assert len(found) == len(batches) == 7
+    for batch, expected in zip(found, make().epoch(epoch), strict=True):
+        assert batch.keys() == expected.keys()
+        for name, array in batch.items():
+            assert isinstance(array, jax.Array) and array.sharding.spec == PartitionSpec("data")
+            assert [shard.data.shape[0] for shard in array.addressable_shards] == [2, 2, 2, 2]
+            assert np.array_equal(array, expected[name])
+mean = jax.jit(lambda batch: batch["image"].mean())(found[0])
+print(round(float(mean), 3) == round(float(np.asarray(found[0]["image"]).mean()), 3))
+"""
+    assert run(shards, code) == "True\n"
+
+
+def test_they_are_saved_and_restored_like_the_stream(shards):
+    code = """
+batches, again = GlobalBatches(make(), mesh), GlobalBatches(make(), mesh)
+iterator = iter(batches)
+next(iterator), next(iterator)
+again.load_state_dict(batches.state_dict())
+rest = [batch["id"].tolist() for batch in iterator]
+print(len(rest), rest == [batch["id"].tolist() for batch in again])
+"""
+    assert run(shards, code) == "5 True\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("make(rank=1, world_size=2), mesh", "rank 1 of 2, but this is process 0 of 1 of JAX; pass rank=jax.process"),
+        ("make(), mesh, 'model'", "the mesh has no axis 'model', only data"),
+        ("make(batch_size=6), mesh", "a global batch of 6 does not divide over 4 devices of axis 'data'"),
+    ],
+)
+def test_what_does_not_fit_the_mesh_is_refused(shards, call, message):
+    assert message in run(shards, f"GlobalBatches({call})")

@@ -1,0 +1,105 @@
+import numpy as np
+import pytest
+import webdataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from shardset.adapters.webdataset import pipeline
+from shardset.errors import ConfigError
+from tests.makers.shardset import pixels
+
+NUM_SAMPLES = 50
+
+
+def ids_of(samples):
+    return [sample["__id__"] for sample in samples]
+
+
+def test_stages_of_webdataset_get_every_sample_once(shards):
+    dataset = pipeline(shards, "train").decode("rgb8").map(lambda sample: {**sample, "doubled": 2 * sample["cls"]})
+    assert isinstance(dataset, webdataset.DataPipeline)
+    samples = list(dataset)
+    assert sorted(ids_of(samples)) == list(range(NUM_SAMPLES))
+    for sample in samples:
+        assert sample["__key__"] == f"train-{sample['__id__']:06d}"
+        assert sample["doubled"] == 2 * (sample["__id__"] % 10)
+        assert np.array_equal(sample["png"], pixels(sample["__id__"], 8, 8))
+
+
+def test_batches_are_those_of_the_samples(shards):
+    plain = list(pipeline(shards, "train").decode("rgb8").to_tuple("png", "cls"))
+    batches = list(pipeline(shards, "train").decode("rgb8").to_tuple("png", "cls").batched(16))
+    assert [len(labels) for _, labels in batches] == [16, 16, 16, 2]
+    assert np.array_equal(np.concatenate([np.stack(images) for images, _ in batches]), [image for image, _ in plain])
+
+
+def test_the_samples_of_the_tars_themselves_are_the_same(shards):
+    tars = [f"{shards}/train/train-{number:06d}.tar" for number in range(3)]
+    theirs = {sample["__key__"]: sample for sample in webdataset.WebDataset(tars, shardshuffle=False)}
+    for sample in pipeline(shards, "train"):
+        other = theirs.pop(sample["__key__"])
+        assert all(sample[name] == other[name] for name in ("png", "cls", "__url__"))
+    assert not theirs
+
+
+@pytest.mark.parametrize("world", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_divided_exactly_among_processes_and_workers(shards, world, workers):
+    loaders = [
+        webdataset.WebLoader(
+            pipeline(shards, "train", rank=rank, world_size=world), batch_size=None, num_workers=workers
+        )
+        for rank in range(world)
+    ]
+    parts = [ids_of(loader) for loader in loaders]
+    assert sorted(id_ for part in parts for id_ in part) == list(range(NUM_SAMPLES))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_each_further_iteration_is_the_next_epoch(shards):
+    dataset = pipeline(shards, "train")
+    first, second = ids_of(dataset), ids_of(dataset)
+    assert first != second
+    assert sorted(first) == sorted(second)
+    dataset.set_epoch(0)
+    assert ids_of(dataset) == first
+
+
+@pytest.mark.parametrize("num_taken", [1, 7, 33])
+def test_a_pipeline_goes_on_where_it_was_saved(shards, num_taken):
+    dataset = pipeline(shards, "train").decode("rgb8")
+    samples = iter(dataset)
+    for _ in range(num_taken):
+        next(samples)
+    again = pipeline(shards, "train").decode("rgb8")
+    again.load_state_dict(dataset.state_dict())
+    assert ids_of(again) == ids_of(samples)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_goes_on_behind_batches(shards, workers):
+    def loader_of():
+        dataset = pipeline(shards, "train").map(lambda sample: sample["__id__"]).batched(4, collation_fn=list)
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers)
+
+    loader, again = loader_of(), loader_of()
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    again.load_state_dict(loader.state_dict())
+    assert list(again) == list(batches)
+
+
+def test_the_stored_order_is_that_of_the_ids(shards):
+    assert ids_of(pipeline(shards, "train", seed=None, num_lanes=1)) == list(range(NUM_SAMPLES))
+
+
+def test_one_of_several_processes_must_say_which_it_is(shards, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="rank and world_size are not given"):
+        pipeline(shards, "train")
+
+
+def test_some_fields_may_be_chosen(shards):
+    sample = next(iter(pipeline(shards, "train", fields=("cls",))))
+    assert "png" not in sample
+    assert sample["cls"] == str(sample["__id__"] % 10).encode()

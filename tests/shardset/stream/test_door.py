@@ -1,0 +1,269 @@
+"""`shardset.Stream` as a loop of one's own uses it: short arguments, iteration, position, and the world around."""
+
+import itertools
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardset
+from shardset.decode.crops import CenterCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec
+from shardset.errors import ConfigError
+from shardset.storage.open import open_storage
+from tests.makers.shardset import jpeg_samples, write_shard_set
+
+ROOT = Path(__file__).parents[3]
+NUM_TRAIN = 41
+
+
+@pytest.fixture(scope="module", params=["disk", "memory"])
+def shards(request, tmp_path_factory):
+    """The URL of a shard set: one is read by sample, the other by block."""
+    url = str(tmp_path_factory.mktemp("set")) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/set"
+    samples = {"train": jpeg_samples("train", NUM_TRAIN, height=24, width=30), "val": jpeg_samples("val", 9)}
+    write_shard_set(open_storage(url), samples, num_shards=3)
+    return url
+
+
+def make(url, split="train", **options):
+    return shardset.Stream(url, split, **{"batch_size": 8, "image_size": 16, **options})
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def all_same(some, others):
+    return all(same(one, other) for one, other in zip(some, others, strict=True))
+
+
+def test_three_lines_give_an_epoch_of_batches(shards):
+    stream = shardset.Stream(shards, "train", batch_size=8, image_size=16)
+    batches = list(stream)
+    assert len(stream) == len(batches) == 6
+    assert batches[0]["image"].shape == (8, 16, 16, 3)
+    assert (batches[0]["image"].dtype, batches[0]["label"].dtype) == (np.uint8, np.int64)
+    ids = np.concatenate([batch["id"][batch["weight"] == 1] for batch in batches])
+    assert sorted(ids) == list(range(NUM_TRAIN))
+
+
+@pytest.mark.parametrize("end", ["", "/", "/manifest.json"])
+def test_the_manifest_and_its_folder_are_accepted(shards, end):
+    assert len(make(shards + end)) == 6
+
+
+def test_the_short_spellings_mean_what_the_exact_ones_do(shards):
+    exact = shardset.Stream(
+        shards,
+        "train",
+        global_batch_size=8,
+        rank=0,
+        world_size=1,
+        seed=0,
+        image=ImageSpec(size=16, crop=RandomResizedCrop(), flip="pixels"),
+    )
+    assert make(shards).spec == exact.spec
+    assert all_same(make(shards), exact.epoch(0))
+
+
+def test_each_further_iteration_is_the_next_epoch(shards):
+    stream, exact = make(shards), make(shards)
+    for epoch in range(3):
+        assert all_same(stream, exact.epoch(epoch))
+
+
+def test_after_a_break_the_next_iteration_is_the_next_epoch(shards):
+    stream = make(shards)
+    for _ in itertools.islice(stream, 2):
+        pass
+    assert all_same(stream, make(shards).epoch(1))
+
+
+def test_the_exact_methods_leave_the_position_alone(shards):
+    stream = make(shards)
+    next(stream.epoch(4, 2))
+    assert all_same(stream, make(shards).epoch(0))
+
+
+@pytest.mark.parametrize("num_taken", range(15))
+def test_a_state_goes_on_after_the_last_batch_that_was_taken(shards, num_taken):
+    # Far fewer than are prefetched by then.
+    stream = make(shards, prefetch=4)
+    taken = itertools.chain.from_iterable(itertools.repeat(stream))
+    for _ in range(num_taken):
+        next(taken)
+    saved = stream.state_dict()
+    expected = [next(taken) for _ in range(9)]
+    again = make(shards)
+    again.load_state_dict(saved)
+    assert all_same(expected, itertools.islice(itertools.chain.from_iterable(itertools.repeat(again)), 9))
+
+
+def test_a_state_is_plain_values(shards):
+    stream = make(shards, seed=np.uint64(2**64 - 1))
+    next(iter(stream))
+    state = stream.state_dict()
+    assert {type(value) for value in state.values()} <= {int, str}
+    numbers = {
+        name: np.int64(value) if isinstance(value, int) and value < 2**63 else value for name, value in state.items()
+    }
+    stream.load_state_dict(numbers)
+    assert stream.state_dict() == state
+
+
+def test_a_state_of_several_processes_goes_on_in_another_number_of_them(shards):
+    streams = [make(shards, batch_size=2, rank=rank, world_size=4) for rank in range(4)]
+    for batches in map(iter, streams):
+        next(batches)
+    states = [stream.state_dict() for stream in streams]
+    assert all(state == states[0] for state in states)
+    again = make(shards)
+    again.load_state_dict(states[0])
+    assert all_same(again, make(shards).epoch(0, 1))
+
+
+def test_a_state_brings_the_order_options_that_were_left_open(shards):
+    first = make(shards, num_lanes=2, block_size=3, window=5)
+    batches = iter(first)
+    next(batches)
+    again = make(shards)
+    again.load_state_dict(first.state_dict())
+    assert all_same(again, batches)
+
+
+@pytest.mark.parametrize(("options", "name"), [({"seed": 1}, "seed"), ({"num_lanes": 4}, "num_lanes")])
+def test_a_state_of_another_order_is_refused_and_changes_nothing(shards, options, name):
+    saved = make(shards, num_lanes=2).state_dict()
+    stream = make(shards, **options)
+    with pytest.raises(ConfigError, match=name):
+        stream.load_state_dict(saved)
+    assert all_same(stream, make(shards, **options).epoch(0))
+
+
+@pytest.mark.parametrize("state", [{}, {"epoch": 3}, {"epoch": "x"}])
+def test_a_state_that_is_none_is_refused(shards, state):
+    with pytest.raises(ConfigError, match="the order state can't be read"):
+        make(shards).load_state_dict(state)
+
+
+def test_classes_are_the_names_by_label(shards):
+    assert make(shards).classes == [f"class {label}" for label in range(10)]
+
+
+def test_with_closes(shards):
+    with make(shards) as stream:
+        batches = iter(stream)
+        next(batches)
+    assert list(batches) == []
+    with pytest.raises(ConfigError, match="the stream is closed"):
+        next(iter(stream))
+
+
+# --- images by name ---------------------------------------------------------------------------------------------------
+
+
+def test_a_preset_is_that_of_timm(shards):
+    assert make(shards, image="train").spec.image == ImageSpec(size=16, crop=RandomResizedCrop(), flip="pixels")
+    assert make(shards, image="eval", image_size=224).spec.image == ImageSpec(size=224, crop=CenterCrop(256))
+
+
+def test_the_stored_order_takes_the_preset_of_evaluation(shards):
+    stream = make(shards, "val", seed=None)
+    assert stream.spec.image == ImageSpec(size=16, crop=CenterCrop(18))
+    assert next(iter(stream))["id"].tolist() == list(range(8))
+
+
+def test_images_that_come_mirrored_are_those_of_flip(shards):
+    crop = RandomResizedCrop()
+    told = make(shards, image=ImageSpec(size=16, crop=crop, flip=True), image_size=None)
+    flipped = 0
+    for batch, expected in zip(make(shards), told, strict=True):
+        flip = expected.pop("flip")
+        expected["image"][flip] = expected["image"][flip][:, :, ::-1]
+        assert same(batch, expected)
+        flipped += flip.sum()
+    assert 0 < flipped < 48
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": None}, "the size is missing; give image_size=224, or image=None"),
+        ({"image_size": None, "image": "eval"}, "the size of image='eval' is missing"),
+        ({"image": None}, "image_size=16 and image=None say two things"),
+        ({"image": ImageSpec(size=16)}, "image_size=16 and image=ImageSpec.* say two things"),
+        ({"image": "test"}, "image is 'test', expected 'train', 'eval', an ImageSpec, or None"),
+        ({"image": "train", "seed": None}, "takes no random crop or flip"),
+        ({"image_size": "16"}, "image_size is '16', expected a whole number"),
+        ({"global_batch_size": 8}, r"batch_size .* or global_batch_size .* both are given \(8 and 8\)"),
+        ({"batch_size": None}, "batch_size .* or global_batch_size .* neither is given"),
+        ({"batch_size": 2.5}, "batch_size is 2.5, expected a whole number"),
+        ({"rank": 1}, "rank is 1 and world_size is None; give both"),
+        ({"world_size": 2}, "rank is None and world_size is 2; give both"),
+        ({"transform": 3}, "transform is 3, expected a function"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_named(shards, options, message):
+    with pytest.raises(ConfigError, match=message):
+        make(shards, **options)
+
+
+def test_an_image_spec_has_no_other_flip():
+    with pytest.raises(ConfigError, match="flip is 'device', expected True, False or 'pixels'"):
+        ImageSpec(size=16, flip="device")
+
+
+# --- one process or several -------------------------------------------------------------------------------------------
+
+
+LAUNCHES = [
+    ("WORLD_SIZE", "RANK"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("PMI_SIZE", "PMI_RANK"),
+]
+
+
+@pytest.mark.parametrize(("size", "rank"), LAUNCHES)
+def test_one_of_several_processes_must_say_which_it_is(shards, monkeypatch, size, rank):
+    monkeypatch.setenv(size, "4")
+    with pytest.raises(ConfigError, match=rf'{size} is 4.*rank=int\(os.environ\["{rank}"\]\), world_size=4'):
+        make(shards)
+    assert make(shards, rank=3, world_size=4).spec.global_batch_size == 32
+    assert make(shards, rank=0, world_size=1).spec.global_batch_size == 8
+
+
+@pytest.mark.parametrize("size", ["1", "", "many"])
+def test_a_launcher_of_one_process_needs_no_arguments(shards, monkeypatch, size):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert make(shards).spec.world_size == 1
+
+
+DISTRIBUTED = """
+import sys, torch.distributed as distributed
+from shardset import Stream
+size, store = int(sys.argv[2]), distributed.HashStore()
+distributed.init_process_group("fake" if size > 1 else "gloo", store=store, rank=0, world_size=size)
+print(len(Stream(sys.argv[1], "train", batch_size=8, image_size=16)))
+"""
+
+
+@pytest.mark.parametrize(("size", "expected"), [(1, ""), (3, "torch.distributed runs 3 processes")])
+def test_processes_that_torch_knows_of_must_be_named(tmp_path, size, expected):
+    write_shard_set(open_storage(str(tmp_path)), {"train": jpeg_samples("train", 20)})
+    fake = "from torch.testing._internal.distributed import fake_pg\n" if size > 1 else ""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", fake + DISTRIBUTED, str(tmp_path), str(size)]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode == 0) == (not expected), done.stderr
+    assert expected in done.stderr
+
+
+def test_a_stream_is_not_indexed(shards):
+    with pytest.raises(ConfigError, match=r"BatchDataset\(stream\), batch_size=None\), or shardset.open"):
+        make(shards)[0]
