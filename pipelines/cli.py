@@ -152,10 +152,13 @@ def _plan_input(args: argparse.Namespace) -> "PlanInput":
     from pipelines.config import BuildConfig
     from pipelines.estimate.inputs import PlanInput
 
-    sizes = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples", "holdout", "seed")
+    names = (
+        *("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples", "seed"),
+        *("holdout", "class_depth", "path_column", "label_column"),
+    )
     return PlanInput(
         build=BuildConfig(
-            source=args.source or "", input=args.input or "", output="", **{name: getattr(args, name) for name in sizes}
+            source=args.source or "", input=args.input or "", output="", **{name: getattr(args, name) for name in names}
         ),
         manifest=args.manifest,
         num_samples=args.samples,

@@ -36,7 +36,7 @@ CLASS_ENTRY_BYTES = 55
 ASSUMED_KEY_BYTES = 16
 ASSUMED_UNIT_SAMPLES = 1_000
 
-_ARCHIVES = frozenset({"cifar10", "cifar100", "webdataset"})
+_ARCHIVES = frozenset({"cifar10", "cifar100", "hf", "webdataset"})
 _SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
 
 
@@ -68,6 +68,9 @@ class PlanInput:
         options = {
             "--input": ("--source", self.build.input),
             "--holdout": ("--source", self.build.holdout),
+            "--class-depth": ("--source", self.build.class_depth != 1),
+            "--path-column": ("--source", self.build.path_column),
+            "--label-column": ("--source", self.build.label_column),
             "--mean-bytes": ("--samples", self.mean_bytes),
             "--classes": ("--samples", self.num_classes),
         }

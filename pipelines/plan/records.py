@@ -13,8 +13,9 @@ from pipelines.plan.layout import SplitPlan, units_per_batch
 from pipelines.plan.partitions import ByteRange
 from shardset.format.manifest import ClassInfo, Shard
 
-PLAN_VERSION = 7
-"""Raised whenever a file below `plan/` changes: a build that another version left unfinished then starts over."""
+PLAN_VERSION = 8
+"""Raised whenever a file below `plan/` changes, or what the same input and options lead to: which samples are held out,
+the default sizes. A build that another version left unfinished then starts over."""
 
 
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
