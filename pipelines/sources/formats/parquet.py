@@ -16,6 +16,8 @@ from shardset.errors import SourceError
 BUFFER_BYTES = 1 << 20
 """The pages of a column are read through a buffer of this size."""
 
+_ARE_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+
 
 @contextmanager
 def parquet_errors(where: str) -> Iterator[None]:
@@ -44,7 +46,7 @@ def holds_bytes(kind: pa.DataType) -> bool:
     """Whether values of this type are or contain bytes."""
     if pa.types.is_dictionary(kind):
         return holds_bytes(kind.value_type)
-    if any(is_kind(kind) for is_kind in (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)):
+    if any(is_bytes(kind) for is_bytes in _ARE_BYTES):
         return True
     return any(holds_bytes(kind.field(number).type) for number in range(kind.num_fields))
 
