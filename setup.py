@@ -50,9 +50,11 @@ TRAINER = [
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 DEV = [
     "axe-playwright-python>=0.1.4,<1",
+    "datasets>=4,<6",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mypy>=1.15,<3",
+    "pandas>=2.2,<4",
     "playwright>=1.49,<2",
     "pytest>=8.3,<10",
     "pytest-xdist>=3.6,<4",

@@ -159,7 +159,8 @@ def _plan_input(args: argparse.Namespace) -> "PlanInput":
     from pipelines.config import BuildConfig
     from pipelines.estimate.inputs import SIZES, PlanInput
 
-    options = {name: getattr(args, name) for name in (*SIZES, "holdout", "seed")}
+    names = (*SIZES, "holdout", "seed", "class_depth", "path_column", "label_column")
+    options = {name: getattr(args, name) for name in names}
     return PlanInput(
         build=BuildConfig(source=args.source or "", input=args.input or "", output="", **options),
         manifest=args.manifest,

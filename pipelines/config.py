@@ -13,6 +13,11 @@ from shardset.format.manifest import Remainder
 
 Balance = Literal["none", "stratified"]
 
+_NOT_IN_BYTES = (
+    *("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"),
+    *("class_depth", "path_column", "label_column"),  # the survey has what they lead to
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildConfig:
@@ -36,6 +41,9 @@ class BuildConfig:
     overwrite: bool = False
     only_shards: frozenset[tuple[str, int]] = frozenset()
     within_input: bool = False
+    class_depth: int = 1
+    path_column: str | None = None
+    label_column: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_fraction <= 1:
@@ -70,7 +78,7 @@ class BuildConfig:
     def what_decides_bytes(self) -> dict[str, Any]:
         """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""
         options = asdict(self)
-        for name in ("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"):
+        for name in _NOT_IN_BYTES:
             del options[name]
         del options["image"]["max_pixels"]
         for name in ("background", "decoded_bytes"):  # as they are by default, they stand in no set

@@ -20,12 +20,17 @@ sources, and what --input is for each:
   cifar10, cifar100   the published .tar.gz (python or binary version), or the folder with it or its extracted files
   imagenet            a folder with ILSVRC2012_img_train.tar, _img_val.tar and _devkit_t12.tar.gz; the Kaggle tree;
                       or class folders train/WNID/, validation/WNID/
-  folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1
-  listing             a CSV or JSONL file with the columns path, label and optionally split, key, anything else
+  folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1; an image in any folder below CLASS is
+                      of that class, unless --class-depth 2 makes classes of CLASS/SUBCLASS
+  hf                  the Parquet files of a Hugging Face image dataset: their folder, or one file
+  listing             a CSV, JSONL or Parquet file with the columns path, label (or image, file, filename, ..., class,
+                      category, ...; else --path-column, --label-column) and optionally split, key, anything else
   webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
 
 examples:
   python -m pipelines build --source folder --input photos --holdout test=0.1 --output shards
+  python -m pipelines build --source listing --input birds.csv --label-column species --output shards
+  python -m pipelines build --source hf --input downloaded/food101 --output shards
   python -m pipelines build --source imagenet --input /data/ilsvrc --output gs://bucket/imagenet \\
       --samples-per-shard train=1252,validation=1000 --remainder pad
   python -m pipelines build --source cifar10 --input cifar-10-python.tar.gz --output shards \\
@@ -81,8 +86,7 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
     where.add_argument("--source", required=True, help="the raw format, see below")
     where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
-    where.add_argument("--holdout", action=Merge, type=arguments.fractions, default={}, metavar="SPLIT=FRACTION",
-                       help="move this fraction of the samples into its own split, chosen by their keys")  # fmt: skip
+    _add_input(where)
     where.add_argument("--within-input", action="store_true",
                        help="refuse a listing with images outside its folder, by links or absolute paths")  # fmt: skip
     where.add_argument("--overwrite", action="store_true",
@@ -100,7 +104,8 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
     check.add_argument("--on-bad", choices=["quarantine", "fail"], default="quarantine",
                        help="list bad samples and go on (default), or fail")  # fmt: skip
     check.add_argument("--max-bad-fraction", type=float, default=0.01, metavar="F",
-                       help="fail before writing if more than this of a split is bad (default 0.01)")  # fmt: skip
+                       help="fail before writing if more than this of a split, and more than 10 samples, are bad "
+                            "(default 0.01; 0 allows none)")  # fmt: skip
     image = build.add_argument_group("images (default: stored byte for byte)")
     image.add_argument("--resize", type=arguments.shorter_side, metavar="shorter=N",
                        help="shrink images until their shorter side is N")  # fmt: skip
@@ -114,11 +119,25 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
                        help="rewrite JPEGs without loss, so that readers decode only what a crop needs")  # fmt: skip
 
 
+def _add_input(group: argparse._ArgumentGroup) -> None:
+    """The options that decide which samples a source has."""
+    group.add_argument("--holdout", action=Merge, type=arguments.fractions, default={}, metavar="SPLIT=FRACTION",
+                       help="move this fraction of each class into its own split, chosen by the keys of the samples; a "
+                            "class with two or more has some in each part")  # fmt: skip
+    group.add_argument("--class-depth", type=arguments.positive, default=1, metavar="N",
+                       help="folder: the first N folders name the class, animals/birds with 2 (default 1)")  # fmt: skip
+    group.add_argument("--path-column", "--image-column", metavar="NAME",
+                       help="listing, hf: the column of the images (default: path, image, file, ...)")  # fmt: skip
+    group.add_argument("--label-column", metavar="NAME",
+                       help="listing, hf: the column of the labels (default: label, class, category, target, ..., or "
+                            "the ClassLabel of the schema); '' stores images without labels")  # fmt: skip
+
+
 def _add_sizes(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     size = verb.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
     size.add_argument("--num-shards", action=Merge, type=arguments.numbers, default={}, metavar="N")
     size.add_argument("--samples-per-shard", action=Merge, type=arguments.numbers, default={}, metavar="N",
-                      help="default: about 128 MiB a shard, and at least 4 shards")  # fmt: skip
+                      help="default: about 128 MiB a shard; up to 4 shards of 100 samples or more")  # fmt: skip
     size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
                       help="what does not divide: sizes differ by one (default), drop, or pad by repeats")  # fmt: skip
     size.add_argument("--balance", choices=["none", "stratified"], default="none",
@@ -195,8 +214,7 @@ def _add_plan(verbs: _Verbs, common: Parser) -> None:
     raw = plan.add_argument_group("before a build: files to list, or bare numbers")
     raw.add_argument("--source", help="folder, listing, or imagenet as class folders")
     raw.add_argument("--input", metavar="PATH", help="local or gs://, as for build; only names and sizes are read")
-    raw.add_argument("--holdout", action=Merge, type=arguments.fractions, default={}, metavar="SPLIT=FRACTION",
-                     help="as for build")  # fmt: skip
+    _add_input(raw)
     raw.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
                      help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
     raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")

@@ -27,13 +27,24 @@ class Parser(argparse.ArgumentParser):
 
 def program_parser(command: str, module: str, **options: Any) -> Parser:
     """The top-level parser of a program, with `--version` and `--print-completion`; named as the shell called it."""
-    import shtab  # late: it comes with an extra, and run_program says which
-
     called = Path(sys.argv[0]).name
     parser = Parser(prog=called if called == command else f"python -m {module}", allow_abbrev=False, **options)
     parser.add_argument("--version", action="version", version=f"shardset {__version__}")
-    shtab.add_argument_to(parser, "--print-completion", help=f"for {command}: a completion script, to be evaluated")
+    parser.add_argument("--print-completion", action=_PrintCompletion, choices=["bash", "zsh", "tcsh"],
+                        help=f"for {command}: a completion script, to be evaluated")  # fmt: skip
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints the script and ends the program."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        import shtab  # comes with an extra; `--help` works without one
+
+        print(shtab.complete(parser, values))
+        parser.exit(OK)
 
 
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:

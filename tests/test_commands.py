@@ -42,10 +42,10 @@ echo "${{COMPREPLY[@]}}"
     [
         ("pipelines build --source folder --input in --output out", "apache_beam"),
         ("pipelines plan --source folder --input in", "isal"),
-        ("pipelines --help", "shtab"),
+        ("pipelines --print-completion bash", "shtab"),
         ("trainer train --manifest shards", "torch"),
         ("trainer bench-input --manifest shards", "cv2"),
-        ("trainer --version", "shtab"),
+        ("trainer --print-completion bash", "shtab"),
     ],
 )
 def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(words, library, tmp_path):

@@ -38,7 +38,7 @@ ASSUMED_UNIT_SAMPLES = 1_000
 SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
 """The options of a build that decide the sizes of its shards."""
 
-_ARCHIVES = frozenset({"cifar10", "cifar100", "webdataset"})
+_ARCHIVES = frozenset({"cifar10", "cifar100", "hf", "webdataset"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +69,9 @@ class PlanInput:
         options = {
             "--input": ("--source", self.build.input),
             "--holdout": ("--source", self.build.holdout),
+            "--class-depth": ("--source", self.build.class_depth != 1),
+            "--path-column": ("--source", self.build.path_column),
+            "--label-column": ("--source", self.build.label_column),
             "--mean-bytes": ("--samples", self.mean_bytes),
             "--classes": ("--samples", self.num_classes),
         }

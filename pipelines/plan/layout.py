@@ -23,7 +23,9 @@ from shardset.format.manifest import Remainder
 from shardset.order.permutation import derive_key, hash64, permute
 
 TARGET_SHARD_BYTES = 128 * 2**20
-MIN_SHARDS = 4
+SMALL_SHARDS, SMALL_SHARD_SAMPLES = 4, 100
+"""A split of less than 4 x 128 MiB has 4 shards by default, or as many as have 100 samples each, so that several
+readers have one each and ten test images are one file."""
 MIN_BATCH, MAX_BATCH = 2**17, 2**19
 """The bounds of a batch of references: they limit a worker's memory."""
 _PARTITION_ROWS = 400
@@ -143,7 +145,8 @@ def count_shards(num_wanted: int, num_bytes: int, sizing: Sizing) -> int:
     if sizing.num_shards is not None:
         return sizing.num_shards
     if sizing.samples_per_shard is None:
-        return min(num_wanted, max(MIN_SHARDS, math.ceil(num_bytes / TARGET_SHARD_BYTES)))
+        small = min(SMALL_SHARDS, max(1, num_wanted // SMALL_SHARD_SAMPLES))
+        return min(num_wanted, max(small, math.ceil(num_bytes / TARGET_SHARD_BYTES)))
     if sizing.remainder == "drop":
         return num_wanted // sizing.samples_per_shard
     return math.ceil(num_wanted / sizing.samples_per_shard)

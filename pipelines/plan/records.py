@@ -13,8 +13,9 @@ from pipelines.plan.layout import SplitPlan, units_per_batch
 from pipelines.plan.partitions import ByteRange
 from shardset.format.manifest import ClassInfo, Shard
 
-PLAN_VERSION = 7
-"""Increase it when the format of a file below `plan/` changes: unfinished builds of other versions then start over."""
+PLAN_VERSION = 8
+"""Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
+held-out samples or the default sizes: unfinished builds of other versions then start over."""
 
 
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):

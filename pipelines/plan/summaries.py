@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,9 @@ UnitOffsets = dict[str, UnitOffset]
 
 MAX_REASONS = 5
 """The number of rejected samples that a summary names as examples."""
+
+ALLOWED_BAD = 10
+"""So many bad samples are never too many: in a small split they are more than the usual 1 %."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,14 +133,20 @@ def merge(summaries: Iterable[UnitSummary]) -> UnitSummary:
 
 
 def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
-    """Raises TooManyBad if a larger fraction of a split was rejected."""
+    """Raises TooManyBad if more than that fraction of a split was rejected, and more than a few samples.
+
+    A few are ALLOWED_BAD, at most half of the split, and none if the fraction is 0.
+    """
     for split, count in sorted(total.splits.items()):
-        num_raw = count.num_rejected + count.num_samples
-        if count.num_rejected > max_bad_fraction * num_raw:
+        num_bad, num_raw = count.num_rejected, count.num_rejected + count.num_samples
+        allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2)) if max_bad_fraction else 0
+        if num_bad > allowed:
+            limit = f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split" if max_bad_fraction else "none"
             raise TooManyBad(
-                f"split {split!r}: {count.num_rejected} of {num_raw} raw samples are bad, allowed are "
-                f"{max_bad_fraction:.2%} (for example {'; '.join(total.reasons)}); mend the input or raise "
-                "--max-bad-fraction; nothing was written"
+                f"split {split!r}: {num_bad} of {num_raw} raw samples are bad, allowed are {math.floor(allowed)} "
+                f"({limit}), for example {'; '.join(total.reasons)}; mend or remove them, or leave them out by "
+                f"--on-bad quarantine --max-bad-fraction {math.ceil(1000 * num_bad / num_raw) / 1000:g}; nothing was "
+                "written"
             )
 
 

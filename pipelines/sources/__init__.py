@@ -1,12 +1,14 @@
 """The sources by name. A new one is a module of its own and one line in SOURCES."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from pipelines.sources.folder import Folder
 from pipelines.sources.holdout import Holdout
+from pipelines.sources.huggingface import HuggingFace
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
 from pipelines.sources.webdataset import WebDataset, find_tars
@@ -26,40 +28,64 @@ def _cifar(kind: type[Cifar10] | type[Cifar100]) -> Callable[["BuildConfig"], So
 
 
 def _folder(config: "BuildConfig") -> Source:
-    return Folder(open_storage(config.input), Holdout(config.holdout, config.seed))
+    return Folder(open_storage(config.input), Holdout(config.holdout, config.seed), config.class_depth)
 
 
 def _listing(config: "BuildConfig") -> Source:
-    holdout = Holdout(config.holdout, config.seed)
-    return Listing(*open_file(config.input), holdout, within_input=config.within_input)
+    return Listing(
+        *open_file(config.input),
+        Holdout(config.holdout, config.seed),
+        within_input=config.within_input,
+        path_column=config.path_column,
+        label_column=config.label_column,
+    )
+
+
+def _hugging_face(config: "BuildConfig") -> Source:
+    is_file = config.input.endswith(".parquet")
+    storage, file = open_file(config.input) if is_file else (open_storage(config.input), "")
+    return HuggingFace(storage, file, Holdout(config.holdout, config.seed), config.path_column, config.label_column)
 
 
 SOURCES: dict[str, Callable[["BuildConfig"], Source]] = {
     "cifar10": _cifar(Cifar10),
     "cifar100": _cifar(Cifar100),
     "folder": _folder,
+    "hf": _hugging_face,
     "imagenet": lambda config: ImageNet(open_storage(config.input)),
     "listing": _listing,
     "webdataset": lambda config: WebDataset(*find_tars(config.input)),
 }
 
-TAKES_HOLDOUT = frozenset({"folder", "listing"})
+OPTIONS = {
+    "holdout": ("folder", "hf", "listing"),
+    "within_input": ("listing",),
+    "class_depth": ("folder",),
+    "path_column": ("hf", "listing"),
+    "label_column": ("hf", "listing"),
+}
+"""The options that only some sources take, by field of the configuration."""
 
 
 def open_source(config: "BuildConfig") -> Source:
     """The source that a configuration names, over its input; raises ConfigError or SourceError."""
     if config.source not in SOURCES:
         raise ConfigError(f"no source {config.source!r}; there are {', '.join(sorted(SOURCES))}")
-    if config.holdout and config.source not in TAKES_HOLDOUT:
-        raise ConfigError(f"--holdout has no meaning for {config.source}, which has splits of its own; leave it out")
-    if config.within_input and config.source != "listing":
-        raise ConfigError("--within-input is for listings, which alone say where images are; leave it out")
+    defaults = {field.name: field.default for field in fields(config)} | {"holdout": {}}
+    for option, takers in OPTIONS.items():
+        if getattr(config, option) != defaults[option] and config.source not in takers:
+            flag = f"--{option.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} has no meaning for {config.source}, only for {' and '.join(takers)}; leave it out"
+            )
     return SOURCES[config.source](config)
 
 
 def input_folder(config: "BuildConfig") -> Storage | None:
     """The folder with nothing but raw input; None if --input names files, and for tars, which may be a shard set."""
     if config.source in ("listing", "webdataset"):
+        return None
+    if config.source == "hf" and config.input.endswith(".parquet"):
         return None
     if config.source.startswith("cifar") and config.input.endswith((".tar.gz", ".tgz")):
         return None

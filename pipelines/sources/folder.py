@@ -1,7 +1,8 @@
-"""Class folders: `SPLIT/CLASS/file` or `CLASS/file`. A unit is a run of the sorted listing, with generations."""
+"""Class folders: `SPLIT/CLASS/.../file` or `CLASS/.../file`. A unit is a run of the sorted listing."""
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -9,7 +10,7 @@ from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.holdout import REST, Holdout
+from pipelines.sources.holdout import REST, ClassHoldout, Holdout, Label
 from pipelines.sources.paths import extension, is_hidden, is_text, printable, without_extension
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -18,49 +19,75 @@ from shardset.storage.base import Storage
 
 ENTRIES_PER_UNIT = 1_000
 
-_LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file"
-_SPLIT_NAMES = {"train", "training", "test", "testing", "val", "valid", "validation"}
+_LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file, with any folders below CLASS"
+_SPLIT_NAME = re.compile(
+    r"(train|training|val|valid|validation|dev|test|testing|eval|evaluation|fold|split)[-_]?\d*", re.I | re.A
+)
+_UNREAD_PICTURES = frozenset(
+    {
+        *("avif", "eps", "exr", "hdr", "heic", "heif", "ico", "jp2", "jxl", "pdf", "psd", "svg", "tga", "xcf"),
+        *("arw", "cr2", "cr3", "dng", "nef", "orf", "raf", "raw", "rw2"),
+    }
+)
+"""Extensions of pictures in formats that are not read."""
+_MAX_TYPES = 12
+"""A message lists at most this many types of files."""
 
 
 @dataclass(frozen=True)
 class Folder:
     """Images in class folders below `input`; classes get labels in the order of their sorted names.
 
-    `holdout` is for `CLASS/file` images; a key is the path without its extension.
+    An image is of the class that the first `class_depth` folders below its split name, however deep it is: with 1
+    that of the first folder, as in torchvision's ImageFolder. The first folders are splits if one of them is named like
+    a split and has no images of its own. `holdout` is for folders without splits; a key is the path without its
+    extension.
     """
 
     input: Storage
     holdout: Holdout = field(default_factory=Holdout)
+    class_depth: int = 1
     entries_per_unit: int = ENTRIES_PER_UNIT
 
     name: ClassVar[str] = "folder"
 
     def survey(self) -> Survey:
-        """Lists everything once. Ignores hidden files, and counts files that are not images in a note.
+        """Lists everything once. Ignores hidden files; notes count files that are not images, or not in a class folder.
 
-        Raises SourceError if there are no images, or images at different depths; ConfigError for a holdout where
-        the folders already are splits.
+        Raises SourceError if no image is in a class folder, or folders of classes and splits seem to be mixed up;
+        ConfigError for a holdout where the folders already are splits.
         """
         listed = _listed(self.input)
-        has_splits = self._has_splits(listed)
-        names = sorted(listed.classes)
+        layout = self._layout(listed)
+        names = sorted({layout.class_of(folder) for folder in listed.folders} - {""})
+        self._check_classes(layout, listed, names)
         labels = {name: label for label, name in enumerate(names)}
-        rejected = [self._rejected(name, has_splits) for name in listed.unreadable]
-        seen = {(self._split_of(name, has_splits), labels[_class_of(name)]) for name, *_ in listed.images}
-        splits = {split for split, _ in seen}
-        self._check_splits(splits, names)
+        label_of = {folder: labels.get(layout.class_of(folder), -1) for folder in listed.folders}
+        images = _in_classes(listed.images, label_of)
+        holdout = self.holdout.by_class(lambda: _keys_of(images, label_of))
+        rejected = [self._rejected(name, layout) for name in listed.unreadable]
+
+        def entry_of(image: Entry) -> Entry:
+            name, num_bytes, generation = image
+            label = label_of[_folder_of(name)]
+            return [name, num_bytes, generation, label, layout.split_of(name, label, holdout)]
 
         def unit_of(number: int, images: list[Entry]) -> Unit:
-            entries = [
-                [name, num_bytes, generation, labels[_class_of(name)], self._split_of(name, has_splits)]
-                for name, num_bytes, generation in images
-            ]
-            return {"entries": entries, "rejected": [] if number else rejected}
+            return {"entries": list(map(entry_of, images)), "rejected": [] if number else rejected}
 
+        seen = {(split, label) for *_, label, split in map(entry_of, images)}
+        splits = {split for split, _ in seen}
+        self._check_splits(splits)
         return Survey(
-            units=SpilledUnits(listed.images, self.entries_per_unit, unit_of),
+            units=SpilledUnits(images, self.entries_per_unit, unit_of),
             classes=class_infos(names),
-            notes=[*_note_others(listed.others), *self.holdout.empty_notes(splits), *missing_notes(seen, names)],
+            notes=[
+                *_note_others(listed.others),
+                *_note_loose(len(listed.images) - len(images), listed.folders, label_of),
+                *layout.nesting_notes(listed.folders),
+                *self.holdout.empty_notes(splits),
+                *missing_notes(seen, names),
+            ],
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -79,56 +106,89 @@ class Folder:
                 fields={image: Extent(name, generation, 0, num_bytes)},
             )
 
-    def _has_splits(self, listed: "_Listed") -> bool:
-        where, examples = self.input.url, list(listed.depths.values())
-        if not examples:
-            files = f"only {_counts(listed.others)}" if listed.others else "no files"
+    def _layout(self, listed: "_Listed") -> "_Layout":
+        where = self.input.url
+        if not listed.folders:
+            others = _counts(listed.others) if listed.others else ""
+            unreadable = f"{len(listed.unreadable)} names that are not valid UTF-8" if listed.unreadable else ""
+            files = " and ".join(filter(None, [others, unreadable]))
+            files = f"only {files}" if files else "no files"
             raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})")
-        if len(examples) > 1:
-            raise SourceError(
-                f"{where}: images at different depths, such as {examples[0]} and {examples[1]}; {_LAYOUTS}, one of the "
-                "two for all; move the others away or list the images in a CSV file (--source listing)"
-            )
-        [(depth, example)] = listed.depths.items()
-        if depth not in (1, 2):
-            raise SourceError(f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes")
-        if depth == 2 and self.holdout:
+        tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
+        layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
+        if layout.has_splits and self.holdout:
+            example = next(folder for folder in sorted(listed.folders) if layout.class_of(folder))
             raise ConfigError(
-                f"{where}: --holdout with folders that are splits already, such as {example}; leave --holdout out, or "
-                "name one of the split folders as input"
+                f"{where}: --holdout with folders that are splits already, such as {listed.folders[example]}; leave "
+                "--holdout out, or name one of the split folders as input"
             )
-        return depth == 2
+        return layout
 
-    def _split_of(self, name: str, has_splits: bool) -> str:
-        return name.partition("/")[0] if has_splits else self.holdout.split_of(without_extension(name))
+    def _check_classes(self, layout: "_Layout", listed: "_Listed", names: list[str]) -> None:
+        where = self.input.url
+        if not names:
+            example = listed.folders[min(listed.folders)]
+            raise SourceError(f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes")
+        if layout.has_splits:
+            return
+        if all(map(_SPLIT_NAME.fullmatch, names)):
+            raise SourceError(
+                f"{where}: the class folders are {', '.join(names)}, which look like splits; {_LAYOUTS}; put the "
+                "images into class folders or list them in a CSV file (--source listing)"
+            )
+        below = {folder: folder.split("/")[1] for folder in listed.folders if "/" in folder}
+        if below and all(map(_SPLIT_NAME.fullmatch, below.values())):
+            example = listed.folders[min(below)]
+            raise SourceError(
+                f"{where}: the folders below the classes look like splits, as in {example}; {_LAYOUTS}; name the "
+                "folder with the splits as input, or move the splits above the classes"
+            )
 
-    def _rejected(self, name: str, has_splits: bool) -> list[str]:
-        split = self._split_of(name, has_splits)
-        return [printable(name), split if is_split(split) else REST, "the name is not valid UTF-8"]
-
-    def _check_splits(self, splits: set[str], class_names: list[str]) -> None:
+    def _check_splits(self, splits: set[str]) -> None:
         for split in sorted(splits):
             if not is_split(split):
                 raise SourceError(
                     f"{self.input.url}/{split}: this folder stands where a split is expected; rename it "
                     "to letters, digits, - and _ (at most 40, not plan)"
                 )
-        if class_names and _SPLIT_NAMES.issuperset(map(str.lower, class_names)):
-            raise SourceError(
-                f"{self.input.url}: the class folders are {', '.join(class_names)}, which look like splits; "
-                f"{_LAYOUTS}; put the images into class folders or list them in a CSV file (--source listing)"
+
+    def _rejected(self, name: str, layout: "_Layout") -> list[str]:
+        split = _top(name) if layout.has_splits else self.holdout.split_of(without_extension(name))
+        return [printable(name), split if is_split(split) else REST, "the name is not valid UTF-8"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What the folders on an image's path mean."""
+
+    has_splits: bool
+    class_depth: int
+
+    def class_of(self, folder: str) -> str:
+        """The class of the images directly in a folder, "" if it is not below a class."""
+        return "/".join(folder.split("/")[self.has_splits :][: self.class_depth])
+
+    def split_of(self, name: str, label: int, holdout: ClassHoldout) -> str:
+        return _top(name) if self.has_splits else holdout.split_of(without_extension(name), label)
+
+    def nesting_notes(self, folders: Iterable[str]) -> Iterator[str]:
+        """A sentence on images in folders below the one that names their class."""
+        deep = sorted(folder for folder in folders if folder.count("/") >= self.has_splits + self.class_depth)
+        if deep:
+            yield (
+                f"images in folders below a class folder are of its class: those in {deep[0]} of class "
+                f"{self.class_of(deep[0])}; --class-depth {self.class_depth + 1} makes classes of deeper folders"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What is in a folder: name, bytes and generation of each image, other files by extension, one image per depth."""
+    """What is in a folder: name, bytes and generation of each image, one image of each folder, other files by type."""
 
     images: SpilledList = field(default_factory=SpilledList)
-    classes: set[str] = field(default_factory=set)
+    folders: dict[str, str] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
-    depths: dict[int, str] = field(default_factory=dict)
 
 
 def _listed(storage: Storage) -> _Listed:
@@ -138,26 +198,53 @@ def _listed(storage: Storage) -> _Listed:
             continue
         if extension(stat.name) not in FIELD_OF_EXTENSION:
             listed.others[printable(extension(stat.name))] += 1
-            continue
-        listed.depths.setdefault(stat.name.count("/"), printable(stat.name))
-        if is_text(stat.name):
+        elif is_text(stat.name):
             listed.images.add([stat.name, stat.num_bytes, stat.generation])
-            listed.classes.add(_class_of(stat.name))
+            listed.folders.setdefault(_folder_of(stat.name), stat.name)
         else:
             listed.unreadable.append(stat.name)
     return listed
 
 
-def _class_of(name: str) -> str:
-    """The name of the folder that an image is in, "" if it is in none."""
-    return name.rpartition("/")[0].rpartition("/")[2]
+def _in_classes(images: SpilledList, label_of: Mapping[str, int]) -> SpilledList:
+    """The images in class folders."""
+    if min(label_of.values()) >= 0:
+        return images
+    in_classes = SpilledList()
+    for image in images:
+        if label_of[_folder_of(image[0])] >= 0:
+            in_classes.add(image)
+    return in_classes
+
+
+def _keys_of(images: Iterable[Entry], label_of: Mapping[str, int]) -> Iterator[tuple[str, Label]]:
+    return ((without_extension(name), label_of[_folder_of(name)]) for name, *_ in images)
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+def _top(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _counts(others: Counter[str]) -> str:
-    each = ", ".join(f"{count} {'.' + name if name else 'without extension'}" for name, count in sorted(others.items()))
-    return f"{others.total()} other files ({each})"
+    each = [f"{count} {'.' + name if name else 'without extension'}" for name, count in sorted(others.items())]
+    more = f", and {len(each) - _MAX_TYPES} more types" if len(each) > _MAX_TYPES else ""
+    return f"{others.total()} other files ({', '.join(each[:_MAX_TYPES])}{more})"
 
 
 def _note_others(others: Counter[str]) -> Iterable[str]:
     if others:
         yield f"left out {_counts(others)}, which are no images by name"
+    unread = sorted(_UNREAD_PICTURES & others.keys())
+    if unread:
+        types = ", ".join(f".{name}" for name in unread)
+        yield f"pictures of type {types} are not read; convert them to JPEG, PNG or WebP to have them in the set"
+
+
+def _note_loose(number: int, folders: Mapping[str, str], label_of: Mapping[str, int]) -> Iterable[str]:
+    if number:
+        example = next(name for folder, name in folders.items() if label_of[folder] < 0)
+        yield f"left out {number} images in no class folder, such as {example}"

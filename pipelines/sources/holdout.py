@@ -1,8 +1,15 @@
-"""Splits by keyed hash: whether a sample is held out depends on its own key and the seed, on nothing else."""
+"""Splits by keyed hash: a sample is held out by its own key and the seed, unless its class would lack a split.
+
+A share of each class, not an exact number of its samples: an exact number would move samples whenever the set grows.
+"""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 
 from shardset.errors import ConfigError
 from shardset.format.naming import is_split
@@ -13,8 +20,11 @@ from shardset.storage.open import is_address, open_file
 REST = "train"
 """The split of the samples that are not held out."""
 
+Label = int | str
+"""A class, by number or by name."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Holdout:
     """Which samples go to which held-out split: `fractions` by split. Empty: all samples go to `train`.
 
@@ -43,21 +53,68 @@ class Holdout:
         return bool(self.fractions)
 
     def split_of(self, key: str) -> str:
-        """The split of one sample. The order in which the fractions are given does not matter."""
-        if not self.fractions:
-            return REST
-        position = hash_text(key, key=derive_key(self.seed, "holdout")) / 2**64
-        for split in sorted(self.fractions):
-            if position < self.fractions[split]:
-                return split
-            position -= self.fractions[split]
-        return REST
+        """The split of a sample without a class. The order in which the fractions are given does not matter."""
+        return self.split_at(self.position_of(key), self._bounds)
+
+    def by_class(self, samples: Callable[[], Iterable[tuple[str, Label]]]) -> "ClassHoldout":
+        """The holdout in which each class has samples in every split; `samples` gives all keys with their classes.
+
+        Calls `samples` twice. Memory holds a count for each class and split, and the samples of the classes that
+        the fractions alone would leave without a split; those are small.
+        """
+        counts: dict[Label, Counter[str]] = {}
+        for key, label in samples() if self else ():
+            counts.setdefault(label, Counter())[self.split_of(key)] += 1
+        positions: dict[Label, set[float]] = {
+            label: set() for label, splits in counts.items() if len(splits) < len(self._splits)
+        }
+        for key, label in samples() if positions else ():
+            if label in positions:
+                positions[label].add(self.position_of(key))
+        bounds = {label: _bounds_within(sorted(some), self._bounds) for label, some in positions.items()}
+        return ClassHoldout(self, bounds)
+
+    def position_of(self, key: str) -> float:
+        """Where the key falls between 0 and 1."""
+        return hash_text(key, key=self._key) / 2**64
+
+    def split_at(self, position: float, bounds: Sequence[float]) -> str:
+        """The split of a position, where each split but the last one ends at one of the bounds."""
+        return self._splits[bisect_right(bounds, position)]
+
+    @cached_property
+    def _splits(self) -> list[str]:
+        return [*sorted(self.fractions), REST]
+
+    @cached_property
+    def _bounds(self) -> list[float]:
+        """Where each split but the last one ends, between 0 and 1."""
+        return list(accumulate(self.fractions[split] for split in self._splits[:-1]))
+
+    @cached_property
+    def _key(self) -> int:
+        return derive_key(self.seed, "holdout")
 
     def empty_notes(self, splits: Iterable[str]) -> Iterator[str]:
         """A sentence for each split that should have samples and has none; `splits` are those that have some."""
         asked = ",".join(f"{split}={fraction:g}" for split, fraction in self.fractions.items())
         for split in sorted({*self.fractions, REST} - {*splits}) if self.fractions else ():
             yield f"--holdout {asked} left no image in split {split}, so there is no such split"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHoldout:
+    """A holdout with other bounds for the classes that the fractions alone would leave without a split."""
+
+    holdout: Holdout
+    bounds: Mapping[Label, Sequence[float]]
+
+    def split_of(self, key: str, label: Label) -> str:
+        """The split of a sample of that class."""
+        bounds = self.bounds.get(label)
+        if bounds is None:
+            return self.holdout.split_of(key)
+        return self.holdout.split_at(self.holdout.position_of(key), bounds)
 
 
 class NamesBelow:
@@ -91,6 +148,17 @@ class NamesBelow:
             if identity == self._identity:
                 return folder[end + 1 :]
         return None
+
+
+def _bounds_within(positions: Sequence[float], bounds: Sequence[float]) -> list[float]:
+    """The bounds, moved as little as gives each split one of the positions; too few go to the last splits."""
+    cuts = [bisect_left(positions, bound) for bound in bounds]
+    for number in range(len(cuts)):
+        cuts[number] = max(cuts[number], 1 + (cuts[number - 1] if number else 0))
+    for number in reversed(range(len(cuts))):
+        before_next = (cuts[number + 1] if number + 1 < len(cuts) else len(positions)) - 1
+        cuts[number] = max(0, min(cuts[number], before_next))
+    return [positions[cut] for cut in cuts]
 
 
 def _identity(folder: str) -> tuple[int, int] | None:

@@ -1,20 +1,23 @@
-"""A CSV or JSONL file that lists images: `path`, `label`, optional `split` and `key`; other columns go into `json`."""
+"""A table that lists images: paths, labels, optional `split` and `key`; other columns go into `json`.
 
-import csv
-import json
+The table is a CSV, JSONL or Parquet file.
+"""
+
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO, Any, ClassVar, NoReturn
+from typing import IO, Any, ClassVar
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.records import READERS, Record, compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.holdout import Holdout, NamesBelow
+from pipelines.sources.holdout import ClassHoldout, Holdout, Label, NamesBelow
 from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
 from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -24,24 +27,21 @@ from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
 MAX_LABEL = 1_000_000
-MAX_LINE_BYTES = 1 << 20
 
 _STAT_THREADS = 32
 _ROWS_AT_ONCE = 10_000
-_COLUMNS = ("path", "label", "split", "key")
+NO_LABEL = -1
 _NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
 """Whole numbers, also as pandas writes them (`7.0`) in a column with a missing one."""
-
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One checked row: `label` is a number or a name, `key` may be empty, `extra` has the other columns as JSON."""
+    """One checked row: `label` is a number (-1: none) or a name, `key` may be empty, `extra` has the rest as JSON."""
 
-    line: int
+    position: str
     path: str
-    label: int | str
+    label: Label
     split: str
     key: str
     extra: str
@@ -53,8 +53,9 @@ class _Listed:
 
     rows: SpilledList = field(default_factory=SpilledList)
     first: dict[type, _Row] = field(default_factory=dict)
-    labels: set[int | str] = field(default_factory=set)
+    labels: set[Label] = field(default_factory=set)
     has_extra: bool = False
+    notes: list[str] = field(default_factory=list)
 
     def add(self, row: _Row) -> None:
         self.rows.add([row.path, row.label, row.split, row.key, row.extra])
@@ -67,25 +68,29 @@ class _Listed:
 class Listing:
     """The images that `file` in the folder `input` lists, one per row; errors name the line, counted from 1.
 
-    A path is relative to `input`, absolute, or a gs:// URL. Labels are either all numbers, taken as they are, or all
-    names, numbered in sorted order. In CSV a label of digits (`7`, `7.0`) is a number, and white space around it is
-    ignored; in JSONL its type decides. `holdout` is for listings without splits; it goes by `key` or, without one, by
-    the image's name below `input`, without its extension. With `within_input` an image outside of `input`, by an
-    absolute path or a symbolic link, is a SourceError. Raises ConfigError if `file` is neither .csv nor .jsonl.
+    `path_column` and `label_column` name the columns, None takes those with usual names; a `label_column` of "" means
+    that there are no labels. A path is relative to `input`, absolute, or a gs:// URL. Labels are either all numbers,
+    taken as they are, or all names, numbered in sorted order. In CSV a label of digits (`7`, `7.0`) is a number, and
+    white space around it is ignored; elsewhere its type decides. `holdout` is for listings without splits; it goes by
+    `key` or, without one, by the image's name below `input`, without its extension. With `within_input` an image
+    outside of `input`, by an absolute path or a symbolic link, is a SourceError. Raises ConfigError if the name of
+    `file` has none of the known extensions.
     """
 
     input: Storage
     file: str
     holdout: Holdout = field(default_factory=Holdout)
     within_input: bool = False
+    path_column: str | None = None
+    label_column: str | None = None
     entries_per_unit: int = ENTRIES_PER_UNIT
 
     name: ClassVar[str] = "listing"
 
     def __post_init__(self) -> None:
-        if extension(self.file) not in _READERS:
+        if extension(self.file) not in READERS:
             raise ConfigError(
-                f"{self.file}: expected a listing that ends with {', '.join(f'.{end}' for end in _READERS)}"
+                f"{self.file}: expected a listing that ends with {', '.join(f'.{end}' for end in READERS)}"
             )
 
     def survey(self) -> Survey:
@@ -95,7 +100,7 @@ class Listing:
         """
         listing = self._stat_listing()
         listed = _Listed()
-        for row in self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes)):
+        for row in self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes), listed.notes):
             listed.add(row)
         names = self._class_names(listed)
         entries, seen = SpilledList(), set()
@@ -105,7 +110,7 @@ class Listing:
         return Survey(
             units=SpilledUnits(entries, self.entries_per_unit, lambda _, some: {"entries": some}),
             classes=class_infos(names),
-            notes=[*self.holdout.empty_notes({split for split, _ in seen}), *missing_notes(seen, names)],
+            notes=[*listed.notes, *self.holdout.empty_notes({split for split, _ in seen}), *missing_notes(seen, names)],
             objects={self.file: listing.num_bytes},
         )
 
@@ -125,16 +130,25 @@ class Listing:
         try:
             return self.input.stat(self.file)
         except NotFound as error:
-            raise SourceError(f"{self._where}: no such listing; name a .csv or .jsonl file as input") from error
+            raise SourceError(
+                f"{self._where}: no such listing; name a .csv, .jsonl or .parquet file as input"
+            ) from error
 
     @property
     def _where(self) -> str:
         return f"{self.input.url}/{self.file}"
 
-    def _rows(self, file: IO[bytes]) -> Iterator[_Row]:
-        for line, record in _READERS[extension(self.file)](_lines(file, self._where), self._where):
-            where = f"{self._where}: line {line}"
-            row = _row(line, record, where)
+    def _rows(self, file: IO[bytes], notes: list[str]) -> Iterator[_Row]:
+        """The checked rows; adds to `notes` which columns were taken."""
+        table = READERS[extension(self.file)](file, self._where)
+        header = f"{self._where}: {table.header}"
+        columns = choose_columns(table.names, self.path_column, self.label_column, header)
+        notes += columns.notes()
+        for position, record in table.rows:
+            where = f"{self._where}: {position}"
+            row = _row(position, record, columns, where, untyped=table.untyped)
+            if not columns.label and self.label_column is None and usual_name(record, LABELS):
+                raise SourceError(f"{where}: a label, but {table.header} has none; give all rows a label, or none")
             if self.holdout and row.split:
                 raise ConfigError(f"{where}: --holdout with a listing that has splits; leave one of the two out")
             if self.within_input and not _is_within(self.input, row.path):
@@ -151,8 +165,8 @@ class Listing:
         if len(first) > 1:
             number, name = first[int], first[str]
             raise SourceError(
-                f"{self._where}: label {number.label} in line {number.line} is a number and {name.label!r} in line "
-                f"{name.line} a name, expected all numbers or all names"
+                f"{self._where}: label {number.label} in {number.position} is a number and {name.label!r} in "
+                f"{name.position} a name, expected all numbers or all names"
             )
         if int in first:
             return [str(label) for label in range(max(int(label) for label in listed.labels) + 1)]
@@ -161,6 +175,11 @@ class Listing:
     def _entries(self, listed: "_Listed", labels: dict[str, int]) -> Iterator[Entry]:
         empty = "{}" if listed.has_extra else ""
         rows, below = iter(listed.rows), NamesBelow(self.input)
+
+        def classes() -> Iterator[tuple[str, Label]]:
+            return ((self._holdout_key(path, key, below), label) for path, label, _, key, _ in listed.rows)
+
+        holdout = self.holdout.by_class(classes) if labels else ClassHoldout(self.holdout, {})
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(rows, _ROWS_AT_ONCE)):
                 stats = threads.map(self._stat, [path for path, *_ in some])
@@ -169,17 +188,17 @@ class Listing:
                         path,
                         stat.num_bytes if stat else 0,
                         stat.generation if stat else None,
-                        labels[str(label)],
-                        split or self._split_of(path, key, below),
+                        labels.get(str(label), NO_LABEL),
+                        split or holdout.split_of(self._holdout_key(path, key, below), label),
                         key or _key_of(path),
                         extra or empty,
                     ]
 
-    def _split_of(self, path: str, key: str, below: NamesBelow) -> str:
-        """The split of a row without one, wherever the listing is and however its paths are spelled."""
+    def _holdout_key(self, path: str, key: str, below: NamesBelow) -> str:
+        """What decides the split of a row, wherever the listing is and however its paths are spelled."""
         if self.holdout and not key and is_absolute(path):
             key = _key_of(below.name(path))
-        return self.holdout.split_of(key or _key_of(path))
+        return key or _key_of(path)
 
     def _stat(self, path: str) -> Stat | None:
         storage, name = open_file(path) if is_absolute(path) else (self.input, path)
@@ -189,97 +208,28 @@ class Listing:
             return None
 
 
-def _lines(file: IO[bytes], where: str) -> Iterator[str]:
-    number = 0
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        number += 1
-        if len(line) > MAX_LINE_BYTES:
-            raise SourceError(f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; is this a listing?")
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise SourceError(
-                f"{where}: line {number}: not UTF-8 ({error.reason}); save the listing as UTF-8"
-            ) from error
-        yield text
-
-
-def _read_csv(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]]:
-    reader = csv.reader(lines, strict=True)
-    try:
-        header = _check_header(next(reader, []), where)
-        for cells in reader:
-            if len(cells) not in (0, len(header)):
-                raise SourceError(
-                    f"{where}: line {reader.line_num}: {len(cells)} cells, expected {len(header)} as in the header; is "
-                    "a comma in a cell without quotes?"
-                )
-            if cells:
-                yield reader.line_num, _with_number(dict(zip(header, cells, strict=True)))
-    except csv.Error as error:
-        raise SourceError(f"{where}: line {reader.line_num}: not CSV ({error}); correct the line") from error
-
-
-def _check_header(header: list[str], where: str) -> list[str]:
-    names = [name.strip() for name in header]
-    if not {"path", "label"} <= set(names) or len(set(names)) != len(names) or "" in names:
-        raise SourceError(
-            f"{where}: line 1: columns {', '.join(names) or '(none)'}; expected a header with path and label, optional "
-            "split and key, and no name twice or empty"
-        )
-    return names
-
-
-def _with_number(record: Record) -> Record:
-    label = record["label"].strip()
-    number = _NUMBER.fullmatch(label)
-    return {**record, "label": int(number[1][:20]) if number else label}
-
-
-def _read_jsonl(lines: Iterable[str], where: str) -> Iterator[tuple[int, Record]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
-            _compact(record).encode()  # a lone surrogate, which JSON can spell, raises here
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{where}: line {number}: not JSON ({error}); correct the line") from error
-        if not isinstance(record, dict):
-            raise SourceError(
-                f"{where}: line {number}: a {type(record).__name__}, expected an object with path and label"
-            )
-        yield number, record
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
-    record = dict(pairs)
-    if len(record) != len(pairs):
-        raise ValueError("an object has a name twice")
-    return record
-
-
-def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON number")
-
-
-_READERS = {"csv": _read_csv, "jsonl": _read_jsonl, "ndjson": _read_jsonl}
-
-
-def _row(line: int, record: Record, where: str) -> _Row:
-    path = _check_path(_text(record, "path", where), where)
+def _row(position: str, record: Record, columns: Columns, where: str, *, untyped: bool) -> _Row:
+    path = _check_path(_text(record, columns.path, where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
     if split and not is_split(split):
         raise SourceError(f"{where}: split {split!r}, expected at most 40 letters, digits, - and _, not plan")
-    extra = {name: value for name, value in record.items() if name not in _COLUMNS}
+    label = record.get(columns.label)
+    extra = {name: value for name, value in record.items() if name not in (columns.path, columns.label, *OTHERS)}
     return _Row(
-        line=line,
+        position=position,
         path=path,
-        label=_check_label(record.get("label"), where),
+        label=_check_label(_typed(label) if untyped else label, where) if columns.label else NO_LABEL,
         split=split,
         key=key,
-        extra=_compact(extra) if extra else "",
+        extra=compact(extra) if extra else "",
     )
+
+
+def _typed(label: Any) -> Label:
+    """A label that was written as text."""
+    text = str(label).strip()
+    number = _NUMBER.fullmatch(text)
+    return int(number[1][:20]) if number else text
 
 
 def _key_of(path: str) -> str:
@@ -332,7 +282,3 @@ def _is_within(folder: Storage, path: str) -> bool:
     if not (storage.is_remote or folder.is_remote):
         file, top = os.path.realpath(file), os.path.realpath(top)
     return file.startswith(f"{top.rstrip('/')}/")
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

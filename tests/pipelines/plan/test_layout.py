@@ -145,9 +145,9 @@ def test_cifar_upsampled_to_1280000_gives_640_shards_of_2000():
     assert {plan.shard_size(shard) for shard in range(640)} == {2000}
 
 
-def test_by_default_a_shard_is_about_128_mib_or_a_sample_and_there_are_at_least_four():
+def test_by_default_a_shard_is_about_128_mib_and_a_small_split_has_up_to_four_of_100_samples():
     assert count_shards(1000, 1000, Sizing()) == 4
-    assert count_shards(3, 1000, Sizing()) == 3
+    assert [count_shards(number, 1000, Sizing()) for number in (1, 3, 10, 199, 200, 399, 400)] == [1, 1, 1, 1, 2, 3, 4]
     assert count_shards(1_281_167, 144_000_000_000, Sizing()) == 1073
     assert count_shards(3, 900_000_000, Sizing()) == 3
 

@@ -3,7 +3,10 @@ import os
 import pickle
 
 import pytest
+from torchvision.datasets import ImageFolder
 
+from pipelines.config import BuildConfig
+from pipelines.sources import open_source
 from pipelines.sources.base import Extent, Rejected
 from pipelines.sources.folder import Folder
 from pipelines.sources.holdout import Holdout
@@ -129,11 +132,19 @@ def test_a_holdout_splits_class_folders_by_key(tmp_path):
 
 
 def test_a_split_that_a_holdout_leaves_empty_is_noted(tmp_path):
-    folder = write_class_folders(tmp_path, ["a", "b"], 3)
+    folder = write_class_folders(tmp_path, ["a", "b"], 1)
     empty = "--holdout test=0.001 left no image in split test, so there is no such split"
     assert opened(folder, holdout=Holdout({"test": 0.001})).survey().notes == [empty]
-    [note, *_] = opened(folder, holdout=Holdout({"test": 0.999})).survey().notes
-    assert note == "--holdout test=0.999 left no image in split train, so there is no such split"
+
+
+@pytest.mark.parametrize("fraction", [0.001, 0.1, 0.999])
+def test_every_class_is_in_every_split_of_a_holdout(tmp_path, fraction):
+    write_class_folders(tmp_path, ["a", "b", "c"], 2)
+    write_images(tmp_path, ["rare/1.png", "a/deep/er/1.png"])
+    source = opened(tmp_path, holdout=Holdout({"test": fraction}, seed=3))
+    seen = {(sample.label, sample.split) for sample in read(source)}
+    assert seen == {(label, split) for label in range(3) for split in ("train", "test")} | {(3, "train")}
+    assert "split test has no images of 1 class: rare" in source.survey().notes
 
 
 def test_a_holdout_of_folders_that_are_splits_already_is_refused(tmp_path):
@@ -153,12 +164,19 @@ def test_a_senseless_holdout_is_refused_when_the_source_is_made(tmp_path):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["cat/1.png", "train/cat/1.png"], r"different depths, such as cat/1\.png and train/cat/1\.png"),
-        (["1.png", "cat/1.png"], r"different depths, such as 1\.png and cat/1\.png"),
         (["1.png", "2.png"], r"found images such as 1\.png; expected images as SPLIT/CLASS/file or CLASS/file"),
-        (["x/train/cat/1.png"], r"found images such as x/train/cat/1\.png; .*name the folder above the classes"),
+        (
+            ["x/train/cat/1.png"],
+            r"below the classes look like splits, as in x/train/cat/1\.png; .*name the folder with",
+        ),
+        (["cat/train/1.png", "dog/test/1.png"], r"look like splits, as in cat/train/1\.png; .*move the splits above"),
+        (["train2017/1.png", "val2017/1.png"], "class folders are train2017, val2017, which look like splits"),
+        (["train/1.png", "train/cat/1.png"], "class folders are train, which look like splits"),
         (["train/1.png", "Test/1.png"], "class folders are Test, train, which look like splits"),
-        (["my split/cat/1.png"], "my split: this folder stands where a split is expected; rename it"),
+        (
+            ["my split/cat/1.png", "train/cat/1.png"],
+            "my split: this folder stands where a split is expected; rename it",
+        ),
     ],
 )
 def test_another_layout_is_an_error_with_an_example(tmp_path, paths, message):
@@ -177,3 +195,95 @@ def test_a_folder_without_images_is_an_error_that_says_what_is_there(tmp_path):
     (tmp_path / "cat" / "1.heic").write_text("x")
     with pytest.raises(SourceError, match=r"only 1 other files \(1 \.heic\) there; expected .* \(jpg, jpeg, png"):
         opened(tmp_path).survey()
+
+
+# --- folders below folders
+
+
+def classes(source) -> dict[str, str]:
+    names = [info.name for info in source.survey().classes]
+    return {sample.name: names[sample.label] for sample in read(source)}
+
+
+NESTED = ["animals/1.png", "animals/birds/2.png", "animals/birds/sea/3.png", "plants/4.png", "plants/trees/5.png"]
+
+
+def test_everything_below_a_folder_is_of_its_class_as_torchvision_has_it(tmp_path):
+    source = opened(write_images(tmp_path, NESTED))
+    theirs = ImageFolder(str(tmp_path))
+    expected = {os.path.relpath(path, tmp_path): theirs.classes[label] for path, label in theirs.samples}
+    assert classes(source) == expected
+    assert {sample.split for sample in read(source)} == {"train"}
+    assert source.survey().notes == [
+        "images in folders below a class folder are of its class: those in animals/birds of class animals; "
+        "--class-depth 2 makes classes of deeper folders"
+    ]
+
+
+def test_a_class_depth_makes_classes_of_deeper_folders(tmp_path):
+    write_images(tmp_path, NESTED)
+    assert sorted({*classes(opened(tmp_path, class_depth=2)).values()}) == [
+        *("animals", "animals/birds", "plants", "plants/trees")
+    ]
+    deepest = opened(tmp_path, class_depth=3)
+    assert classes(deepest)["animals/birds/sea/3.png"] == "animals/birds/sea"
+    assert deepest.survey().notes == []
+
+
+def test_the_class_depth_counts_from_the_split(tmp_path):
+    source = opened(write_images(tmp_path, [f"{split}/{name}" for split in ("train", "val") for name in NESTED]))
+    assert {*classes(source).values()} == {"animals", "plants"}
+    assert {sample.split for sample in read(source)} == {"train", "val"}
+    deeper = opened(tmp_path, class_depth=2)
+    assert classes(deeper)["val/animals/birds/sea/3.png"] == "animals/birds"
+
+
+@pytest.mark.parametrize(
+    ("paths", "splits"),
+    [
+        (["train/cat/1.png", "test/cat/1.png"], {"train", "test"}),
+        (["Train/cat/1.png", "val2017/cat/1.png"], {"Train", "val2017"}),
+        (["train/cat/1.png", "extra/cat/1.png"], {"train", "extra"}),
+        (["fold1/cat/1.png", "fold2/cat/1.png"], {"fold1", "fold2"}),
+        (["train/cat/x/1.png", "test/cat/1.png"], {"train", "test"}),
+        (["train/cat/1.png", "test/1.png", "1.png"], {"train"}),  # a test split without labels, as Kaggle has it
+        (["train/1.png", "train/steam/1.png", "plane/1.png"], {"train"}),  # a train is a vehicle
+        (["animals/cats/1.png", "plants/trees/1.png"], {"train"}),
+        (["trainers/left/1.png", "test tubes/small/1.png"], {"train"}),
+    ],
+)
+def test_folders_with_the_name_of_a_split_and_no_images_of_their_own_are_splits(tmp_path, paths, splits):
+    assert {sample.split for sample in read(opened(write_images(tmp_path, paths)))} == splits
+
+
+def test_images_in_no_class_folder_are_left_out_with_a_note(tmp_path):
+    source = opened(write_images(tmp_path, ["train/cat/1.png", "test/2.png", "test/3.png", "4.png"]))
+    assert [sample.name for sample in read(source)] == ["train/cat/1.png"]
+    assert source.survey().notes == ["left out 3 images in no class folder, such as 4.png"]
+
+
+def test_pictures_in_formats_that_are_not_read_are_named(tmp_path):
+    write_images(tmp_path, ["cat/1.png"])
+    for name in ("cat/2.HEIC", "cat/3.svg", "cat/4.svg", "cat/5.txt"):
+        (tmp_path / name).write_text("x")
+    assert opened(tmp_path).survey().notes == [
+        "left out 4 other files (1 .heic, 2 .svg, 1 .txt), which are no images by name",
+        "pictures of type .heic, .svg are not read; convert them to JPEG, PNG or WebP to have them in the set",
+    ]
+
+
+def test_many_types_of_files_are_not_all_listed(tmp_path):
+    write_images(tmp_path, ["cat/1.png"])
+    for number in range(30):
+        (tmp_path / f"cat/x.t{number:02d}").write_text("x")
+    [note] = opened(tmp_path).survey().notes
+    assert note == (
+        f"left out 30 other files ({', '.join(f'1 .t{number:02d}' for number in range(12))}, and 18 more types), "
+        "which are no images by name"
+    )
+
+
+def test_class_depth_is_for_folders(tmp_path):
+    config = BuildConfig(source="listing", input=str(tmp_path / "x.csv"), output="out", class_depth=2)
+    with pytest.raises(ConfigError, match="--class-depth has no meaning for listing, only for folder"):
+        open_source(config)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import BuildConfig
-from pipelines.sources import TAKES_HOLDOUT, open_source
+from pipelines.sources import open_source
 from pipelines.sources.holdout import Holdout, NamesBelow
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
@@ -43,6 +43,72 @@ def test_a_holdout_is_frozen():
     # Held-out samples of existing sets. To change them is to leak test samples into training.
     chosen = [key for key in KEYS[:60] if Holdout({"test": 0.1}, seed=7).split_of(key) == "test"]
     assert chosen == ["cat/00004", "cat/00033", "cat/00046", "cat/00050"]
+
+
+# --- classes
+
+KEYS_BY_CLASS = st.dictionaries(st.sampled_from("abcdef"), st.sets(st.integers(0, 10**6), min_size=1, max_size=40))
+FRACTIONS = st.dictionaries(st.sampled_from(["a", "b", "validation"]), st.floats(1e-6, 0.33), min_size=1)
+
+
+def by_class(holdout: Holdout, keys: dict[str, set[int]]) -> dict[str, dict[int, str]]:
+    """The split of each key of each class."""
+    classes = holdout.by_class(lambda: [(str(key), label) for label, some in keys.items() for key in some])
+    return {label: {key: classes.split_of(str(key), label) for key in some} for label, some in keys.items()}
+
+
+@given(KEYS_BY_CLASS, FRACTIONS, st.integers(0, 99))
+def test_every_class_with_enough_samples_has_one_in_every_split(keys, fractions, seed):
+    for splits in by_class(Holdout(fractions, seed), keys).values():
+        wanted = {*fractions, "train"}
+        if len(splits) >= len(wanted):
+            assert set(splits.values()) == wanted
+        assert len(set(splits.values())) >= min(2, len(splits))
+        assert "train" in splits.values()
+
+
+@given(KEYS_BY_CLASS, st.floats(1e-6, 1 - 1e-6), st.integers(0, 99))
+def test_two_samples_are_enough_for_one_held_out_split(keys, fraction, seed):
+    for splits in by_class(Holdout({"test": fraction}, seed), keys).values():
+        assert set(splits.values()) == ({"train", "test"} if len(splits) > 1 else {"train"})
+
+
+@given(KEYS_BY_CLASS, FRACTIONS, st.integers(0, 99))
+def test_a_class_that_has_every_split_by_its_fractions_is_divided_by_them_alone(keys, fractions, seed):
+    holdout = Holdout(fractions, seed)
+    for label, splits in by_class(holdout, keys).items():
+        plain = {key: holdout.split_of(str(key)) for key in keys[label]}
+        if {*plain.values()} == {*fractions, "train"}:
+            assert splits == plain
+
+
+@given(st.sets(st.integers(0, 10**6), min_size=2, max_size=60), st.integers(1, 59), st.integers(0, 99))
+def test_a_growing_class_moves_at_most_the_one_sample_that_a_split_had_been_lent(keys, num_old, seed):
+    holdout, every = Holdout({"test": 0.1}, seed), sorted(keys, key=str)
+    old = by_class(holdout, {"cat": {*every[:num_old]}})["cat"]
+    new = by_class(holdout, {"cat": {*every}})["cat"]
+    moved = [key for key in old if old[key] != new[key]]
+    assert len(moved) <= 1
+    plain = {holdout.split_of(str(key)) for key in old}
+    if "train" in plain and len(old) > 1:  # else the class lent a sample to train
+        assert all(old[key] == "test" for key in moved)
+    if plain == {"train", "test"}:
+        assert not moved
+
+
+def test_the_samples_that_small_classes_hold_out_are_frozen():
+    # Held-out samples of existing sets. To change them is to leak test samples into training.
+    keys = {name: {*range(number)} for number, name in enumerate("abcdef", start=1)}
+    split = by_class(Holdout({"test": 0.1}, seed=7), keys)
+    chosen = {label: [key for key in some if some[key] == "test"] for label, some in split.items()}
+    assert chosen == {"a": [], "b": [0], "c": [0], "d": [0], "e": [0], "f": [5]}
+
+
+def test_the_same_sample_twice_is_in_one_split_twice():
+    holdout = Holdout({"test": 0.1}, seed=3)
+    classes = holdout.by_class(lambda: [("x", 0), ("x", 0), ("y", 1), ("y", 1), ("z", 1)])
+    assert classes.split_of("x", 0) == "train"
+    assert {classes.split_of("y", 1), classes.split_of("z", 1)} == {"train", "test"}
 
 
 @given(st.text("abc/", max_size=9), st.integers(0, 2**63))
@@ -167,7 +233,6 @@ def test_an_image_outside_of_the_input_is_held_out_by_its_whole_path_as_ever(pho
 
 def test_every_other_source_refuses_a_holdout():
     others = {"cifar10", "cifar100", "imagenet", "webdataset"}
-    assert TAKES_HOLDOUT.isdisjoint(others)
     for source in others:
         with pytest.raises(ConfigError, match=f"--holdout has no meaning for {source}"):
             chosen(source, "in")

@@ -1,14 +1,19 @@
+import datetime
 import json
 import pickle
 from dataclasses import replace
 
+import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config import BuildConfig
 from pipelines.sources import open_source
 from pipelines.sources.base import Extent, RawSample, Rejected
+from pipelines.sources.formats.records import MAX_LINE_BYTES
 from pipelines.sources.holdout import Holdout
-from pipelines.sources.listing import MAX_LINE_BYTES, Listing
+from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_file, open_storage
 from tests.makers.folders import write_csv, write_images, write_jsonl
@@ -169,7 +174,150 @@ def test_blank_lines_of_jsonl_are_passed_over_and_the_extension_may_be_ndjson(im
     assert [sample.label for sample in read(opened(images / "list.NDJSON"))] == [1]
 
 
+# --- columns
+
+
+@pytest.mark.parametrize(
+    ("columns", "path", "label"),
+    [
+        (["image", "class"], "image", "class"),
+        (["Filename", "Category"], "Filename", "Category"),
+        (["target", "filepath"], "filepath", "target"),
+        (["file_name", "label"], "file_name", "label"),
+        (["file", "image", "class", "label"], "image", "label"),
+        (["kind", "path", "label", "image"], "path", "label"),
+    ],
+)
+def test_columns_with_usual_names_are_taken_and_named(images, columns, path, label):
+    row = {path: "3.ppm", label: "cat"}
+    source = csv_of(images, [row.get(column, "other") for column in columns], columns=columns)
+    [sample] = read(source)
+    assert (sample.name, source.survey().classes[0].name) == ("3.ppm", "cat")
+    others = {column: "other" for column in columns if column not in row}
+    assert json.loads(sample.fields.get("json", b"{}")) == others
+    took = (
+        f"took the images from column {path!r} and the labels from {label!r}; --path-column and --label-column name "
+        "others"
+    )
+    assert source.survey().notes == ([] if (path, label) == ("path", "label") else [took])
+
+
+def test_any_columns_can_be_named(images):
+    rows = [["a/1.png", "bird", "x.png"], ["3.ppm", "fish", "y.png"]]
+    listing = write_csv(images / "list.csv", ["where", "kind", "path"], rows)
+    source = opened(listing, path_column="where", label_column="kind")
+    assert [(s.name, s.label, s.fields["json"]) for s in read(source)] == [
+        ("a/1.png", 0, b'{"path":"x.png"}'),
+        ("3.ppm", 1, b'{"path":"y.png"}'),
+    ]
+    for columns, flag in (({"path_column": "x"}, "--path-column"), ({"label_column": "x"}, "--label-column")):
+        with pytest.raises(SourceError, match=rf"columns where, kind, path; none is called 'x'; correct {flag}"):
+            opened(listing, **columns).survey()
+
+
+def test_a_listing_of_paths_alone_has_no_labels(images):
+    for source in (csv_of(images, ["3.ppm"], columns=["path"]), jsonl_of(images, {"image": "3.ppm"})):
+        [sample] = read(source)
+        assert (sample.label, list(sample.fields)) == (-1, ["ppm"])
+        assert source.survey().classes == []
+        assert "and no labels" in source.survey().notes[0]
+
+
+def test_an_empty_label_column_leaves_the_labels_out(images):
+    listing = write_csv(images / "list.csv", ["path", "label"], [["3.ppm", "cat"]])
+    [sample] = read(opened(listing, label_column=""))
+    assert (sample.label, sample.fields["json"]) == (-1, b'{"label":"cat"}')
+
+
+def test_a_label_that_only_later_rows_have_is_an_error(images):
+    with pytest.raises(SourceError, match="line 2: a label, but line 1 has none; give all rows a label, or none"):
+        jsonl_of(images, {"path": "3.ppm"}, {"path": "a/1.png", "label": 1}).survey()
+
+
+# --- Parquet
+
+
+def parquet_of(folder, columns: dict, **options) -> Listing:
+    pq.write_table(pa.table(columns), folder / "list.parquet", **options)
+    return opened(folder / "list.parquet")
+
+
+def test_parquet_says_the_same_as_jsonl(images):
+    rows = [
+        {"path": "a/1.png", "label": "dog", "split": "test", "key": "k1", "age": 7, "size": 1.5},
+        {"path": "a/2.jpg", "label": "cat", "split": None, "key": None, "age": None, "size": 2.0},
+        {"path": "3.ppm", "label": "dog", "split": "train", "key": "k3", "age": 9, "size": 0.25},
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    expected = read(jsonl_of(images, *rows))
+    assert read(parquet_of(images, columns, row_group_size=2)) == expected
+    frame = pandas.DataFrame(rows).astype({"label": "category", "age": "Int64"})
+    frame.to_parquet(images / "list.parquet")
+    assert read(opened(images / "list.parquet")) == expected
+
+
+def test_numbers_in_parquet_are_labels_and_other_values_are_written_as_json_has_them(images):
+    day = datetime.date(2024, 5, 17)
+    values = {"day": [day, day], "ratio": [float("nan"), 0.5], "tags": [["a"], []], "box": [{"x": 1}, None]}
+    samples = read(parquet_of(images, {"image": ["3.ppm", "a/1.png"], "target": [3, 0], **values}))
+    assert [sample.label for sample in samples] == [3, 0]
+    assert [sample.fields["json"] for sample in samples] == [
+        b'{"box":{"x":1},"day":"2024-05-17","ratio":null,"tags":["a"]}',
+        b'{"box":null,"day":"2024-05-17","ratio":0.5,"tags":[]}',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"path": ["3.ppm", "a/1.png"], "label": [1, None]}, r"row 2: label None, expected a number or a name"),
+        ({"path": ["3.ppm"], "label": [1.0]}, r"row 1: label 1\.0"),
+        ({"path": ["3.ppm"], "label": ["x"], "raw": [b"1"]}, "column raw holds bytes; read images .* --source hf"),
+        ({"path": [{"bytes": b"1", "path": "x"}], "label": [1]}, "column path holds bytes"),
+        ({"where": ["3.ppm"]}, "the schema: columns where; expected"),
+        ({"path": [], "label": []}, "no rows, expected one for each image"),
+    ],
+)
+def test_a_malformed_parquet_listing_is_an_error_with_its_row(images, columns, message):
+    with pytest.raises(SourceError, match=rf"list\.parquet: {message}"):
+        parquet_of(images, columns).survey()
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"path,label\n3.ppm,1\n" * 9])
+def test_a_file_that_is_no_parquet_is_an_error(images, data):
+    (images / "list.parquet").write_bytes(data)
+    with pytest.raises(SourceError, match=r"list\.parquet: not readable as Parquet .*; fetch or write the file again"):
+        opened(images / "list.parquet").survey()
+
+
+def test_a_damaged_parquet_file_is_an_error(images):
+    parquet_of(images, {"path": ["3.ppm"] * 99, "label": [f"class {number}" for number in range(99)]})
+    data = bytearray((images / "list.parquet").read_bytes())
+    data[20:200] = b"\xff" * 180
+    (images / "list.parquet").write_bytes(data)
+    with pytest.raises(SourceError, match=r"list\.parquet: not readable as Parquet"):
+        opened(images / "list.parquet").survey()
+
+
 # --- holdout
+
+
+def test_every_class_of_a_listing_is_in_every_split_of_a_holdout(images):
+    rows = [["3.ppm", name, f"k{number}"] for name in ("a", "b", "c") for number in range(2)]
+    keys = [[path, name, name + key] for path, name, key in rows]
+    listing = write_csv(images / "list.csv", ["path", "label", "key"], keys)
+    samples = read(opened(listing, holdout=Holdout({"test": 0.001}, seed=1)))
+    assert {(s.label, s.split) for s in samples} == {
+        (label, split) for label in range(3) for split in ("train", "test")
+    }
+
+
+def test_a_holdout_without_labels_goes_by_the_key_alone(images):
+    holdout = Holdout({"test": 0.3}, seed=1)
+    listing = write_csv(images / "list.csv", ["path", "key"], [["3.ppm", f"k{number}"] for number in range(60)])
+    assert [sample.split for sample in read(opened(listing, holdout=holdout))] == [
+        holdout.split_of(f"k{number}") for number in range(60)
+    ]
 
 
 def test_a_holdout_splits_by_key(images):
@@ -219,7 +367,7 @@ def test_a_symbolic_link_out_of_the_folder_is_followed_unless_it_is_refused(imag
 
 def test_within_input_is_for_listings(tmp_path):
     config = BuildConfig(source="folder", input=str(tmp_path), output="out", within_input=True)
-    with pytest.raises(ConfigError, match="--within-input is for listings"):
+    with pytest.raises(ConfigError, match="--within-input has no meaning for folder, only for listing"):
         open_source(config)
     assert config.what_decides_bytes() == BuildConfig(source="folder", input="x", output="y").what_decides_bytes()
 
@@ -285,7 +433,8 @@ def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message)
         (f"path,label\n3.ppm,{'9' * 5000}\n", "line 2: label 9999"),
         ('path,label\n"a"x,1\n', "line 2: not CSV"),
         ('path,label\n"a,1\n', "line 2: not CSV"),
-        ("path,class\n3.ppm,1\n", "line 1: columns path, class; expected a header with path and label"),
+        ("path,kind\n3.ppm,1\n", "line 1: columns path, kind; none is called label; .* --label-column"),
+        ("where,label\n3.ppm,1\n", "line 1: columns where, label; expected a header with path and label"),
         ("path,label,label\n3.ppm,1,1\n", "line 1: columns path, label, label"),
         ("path,label,\n3.ppm,1,1\n", "line 1: columns"),
         ("path;label\n3.ppm;1\n", "line 1: columns path;label"),

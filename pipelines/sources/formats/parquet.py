@@ -1,0 +1,66 @@
+"""Parquet files, read by a few rows at a time from any storage: neither a file nor a row group is held in memory."""
+
+import datetime
+import decimal
+import math
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+import pyarrow as pa
+from pyarrow.parquet import ParquetFile
+
+from shardset.errors import SourceError
+
+BUFFER_BYTES = 1 << 20
+"""The pages of a column are read through a buffer of this size."""
+
+_ARE_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+
+
+@contextmanager
+def parquet_errors(where: str) -> Iterator[None]:
+    """A block in which an error of the format is a SourceError about `where`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise SourceError(f"{where}: not readable as Parquet ({error}); fetch or write the file again") from error
+
+
+def open_parquet(file: IO[bytes], where: str) -> ParquetFile:
+    """The file, with its footer read; raises SourceError if it is not Parquet."""
+    with parquet_errors(where):
+        return ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
+
+
+def batches(
+    file: ParquetFile, where: str, *, columns: Sequence[str], row_groups: Sequence[int], batch_size: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the row groups, at most `batch_size` at a time; `columns` may name leaves, as `image.path`."""
+    with parquet_errors(where):
+        yield from file.iter_batches(batch_size, row_groups=list(row_groups), columns=list(columns), use_threads=False)
+
+
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Whether values of this type are or contain bytes."""
+    if pa.types.is_dictionary(kind):
+        return holds_bytes(kind.value_type)
+    if any(is_bytes(kind) for is_bytes in _ARE_BYTES):
+        return True
+    return any(holds_bytes(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def json_value(value: Any) -> Any:
+    """A value of a column as JSON has it: dates and decimals as texts, numbers that JSON lacks as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(name): json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(item) for item in value]
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta | decimal.Decimal | uuid.UUID):
+        return str(value)
+    return value

@@ -1,0 +1,155 @@
+"""Tables as records: CSV, JSONL and Parquet files, read row by row; errors name the line."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from pyarrow.parquet import ParquetFile
+
+from pipelines.sources.formats import parquet
+from shardset.errors import SourceError
+
+if TYPE_CHECKING:
+    from _csv import Reader
+
+MAX_LINE_BYTES = 1 << 20
+ROWS_PER_BATCH = 1_000
+
+Record = dict[str, Any]
+"""The values of a row by column."""
+
+
+class RecordTable(NamedTuple):
+    """The rows of a table with the position of each, such as `line 7`, and its columns with where they are listed.
+
+    If it is `untyped`, all values are texts, also the numbers.
+    """
+
+    names: list[str]
+    header: str
+    rows: Iterator[tuple[str, Record]]
+    untyped: bool = False
+
+
+def _lines(file: IO[bytes], where: str) -> Iterator[str]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(line) > MAX_LINE_BYTES:
+            raise SourceError(f"{where}: line {number} has more than {MAX_LINE_BYTES} bytes; is this a listing?")
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise SourceError(
+                f"{where}: line {number}: not UTF-8 ({error.reason}); save the listing as UTF-8"
+            ) from error
+        yield text
+
+
+def _read_csv(file: IO[bytes], where: str) -> RecordTable:
+    reader = csv.reader(_lines(file, where), strict=True)
+    try:
+        header = _check_header(next(reader, []), where)
+    except csv.Error as error:
+        raise _not_csv(where, reader.line_num, error) from error
+    return RecordTable(header, "line 1", _csv_rows(reader, header, where), untyped=True)
+
+
+def _csv_rows(reader: "Reader", header: list[str], where: str) -> Iterator[tuple[str, Record]]:
+    try:
+        for cells in reader:
+            if len(cells) not in (0, len(header)):
+                raise SourceError(
+                    f"{where}: line {reader.line_num}: {len(cells)} cells, expected {len(header)} as in the header; is "
+                    "a comma in a cell without quotes?"
+                )
+            if cells:
+                yield f"line {reader.line_num}", dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise _not_csv(where, reader.line_num, error) from error
+
+
+def _not_csv(where: str, line: int, error: csv.Error) -> SourceError:
+    return SourceError(f"{where}: line {line}: not CSV ({error}); correct the line")
+
+
+def _check_header(header: list[str], where: str) -> list[str]:
+    names = [name.strip() for name in header]
+    if not names or len(set(names)) != len(names) or "" in names:
+        raise SourceError(
+            f"{where}: line 1: columns {', '.join(names) or '(none)'}; expected a header with path and label, optional "
+            "split and key, and no name twice or empty"
+        )
+    return names
+
+
+def _read_jsonl(file: IO[bytes], where: str) -> RecordTable:
+    rows = _jsonl_rows(file, where)
+    first = next(rows, None)
+    if first is None:
+        raise SourceError(f"{where}: no rows, expected one for each image")
+    position, record = first
+    return RecordTable([*record], position, chain([first], rows))
+
+
+def _jsonl_rows(file: IO[bytes], where: str) -> Iterator[tuple[str, Record]]:
+    for number, line in enumerate(_lines(file, where), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant)
+            compact(record).encode()  # a lone surrogate, which JSON can spell, raises here
+        except (ValueError, RecursionError) as error:
+            raise SourceError(f"{where}: line {number}: not JSON ({error}); correct the line") from error
+        if not isinstance(record, dict):
+            raise SourceError(
+                f"{where}: line {number}: a {type(record).__name__}, expected an object with path and label"
+            )
+        yield f"line {number}", record
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> Record:
+    record = dict(pairs)
+    if len(record) != len(pairs):
+        raise ValueError("an object has a name twice")
+    return record
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")
+
+
+def _read_parquet(file: IO[bytes], where: str) -> RecordTable:
+    table = parquet.open_parquet(file, where)
+    schema = table.schema_arrow
+    names = [name for name in schema.names if not name.startswith("__index_level_")]  # the index of a pandas frame
+    for name in names:
+        if parquet.holds_bytes(schema.field(name).type):
+            raise SourceError(
+                f"{where}: column {name} holds bytes; read images in a table by --source hf, and leave other bytes out"
+            )
+    return RecordTable(names, "the schema", _parquet_rows(table, names, where))
+
+
+def _parquet_rows(table: ParquetFile, names: list[str], where: str) -> Iterator[tuple[str, Record]]:
+    row_groups, number = range(table.num_row_groups), 0
+    for batch in parquet.batches(table, where, columns=names, row_groups=row_groups, batch_size=ROWS_PER_BATCH):
+        for record in batch.to_pylist():
+            number += 1
+            yield f"row {number}", {name: parquet.json_value(record[name]) for name in names}
+
+
+def compact(value: Any) -> str:
+    """A value as JSON, the same for equal values."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+READERS: dict[str, Callable[[IO[bytes], str], RecordTable]] = {
+    "csv": _read_csv,
+    "jsonl": _read_jsonl,
+    "ndjson": _read_jsonl,
+    "parquet": _read_parquet,
+}
+"""By extension of the file."""

@@ -1,0 +1,402 @@
+"""Parquet files of a Hugging Face image dataset: a column of images (bytes and path), one of labels, any others.
+
+The survey reads the footers, labels and paths, a thousandth of the bytes. A unit is a run of row groups; a worker reads
+its images a few at a time.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar, NamedTuple
+
+import pyarrow as pa
+
+from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.classes import class_infos, missing_notes
+from pipelines.sources.columns import PATHS, Columns, choose_columns, usual_name
+from pipelines.sources.formats import parquet
+from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.records import compact
+from pipelines.sources.formats.spilled_list import Entry, SpilledList
+from pipelines.sources.holdout import REST, ClassHoldout, Holdout, Label
+from pipelines.sources.objects import first_names
+from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, without_extension
+from shardset.errors import ConfigError, SourceError
+from shardset.format.images import FIELD_OF_EXTENSION
+from shardset.format.naming import is_split
+from shardset.storage.base import Stat, Storage
+
+ROWS_PER_UNIT = 1_000
+MAX_LABEL = 1_000_000
+NO_LABEL = -1
+
+_IMAGES_AT_ONCE = 16
+_LABELS_AT_ONCE = 10_000
+_SURVEY_THREADS = 16
+_SURVEY_WINDOW = 1 << 16
+"""The survey jumps from one label column to the next: a few KiB each."""
+
+_SHARD_NAME = re.compile(r"(.+?)-\d{5,}-of-\d{5,}(-[0-9a-f]+)?", re.ASCII)
+_SPLIT_WORD = re.compile(r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(?![a-z])", re.I)
+
+
+@dataclass(frozen=True)
+class HuggingFace:
+    """The rows of all Parquet files below `input`, or of one `file` there.
+
+    `image_column` and `label_column` name the columns, None takes those that types, the schema's metadata or usual
+    names tell; a `label_column` of "" means that there are no labels. Other columns go into a `json` field, except
+    bytes. A sample is called FILE/ROW, with the path of its image if it has one. `holdout` is for one split.
+    """
+
+    input: Storage
+    file: str = ""
+    holdout: Holdout = field(default_factory=Holdout)
+    image_column: str | None = None
+    label_column: str | None = None
+    rows_per_unit: int = ROWS_PER_UNIT
+
+    name: ClassVar[str] = "hf"
+
+    def survey(self) -> Survey:
+        """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
+        files = self._files()
+        table = self._table(files[0])
+        listed = _Listed(table)
+        for file, scanned in zip(files, self._scan_all(files, table), strict=True):
+            listed.add(file, *scanned, rows_per_unit=self.rows_per_unit)
+        names = listed.class_names()
+        holdout = self.holdout.by_class(listed.classes) if names else ClassHoldout(self.holdout, {})
+        units = _Units(listed, {name: label for label, name in enumerate(names)}, holdout)
+        seen = {(split, label) for unit in units for label, split, _ in unit["rows"]}
+        return Survey(
+            units=units,
+            classes=class_infos(names),
+            notes=[
+                *table.notes(),
+                *self.holdout.empty_notes({split for split, _ in seen}),
+                *missing_notes(seen, names),
+            ],
+            objects={file.stat.name: file.stat.num_bytes for file in files},
+        )
+
+    def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
+        """The rows of a run of row groups, in order, with their images in the spool."""
+        where = f"{self.input.url}/{unit['file']}"
+        with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"]) as file:
+            opened = parquet.open_parquet(file, where)
+            table = _Table.of(opened.schema_arrow, self.image_column, self.label_column, where)
+            batches = parquet.batches(
+                opened,
+                where,
+                columns=[table.columns.path, *table.extra],
+                row_groups=range(*unit["row_groups"]),
+                batch_size=_IMAGES_AT_ONCE,
+            )
+            records = (record for batch in batches for record in batch.to_pylist())
+            for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
+                yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
+
+    def _files(self) -> list["_File"]:
+        url = self.input.url
+        stats = [
+            stat
+            for stat in self.input.list(self.file)
+            if stat.name == (self.file or stat.name) and extension(stat.name) == "parquet" and not is_hidden(stat.name)
+        ]
+        if not stats:
+            raise SourceError(
+                f"{url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the folder of "
+                "Parquet files, or one file; `to_parquet` of the library datasets writes one"
+            )
+        files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
+        for file in files:
+            if not is_split(file.split):
+                raise SourceError(
+                    f"{url}/{file.stat.name}: {file.split!r} can't name a split (letters, digits, - and _, not plan); "
+                    "rename the file"
+                )
+        folders = sorted({file.folder for file in files})
+        if len(folders) > 1:
+            raise SourceError(
+                f"{url}: Parquet files of several data sets, in {', '.join(folder or '.' for folder in folders[:5])}; "
+                "name the folder of one as input"
+            )
+        splits = sorted({file.split for file in files})
+        if self.holdout and len(splits) > 1:
+            raise ConfigError(
+                f"{url}: --holdout with files that are splits already ({', '.join(splits)}); leave --holdout out, or "
+                "name one file as input"
+            )
+        return files
+
+    def _table(self, file: "_File") -> "_Table":
+        where = f"{self.input.url}/{file.stat.name}"
+        with RangeFile(self.input, file.stat.name, file.stat.generation, file.stat.num_bytes, _SURVEY_WINDOW) as opened:
+            schema = parquet.open_parquet(opened, where).schema_arrow
+        return _Table.of(schema, self.image_column, self.label_column, where)
+
+    def _scan_all(self, files: Sequence["_File"], table: "_Table") -> Iterator[tuple[list[int], list[Entry]]]:
+        """The numbers of rows in the row groups of each file, and the label and path of each row."""
+        remaining = iter(files)
+        with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
+            while some := list(islice(remaining, _SURVEY_THREADS)):  # so that few files wait in memory
+                yield from threads.map(self._scan, some, [table] * len(some))
+
+    def _scan(self, file: "_File", table: "_Table") -> tuple[list[int], list[Entry]]:
+        stat, where = file.stat, f"{self.input.url}/{file.stat.name}"
+        with RangeFile(self.input, stat.name, stat.generation, stat.num_bytes, _SURVEY_WINDOW) as opened:
+            file_ = parquet.open_parquet(opened, where)
+            table.refuse_other(_Table.of(file_.schema_arrow, self.image_column, self.label_column, where), where)
+            groups = range(file_.num_row_groups)
+            sizes = [file_.metadata.row_group(number).num_rows for number in groups]
+            if not table.leaves:
+                return sizes, [[NO_LABEL, ""]] * sum(sizes)
+            batches = parquet.batches(file_, where, columns=table.leaves, row_groups=groups, batch_size=_LABELS_AT_ONCE)
+            return sizes, [table.label_and_path(record) for batch in batches for record in batch.to_pylist()]
+
+
+class _File(NamedTuple):
+    """A file, the split of its rows, and the folder of its data set."""
+
+    stat: Stat
+    split: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What a schema says: the columns, the class names if it has them, the columns that go into `json`, and the rest.
+
+    `label_type` is "none", "number" or "text".
+    """
+
+    columns: Columns
+    names: tuple[str, ...] | None
+    label_type: str
+    has_paths: bool
+    extra: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+    @classmethod
+    def of(cls, schema: pa.Schema, image: str | None, label: str | None, where: str) -> "_Table":
+        """Raises SourceError if there is no column of images, or no telling which one has the labels."""
+        features = _features(schema)
+        class_labels = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
+        if label is None and len(class_labels) == 1:
+            [label] = class_labels
+        columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
+        rest = [name for name in schema.names if name not in (columns.path, columns.label)]
+        extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
+        names = features.get(columns.label, {}).get("names")
+        return cls(
+            columns=columns,
+            names=tuple(map(str, names)) if isinstance(names, list) and names else None,
+            label_type=_label_type(schema, columns.label, where),
+            has_paths=_has_paths(schema.field(columns.path).type),
+            extra=tuple(extra),
+            left_out=tuple(name for name in rest if name not in extra),
+        )
+
+    @property
+    def leaves(self) -> list[str]:
+        """The columns that the survey reads."""
+        paths = [f"{self.columns.path}.path"] if self.has_paths else []
+        return [self.columns.label, *paths] if self.columns.label else paths
+
+    def label_and_path(self, record: dict[str, Any]) -> Entry:
+        """The label of a row, NO_LABEL if it has none, and the path of its image, "" if it has none."""
+        label = record.get(self.columns.label)
+        path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
+        return [NO_LABEL if label in (None, "") else label, path or ""]
+
+    def refuse_other(self, other: "_Table", where: str) -> None:
+        """Raises SourceError if another file has other columns or classes."""
+        for what in ("columns", "names", "label_type", "extra"):
+            mine, its = getattr(self, what), getattr(other, what)
+            if mine != its:
+                raise SourceError(
+                    f"{where}: its {what.replace('_', ' ')} are {its!s:.200}, those of the first file "
+                    f"{mine!s:.200}; expected files of one data set: name one file or folder as input"
+                )
+
+    def notes(self) -> Iterator[str]:
+        """Sentences on the columns that were taken, and on those that were not."""
+        yield from self.columns.notes()
+        if self.left_out:
+            yield f"left out the columns {', '.join(self.left_out)}, which hold bytes"
+
+
+class _Run(NamedTuple):
+    """A run of row groups of a file, which becomes a unit."""
+
+    file: _File
+    row_groups: tuple[int, int]
+    first_row: int
+    num_rows: int
+
+
+class _Listed:
+    """All rows (label and key) of all files, and the runs of row groups that they are in."""
+
+    def __init__(self, table: _Table) -> None:
+        self.rows, self.runs = SpilledList(), list[_Run]()
+        self._table = table
+        self._labels: set[Label] = set()
+        self._num_rows: dict[str, int] = {}
+
+    def add(self, file: _File, row_groups: Sequence[int], rows: Sequence[Entry], *, rows_per_unit: int) -> None:
+        """Adds the rows (label and path) of one file; `row_groups` are the numbers of rows in its row groups."""
+        first = self._num_rows.get(file.split, 0)
+        self._num_rows[file.split] = first + len(rows)
+        for number, (label, path) in enumerate(rows, first):
+            self._labels.add(label)
+            stem = without_extension(path.partition("://")[2] or path).lstrip("/")
+            self.rows.add([label, f"{file.split}/{stem or f'{number:07d}'}"])
+        self.runs += _runs(file, row_groups, rows_per_unit)
+
+    def class_names(self) -> list[str]:
+        """The names of the classes, in the order of their labels."""
+        if self._table.names is not None:
+            return list(self._table.names)
+        if self._table.label_type == "text":
+            return sorted(str(label) for label in self._labels - {NO_LABEL})
+        numbers = [int(label) for label in self._labels if int(label) <= MAX_LABEL]
+        return [str(label) for label in range(max(numbers, default=NO_LABEL) + 1)]
+
+    def classes(self) -> Iterator[tuple[str, Label]]:
+        """The key and the label of each row."""
+        return ((key, label) for label, key in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """The units of all runs, made anew each time."""
+
+    listed: _Listed
+    labels: dict[str, int]
+    holdout: ClassHoldout
+
+    def __len__(self) -> int:
+        return len(self.listed.runs)
+
+    def __iter__(self) -> Iterator[Unit]:
+        rows = iter(self.listed.rows)
+        for file, row_groups, first_row, num_rows in self.listed.runs:
+            yield {
+                "file": file.stat.name,
+                "generation": file.stat.generation,
+                "num_bytes": file.stat.num_bytes,
+                "row_groups": row_groups,
+                "first_row": first_row,
+                "num_classes": len(self.labels),
+                "rows": [self._row(file, *row) for row in islice(rows, num_rows)],
+            }
+
+    def _row(self, file: _File, label: Label, key: str) -> Entry:
+        split = self.holdout.split_of(key, label) if self.holdout.holdout else file.split
+        return [self.labels[label] if isinstance(label, str) else label, split, key]
+
+
+def _sample(
+    name: str, row: Entry, num_classes: int, table: _Table, record: dict[str, Any], spool: Spool
+) -> RawSample | Rejected:
+    label, split, key = row
+    image = record[table.columns.path]
+    content, path = (image, "") if isinstance(image, bytes | None) else (image["bytes"], image.get("path") or "")
+    name = f"{name}/{path}" if path else name
+    if not content:
+        reason = (
+            f"its image has no bytes, only the path {path}; write the data set with its images" if path else "empty"
+        )
+        return Rejected(name=name, split=split, reason=reason)
+    if not NO_LABEL <= label < num_classes:
+        return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
+    field_ = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
+    extra = {column: parquet.json_value(record[column]) for column in table.extra}
+    return RawSample(
+        name=name,
+        key=key,
+        split=split,
+        label=label,
+        image=field_,
+        fields={field_: spool.add(content)} | ({"json": compact(extra).encode()} if extra else {}),
+    )
+
+
+def _runs(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterator[_Run]:
+    """Neighbouring row groups of together at least `rows_per_unit` rows."""
+    start = first_row = num_rows = 0
+    for number, size in enumerate(row_groups, start=1):
+        num_rows += size
+        if num_rows >= rows_per_unit or number == len(row_groups):
+            yield _Run(file, (start, number), first_row, num_rows)
+            start, first_row, num_rows = number, first_row + num_rows, 0
+
+
+def _split_and_folder(name: str) -> tuple[str, str]:
+    """The split that a file's name tells, and the folder of its data set.
+
+    `data/train-00000-of-00002.parquet`, `data/train.parquet` and `data/train/0000.parquet` are files of split `train`
+    of the data set `data`.
+    """
+    folder, _, last = name.rpartition("/")
+    stem = without_extension(last)
+    if shard := _SHARD_NAME.fullmatch(stem):
+        return shard[1], folder
+    if word := _SPLIT_WORD.search(stem):
+        return word[0].lower(), folder
+    parent, _, inner = folder.rpartition("/")
+    if word := _SPLIT_WORD.search(inner):
+        return word[0].lower(), parent
+    return REST, folder
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """What the library datasets notes about each column; nothing if another program wrote the file."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
+
+
+def _image_column(schema: pa.Schema, wanted: str | None, where: str) -> str:
+    images = [name for name in schema.names if _is_image(schema.field(name).type)]
+    if not images:
+        raise SourceError(
+            f"{where}: columns {', '.join(schema.names)}; none holds images (bytes, or bytes and path); a table of "
+            "paths is read by --source listing"
+        )
+    column = wanted or (images[0] if len(images) == 1 else usual_name(images, PATHS))
+    if not column or column not in images:
+        raise SourceError(
+            f"{where}: images are in the columns {', '.join(images)}"
+            + (f", not in {column}; correct --image-column" if column else "; choose one by --image-column")
+        )
+    return column
+
+
+def _is_image(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return any(each.name == "bytes" and _is_image(each.type) for each in kind)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _has_paths(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind)) and any(each.name == "path" for each in kind)
+
+
+def _label_type(schema: pa.Schema, column: str, where: str) -> str:
+    if not column:
+        return "none"
+    kind = schema.field(column).type
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if pa.types.is_integer(kind):
+        return "number"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "text"
+    raise SourceError(f"{where}: labels in column {column} are {kind}, expected whole numbers or texts; name another")

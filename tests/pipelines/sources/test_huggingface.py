@@ -1,0 +1,335 @@
+"""Sources over Parquet files that the real library datasets wrote, and over files like those that the hub holds."""
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import ClassLabel, Dataset, Features, Image, Value, disable_progress_bars
+
+from pipelines.sources.base import Rejected
+from pipelines.sources.holdout import Holdout
+from pipelines.sources.huggingface import HuggingFace
+from shardset.errors import ConfigError, SourceError
+from shardset.storage.base import Storage
+from shardset.storage.open import open_storage
+from tests.makers.images import image_bytes
+from tests.makers.spools import MemorySpool
+
+CLASSES = ["cat", "dog", "emu"]
+FEATURES = {"image": Image(), "label": ClassLabel(names=CLASSES)}
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+disable_progress_bars()
+
+
+def opened(folder: Path, file: str = "", **options) -> HuggingFace:
+    return HuggingFace(open_storage(str(folder)), file, **options)
+
+
+def read(source, spool=None):
+    spool = spool or MemorySpool()
+    return [sample for unit in source.survey().units for sample in source.index(unit, spool)]
+
+
+def row(number: int, **more) -> dict[str, Any]:
+    return {"image": {"bytes": image_bytes(number), "path": f"{number:03d}.png"}, "label": number % 3, **more}
+
+
+def write(path: Path, rows: list[dict[str, Any]], features: dict[str, Any] | None = None, **options) -> Path:
+    """A file as datasets writes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {name: [each[name] for each in rows] for name in rows[0]}
+    Dataset.from_dict(columns, features=Features(features or FEATURES)).to_parquet(path, **options)
+    return path
+
+
+def write_plain(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, **options) -> Path:
+    """A file without the metadata of datasets."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, **options)
+    return path
+
+
+# --- what a row becomes
+
+
+def test_every_row_of_a_data_set_becomes_a_sample_with_its_bytes_and_the_name_of_its_class(tmp_path):
+    rows = [row(number) for number in range(10)]
+    write(tmp_path / "data/train-00000-of-00002.parquet", rows[:6])
+    write(tmp_path / "data/train-00001-of-00002.parquet", rows[6:8])
+    write(tmp_path / "data/test-00000-of-00001.parquet", rows[8:])
+    source, spool = opened(tmp_path), MemorySpool()
+    samples = read(source, spool)
+    assert [(s.split, s.key, s.label) for s in samples] == [
+        *(("test", f"test/{number:03d}", number % 3) for number in (8, 9)),
+        *(("train", f"train/{number:03d}", number % 3) for number in range(8)),
+    ]
+    assert samples[0].name == "data/test-00000-of-00001.parquet/0/008.png"
+    assert samples[8].name == "data/train-00001-of-00002.parquet/0/006.png"
+    assert [info.name for info in source.survey().classes] == CLASSES
+    assert [spool.content(sample.fields["png"]) for sample in samples[2:]] == [image_bytes(n) for n in range(8)]
+    assert {len(sample.fields) for sample in samples} == {1}
+    assert source.survey().notes == [
+        "took the images from column 'image' and the labels from 'label'; --path-column and --label-column name others",
+        "split test has no images of 1 class: dog",
+    ]
+
+
+def test_the_rows_are_those_that_datasets_itself_reads(tmp_path):
+    write(tmp_path / "train.parquet", [row(number, who=f"p{number}") for number in range(7)],
+          {**FEATURES, "who": Value("string")})  # fmt: skip
+    theirs = Dataset.from_parquet(str(tmp_path / "train.parquet"), cache_dir=str(tmp_path / "cache"))
+    theirs = theirs.cast_column("image", Image(decode=False))
+    source, spool = opened(tmp_path, "train.parquet"), MemorySpool()
+    names = [info.name for info in source.survey().classes]
+    assert names == theirs.features["label"].names
+    ours = [
+        {
+            "image": {"bytes": spool.content(sample.fields["png"]), "path": sample.name.rpartition("/")[2]},
+            "label": sample.label,
+            **json.loads(sample.fields["json"]),
+        }
+        for sample in read(source, spool)
+    ]
+    assert ours == list(theirs)
+
+
+def test_images_without_a_path_get_the_number_of_their_row_in_the_split(tmp_path):
+    for number, rows in enumerate([range(3), range(3, 5)]):
+        some = [{"image": {"bytes": image_bytes(n), "path": None}, "label": 0} for n in rows]
+        write(tmp_path / f"train-{number:05d}-of-00002.parquet", some)
+    samples = read(opened(tmp_path))
+    assert [sample.key for sample in samples] == [f"train/{number:07d}" for number in range(5)]
+    assert [sample.name.partition("/")[2] for sample in samples] == ["0", "1", "2", "0", "1"]
+    assert {sample.image for sample in samples} == {"img"}
+
+
+def test_other_columns_go_into_json_and_bytes_do_not(tmp_path):
+    features = {**FEATURES, "mask": Image(), "who": Value("string"), "box": [Value("float32")]}
+    mask = {"bytes": image_bytes(9), "path": None}
+    write(tmp_path / "train.parquet", [row(1, mask=mask, who="Ada", box=[0.5, 1.0])], features)
+    source = opened(tmp_path, image_column="image")
+    [sample] = read(source)
+    assert sample.fields["json"] == b'{"box":[0.5,1.0],"who":"Ada"}'
+    assert "left out the columns mask, which hold bytes" in source.survey().notes
+
+
+def test_a_row_without_a_label_has_none(tmp_path):
+    rows = [row(0), row(1) | {"label": -1}, row(2) | {"label": None}]
+    write(tmp_path / "train.parquet", rows)
+    assert [sample.label for sample in read(opened(tmp_path))] == [0, -1, -1]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_labels_of_text_are_names_of_classes(tmp_path, kind):
+    schema = pa.schema([("image", IMAGE), ("class", kind)])
+    names = ["dog", "cat", "dog", None]
+    rows = [{"image": row(number)["image"], "class": name} for number, name in enumerate(names)]
+    source = opened(write_plain(tmp_path / "train.parquet", rows, schema).parent)
+    assert [info.name for info in source.survey().classes] == ["cat", "dog"]
+    assert [sample.label for sample in read(source)] == [1, 0, 1, -1]
+
+
+def test_numbers_without_names_and_a_column_of_bare_bytes_will_do(tmp_path):
+    schema = pa.schema([("img", pa.binary()), ("target", pa.int8())])
+    rows = [{"img": image_bytes(number), "target": label} for number, label in enumerate([2, 0])]
+    source, spool = opened(write_plain(tmp_path / "x.parquet", rows, schema).parent), MemorySpool()
+    assert [(s.label, s.split, spool.content(s.fields["img"])) for s in read(source, spool)] == [
+        (2, "train", image_bytes(0)),
+        (0, "train", image_bytes(1)),
+    ]
+    assert [info.name for info in source.survey().classes] == ["0", "1", "2"]
+
+
+def test_images_alone_have_no_labels(tmp_path):
+    write(tmp_path / "train.parquet", [{"image": row(1)["image"]}], {"image": Image()})
+    source = opened(tmp_path)
+    assert [sample.label for sample in read(source)] == [-1]
+    assert source.survey().classes == []
+
+
+def test_bad_rows_are_rejected_in_their_place(tmp_path):
+    schema = pa.schema([("image", IMAGE), ("label", pa.int64())], metadata={"huggingface": _info()})
+    rows = [row(0), row(1) | {"label": 7}, {"image": {"bytes": None, "path": "/x/2.png"}, "label": 1}]
+    rows += [{"image": None, "label": 0}, row(4)]
+    samples = read(opened(write_plain(tmp_path / "train.parquet", rows, schema).parent))
+    assert [sample.reason if isinstance(sample, Rejected) else sample.key for sample in samples] == [
+        "train/000",
+        "label 7, expected 0 to 2",
+        "its image has no bytes, only the path /x/2.png; write the data set with its images",
+        "empty",
+        "train/004",
+    ]
+    assert [sample.name for sample in samples][3] == "train.parquet/3"
+
+
+def _info() -> str:
+    return json.dumps({"info": {"features": {"label": {"names": CLASSES, "_type": "ClassLabel"}}}})
+
+
+# --- files and splits
+
+
+@pytest.mark.parametrize(
+    ("files", "splits"),
+    [
+        (["train-00000-of-00001.parquet", "test-00000-of-00001.parquet"], {"train", "test"}),
+        (["data/train-00000-of-00001-a09b74b3ef9c3b56.parquet"], {"train"}),
+        (["default/train/0000.parquet", "default/partial-validation/0000.parquet"], {"train", "validation"}),
+        (["train.parquet", "food_test.parquet"], {"train", "test"}),
+        (["unsupervised-00000-of-00001.parquet"], {"unsupervised"}),
+        (["photos.parquet", "more.parquet"], {"train"}),
+        ([".cache/x.parquet", "train.parquet", "README.md"], {"train"}),
+    ],
+)
+def test_the_names_of_files_tell_the_splits(tmp_path, files, splits):
+    for file in files:
+        write(tmp_path / file, [row(0)])
+    assert {sample.split for sample in read(opened(tmp_path))} == splits
+
+
+def test_a_unit_is_a_run_of_row_groups_and_is_json(tmp_path):
+    path = write(tmp_path / "train.parquet", [row(number) for number in range(25)], batch_size=4)
+    assert pq.ParquetFile(path).num_row_groups == 7
+    source = opened(tmp_path, rows_per_unit=10)
+    units = json.loads(json.dumps(list(source.survey().units)))
+    assert [(unit["row_groups"], unit["first_row"], len(unit["rows"])) for unit in units] == [
+        ([0, 3], 0, 12),
+        ([3, 6], 12, 12),
+        ([6, 7], 24, 1),
+    ]
+    assert len(source.survey().units) == 3
+    again = pickle.loads(pickle.dumps(source))
+    assert next(again.index(units[1], MemorySpool())).key == "train/012"
+    assert [sample.key for sample in read(source)] == [f"train/{number:03d}" for number in range(25)]
+
+
+def test_the_same_files_in_a_bucket_give_the_same(tmp_path, storage: Storage):
+    path = write(tmp_path / "here/data/train.parquet", [row(number) for number in range(9)], batch_size=2)
+    with storage.writer("data/train.parquet") as out:
+        out.write(path.read_bytes())
+    theirs, ours = MemorySpool(), MemorySpool()
+    assert read(HuggingFace(storage), theirs) == read(opened(tmp_path / "here"), ours)
+    assert theirs.data == ours.data
+
+
+# --- holdout
+
+
+def test_a_holdout_is_by_class_and_does_not_change_as_rows_are_added_or_files_cut_otherwise(tmp_path):
+    rows = [row(number) for number in range(120)]
+    holdout = Holdout({"test": 0.2}, seed=1)
+    write(tmp_path / "one/train-00000-of-00001.parquet", rows[:100])
+    before = {sample.key: sample.split for sample in read(opened(tmp_path / "one", holdout=holdout))}
+    for number, some in enumerate([rows[:30], rows[30:]]):
+        write(tmp_path / f"two/train-{number:05d}-of-00002.parquet", some)
+    samples = read(opened(tmp_path / "two", holdout=holdout))
+    assert {(s.label, s.split) for s in samples} == {(label, name) for label in range(3) for name in ("train", "test")}
+    after = {sample.key: sample.split for sample in samples}
+    assert {key: after[key] for key in before} == before
+
+
+def test_a_holdout_of_files_that_are_splits_is_refused(tmp_path):
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.parquet", [row(0)])
+    with pytest.raises(ConfigError, match=r"splits already \(test, train\); leave --holdout out, or name one file"):
+        opened(tmp_path, holdout=Holdout({"val": 0.1})).survey()
+
+
+# --- what is refused
+
+
+def test_a_folder_without_parquet_says_what_is_there(tmp_path):
+    (tmp_path / "data-00000-of-00001.arrow").write_bytes(b"x")
+    with pytest.raises(SourceError, match=r"no \*\.parquet there; found data-00000-of-00001\.arrow; .*to_parquet"):
+        opened(tmp_path).survey()
+    with pytest.raises(SourceError, match=r"no x\.parquet there"):
+        opened(tmp_path, "x.parquet").survey()
+
+
+def test_files_of_several_data_sets_are_refused(tmp_path):
+    for name in ("one", "two"):
+        write(tmp_path / name / "train-00000-of-00001.parquet", [row(0)])
+    with pytest.raises(SourceError, match="Parquet files of several data sets, in one, two; name the folder of one"):
+        opened(tmp_path).survey()
+
+
+@pytest.mark.parametrize(
+    ("features", "columns", "message"),
+    [
+        ({"text": Value("string"), "label": Value("int64")}, {}, "none holds images .*; .* --source listing"),
+        ({"a": Image(), "b": Image(), "label": Value("int64")}, {}, "the columns a, b; choose one by --image-column"),
+        (FEATURES, {"image_column": "label"}, "in the columns image, not in label; correct --image-column"),
+        (FEATURES, {"label_column": "x"}, "columns image, label; none is called 'x'; correct --label-column"),
+        ({"image": Image(), "fine": ClassLabel(names=["a"]), "coarse": ClassLabel(names=["b"])}, {},
+         "columns image, fine, coarse; none is called label; .*--label-column"),
+        ({"image": Image(), "label": Value("float32")}, {}, "labels in column label are float, expected whole numbers"),
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_tell_are_an_error(tmp_path, features, columns, message):
+    values = {"image": row(0)["image"], "a": row(0)["image"], "b": None, "text": "x"}
+    write(tmp_path / "train.parquet", [{name: values.get(name, 0) for name in features}], features)
+    with pytest.raises(SourceError, match=rf"train\.parquet: .*{message}"):
+        opened(tmp_path, **columns).survey()
+
+
+def test_files_with_other_classes_are_refused(tmp_path):
+    write(tmp_path / "a-00000-of-00001.parquet", [row(0)])
+    write(tmp_path / "b-00000-of-00001.parquet", [row(0)], {**FEATURES, "label": ClassLabel(names=["x", "y", "z"])})
+    with pytest.raises(SourceError, match=r"b-00000-of-00001\.parquet: its names are \('x', 'y', 'z'\), those of the"):
+        opened(tmp_path).survey()
+
+
+@pytest.mark.parametrize("cut", [0, 10, -10])
+def test_a_file_that_is_cut_is_an_error(tmp_path, cut):
+    path = write(tmp_path / "train.parquet", [row(number) for number in range(9)])
+    path.write_bytes(path.read_bytes()[:cut])
+    with pytest.raises(SourceError, match=r"train\.parquet: not readable as Parquet"):
+        opened(tmp_path).survey()
+
+
+def test_metadata_that_means_nothing_is_passed_over(tmp_path):
+    for number, info in enumerate([b"{", b"[]", b'{"info": null}', b'{"info": {"features": [1]}}', b"[" * 10_000]):
+        schema = pa.schema([("image", IMAGE), ("label", pa.int64())], metadata={"huggingface": info})
+        write_plain(tmp_path / f"{number}/train.parquet", [row(1)], schema)
+        assert [sample.label for sample in read(opened(tmp_path / str(number)))] == [1]
+
+
+# --- memory
+
+_PEAK = """
+import sys
+from pathlib import Path
+import pyarrow as pa
+from pipelines.sources.huggingface import HuggingFace
+from shardset.storage.open import open_storage
+
+class Nothing:
+    def add(self, content):
+        from pipelines.sources.base import Extent
+        return Extent("", "", 0, len(content))
+
+source = HuggingFace(open_storage(sys.argv[1]))
+number = sum(1 for unit in source.survey().units for _ in source.index(unit, Nothing()))
+print(number, pa.default_memory_pool().max_memory())
+"""
+
+
+def test_a_row_group_of_any_size_is_never_in_memory_as_a_whole(tmp_path):
+    random = np.random.default_rng(0)
+    rows = [{"image": {"bytes": random.bytes(2**17), "path": None}, "label": 0} for _ in range(512)]
+    path = write(tmp_path / "train.parquet", rows)
+    assert pq.ParquetFile(path).num_row_groups == 1
+    assert path.stat().st_size > 2**26
+    words = [sys.executable, "-c", _PEAK, str(tmp_path)]
+    number, peak = map(int, subprocess.check_output(words, env=os.environ | {"OMP_NUM_THREADS": "1"}).split())
+    assert number == 512
+    assert peak < 2**24
