@@ -123,6 +123,7 @@ def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
         stored_bytes=stored_bytes(split),
         seed=spec.seed,
         global_batch_size=spec.global_batch_size,
+        world_size=spec.world_size,
         num_lanes=spec.num_lanes,
         block_size=spec.block_size,
         window=spec.window,

@@ -1,7 +1,8 @@
 """What a run trains and evaluates on: two streams from one shard set, or two synthetic ones."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -27,6 +28,9 @@ SYNTHETIC_DIGEST = "fake data"
 
 DIGEST_MASK = (1 << 48) - 1
 """48 bits: sums over hosts stay within the integers that every runtime can add up."""
+
+IDS_AT_ONCE = 1 << 16
+"""Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of the split."""
 
 HostBatch = dict[str, Any]
 """A stream's batch by name; mixing adds to it."""
@@ -71,16 +75,22 @@ def _digest_of(ids: np.ndarray) -> int:
     return int(hashes.sum(dtype=np.uint64)) & DIGEST_MASK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Data:
-    """The streams of a run. `plan` is what a training epoch must be; `num_eval_samples` counts an evaluation."""
+    """The streams of a run, and how many samples an epoch and an evaluation have."""
 
     train: BatchSource
     evaluation: BatchSource
     num_classes: int
     manifest_digest: str
-    plan: SampleDigest
+    num_train_samples: int
     num_eval_samples: int
+    quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
+
+    @cached_property
+    def plan(self) -> SampleDigest:
+        """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
+        return plan_of(self.num_train_samples, self.quarantined)
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -107,7 +117,8 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         evaluation=_open_stream(config, loaded, eval_split, host, num_hosts, image=eval_spec(config.image), seed=None),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
-        plan=plan_of(manifest.split(config.train_split).num_samples, train.order.bad_ids),
+        num_train_samples=manifest.split(config.train_split).num_samples,
+        quarantined=train.order.bad_ids,
         num_eval_samples=manifest.split(eval_split).num_samples,
     )
 
@@ -138,7 +149,7 @@ def synthetic_data(
         evaluation=stream(num_eval_samples),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
-        plan=plan_of(num_samples, np.array([], dtype=np.int64)),
+        num_train_samples=num_samples,
         num_eval_samples=num_eval_samples,
     )
 
@@ -174,6 +185,9 @@ def _open_stream(
         world_size=num_hosts,
         seed=seed,
         image=image,
+        num_lanes=config.num_lanes,
+        block_size=config.block_size,
+        window=config.window if seed is not None else None,
         budget_bytes=config.budget_bytes,
         disk_cache=_disk_cache_of(config),
     )
@@ -236,7 +250,11 @@ def check_labels(setting: str, name: str, manifest: Manifest) -> None:
 
 def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
     """What an epoch must be: all ids of the split but the quarantined ones."""
-    return SampleDigest().add(np.setdiff1d(np.arange(num_samples), quarantined, assume_unique=True))
+    digest = SampleDigest()
+    for start in range(0, num_samples, IDS_AT_ONCE):
+        ids = np.arange(start, min(start + IDS_AT_ONCE, num_samples))
+        digest = digest.add(np.setdiff1d(ids, quarantined, assume_unique=True))
+    return digest
 
 
 def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:

@@ -1,12 +1,15 @@
 """Which checkpoint a run goes on from, and the refusals that keep two runs from being mixed."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, NotFound
+from shardset.order.state import OrderState, state_from_json
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+from trainer.config import ORDER, TrainConfig
 from trainer.record import checkpoint
+from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_names import FOLDER, folder_of, steps
 from trainer.record.checkpoint_state import CheckpointState
 
@@ -36,6 +39,40 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
     if not f"{url}/".startswith(f"{folder.url}/"):
         note(f"{folder.url} has checkpoints of its own: it goes on from them, not from {resume}")
     return ResumePoint(folder.url, newest[1])
+
+
+def in_recorded_order(config: TrainConfig) -> TrainConfig:
+    """The config of a run that resumes, with L, q and w of the order in which the run began, unless it sets its own."""
+    order = None if config.fake_data else _recorded_order(config)
+    if (
+        order is None or config.global_batch_size % order.num_lanes
+    ):  # the checkpoint of another batch is refused by name
+        return config
+    values = {name: getattr(order, name) for name in ("num_lanes", "block_size", "window")}
+    return replace(config, **{name: value for name, value in values.items() if getattr(config, name) is None})
+
+
+def _recorded_order(config: TrainConfig) -> OrderState | None:
+    folder = open_storage(config.run_dir)
+    if not steps(folder):
+        return (
+            None
+            if config.resume in ("auto", "never")
+            else _order_of(checkpoint.at(open_storage(config.resume), _ignore))
+        )
+    try:
+        return state_from_json(folder.read(ORDER).strip())
+    except (NotFound, ConfigError):  # a run of an older version, or damage: its checkpoint has the order too
+        return _order_of(checkpoint.newest(folder, _ignore))
+
+
+def _order_of(found: tuple[CommitMark, CheckpointState] | None) -> OrderState | None:
+    text = None if found is None else found[1]["stream"]
+    return None if text is None else state_from_json(text)
+
+
+def _ignore(text: str) -> None:
+    """Damage is told when the checkpoint is loaded."""
 
 
 def refuse_checkpoints(folder: Storage) -> None:
