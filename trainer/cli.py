@@ -133,11 +133,12 @@ def _add_explain(verbs: "Verbs") -> None:
     text = "print the samples of a step, or the steps of a sample, for a past or future run"
     verb = verbs.add_parser("explain", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False,
                             formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    verb.add_argument("--run-dir", help=f"{RUN_DIR_HELP}; or describe a run with the next five flags:")
+    verb.add_argument("--run-dir", help=f"{RUN_DIR_HELP}; or describe a run with the next six flags:")
     verb.add_argument("--manifest", help=MANIFEST_HELP)
     verb.add_argument("--recipe", help=f"one of {', '.join(recipes.RECIPES)}")
     verb.add_argument("--seed", help="seed of the order")
     verb.add_argument("--global-batch-size", metavar="SIZE", help="samples per step over all replicas")
+    verb.add_argument("--hosts", type=int, metavar="N", help="hosts that it starts on; processes with ddp (default 1)")
     verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
     verb.add_argument("--step", metavar="STEP", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP")
     verb.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
@@ -275,8 +276,8 @@ def _explained_plan(options: argparse.Namespace) -> "RunPlan":
     given = {key: value for key, value in values.items() if value is not None}
     if options.run_dir is None:
         config = recipes.recipe(options.recipe) if options.recipe else recipes.default()
-        return explain.plan_of_config(with_values(config, given | assignments(options.set)))
-    described = [*given, *(name for name in ("recipe", "set") if getattr(options, name))]
+        return explain.plan_of_config(with_values(config, given | assignments(options.set)), options.hosts or 1)
+    described = [*given, *(name for name in ("recipe", "hosts", "set") if getattr(options, name))]
     if described:
         flag = f"--{described[0].replace('_', '-')}"
         raise ConfigError(f"--run-dir says everything about the run, so {flag} can't be given beside it")

@@ -25,7 +25,7 @@ from trainer.record.metrics import (
     check_evaluation,
 )
 from trainer.record.position import Position, position_of
-from trainer.record.resume import find_checkpoint
+from trainer.record.resume import find_checkpoint, in_recorded_order
 from trainer.record.run_output import RunOutput
 from trainer.record.telemetry import Telemetry
 from trainer.runtime.base import Runtime
@@ -42,8 +42,8 @@ class Run:
 
     def __init__(self, runtime: Runtime, config: TrainConfig, open_data: OpenData = open_data) -> None:
         check_batch_size(config, runtime)
-        self.runtime, self.config = runtime, config
-        self.data = open_data(config, runtime.host, runtime.num_hosts)
+        self.runtime, self.config = runtime, in_recorded_order(config)
+        self.data = open_data(self.config, runtime.host, runtime.num_hosts)
         self.position = Position()
         self._exits = ExitStack()
         try:

@@ -6,7 +6,7 @@ from pipelines.estimate.requests import ReadEstimate
 from pipelines.estimate.stored import StoredSplit
 from shardset.order.budget import DEFAULT_WINDOW, INDEX_BUDGET_BYTES, INDEX_BYTES, held_bytes
 from shardset.order.epoch import Order
-from shardset.order.lanes import default_lanes
+from shardset.order.lanes import default_lanes, lanes_of_reader
 
 
 def advice_on(
@@ -89,8 +89,13 @@ def _on_plain_readers(stored: StoredSplit, reading: Reading) -> list[str]:
 def _on_window(stored: StoredSplit, order: Order, reading: Reading) -> list[str]:
     if reading.window is not None or reading.num_lanes is not None or order.window >= DEFAULT_WINDOW:
         return []
-    wanted = default_lanes(order.global_batch_size)
-    needed = 2 * held_bytes(stored.mean_bytes, num_lanes=wanted, block_size=order.block_size, window=DEFAULT_WINDOW + 1)
+    wanted = default_lanes(order.global_batch_size, reading.num_readers)
+    needed = 2 * held_bytes(
+        stored.mean_bytes,
+        num_lanes=lanes_of_reader(wanted, reading.num_readers),
+        block_size=order.block_size,
+        window=DEFAULT_WINDOW + 1,
+    )
     lanes = f" and L from {wanted} to {order.num_lanes}" if order.num_lanes < wanted else ""
     return [
         f"The budget of {reading.budget_bytes / 2**30:.3g} GiB a reader lowers w from {DEFAULT_WINDOW} to "

@@ -75,6 +75,7 @@ def order_of(stored: StoredSplit, reading: Reading) -> Order:
         stored_bytes=stored.num_bytes,
         seed=reading.seed,
         global_batch_size=reading.global_batch_size,
+        world_size=reading.num_readers,
         num_lanes=reading.num_lanes,
         block_size=reading.block_size,
         window=reading.window,

@@ -169,7 +169,8 @@ class BlockLayout:
         """The block of each id."""
         shards = _owner(self.first_ids, ids)
         within = ids - self.first_ids[shards] + self.phases[shards]
-        return self.first_blocks[shards] + within // self.block_size
+        blocks: Ints = self.first_blocks[shards] + within // self.block_size
+        return blocks
 
     def _in_shards(self, blocks: Ints) -> tuple[Ints, Ints]:
         """The shard of each block, and its number there."""

@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 from shardset.arguments import require_int
 from shardset.errors import BudgetTooSmall, ConfigError
 from shardset.order.epoch import LastBatch, Order
-from shardset.order.lanes import default_lanes
+from shardset.order.lanes import MAX_DEFAULT_LANES, default_lanes, lanes_of_reader
 
 MIB = 1 << 20
-BUDGET_BYTES = 2 << 30
+BUDGET_BYTES = 4 << 30
+"""Not from the memory of the machine: readers whose machines differ would have different orders."""
+
 READ_BYTES = 4 << 20
 DEFAULT_WINDOW = 256
 INDEX_BUDGET_BYTES = 256 << 20
@@ -51,15 +53,17 @@ def default_block_size(mean_bytes: float) -> int:
     return int(min(512, max(8, READ_BYTES // max(1.0, mean_bytes))))
 
 
-def fit_lanes(mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int) -> int:
-    """L: the default, or the largest smaller divisor whose blocks fit the budget; at least 1."""
-    most = max(1, int(budget_bytes / (block_size * max(1.0, mean_bytes))))
-    return min(default_lanes(global_batch_size), default_lanes(global_batch_size, most))
+def fit_lanes(
+    mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int, world_size: int = 1
+) -> int:
+    """L: the default, or fewer where the blocks of one reader's lanes alone exceed the budget; at least 1."""
+    most = world_size * max(1, int(budget_bytes / (block_size * max(1.0, mean_bytes))))
+    return default_lanes(global_batch_size, world_size, min(most, MAX_DEFAULT_LANES))
 
 
-def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int) -> int:
-    """w: 256, or as many as fit the budget when one reader holds `num_lanes * (w + q)` samples; at least 0."""
-    rows = int(budget_bytes / max(1.0, mean_bytes)) // num_lanes
+def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int, world_size: int = 1) -> int:
+    """w: 256, or what `budget_bytes` has room for when a reader holds `w + q` samples of each of its lanes."""
+    rows = int(budget_bytes / max(1.0, mean_bytes)) // lanes_of_reader(num_lanes, world_size)
     return max(0, min(DEFAULT_WINDOW, rows - block_size))
 
 
@@ -79,6 +83,7 @@ def fit_order(
     stored_bytes: int,
     seed: int | None,
     global_batch_size: int,
+    world_size: int = 1,
     num_lanes: int | None = None,
     block_size: int | None = None,
     window: int | None = None,
@@ -88,8 +93,8 @@ def fit_order(
 ) -> Order:
     """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where they are None.
 
-    Half of the budget is for raw bytes; a split that fits there needs no narrower order. Raises ConfigError for numbers
-    that can't make an order.
+    The budget is that of each of `world_size` equal readers. Half of it is for raw bytes; a split that fits there whole
+    needs no narrower order. Raises ConfigError where the numbers can't make an order.
     """
     num_lanes, block_size, window = (
         None if given is None else require_int(name, given)
@@ -101,9 +106,17 @@ def fit_order(
     half = budget_bytes // 2 if stored_bytes > budget_bytes // 2 else sys.maxsize
     mean_bytes = stored_bytes / max(1, sum(shard_sizes))
     block = block_size or default_block_size(mean_bytes)
-    lanes = num_lanes or fit_lanes(mean_bytes, global_batch_size=global_batch_size, block_size=block, budget_bytes=half)
-    if window is None:
-        window = fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=half) if seed is not None else 0
+    lanes = num_lanes or fit_lanes(
+        mean_bytes,
+        global_batch_size=global_batch_size,
+        block_size=block,
+        budget_bytes=half,
+        world_size=world_size,
+    )
+    if window is None and seed is None:
+        window = 0
+    elif window is None:
+        window = fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=half, world_size=world_size)
     return Order(
         shard_sizes=shard_sizes,
         seed=seed,

@@ -1,5 +1,6 @@
 """An opened split: its order, its memory and its shards, built from a spec by one function."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from shardset.read.local import SMALL_BYTES
 from shardset.storage.base import Storage
 from shardset.stream.batch import BATCH_NAMES
 from shardset.stream.spec import StreamSpec
+
+_log = logging.getLogger(__name__)
 
 MAX_WORKERS = 8
 """Processes that decode small images: more would wait for the thread that feeds them."""
@@ -81,6 +84,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     _check_fields(split.fields, spec)
     disk_cache = _open_disk_cache(spec, split, storage)
     order = _fit_order(spec, split, spec.budget_bytes)
+    _warn_of_shared_lanes(order, spec)
     memory = fit_memory(
         order,
         spec.slots,
@@ -123,6 +127,7 @@ def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
         stored_bytes=stored_bytes(split),
         seed=spec.seed,
         global_batch_size=spec.global_batch_size,
+        world_size=spec.world_size,
         num_lanes=spec.num_lanes,
         block_size=spec.block_size,
         window=spec.window,
@@ -130,6 +135,16 @@ def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
         last_batch=spec.last_batch,
         budget_bytes=budget_bytes,
     )
+
+
+def _warn_of_shared_lanes(order: Order, spec: StreamSpec) -> None:
+    if spec.rank == 0 and spec.world_size > order.num_lanes:
+        factor = 1 + (spec.world_size - 1) / order.num_lanes
+        _log.warning(
+            "%d readers share the %d lanes of this order, so they read up to %.1f times the stored bytes; a new run "
+            "on as many readers gets a lane for each (or lower world_size to %d)",
+            spec.world_size, order.num_lanes, factor, order.num_lanes,
+        )  # fmt: skip
 
 
 def _open_disk_cache(spec: StreamSpec, split: Split, storage: Storage) -> BlockCache | None:

@@ -35,7 +35,7 @@ from tests.makers.training import (
 from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
-from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.config import ORDER, ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.data.device_feed import ON_DEVICE
 from trainer.data.splits import SampleDigest, open_data, steps_of, synthetic_data
 from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
@@ -307,6 +307,22 @@ def test_a_finished_run_stays_finished(manifest: str, tmp_path: Path) -> None:
     for _ in range(2):
         run(config)
     assert len(losses(tmp_path)) == STEPS
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_a_run_resumes_in_the_order_in_which_it_began_whatever_the_budget_is_now(
+    manifest: str, tmp_path: Path, has_record: bool
+) -> None:
+    narrow = tiny_config(manifest, tmp_path / "whole", budget_bytes=180_000)
+    run(narrow)
+    cut = replace(narrow, run_dir=str(tmp_path / "cut"))
+    run(replace(cut, max_steps=3))
+    if not has_record:
+        (tmp_path / "cut" / ORDER).unlink()
+    run(replace(cut, budget_bytes=1 << 30))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    with pytest.raises(ConfigError, match="window is 5 here"):
+        run(replace(cut, window=5))
 
 
 def test_an_epochs_record_is_of_the_whole_epoch_also_after_a_resume(

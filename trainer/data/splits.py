@@ -1,8 +1,8 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -28,6 +28,9 @@ SYNTHETIC_DIGEST = "fake data"
 
 DIGEST_MASK = (1 << 48) - 1
 """48 bits, so that sums over hosts stay within the integers that every runtime can sum."""
+
+IDS_AT_ONCE = 1 << 16
+"""Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of the split."""
 
 HostBatch = dict[str, Any]
 """A batch of a stream by field; mixing adds fields."""
@@ -68,16 +71,22 @@ class SampleDigest:
         return f"{self.digest:012x}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Data:
-    """The streams of a run. `plan` is the digest of a complete epoch, `num_eval_samples` the size of an evaluation."""
+    """The streams of a run, and the number of samples of an epoch and of an evaluation."""
 
     train: BatchSource
     evaluation: BatchSource
     num_classes: int
     manifest_digest: str
-    plan: SampleDigest
+    num_train_samples: int
     num_eval_samples: int
+    quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
+
+    @cached_property
+    def plan(self) -> SampleDigest:
+        """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
+        return plan_of(self.num_train_samples, self.quarantined)
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -104,7 +113,8 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         evaluation=_open_stream(config, loaded, eval_split, host, num_hosts, image=eval_spec(config.image), seed=None),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
-        plan=plan_of(manifest.split(config.train_split).num_samples, train.order.bad_ids),
+        num_train_samples=manifest.split(config.train_split).num_samples,
+        quarantined=train.order.bad_ids,
         num_eval_samples=manifest.split(eval_split).num_samples,
     )
 
@@ -132,7 +142,7 @@ def synthetic_data(
         evaluation=stream(num_samples=num_eval_samples),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
-        plan=plan_of(num_samples, np.array([], dtype=np.int64)),
+        num_train_samples=num_samples,
         num_eval_samples=num_eval_samples,
     )
 
@@ -171,6 +181,9 @@ def _open_stream(
         world_size=num_hosts,
         seed=seed,
         image=image,
+        num_lanes=config.num_lanes,
+        block_size=config.block_size,
+        window=config.window if seed is not None else None,
         budget_bytes=config.budget_bytes,
         disk_cache=disk_cache,
     )
@@ -227,7 +240,11 @@ def check_labels(setting: str, name: str, manifest: Manifest) -> None:
 
 def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
     """The digest of a complete epoch: all ids of the split but the quarantined ones."""
-    return SampleDigest().add(np.setdiff1d(np.arange(num_samples), quarantined, assume_unique=True))
+    digest = SampleDigest()
+    for start in range(0, num_samples, IDS_AT_ONCE):
+        ids = np.arange(start, min(start + IDS_AT_ONCE, num_samples))
+        digest = digest.add(np.setdiff1d(ids, quarantined, assume_unique=True))
+    return digest
 
 
 def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:

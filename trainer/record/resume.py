@@ -1,12 +1,15 @@
 """Finds the checkpoint that a run resumes from, and refuses to mix two runs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, NotFound
+from shardset.order.state import OrderState, state_from_json
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+from trainer.config import ORDER, TrainConfig
 from trainer.record import checkpoint
+from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_names import FOLDER, folder_of, steps
 from trainer.record.checkpoint_state import CheckpointState
 
@@ -39,6 +42,36 @@ def find_checkpoint(folder: Storage, resume: str, note: Callable[[str], None]) -
     if not f"{url}/".startswith(f"{folder.url}/"):
         note(f"{folder.url} has checkpoints of its own: it goes on from them, not from {resume}")
     return ResumePoint(folder.url, newest[1])
+
+
+def in_recorded_order(config: TrainConfig) -> TrainConfig:
+    """The config of a run that resumes, with the L, q and w that the run began with, where it sets none itself."""
+    order = None if config.fake_data else _recorded_order(config)
+    # A checkpoint of another batch size is refused by name later.
+    if order is None or config.global_batch_size % order.num_lanes:
+        return config
+    values = {name: getattr(order, name) for name in ("num_lanes", "block_size", "window")}
+    return replace(config, **{name: value for name, value in values.items() if getattr(config, name) is None})
+
+
+def _recorded_order(config: TrainConfig) -> OrderState | None:
+    folder = open_storage(config.run_dir)
+    if not steps(folder):
+        resumes_other = config.resume not in ("auto", "never")
+        return _order_of(checkpoint.at(open_storage(config.resume), _ignore)) if resumes_other else None
+    try:
+        return state_from_json(folder.read(ORDER).strip())
+    except (NotFound, ConfigError):  # an older version wrote no order, or it is damaged; the checkpoint has it too
+        return _order_of(checkpoint.newest(folder, _ignore))
+
+
+def _order_of(newest: tuple[CommitMark, CheckpointState] | None) -> OrderState | None:
+    text = newest and newest[1]["stream"]
+    return state_from_json(text) if text else None
+
+
+def _ignore(text: str) -> None:
+    """Damage is reported when the checkpoint is loaded."""
 
 
 def refuse_going_back(folder: Storage, step: int, url: str) -> None:

@@ -88,19 +88,19 @@ def plan_of_run(url: str) -> RunPlan:
     )
 
 
-def plan_of_config(config: TrainConfig) -> RunPlan:
-    """The plan of a run with this configuration."""
+def plan_of_config(config: TrainConfig, num_hosts: int = 1) -> RunPlan:
+    """The plan of a run with this configuration that starts on this many hosts (with ddp: processes)."""
     background = backgrounds.parse(config.image.background)
-    return RunPlan(timetable=timetable_of(config, None), steps_done=None, notes=[], background=background)
+    return RunPlan(timetable=timetable_of(config, None, num_hosts), steps_done=None, notes=[], background=background)
 
 
-def timetable_of(config: TrainConfig, state: OrderState | None) -> Timetable:
+def timetable_of(config: TrainConfig, state: OrderState | None, num_hosts: int = 1) -> Timetable:
     """The timetable of a configuration, in the recorded order `state` if there is one."""
     if config.fake_data or config.manifest is None:
         raise ConfigError("there is no shard set to explain; give --manifest, or the --run-dir of a run that has one")
     manifest, storage = manifests.load(config.manifest)
     split = manifest.split(config.train_split)
-    order = _order_of(config, split) if state is None else _order_of_state(config, manifest, split, state)
+    order = _order_of(config, split, num_hosts) if state is None else _order_of_state(config, manifest, split, state)
     return Timetable(
         manifest=manifest,
         storage=storage,
@@ -131,12 +131,16 @@ def _recorded_order(folder: Storage) -> OrderState | None:
         ) from error
 
 
-def _order_of(config: TrainConfig, split: Split) -> Order:
+def _order_of(config: TrainConfig, split: Split, num_hosts: int) -> Order:
     return fit_order(
         [shard.num_samples for shard in split.shards],
         stored_bytes=sum(shard.num_bytes for shard in split.shards),
         seed=config.seed,
         global_batch_size=config.global_batch_size,
+        world_size=num_hosts,
+        num_lanes=config.num_lanes,
+        block_size=config.block_size,
+        window=config.window,
         budget_bytes=config.budget_bytes,
     )
 

@@ -265,7 +265,7 @@ def stream_needs(config: TrainConfig, num_hosts: int) -> StreamNeeds:
     assert isinstance(train, Stream)
     assert isinstance(evaluation, Stream)
     num_bytes = train.memory.total + evaluation.memory.total
-    return StreamNeeds(num_lanes=train.order.num_lanes, num_bytes=num_bytes, num_samples=data.plan.samples)
+    return StreamNeeds(num_lanes=train.order.num_lanes, num_bytes=num_bytes, num_samples=data.num_train_samples)
 
 
 def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:

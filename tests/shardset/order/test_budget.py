@@ -24,7 +24,7 @@ def order(**changes):
 
 def memory_of(*, world=1, budget_bytes=BUDGET_BYTES, image_bytes=150_528, cache_bytes=None, **changes):
     def order_within(budget):
-        return order(**changes, budget_bytes=budget)
+        return order(**changes, world_size=world, budget_bytes=budget)
 
     fitted = order_within(budget_bytes)
     return fit_memory(
@@ -37,8 +37,20 @@ def memory_of(*, world=1, budget_bytes=BUDGET_BYTES, image_bytes=150_528, cache_
 def test_a_budget_lowers_the_window_before_the_lanes_and_never_the_block():
     wide, usual, tight = (order(budget_bytes=size) for size in (1 << 34, BUDGET_BYTES, 1 << 28))
     assert (wide.num_lanes, wide.block_size, wide.window) == (256, 37, 256)
-    assert (usual.num_lanes, usual.block_size, usual.window) == (256, 37, 0)
+    assert (usual.num_lanes, usual.block_size, usual.window) == (256, 37, 38)
     assert (tight.num_lanes, tight.block_size, tight.window) == (32, 37, 0)
+
+
+@pytest.mark.parametrize("world", [4, 8, 64, 256])
+def test_a_pod_reads_imagenet_with_the_full_window(world):
+    fitted = order(world_size=world)
+    assert (fitted.num_lanes, fitted.block_size, fitted.window) == (256, 37, 256)
+    assert memory_of(world=world).total <= BUDGET_BYTES
+
+
+def test_a_large_world_has_a_lane_for_each_reader():
+    fitted = order(global_batch_size=32_768, world_size=8192)
+    assert (fitted.num_lanes, fitted.window) == (8192, 256)
 
 
 def test_a_split_that_fits_the_budget_needs_no_narrower_order():

@@ -1,14 +1,38 @@
 """How a global batch divides."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.lanes import check_world, default_lanes
+from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 
 
 @pytest.mark.parametrize(("batch", "lanes"), [(1, 1), (256, 256), (1024, 256), (320, 160), (257, 1), (96, 96)])
 def test_lanes_default_to_the_largest_divisor_up_to_256(batch, lanes):
     assert default_lanes(batch) == lanes
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "lanes"),
+    [(4096, 8, 256), (768, 96, 192), (32_768, 8192, 8192), (32_768, 512, 512), (65_536, 32_768, 16_384), (96, 5, 96)],
+)
+def test_lanes_are_a_multiple_of_the_readers_where_the_batch_allows_it(batch, world, lanes):
+    assert default_lanes(batch, world) == lanes
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 300))
+def test_no_reader_has_more_lanes_than_it_is_given_room_for(num_lanes, rows, world):
+    batch = num_lanes * rows * world
+    lanes = default_lanes(batch, world)
+    parts = [rank_part(batch, rank, world) for rank in range(world)]
+    size = batch // lanes
+    assert batch % lanes == 0
+    assert max((part[-1] // size) - (part[0] // size) + 1 for part in parts) <= lanes_of_reader(lanes, world)
+    assert all(
+        (part[-1] * num_lanes // batch) - (part[0] * num_lanes // batch) < lanes_of_reader(num_lanes, world)
+        for part in parts
+    )
 
 
 def test_a_world_that_does_not_divide_is_refused_with_those_that_do():

@@ -302,6 +302,11 @@ def test_a_failure_in_a_thread_is_raised_where_its_batch_would_have_come(poisone
         next(batches)
 
 
+def test_more_readers_than_lanes_are_warned_of_what_they_read_twice(shards, caplog):
+    make(shards, num_lanes=2, world_size=4, global_batch_size=8)
+    assert "4 readers share the 2 lanes of this order, so they read up to 2.5 times" in caplog.text
+
+
 def test_the_memory_of_a_stream_is_logged_and_kept(shards, caplog):
     caplog.set_level(logging.INFO, logger="shardset")
     stream = make(shards, budget_bytes=2 << 20)

@@ -1,0 +1,165 @@
+"""What each reader of a pod reads and holds: 1 to 8,192 readers of sets of a million to a thousand million samples.
+
+python -m benchmarks.pod [--n 1e6,1e9] [--world 1,8,64,512,8192] [--bytes 110000] [--per-reader 4]
+
+Order and block reads are the real ones; the samples are not there. Every point is a process of its own. It plans the
+first steps of a few readers and counts the samples that the ranged reads of these steps would bring for each that the
+reader wants. `256 lanes` is the order of versions before 0.2, which cut every epoch into at most 256 lanes and divided
+the budget as if one reader held all of them.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from benchmarks import environment
+from shardset.order.budget import BUDGET_BYTES, fit_order, held_bytes
+from shardset.order.epoch import Order
+from shardset.order.lanes import DEFAULT_LANES, largest_divisor, rank_part
+
+SHARD_BYTES = 128 << 20
+SIZES = (10**6, 10**8, 10**9)
+WORLDS = (1, 8, 64, 512, 8192)
+MIN_BATCH = 1024
+NUM_READERS = 3
+"""Readers whose steps are planned: the first, one in the middle and the last."""
+
+NUM_ROWS = 1500
+"""Rows of each lane that are planned at most: several times the window, so that the ends count for little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One order and what its readers do. `bytes_factor` is bytes read for each that is wanted."""
+
+    num_samples: int
+    world_size: int
+    fixed_lanes: bool
+    num_lanes: int
+    window: int
+    bytes_factor: float
+    requests_per_step: float
+    held_bytes: int
+    first_step_s: float
+    peak_bytes: int
+
+
+def order_of(num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool) -> Order:
+    """The order that the first run of such a pod would choose."""
+    shard_size = max(1, SHARD_BYTES // mean_bytes)
+    num_shards = -(-num_samples // shard_size)
+    small, left = divmod(num_samples, num_shards)
+    batch = max(MIN_BATCH, per_reader * world_size)
+    lanes = largest_divisor(batch, DEFAULT_LANES)
+    return fit_order(
+        np.full(num_shards, small) + (np.arange(num_shards) < left),  # type: ignore[arg-type] # a list would be 1e6 objects
+        stored_bytes=num_samples * mean_bytes,
+        seed=7,
+        global_batch_size=batch,
+        world_size=1 if fixed_lanes else world_size,
+        num_lanes=lanes if fixed_lanes else None,
+        budget_bytes=BUDGET_BYTES // 2 if fixed_lanes else BUDGET_BYTES,
+    )
+
+
+def measure(num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool) -> Point:
+    """Plans the first steps of a few readers in this process."""
+    began = time.process_time()
+    order = order_of(num_samples, world_size, mean_bytes, per_reader, fixed_lanes=fixed_lanes)
+    order.rank_slots(0, 0, 0, world_size)
+    first_step_s = time.process_time() - began
+    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
+    ranks = sorted({0, world_size // 2, world_size - 1})[:NUM_READERS]
+    counts = np.sum([_reads(order, rank, world_size, num_steps) for rank in ranks], axis=0)
+    num_wanted, num_read, num_requests = counts.tolist()
+    lanes = len(order.part_lanes(rank_part(order.global_batch_size, 0, world_size)))
+    return Point(
+        num_samples=num_samples,
+        world_size=world_size,
+        fixed_lanes=fixed_lanes,
+        num_lanes=order.num_lanes,
+        window=order.window,
+        bytes_factor=num_read / num_wanted,
+        requests_per_step=num_requests / num_wanted * order.global_batch_size,
+        held_bytes=held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window),
+        first_step_s=first_step_s,
+        peak_bytes=peak_bytes,
+    )
+
+
+def _reads(order: Order, rank: int, world_size: int, num_steps: int) -> tuple[int, int, int]:
+    """Samples that a reader wants in its first steps, samples of the reads that bring them, and these reads.
+
+    Leaves out the end of what was planned, where later steps share the reads, unless the epoch ends there.
+    """
+    slots = order.rank_steps(0, range(num_steps), rank, world_size)
+    lanes, positions = np.tile(slots.lanes, num_steps), slots.positions.ravel()
+    real = slots.weights.ravel() > 0
+    if num_steps < order.num_batches:
+        last = num_steps * order.rows_per_step - order.window - order.block_size
+        real &= positions - order.lane_starts(lanes) < last
+    reads = order.reads_of(0, lanes[real], positions[real])
+    first, once = np.unique(reads.first, return_index=True)
+    return int(real.sum()), int(reads.num_samples[once].sum()), len(first)
+
+
+def run_point(num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool) -> Point:
+    """`measure` in a fresh process."""
+    words = [sys.executable, "-m", "benchmarks.pod", "--one", str(num_samples), str(world_size)]
+    words += ["--bytes", str(mean_bytes), "--per-reader", str(per_reader), *(["--fixed-lanes"] if fixed_lanes else [])]
+    return Point(**json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout))
+
+
+def table(points: list[Point]) -> str:
+    """The points as a Markdown table."""
+    head = (
+        "| samples | readers | lanes | w | bytes read | requests a step, all readers | held by a reader | "
+        "first step, s | process, MiB |"
+    )
+    return "\n".join([head, "|---|---|---|---|---|---|---|---|---|", *map(_row, points)])
+
+
+def _row(point: Point) -> str:
+    before = " (before)" if point.fixed_lanes else ""
+    return (
+        f"| {point.num_samples:,} | {point.world_size:,} | {point.num_lanes:,}{before} | {point.window} "
+        f"| {point.bytes_factor:.2f}x | {point.requests_per_step:,.0f} | {point.held_bytes / 2**20:,.0f} MiB "
+        f"| {point.first_step_s:.2f} | {point.peak_bytes / 2**20:,.0f} |"
+    )
+
+
+def main() -> None:
+    """Measures all points and prints or writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=_numbers, default=SIZES, help="numbers of samples, separated by commas")
+    parser.add_argument("--world", type=_numbers, default=WORLDS, help="numbers of readers, separated by commas")
+    parser.add_argument("--bytes", type=int, default=110_000, help="bytes of a sample")
+    parser.add_argument("--per-reader", type=int, default=4, help="samples of a step for each reader, at least")
+    parser.add_argument("--one", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--fixed-lanes", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(asdict(measure(*args.one, args.bytes, args.per_reader, fixed_lanes=args.fixed_lanes))))
+        return
+    points = [
+        run_point(n, world, args.bytes, args.per_reader, fixed_lanes=fixed)
+        for n in args.n
+        for world in args.world
+        for fixed in (True, False)
+    ]
+    print(f"{environment.machine()}, commit {environment.commit()}\n\n{table(points)}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(float(word)) for word in text.split(","))
+
+
+if __name__ == "__main__":
+    main()
