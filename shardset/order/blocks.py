@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from shardset.order.permutation import Purpose, hash64, hash64_on
 
-_BLOCKS_AT_ONCE = 1 << 16
+_BLOCKS_AT_ONCE = 1 << 16  # bounds the memory of hashing all blocks of an epoch
 _BLOCKS_PER_BUCKET_BITS = 8
-_MAX_BUCKET_BITS = 16
+_MAX_BUCKET_BITS = 16  # a bucket's number is stored as uint16
 
 Ints = NDArray[np.int64]
 
@@ -54,6 +54,7 @@ class BlockLayout:
         self.first_blocks = np.concatenate([[0], np.cumsum(-(-(np.diff(first_ids) + self.phases) // block_size))])
         self.num_blocks = int(self.first_blocks[-1])
         bits = min(_MAX_BUCKET_BITS, max(0, self.num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
+        # The stored order uses the block's own number as its hash, which has fewer bits.
         hash_bits = max(1, self.num_blocks.bit_length()) if seed is None else 64
         self.shift = np.uint64(max(0, hash_bits - bits))
         self.bucket_of_block = np.empty(self.num_blocks, dtype=np.uint16)
@@ -218,6 +219,7 @@ class BlockLayout:
         hashes, sizes = self._hashes(blocks), self._sizes(blocks)
         order = np.argsort(hashes, kind="stable")
         sizes = sizes[order]
+        # Samples of the buckets that are not sorted here shift the blocks behind them.
         left_out = np.cumsum(np.where(wanted, 0, np.diff(self.bucket_starts)))
         starts = np.cumsum(sizes) - sizes + left_out[self._buckets_of(hashes[order])]
         return _SortedBuckets(wanted, blocks[order], starts)

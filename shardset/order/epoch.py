@@ -20,8 +20,8 @@ from shardset.order.lanes import default_lanes
 from shardset.order.permutation import ORDER_VERSION, Purpose, hash64
 from shardset.order.state import OrderState, check_same_order, quarantine_digest
 
-_AFTER_ALL = np.uint64((1 << 64) - 1)
-_HIGH = np.uint64(32)
+_AFTER_ALL = np.uint64((1 << 64) - 1)  # the key of what is past the end of a lane
+_HIGH = np.uint64(32)  # keys are offset plus random displacement, with 32 fractional bits
 
 LastBatch = Literal["pad", "drop"]
 
@@ -242,6 +242,7 @@ class Order:
             layout = self._layouts[epoch] = BlockLayout(
                 self.first_ids, self.bad_ids, block_size=self.block_size, seed=self.seed, epoch=epoch
             )
+            # Two epochs stay: near its end, an epoch is read together with the start of the next.
             for other in sorted(self._layouts, key=lambda known: abs(known - epoch))[2:]:
                 self._layouts.pop(other, None)
         return layout
@@ -277,7 +278,7 @@ def _check_samples(order: Order) -> None:
         raise ConfigError(f"quarantined ids reach {bad[0]} to {bad[-1]}, expected 0 to {order.first_ids[-1] - 1}")
     if order.num_samples < 1:
         raise ConfigError("every sample is quarantined; nothing is left to read")
-    if order.num_rows + order.window >= 1 << 32:
+    if order.num_rows + order.window >= 1 << 32:  # see _HIGH
         raise ConfigError(f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes")
 
 

@@ -106,7 +106,7 @@ def _walk(position: Any, *, n: int, key: int, rounds: Iterable[int], step: Step)
             raise ValueError(f"position {position} is outside [0, {n})")
         functions: list[Round] = [partial(_round, key, (1 << half) - 1) for key in keys]
         value = _network(position, functions, half, step)
-        while value >= n:
+        while value >= n:  # cycle walking: ends, because the network permutes a finite set that holds `position`
             value = _network(value, functions, half, step)
         return value
     values = np.asarray(position)
