@@ -45,7 +45,7 @@ _PILLOW_ERRORS = (OSError, Image.DecompressionBombError, *_WRONG_VALUES)
 class ImageSpec:
     """What each image becomes: uint8 [size, size, 3], RGB.
 
-    With `flip`, the column `flip` (bool) of a batch says which images the device must mirror; their pixels are not.
+    With `flip`, batches say in `flip` (bool) which images the device must mirror; the pixels come unmirrored.
     Transparent images are put on `background`. `decoded_bytes` limits the memory of the images that a process decodes
     at once; an image that needs more is undecodable.
     """
@@ -67,7 +67,7 @@ class ImageSpec:
 
     @property
     def is_random(self) -> bool:
-        """Whether a slot needs draws."""
+        """Whether anything is drawn."""
         return self.flip or self.crop.num_draws > 0
 
 
