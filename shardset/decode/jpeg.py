@@ -55,8 +55,7 @@ def decode_window(data: bytes, grid: Grid, box: Box, least: tuple[int, int]) -> 
     part_size = reduced(part.size, eighths)
     if part_size[1] < _LEAST_COLUMNS:
         return None
-    # libjpeg-turbo warns about every head, because data follow it; so don't be strict. Damage within the head gives the
-    # same pixels as in the whole image.
+    # Not strict for a head: libjpeg-turbo warns that data follow. Damage in it gives the same pixels as in the whole.
     image = _turbo(part.data, part_size, strict=grid.run > 0)
     if image is None or image.shape[:2] != part_size:
         return None

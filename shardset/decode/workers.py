@@ -162,13 +162,10 @@ class WorkerPool:
                 self._owner, self._all, self._idle = os.getpid(), [], []
                 weakref.finalize(self, _end_all, self._owner, self._all)
             self._all[:] = [worker for worker in self._all if not worker.is_lost]
+            task = DecodeCrops(self.spec) if self.kept is None else DecodeWhole(self.spec.background)
             while len(self._all) < self.num_processes:
-                if self.kept is not None:
-                    worker = Worker(self.kept, DecodeWhole(self.spec.background))
-                else:
-                    worker = Worker(SharedImages(self.num_images, self.spec.size), DecodeCrops(self.spec))
-                self._all.append(worker)
-                self._idle.append(worker)
+                self._all.append(Worker(self.kept or SharedImages(self.num_images, self.spec.size), task))
+                self._idle.append(self._all[-1])
 
     @contextmanager
     def idle(self) -> "Iterator[Worker | None]":

@@ -25,14 +25,36 @@ class SampleAddress(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardIndex:
-    """The rows of a shard's samples in memory: 4-byte numbers where they suffice, keys only on request.
-
-    CRC32Cs are signed numbers, so that they fit 4 bytes too.
-    """
+@dataclass(frozen=True, slots=True, eq=False)
+class _SampleRows:
+    """Some rows: 4-byte numbers where they suffice. CRC32Cs are signed, so that they fit too."""
 
     rows: NDArray[np.signedinteger]
+
+    @property
+    def starts(self) -> NDArray[np.signedinteger]:
+        """The first byte of each sample in its shard."""
+        return self.rows[:, _START]
+
+    @property
+    def stops(self) -> NDArray[np.int64]:
+        """The end of each sample's last field in its shard."""
+        offsets, sizes = self.fields
+        ends: NDArray[np.int64] = self.starts + (offsets + sizes).max(axis=1)
+        return ends
+
+    @property
+    def fields(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Offsets from the start of the sample, negative for absent fields, and sizes: each [sample, field]."""
+        numbers = self.rows[:, _FIELDS:].astype(np.int64, copy=False)
+        num_fields = numbers.shape[1] // 2
+        return numbers[:, :num_fields], numbers[:, num_fields:]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardIndex(_SampleRows):
+    """The rows of all samples of a shard, and their keys on request."""
+
     keys: NDArray[np.bytes_] | None
 
     @classmethod
@@ -62,23 +84,17 @@ class ShardIndex:
         """Memory in use."""
         return self.rows.nbytes + (0 if self.keys is None else self.keys.nbytes)
 
-    @property
-    def starts(self) -> NDArray[np.signedinteger]:
-        """The first byte of each sample."""
-        return self.rows[:, _START]
-
     def byte_range(self, first: int, last: int) -> tuple[int, int]:
         """The bytes [start, stop) that hold the samples [first, last)."""
-        return int(self.rows.item(first, _START)), int(_stops(self.rows[last - 1 : last])[0])
+        return self.rows.item(first, _START), _SampleRows(self.rows[last - 1 : last]).stops.item()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SampleAddresses:
-    """Where several samples are stored, their labels and, if asked for, their keys: a column each."""
+class SampleAddresses(_SampleRows):
+    """Where several samples are stored, their labels and, on request, their keys: a column each."""
 
     shards: NDArray[np.int64]
     positions: NDArray[np.int64]
-    rows: NDArray[np.signedinteger]
     keys: list[str] | None
 
     def __len__(self) -> int:
@@ -94,7 +110,7 @@ class SampleAddresses:
     def part(self, start: int, stop: int) -> "SampleAddresses":
         """The samples [start, stop) of these."""
         keys = None if self.keys is None else self.keys[start:stop]
-        return SampleAddresses(self.shards[start:stop], self.positions[start:stop], self.rows[start:stop], keys)
+        return SampleAddresses(self.rows[start:stop], self.shards[start:stop], self.positions[start:stop], keys)
 
     @property
     def labels(self) -> NDArray[np.int64]:
@@ -106,37 +122,11 @@ class SampleAddresses:
         return int(self.rows.item(number, _LABEL))
 
     @property
-    def starts(self) -> NDArray[np.signedinteger]:
-        """The first byte of each sample in its shard."""
-        return self.rows[:, _START]
-
-    @property
-    def stops(self) -> NDArray[np.int64]:
-        """The end of each sample's last field in its shard."""
-        return _stops(self.rows)
-
-    @property
     def crcs(self) -> NDArray[np.int64]:
         """The CRC32C of each sample, unsigned."""
         return self.rows[:, _CRC].astype(np.int64) & 0xFFFFFFFF
-
-    @property
-    def fields(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Offsets from the start of the sample, negative for absent fields, and sizes: each [sample, field]."""
-        return _fields(self.rows)
 
 
 def num_columns(num_fields: int) -> int:
     """The width of the rows of a split."""
     return _FIELDS + 2 * num_fields
-
-
-def _fields(rows: NDArray[np.signedinteger]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    offsets, sizes = np.split(rows[:, _FIELDS:].astype(np.int64, copy=False), 2, axis=1)
-    return offsets, sizes
-
-
-def _stops(rows: NDArray[np.signedinteger]) -> NDArray[np.int64]:
-    offsets, sizes = _fields(rows)
-    ends: NDArray[np.int64] = rows[:, _START] + (offsets + sizes).max(axis=1)
-    return ends

@@ -18,12 +18,13 @@ import os
 import re
 import shutil
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,8 @@ from shardset.read.indexes import ShardTable
 from shardset.read.remote import RangeReader
 from shardset.read.threads import ProcessLock, Threads, outcome_of, settle
 from shardset.storage.open import local_folder
+
+T = TypeVar("T")
 
 MAX_OPEN_FILES = 256
 NUM_CACHE_READERS = 4
@@ -73,34 +76,29 @@ class BlockCache:
 
     def missing(self, shard: int, first: int, last: int) -> tuple[int, int] | None:
         """The range of samples to fetch so that all of [first, last) are cached; None if they are."""
-        file = self._file_of(shard)
-        if file is None:
-            return first, last
-        try:
-            absent = np.flatnonzero(~file.present(first, last))
-        except OSError as error:
-            self._give_up(shard, error)
-            return first, last
-        return (first + int(absent[0]), first + int(absent[-1]) + 1) if len(absent) else None
+        is_absent = self._use(shard, lambda file: ~file.present(first, last), np.ones(last - first, dtype=bool))
+        absent = np.flatnonzero(is_absent).tolist()
+        return (first + absent[0], first + absent[-1] + 1) if absent else None
 
     def read(self, shard: int, start: int, stop: int) -> bytes:
         """The bytes [start, stop) of a shard; fewer if the file was cut or can't be read."""
-        file = self._file_of(shard)
-        try:
-            return b"" if file is None else os.pread(file.fd, stop - start, start)
-        except OSError as error:
-            self._give_up(shard, error)
-            return b""
+        return self._use(shard, lambda file: os.pread(file.fd, stop - start, start), b"")
 
     def put(self, shard: int, first: int, last: int, start: int, data: bytes) -> None:
         """Caches the samples [first, last), whose bytes begin at `start`; does nothing for an uncached shard."""
+        self._use(shard, lambda file: file.put(first, last, start, data), None)
+
+    def _use(self, shard: int, call: "Callable[[_CacheFile], T]", otherwise: T) -> T:
+        """The result of `call`; `otherwise` without a file, and for good if the disk fails."""
         file = self._file_of(shard)
-        if file is None:
-            return
         try:
-            file.put(first, last, start, data)
+            return otherwise if file is None else call(file)
         except OSError as error:
-            self._give_up(shard, error)
+            self._warn(shard, error)
+            with self._lock:
+                self._files.pop(shard, None)
+                self._uncached.add(shard)
+            return otherwise
 
     def _file_of(self, shard: int) -> "_CacheFile | None":
         with self._lock:
@@ -127,12 +125,6 @@ class BlockCache:
         except OSError as error:
             self._warn(number, error)
             return None
-
-    def _give_up(self, shard: int, error: OSError) -> None:
-        self._warn(shard, error)
-        with self._lock:
-            self._files.pop(shard, None)
-            self._uncached.add(shard)
 
     def _warn(self, shard: int, error: OSError) -> None:
         _log.warning("%s: %s; shard %d is read from its storage from now on", self._folder, error, shard)

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -69,41 +70,30 @@ def read_rows(
 
     Ranges of an index have no checksum: each is read twice, and the whole index if the two answers differ.
     """
-    by_range = shard.index.num_bytes > whole_bytes
-    records = _records_by_range(storage, shard, positions, header_bytes) if by_range else None
-    return read_index(storage, shard)[list(positions)] if records is None else records
+    if shard.index.num_bytes > whole_bytes:
+        with suppress(DamagedShard):
+            return _read_range(storage, shard, positions, header_bytes)
+    return read_index(storage, shard)[list(positions)]
 
 
-def _records_by_range(
-    storage: Storage, shard: Shard, positions: Sequence[int], header_bytes: int
-) -> NDArray[np.void] | None:
-    """None if the answers differ, or come from another index than the manifest lists."""
-    header = _header(storage, shard, header_bytes)
-    if header is None:
-        return None
-    dtype, records_start = header
+def _read_range(storage: Storage, shard: Shard, positions: Sequence[int], header_bytes: int) -> NDArray[np.void]:
+    """Raises DamagedShard if two answers differ, or come from another index than the manifest lists."""
+    path, num_bytes = shard.index.path, shard.index.num_bytes
+    head = _read_same_twice(storage, path, 0, min(header_bytes, num_bytes))
+    dtype, num_samples, records_start = index_header(head, f"{storage.url}/{path}")
+    if records_start + num_samples * dtype.itemsize != num_bytes or num_samples != shard.num_samples:
+        raise DamagedShard(f"{storage.url}/{path}: another index than the manifest lists")
     first, last = min(positions), max(positions)
     start, stop = (records_start + position * dtype.itemsize for position in (first, last + 1))
-    data = _same_twice(storage, shard.index.path, start, stop)
-    return None if data is None else np.frombuffer(data, dtype)[[position - first for position in positions]]
+    records = np.frombuffer(_read_same_twice(storage, path, start, stop), dtype)
+    return records[[position - first for position in positions]]
 
 
-def _header(storage: Storage, shard: Shard, header_bytes: int) -> tuple[np.dtype[np.void], int] | None:
-    """Record type and first byte of the records; None as in `_records_by_range`."""
-    path, num_bytes = shard.index.path, shard.index.num_bytes
-    head = _same_twice(storage, path, 0, min(header_bytes, num_bytes))
-    try:
-        dtype, num_samples, start = index_header(head or b"", f"{storage.url}/{path}")
-    except DamagedShard:
-        return None
-    if start + num_samples * dtype.itemsize != num_bytes or num_samples != shard.num_samples:
-        return None
-    return dtype, start
-
-
-def _same_twice(storage: Storage, name: str, start: int, stop: int) -> bytes | None:
+def _read_same_twice(storage: Storage, name: str, start: int, stop: int) -> bytes:
     data = storage.read(name, start, stop)
-    return data if storage.read(name, start, stop) == data else None
+    if storage.read(name, start, stop) != data:
+        raise DamagedShard(f"{storage.url}/{name}: two reads of bytes {start} to {stop} differ")
+    return data
 
 
 class ShardTable:
@@ -215,7 +205,7 @@ class ShardTable:
             rows[group] = index.rows[positions[group]]
             if index.keys is not None:
                 keys[group] = index.keys[positions[group]].astype(str)
-        return SampleAddresses(shards, positions, rows, keys.tolist() if self.with_keys else None)
+        return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
 
     def _keys(self, shard: int) -> NDArray[np.bytes_]:
         """The keys of a shard. Keeps those of the last one, because bad samples often share a shard."""

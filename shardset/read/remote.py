@@ -68,11 +68,11 @@ class RemoteReader:
 
     def close(self) -> None:
         """See RangeReader. A thread that waits for storage stops after its read."""
+        self._fetchers.close()  # first, so that no further read begins
         self._closed.set()
         self._monitor.join()
-        self._fetchers.close()
         self._hedgers.close()
-        with self._lock:  # after the threads are closed, so that no read comes late and waits for ever
+        with self._lock:
             running = list(self._running)
         for read in running:
             settle(read.result, CancelledError())
