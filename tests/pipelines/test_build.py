@@ -391,7 +391,7 @@ def test_an_output_in_the_folder_of_raw_images_is_refused_before_anything_is_wri
     (tmp_path / "link").symlink_to("photos")
     before = files_of(photos)
     for run in (build, builds.dry_run):
-        with pytest.raises(ConfigError, match=r"is in the input .*photos, so tars would stand among.* outside of it$"):
+        with pytest.raises(ConfigError, match=r"is in the input .*photos, so the tars would be among.* outside of it$"):
             run(config_of(photos, tmp_path / place), HERE)
     assert files_of(photos) == before
 
