@@ -204,7 +204,7 @@ def test_builds_that_differ_in_an_option_are_told_that_option_and_nothing_else(t
     )  # fmt: skip
     builds.prepare(config, open_storage(config.output))
     (name,) = options
-    with pytest.raises(ConfigError, match=rf"already holds an? [a-z ]+ \({name} was [^;]* and is [^;]*\)"):
+    with pytest.raises(ConfigError, match=rf"already holds an[a-z ]+ \({name} was [^;]* and is [^;]*\)"):
         builds.prepare(replace(config, **options), open_storage(config.output))
 
 

@@ -298,7 +298,7 @@ def test_a_set_without_images_or_classes_has_a_page():
     manifest = write_shard_set(storage, {"only": words}, num_shards=2, num_classes=0)
     text = text_of(collected(storage, manifest))
     assert "No sample has an image." in text
-    assert "There is one split only" in text
+    assert "There is only one split" in text
     assert "Samples of each class" not in text
 
 
