@@ -11,6 +11,7 @@ from typing import Any
 from shardset.errors import ShardsetError
 from shardset.format import manifest as manifests
 from shardset.storage.open import bucket_of, is_address
+from shardset.stream.stream import Stream
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
 from trainer.supervise import heartbeat
@@ -109,13 +110,19 @@ def _check_data(config: TrainConfig, target: TargetRate | None, num_hosts: int) 
 
 
 def _check_streams(config: TrainConfig, target: TargetRate | None, num_hosts: int) -> Iterator[CheckResult]:
+    # Imported late: it imports torch, and the checks before it must run without.
+    from trainer.data.splits import open_data
+
     try:
-        needs = probes.stream_needs(config, num_hosts)
+        data = open_data(probes.uncached(config), 0, num_hosts)
     except ShardsetError as error:
         yield CheckResult("stream", "fail", str(error), "change the settings that the message names")
         return
-    yield checks.check_lanes(needs.num_lanes, num_hosts)
-    yield checks.check_memory(needs.num_bytes, probes.available_memory())
+    train, evaluation = data.train, data.evaluation
+    assert isinstance(train, Stream)
+    assert isinstance(evaluation, Stream)
+    yield checks.check_lanes(train.order.num_lanes, num_hosts)
+    yield checks.check_memory(train.memory.total + evaluation.memory.total, probes.available_memory())
     yield _attempt(
         "decode rate",
         lambda: checks.check_rate(
@@ -123,7 +130,7 @@ def _check_streams(config: TrainConfig, target: TargetRate | None, num_hosts: in
             target,
             num_hosts=num_hosts,
             global_batch_size=config.global_batch_size,
-            num_images=config.epochs * needs.num_samples,
+            num_images=config.epochs * data.num_train_samples,
         ),
     )
 

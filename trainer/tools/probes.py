@@ -27,7 +27,6 @@ from typing import Any, Literal
 from shardset.addresses import without_user
 from shardset.errors import NotFound, ShardsetError, StorageError
 from shardset.storage.open import is_address, open_storage
-from shardset.stream.stream import Stream
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record.log_files import METRICS, records
@@ -72,15 +71,6 @@ class DecodeRate:
 
     images_per_second: float
     num_images: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamNeeds:
-    """The lanes and samples of a training epoch, and the memory of the streams of one host."""
-
-    num_lanes: int
-    num_bytes: int
-    num_samples: int
 
 
 def versions() -> dict[str, str | None]:
@@ -256,23 +246,11 @@ def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNE
         return {f"{host}:{number}": state for (host, number), state in zip(pairs, states, strict=True)}
 
 
-def stream_needs(config: TrainConfig, num_hosts: int) -> StreamNeeds:
-    """The needs of the training and the evaluation stream of host 0. Raises ShardsetError."""
-    from trainer.data.splits import open_data
-
-    data = open_data(_uncached(config), 0, num_hosts)
-    train, evaluation = data.train, data.evaluation
-    assert isinstance(train, Stream)
-    assert isinstance(evaluation, Stream)
-    num_bytes = train.memory.total + evaluation.memory.total
-    return StreamNeeds(num_lanes=train.order.num_lanes, num_bytes=num_bytes, num_samples=data.num_train_samples)
-
-
 def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:
     """The rate at which this host reads and decodes training images after the first batch. Raises ShardsetError."""
     from trainer.data.splits import open_data
 
-    stream = open_data(replace(_uncached(config), global_batch_size=RATE_BATCH, accumulate=1), 0, 1).train
+    stream = open_data(replace(uncached(config), global_batch_size=RATE_BATCH, accumulate=1), 0, 1).train
     start, num_images = time.perf_counter(), 0
     for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
         # The first batch waits for indexes and connections, so it counts only if there is no other.
@@ -285,7 +263,7 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:
     return DecodeRate(num_images / max(1e-9, time.perf_counter() - start), num_images)
 
 
-def _uncached(config: TrainConfig) -> TrainConfig:
+def uncached(config: TrainConfig) -> TrainConfig:
     """The config without the disk cache: a probe must leave no files behind, and measure the bucket."""
     return replace(config, cache_dir=None, cache_bytes=None)
 
