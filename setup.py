@@ -48,7 +48,16 @@ TRAINER = [
     "shtab>=1.7,<2",
 ]
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
+# What each adapter of the reader needs beside it. That of NVIDIA DALI needs no library of its own.
+ADAPTERS = {
+    "torch": ["torch>=2.9,<2.10", "torchdata>=0.11,<0.12"],
+    "webdataset": ["torch>=2.9,<2.10", "webdataset>=1.0.2,<1.1"],
+    "huggingface": ["datasets>=5.2,<6"],
+    "grain": ["grain>=0.2.18,<0.3"],
+    "jax": ["jax>=0.10,<0.11"],
+}
 DEV = [
+    *(library for libraries in ADAPTERS.values() for library in libraries),
     "axe-playwright-python>=0.1.4,<1",
     "datasets>=4,<6",
     "hypothesis>=6.100,<7",
@@ -78,7 +87,15 @@ setup(
         "trainer": ["py.typed", "tools/*.html"],
     },
     install_requires=BASE,
-    extras_require={"read": READ, "pipelines": PIPELINES, "trainer": TRAINER, "tpu": TPU, "dev": DEV, "docs": DOCS},
+    extras_require={
+        "read": READ,
+        **{name: [*READ, *libraries] for name, libraries in ADAPTERS.items()},
+        "pipelines": PIPELINES,
+        "trainer": TRAINER,
+        "tpu": TPU,
+        "dev": DEV,
+        "docs": DOCS,
+    },
     entry_points={
         "console_scripts": [
             "shardset-pipelines = pipelines.__main__:program",

@@ -11,7 +11,7 @@ from shardset.order.state import OrderState, state_from_json
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StreamPosition:
     """Batches of `epoch` were given up to `step`; `begun` if the iteration that gave them has been started."""
 
     epoch: int = 0
@@ -19,9 +19,9 @@ class Position:
     begun: bool = False
 
     @property
-    def next_start(self) -> "Position":
+    def next_start(self) -> "StreamPosition":
         """Where the next iteration begins: here, or at the next epoch if this one has been begun."""
-        return Position(self.epoch + 1, 0, True) if self.begun else Position(self.epoch, self.step, True)
+        return StreamPosition(self.epoch + 1, 0, True) if self.begun else StreamPosition(self.epoch, self.step, True)
 
 
 def values_of_state(state: OrderState) -> dict[str, Any]:

@@ -93,7 +93,7 @@ class SampleSet:
         """Whether there is a sample of this id or key."""
         if isinstance(index, str):
             return self._find(index)[1]
-        return isinstance(index, int | np.integer) and -len(self) <= index < len(self)
+        return isinstance(index, int | np.integer) and -len(self) <= int(index) < len(self)
 
     def __enter__(self) -> Self:
         return self

@@ -25,7 +25,7 @@ from shardset.read.addresses import SampleAddresses
 from shardset.stream.batch import Batch
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
 from shardset.stream.pipeline import Pipeline
-from shardset.stream.position import Position, state_of_values, values_of_state
+from shardset.stream.position import StreamPosition, state_of_values, values_of_state
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
 from shardset.stream.steps import Spans
@@ -78,7 +78,7 @@ class Stream:
         )
         self.num_bytes_read = 0
         self._running: set[Pipeline] = set()
-        self._position = Position()
+        self._position = StreamPosition()
         self._is_closed = False
         self._use(open_source(spec))
 
@@ -95,9 +95,10 @@ class Stream:
         """The batches of the epoch at which the stream stands; after it, or after a `break`, those of the next one."""
         begin = self._position = self._position.next_start
         for step, batch in enumerate(self.epoch(begin.epoch, begin.step), begin.step + 1):
-            self._position = Position(begin.epoch, step, begun=True)  # before the consumer has it, who may save it
+            # Before the consumer has the batch: it may save the position next.
+            self._position = StreamPosition(begin.epoch, step, begun=True)
             yield batch
-        self._position = Position(begin.epoch + 1)
+        self._position = StreamPosition(begin.epoch + 1)
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raises ConfigError: a stream has batches in an order, and none by number."""
@@ -135,7 +136,7 @@ class Stream:
         """
         saved = state_of_values(state)
         source = self._source_with(saved)
-        self._position = Position(*source.order.resume(saved, source.manifest.digest))
+        self._position = StreamPosition(*source.order.resume(saved, source.manifest.digest))
         if source is not self.source:
             self._use(source)
 

@@ -32,7 +32,8 @@ def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(
-            f"rank is {rank} and world_size is {world_size}; give both, or neither to read everything in one process"
+            f"rank is {rank} and world_size is {world_size}, expected a whole number for each; give both, or neither "
+            "to read everything in one process"
         )
     if rank is not None and world_size is not None:
         return require_int("rank", rank), require_int("world_size", world_size)

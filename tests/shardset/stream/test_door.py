@@ -203,8 +203,8 @@ def test_images_that_come_mirrored_are_those_of_flip(shards):
         ({"global_batch_size": 8}, r"batch_size .* or global_batch_size .* both are given \(8 and 8\)"),
         ({"batch_size": None}, "batch_size .* or global_batch_size .* neither is given"),
         ({"batch_size": 2.5}, "batch_size is 2.5, expected a whole number"),
-        ({"rank": 1}, "rank is 1 and world_size is None; give both"),
-        ({"world_size": 2}, "rank is None and world_size is 2; give both"),
+        ({"rank": 1}, "rank is 1 and world_size is None, expected .* give both"),
+        ({"world_size": 2}, "rank is None and world_size is 2, expected .* give both"),
         ({"transform": 3}, "transform is 3, expected a function"),
     ],
 )

@@ -10,6 +10,7 @@ from shardset.decode.crops import CenterCrop, PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.storage.open import open_storage
+from shardset.stream.finish import KeyedGenerator
 from shardset.stream.stream import Stream
 from tests.makers.shardset import image_sample, jpeg_samples, png_samples, write_shard_set
 
@@ -114,6 +115,17 @@ def test_the_numbers_of_a_transform_are_frozen(tmp_path):
         2: 12812826334639334471,
         3: 1038570846267505311,
     }
+
+
+@pytest.mark.parametrize("key", [0, 5, 2**64 - 1])
+def test_a_generator_that_is_set_to_a_key_is_a_new_one_of_that_key(key):
+    generator = KeyedGenerator()
+    for _ in range(2):
+        fresh, again = np.random.Generator(np.random.Philox(key=key)), generator.at(key)
+        for rng in (fresh, again):
+            rng.integers(10, size=3, dtype=np.uint32)  # leaves half a number behind
+        assert np.array_equal(again.normal(size=5), fresh.normal(size=5))
+        assert again.integers(10, dtype=np.uint32) == fresh.integers(10, dtype=np.uint32)
 
 
 def test_later_epochs_from_the_memory_cache_are_transformed_too(tmp_path):
