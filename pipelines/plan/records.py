@@ -61,7 +61,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
 
     def _differences_of_input(self, old: "BuildFile") -> Iterable[str]:
         if old.survey != self.survey:
-            return ["the input is not the same (names, sizes or generations changed)"]
+            return ["the input is not the same (names, labels, sizes or generations changed)"]
         before, now = old.classes or [], self.classes or []
         return [_difference_of_classes(before, now)] if before != now else []
 
