@@ -55,7 +55,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
             differences += _differences(old.libraries, self.libraries, "{} was {} and is {}")
         before, now = old.classes or [], self.classes or []
         if old.survey != self.survey:
-            differences.append("the input is not the same (names, sizes or generations changed)")
+            differences.append("the input is not the same (names, labels, sizes or generations changed)")
         elif before != now:
             differences.append(_difference_of_classes(before, now))
         return differences

@@ -4,20 +4,20 @@ The survey reads the footers, labels and paths, a thousandth of the bytes. A uni
 its images a few at a time.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
-import pyarrow as pa
+from pyarrow.parquet import ParquetFile
 
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
-from pipelines.sources.columns import PATHS, Columns, choose_columns, usual_name
 from pipelines.sources.formats import parquet
+from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
@@ -31,7 +31,6 @@ from shardset.storage.base import Stat, Storage
 
 ROWS_PER_UNIT = 1_000
 MAX_LABEL = 1_000_000
-NO_LABEL = -1
 
 _IMAGES_AT_ONCE = 16
 _LABELS_AT_ONCE = 10_000
@@ -64,7 +63,8 @@ class HuggingFace:
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
         files = self._files()
-        table = self._table(files[0])
+        with self._surveyed(files[0]) as first:
+            table = self._table(*first)
         listed = _Listed(table)
         for file, scanned in zip(files, self._scan_all(files, table), strict=True):
             listed.add(file, *scanned, rows_per_unit=self.rows_per_unit)
@@ -88,7 +88,7 @@ class HuggingFace:
         where = f"{self.input.url}/{unit['file']}"
         with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"]) as file:
             opened = parquet.open_parquet(file, where)
-            table = _Table.of(opened.schema_arrow, self.image_column, self.label_column, where)
+            table = self._table(opened, where)
             batches = parquet.batches(
                 opened,
                 where,
@@ -101,18 +101,22 @@ class HuggingFace:
                 yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
 
     def _files(self) -> list["_File"]:
-        url = self.input.url
-        stats = [
-            stat
-            for stat in self.input.list(self.file)
-            if stat.name == (self.file or stat.name) and extension(stat.name) == "parquet" and not is_hidden(stat.name)
-        ]
+        stats = [stat for stat in self.input.list(self.file) if self._is_wanted(stat.name)]
         if not stats:
             raise SourceError(
-                f"{url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the folder of "
-                "Parquet files, or one file; `to_parquet` of the library datasets writes one"
+                f"{self.input.url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the "
+                "folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
+        self._check_files(files)
+        return files
+
+    def _is_wanted(self, name: str) -> bool:
+        return name == self.file if self.file else extension(name) == "parquet" and not is_hidden(name)
+
+    def _check_files(self, files: Sequence["_File"]) -> None:
+        """Raises SourceError for files that can't be one data set, ConfigError for a holdout of several splits."""
+        url = self.input.url
         for file in files:
             if not is_split(file.split):
                 raise SourceError(
@@ -131,31 +135,34 @@ class HuggingFace:
                 f"{url}: --holdout with files that are splits already ({', '.join(splits)}); leave --holdout out, or "
                 "name one file as input"
             )
-        return files
 
-    def _table(self, file: "_File") -> "_Table":
-        where = f"{self.input.url}/{file.stat.name}"
-        with RangeFile(self.input, file.stat.name, file.stat.generation, file.stat.num_bytes, _SURVEY_WINDOW) as opened:
-            schema = parquet.open_parquet(opened, where).schema_arrow
-        return _Table.of(schema, self.image_column, self.label_column, where)
+    def _table(self, opened: ParquetFile, where: str) -> ImageTable:
+        return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
 
-    def _scan_all(self, files: Sequence["_File"], table: "_Table") -> Iterator[tuple[list[int], list[Entry]]]:
+    @contextmanager
+    def _surveyed(self, file: "_File") -> Iterator[tuple[ParquetFile, str]]:
+        """A file whose footer and small columns are read, and how messages call it."""
+        stat, where = file.stat, f"{self.input.url}/{file.stat.name}"
+        with RangeFile(self.input, stat.name, stat.generation, stat.num_bytes, _SURVEY_WINDOW) as opened:
+            yield parquet.open_parquet(opened, where), where
+
+    def _scan_all(self, files: Sequence["_File"], table: ImageTable) -> Iterator[tuple[list[int], list[Entry]]]:
         """The numbers of rows in the row groups of each file, and the label and path of each row."""
         remaining = iter(files)
         with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
-            while some := list(islice(remaining, _SURVEY_THREADS)):  # so that few files wait in memory
+            while some := list(islice(remaining, _SURVEY_THREADS)):  # so that the rows of few files wait in memory
                 yield from threads.map(self._scan, some, [table] * len(some))
 
-    def _scan(self, file: "_File", table: "_Table") -> tuple[list[int], list[Entry]]:
-        stat, where = file.stat, f"{self.input.url}/{file.stat.name}"
-        with RangeFile(self.input, stat.name, stat.generation, stat.num_bytes, _SURVEY_WINDOW) as opened:
-            file_ = parquet.open_parquet(opened, where)
-            table.refuse_other(_Table.of(file_.schema_arrow, self.image_column, self.label_column, where), where)
-            groups = range(file_.num_row_groups)
-            sizes = [file_.metadata.row_group(number).num_rows for number in groups]
+    def _scan(self, file: "_File", table: ImageTable) -> tuple[list[int], list[Entry]]:
+        with self._surveyed(file) as (opened, where):
+            table.refuse_other(self._table(opened, where), where)
+            row_groups = range(opened.num_row_groups)
+            sizes = [opened.metadata.row_group(number).num_rows for number in row_groups]
             if not table.leaves:
                 return sizes, [[NO_LABEL, ""]] * sum(sizes)
-            batches = parquet.batches(file_, where, columns=table.leaves, row_groups=groups, batch_size=_LABELS_AT_ONCE)
+            batches = parquet.batches(
+                opened, where, columns=table.leaves, row_groups=row_groups, batch_size=_LABELS_AT_ONCE
+            )
             return sizes, [table.label_and_path(record) for batch in batches for record in batch.to_pylist()]
 
 
@@ -165,69 +172,6 @@ class _File(NamedTuple):
     stat: Stat
     split: str
     folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """What a schema says: the columns, the class names if it has them, the columns that go into `json`, and the rest.
-
-    `label_type` is "none", "number" or "text".
-    """
-
-    columns: Columns
-    names: tuple[str, ...] | None
-    label_type: str
-    has_paths: bool
-    extra: tuple[str, ...]
-    left_out: tuple[str, ...]
-
-    @classmethod
-    def of(cls, schema: pa.Schema, image: str | None, label: str | None, where: str) -> "_Table":
-        """Raises SourceError if there is no column of images, or no telling which one has the labels."""
-        features = _features(schema)
-        class_labels = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
-        if label is None and len(class_labels) == 1:
-            [label] = class_labels
-        columns = choose_columns(schema.names, _image_column(schema, image, where), label, where)
-        rest = [name for name in schema.names if name not in (columns.path, columns.label)]
-        extra = [name for name in rest if not parquet.holds_bytes(schema.field(name).type)]
-        names = features.get(columns.label, {}).get("names")
-        return cls(
-            columns=columns,
-            names=tuple(map(str, names)) if isinstance(names, list) and names else None,
-            label_type=_label_type(schema, columns.label, where),
-            has_paths=_has_paths(schema.field(columns.path).type),
-            extra=tuple(extra),
-            left_out=tuple(name for name in rest if name not in extra),
-        )
-
-    @property
-    def leaves(self) -> list[str]:
-        """The columns that the survey reads."""
-        paths = [f"{self.columns.path}.path"] if self.has_paths else []
-        return [self.columns.label, *paths] if self.columns.label else paths
-
-    def label_and_path(self, record: dict[str, Any]) -> Entry:
-        """The label of a row, NO_LABEL if it has none, and the path of its image, "" if it has none."""
-        label = record.get(self.columns.label)
-        path = (record.get(self.columns.path) or {}).get("path") if self.has_paths else None
-        return [NO_LABEL if label in (None, "") else label, path or ""]
-
-    def refuse_other(self, other: "_Table", where: str) -> None:
-        """Raises SourceError if another file has other columns or classes."""
-        for what in ("columns", "names", "label_type", "extra"):
-            mine, its = getattr(self, what), getattr(other, what)
-            if mine != its:
-                raise SourceError(
-                    f"{where}: its {what.replace('_', ' ')} are {its!s:.200}, those of the first file "
-                    f"{mine!s:.200}; expected files of one data set: name one file or folder as input"
-                )
-
-    def notes(self) -> Iterator[str]:
-        """Sentences on the columns that were taken, and on those that were not."""
-        yield from self.columns.notes()
-        if self.left_out:
-            yield f"left out the columns {', '.join(self.left_out)}, which hold bytes"
 
 
 class _Run(NamedTuple):
@@ -242,7 +186,7 @@ class _Run(NamedTuple):
 class _Listed:
     """All rows (label and key) of all files, and the runs of row groups that they are in."""
 
-    def __init__(self, table: _Table) -> None:
+    def __init__(self, table: ImageTable) -> None:
         self.rows, self.runs = SpilledList(), list[_Run]()
         self._table = table
         self._labels: set[Label] = set()
@@ -302,7 +246,7 @@ class _Units:
 
 
 def _sample(
-    name: str, row: Entry, num_classes: int, table: _Table, record: dict[str, Any], spool: Spool
+    name: str, row: Entry, num_classes: int, table: ImageTable, record: dict[str, Any], spool: Spool
 ) -> RawSample | Rejected:
     label, split, key = row
     image = record[table.columns.path]
@@ -315,15 +259,15 @@ def _sample(
         return Rejected(name=name, split=split, reason=reason)
     if not NO_LABEL <= label < num_classes:
         return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
-    field_ = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
+    field_name = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
     extra = {column: parquet.json_value(record[column]) for column in table.extra}
     return RawSample(
         name=name,
         key=key,
         split=split,
         label=label,
-        image=field_,
-        fields={field_: spool.add(content)} | ({"json": compact(extra).encode()} if extra else {}),
+        image=field_name,
+        fields={field_name: spool.add(content)} | ({"json": compact(extra).encode()} if extra else {}),
     )
 
 
@@ -353,50 +297,3 @@ def _split_and_folder(name: str) -> tuple[str, str]:
     if word := _SPLIT_WORD.search(inner):
         return word[0].lower(), parent
     return REST, folder
-
-
-def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """What the library datasets notes about each column; nothing if another program wrote the file."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-        return {}
-
-
-def _image_column(schema: pa.Schema, wanted: str | None, where: str) -> str:
-    images = [name for name in schema.names if _is_image(schema.field(name).type)]
-    if not images:
-        raise SourceError(
-            f"{where}: columns {', '.join(schema.names)}; none holds images (bytes, or bytes and path); a table of "
-            "paths is read by --source listing"
-        )
-    column = wanted or (images[0] if len(images) == 1 else usual_name(images, PATHS))
-    if not column or column not in images:
-        raise SourceError(
-            f"{where}: images are in the columns {', '.join(images)}"
-            + (f", not in {column}; correct --image-column" if column else "; choose one by --image-column")
-        )
-    return column
-
-
-def _is_image(kind: pa.DataType) -> bool:
-    if pa.types.is_struct(kind):
-        return any(each.name == "bytes" and _is_image(each.type) for each in kind)
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
-
-
-def _has_paths(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(kind)) and any(each.name == "path" for each in kind)
-
-
-def _label_type(schema: pa.Schema, column: str, where: str) -> str:
-    if not column:
-        return "none"
-    kind = schema.field(column).type
-    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_integer(kind):
-        return "number"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return "text"
-    raise SourceError(f"{where}: labels in column {column} are {kind}, expected whole numbers or texts; name another")

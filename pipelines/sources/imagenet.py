@@ -6,6 +6,7 @@ Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
@@ -55,10 +56,7 @@ class ImageNet:
     input: Storage
     validation_chunk: int = VALIDATION_CHUNK
 
-    @property
-    def name(self) -> str:
-        """What --source calls it."""
-        return "imagenet"
+    name: ClassVar[str] = "imagenet"
 
     def survey(self) -> Survey:
         """The units of the archives or folders; raises SourceError if there are neither, listing what was expected."""

@@ -13,7 +13,7 @@ from typing import IO, Any, ClassVar
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
-from pipelines.sources.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
+from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import READERS, Record, compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits

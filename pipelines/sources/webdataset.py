@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from tarfile import TarInfo
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
@@ -64,10 +64,7 @@ class WebDataset:
     tars: tuple[str, ...] = ()
     split: str | None = None
 
-    @property
-    def name(self) -> str:
-        """What --source calls it."""
-        return "webdataset"
+    name: ClassVar[str] = "webdataset"
 
     def survey(self) -> Survey:
         """The tars with their splits; raises SourceError naming those that are missing."""
