@@ -1,4 +1,4 @@
-"""How a batch is filled: in the calling thread, in threads, in processes, or from memory; a class for each."""
+"""Ways to fill a batch, a class for each: in the calling thread, in threads, in processes, from memory."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -23,20 +23,20 @@ class BatchFiller(Protocol):
     """A way to fill the slots of a batch."""
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """Begins to fill a batch; it is full when all the futures are done. Raises what prevents it."""
+        """Begins to fill a batch, which is full when all futures are done. Raises what prevents that."""
         ...
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
-        """Runs any other job where this one decodes."""
+        """Runs a job where images are decoded."""
         ...
 
     def close(self) -> None:
-        """Waits for what has begun, cancels the rest."""
+        """Waits for running jobs and cancels the rest."""
         ...
 
 
 class FillHere:
-    """Fills in the calling thread: a small sample takes less time than handing Python's interpreter to another."""
+    """Fills in the calling thread: for small samples, switching threads takes longer than decoding."""
 
     def __init__(self, writer: SlotWriter) -> None:
         self._writer = writer
@@ -56,20 +56,12 @@ class FillHere:
         """See BatchFiller."""
 
 
-class FillInThreads:
-    """Cuts a batch into slices that threads read and decode."""
+class _PoolFiller:
+    """What fillers with a pool of threads share."""
 
-    def __init__(self, writer: SlotWriter, num_threads: int, num_slices: int) -> None:
-        self._writer, self._num_slices = writer, num_slices
+    def __init__(self, writer: SlotWriter, num_threads: int) -> None:
+        self._writer = writer
         self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=use_one_opencv_thread)
-
-    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
-        """See BatchFiller."""
-        slices = even_slices(len(step.slots.ids), self._num_slices)
-        return [
-            self._pool.submit(_write_all, self._writer, batch, step, self._writer.read(batch, step, start, stop))
-            for start, stop in slices
-        ]
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
         """See BatchFiller."""
@@ -80,15 +72,31 @@ class FillInThreads:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-class FillInProcesses:
-    """Has worker processes decode the slices of a batch; a thread for each waits for it and does what it can't.
+class FillInThreads(_PoolFiller):
+    """Cuts a batch into slices that threads read and decode."""
 
-    The bytes are read in the calling thread, as in FillHere and for the same reason.
+    def __init__(self, writer: SlotWriter, num_threads: int, num_slices: int) -> None:
+        super().__init__(writer, num_threads)
+        self._num_slices = num_slices
+
+    def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
+        """See BatchFiller."""
+        slices = even_slices(len(step.slots.ids), self._num_slices)
+        return [
+            self._pool.submit(_write_all, self._writer, batch, step, self._writer.read(batch, step, start, stop))
+            for start, stop in slices
+        ]
+
+
+class FillInProcesses(_PoolFiller):
+    """Decodes the slices of a batch in processes. A thread waits for each process and decodes what that can't.
+
+    The calling thread reads the bytes, as in FillHere and for the same reason.
     """
 
     def __init__(self, writer: SlotWriter, workers: WorkerPool) -> None:
-        self._writer, self._workers = writer, workers
-        self._pool = ThreadPoolExecutor(workers.num_processes, "shardset-decode", initializer=use_one_opencv_thread)
+        super().__init__(writer, workers.num_processes)
+        self._workers = workers
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
         """See BatchFiller."""
@@ -101,16 +109,8 @@ class FillInProcesses:
                 futures.append(self._pool.submit(self._decode_in_workers, batch, step, samples))
         return futures
 
-    def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
-        """See BatchFiller."""
-        return [self._pool.submit(job)]
-
-    def close(self) -> None:
-        """See BatchFiller."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
     def _decode_in_workers(self, batch: Batch, step: PlannedStep, samples: list[StoredContents]) -> None:
-        """Fills a slice with what an idle worker decodes; decodes here what is left."""
+        """Fills a slice from an idle worker, and decodes the rest in this thread."""
         with self._workers.idle() as worker:
             if worker is not None and not self._writer.stopped.is_set():
                 samples = self._decode_by(worker, batch, step, samples)
@@ -152,7 +152,7 @@ class FillFromMemory:
 
 
 def open_filler(source: StreamSource, writer: SlotWriter, workers: WorkerPool | None) -> BatchFiller:
-    """The way to fill the batches of a source that takes least time."""
+    """The fastest filler for the batches of a source."""
     filler: BatchFiller
     if workers is not None:
         filler = FillInProcesses(writer, workers)
@@ -166,7 +166,7 @@ def open_filler(source: StreamSource, writer: SlotWriter, workers: WorkerPool | 
 
 
 def even_slices(size: int, num_slices: int) -> Iterable[tuple[int, int]]:
-    """Cuts a range from 0 into about equal (start, stop), none of them empty."""
+    """Cuts `range(size)` into (start, stop) of about equal length, none of them empty."""
     return itertools.pairwise(np.linspace(0, size, min(size, num_slices) + 1).astype(int).tolist())
 
 

@@ -1,4 +1,4 @@
-"""The threads of one run over a stream: plan -> begin to fill -> whoever iterates."""
+"""The threads of one run over a stream: plan -> begin to fill -> consumer."""
 
 import queue
 import threading
@@ -19,10 +19,10 @@ from shardset.stream.steps import PlannedStep, Spans, StepPlanner, empty_batch
 
 POLL_S = 0.1
 JOIN_S = 2.0
-"""How long the end of a run waits for a thread: one that reads an index may wait for a bucket, and ends with that."""
+"""How long the end of a run waits for a thread. One that waits for a bucket is left behind and ends with its read."""
 
 ROOM_POLL_S = 0.005
-"""Between two looks at whether the budget has room for another step."""
+"""Interval between checks whether the budget has room for another step."""
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class Pipeline:
 
     @property
     def num_bytes_read(self) -> int:
-        """Bytes of samples that storage has sent so far."""
+        """Bytes of samples read from storage so far."""
         return self._reader.num_bytes_read
 
     def __enter__(self) -> "Pipeline":
@@ -83,12 +83,12 @@ class Pipeline:
             yield filling.epoch, filling.step, filling.batch
 
     def stop(self) -> None:
-        """Has all threads end, and fails the reads that one of them may wait for."""
+        """Ends all threads, and fails the reads that they wait for."""
         self._stopped.set()
         self._reader.close()
 
     def _make_threads(self) -> list[threading.Thread]:
-        """One thread plans and fills small local samples, because nothing has to be waited for; else one for each."""
+        """One thread for planning and filling if samples are small and local, because nothing waits; else two."""
         if self._source.has_small_samples and self._source.is_local:
             return [self._thread("fill", lambda: map(self._begin, self._plan()), self._filling)]
         return [
@@ -126,7 +126,7 @@ class Pipeline:
         return _FillingBatch(step.epoch, step.step, batch, self._filler.begin(batch, step))
 
     def _wait_for_budget(self) -> None:
-        """Waits while the budget is used up and a planned step can still free some of it."""
+        """Waits while the budget is used up and a planned step can still free memory."""
         while not self._reader.within_budget() and not self._planned.empty() and not self._stopped.is_set():
             self._stopped.wait(ROOM_POLL_S)
 

@@ -1,5 +1,6 @@
-"""Stored samples into the slots of a batch: fields pass through, images are decoded, bad samples replaced."""
+"""Writes stored samples into the slots of a batch: passes fields through, decodes images, handles bad samples."""
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from shardset.stream.steps import PlannedStep
 from shardset.stream.substitutes import Substitutes
 
 StoredContents = tuple[int, Contents]
-"""A slot and the fields that are stored for it."""
+"""A slot and the stored fields of its sample."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class SlotWriter:
         self._substitutes = Substitutes(source.order)
 
     def read(self, batch: Batch, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
-        """The slots [start, stop) with what is stored for them; damaged samples are handled here and left out."""
+        """The slots [start, stop) with their stored fields, without damaged samples, which are handled here."""
         assert step.pending is not None
         slot = start
         while slot < stop:
@@ -53,7 +54,7 @@ class SlotWriter:
                 slot += 1
 
     def write(self, batch: Batch, step: PlannedStep, slot: int, contents: Contents) -> None:
-        """Writes one sample into its slot, or what `bad_samples` says if it is no image."""
+        """Writes one sample into its slot; treats one that is no image as `bad_samples` says."""
         assert step.pending is not None
         try:
             self._write_sample(batch, slot, contents, step.drawn[slot], step.pending, slot)
@@ -74,11 +75,11 @@ class SlotWriter:
         if not done.any():
             return samples
         self._put_whole(batch, step, slots_of(samples)[done], pixels)
-        self.pass_through(batch, [sample for sample, is_done in zip(samples, done, strict=True) if is_done])
-        return [sample for sample, is_done in zip(samples, done, strict=True) if not is_done]
+        self.pass_through(batch, list(itertools.compress(samples, done)))
+        return list(itertools.compress(samples, ~done))
 
     def pass_through(self, batch: Batch, samples: Sequence[StoredContents]) -> None:
-        """Copies the fields that were asked for as bytes."""
+        """Copies the fields that the stream passes through as bytes."""
         for name, column in self._columns:
             values = cast("dict[str, list[bytes | None]]", batch)[name]
             for slot, contents in samples:
@@ -92,10 +93,7 @@ class SlotWriter:
         return [self._image(contents) or b"" for _, contents in samples]
 
     def _image(self, contents: Contents) -> bytes | None:
-        for column in self._image_columns:
-            if contents[column] is not None:
-                return contents[column]
-        return None
+        return next((contents[column] for column in self._image_columns if contents[column] is not None), None)
 
     def _write_sample(
         self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray, pending: PendingSamples, number: int
@@ -168,7 +166,7 @@ def slots_of(samples: Sequence[StoredContents]) -> np.ndarray:
 
 
 def _stored_png_size(spec: ImageSpec | None) -> int | None:
-    """The side of images that a stored PNG may hold and the crop does not resize."""
+    """The side of stored PNGs that the crop takes without resizing; None if there is none."""
     if spec is None or not spec.crop.keeps_size(spec.size) or not stored_png.fits(spec.size, spec.size):
         return None
     return spec.size

@@ -26,10 +26,10 @@ from shardset.stream.spec import StreamSpec
 _log = logging.getLogger(__name__)
 
 MAX_WORKERS = 8
-"""Processes that decode small images: more would wait for the thread that feeds them."""
+"""Most processes that decode small images: more would wait for the thread that feeds them."""
 
 MIN_DECODED = 20_000
-"""Small images from which on it pays to start such processes, which takes 0.2 s of a core each."""
+"""Fewest small images for which such processes pay; starting one takes 0.2 s of a core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class StreamSource:
 
     @property
     def has_small_samples(self) -> bool:
-        """Whether a sample takes little longer than handing Python's interpreter from thread to thread."""
+        """Whether reading a sample takes about as long as switching threads."""
         return self.stored_bytes <= SMALL_BYTES * self.split.num_samples
 
     def addresses(self, ids: np.ndarray) -> SampleAddresses:
@@ -67,7 +67,7 @@ class StreamSource:
 
 @dataclass(frozen=True, slots=True)
 class DecodeAids:
-    """What speeds up small images over the life of a stream: a cache of all of them, and processes that decode."""
+    """What makes small images faster, for the life of a stream: a cache of all of them, and processes that decode."""
 
     cache: MemoryCache | None = None
     workers: WorkerPool | None = None
@@ -102,7 +102,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
 
 
 def open_decode_aids(source: StreamSource) -> DecodeAids:
-    """The cache where all images fit the budget, and the processes where many small images are to be decoded."""
+    """The cache if all images fit the budget, and the processes if there are many small images."""
     spec, num_images = source.spec, source.split.num_samples
     if spec.image is None:
         return DecodeAids()

@@ -1,4 +1,4 @@
-"""Steps as planned: which samples stand in their slots, where their bytes are, and what their crops draw."""
+"""Planned steps: the samples of their slots, where their bytes are, and the random numbers of their crops."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ class PlannedStep:
 
 
 class StepPlanner:
-    """Plans steps and asks for their bytes, in the order of the spans."""
+    """Plans steps and requests their bytes, in the order of the spans."""
 
     def __init__(
         self, source: StreamSource, cache: MemoryCache | None, reader: SampleReader, stopped: threading.Event
@@ -54,7 +54,7 @@ class StepPlanner:
                 yield from self._plan_slice(epoch, range(start, stop), steps, wait)
 
     def _plan_slice(self, epoch: int, together: range, steps: range, wait: Callable[[], None]) -> Iterator[PlannedStep]:
-        """The steps among `together` that are wanted; every index that they need is looked into once."""
+        """The steps of `together` that are also in `steps`; looks up each index that they need once."""
         part = self._source.spec.slots
         slots = self._source.order.slots(epoch, together, part.start, part.stop)
         wanted = [step for step in together if step in steps]

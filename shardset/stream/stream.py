@@ -1,11 +1,11 @@
-"""A shard set as decoded batches, in the order that shardset.order.epoch says: exact, elastic, resumable at any step.
+"""A shard set as decoded batches in the order of shardset.order.epoch: exact, elastic, resumable at any step.
 
     stream = Stream("gs://bucket/photos", "train", batch_size=256, image_size=224)
     for batch in stream:                      # one epoch; the next `for` is the next epoch
         batch["image"], batch["label"], batch["weight"], batch["id"]
 
-One thread plans and asks for bytes, one begins to fill batches, a pool decodes (`pipeline`, `fill`). All end with the
-generator. What fails in one of them is raised to whoever iterates, at the place of the batch that it prevented.
+One thread plans and requests bytes, one begins to fill batches, a pool decodes (`pipeline`, `fill`). All end with the
+generator. An error in one of them is raised at the batch that it prevented.
 """
 
 import itertools
@@ -151,7 +151,7 @@ class Stream:
         return (batch for _, _, batch in self.run(iter(spans)))
 
     def epochs(self, start_epoch: int = 0, start_step: int = 0) -> Generator[tuple[int, int, Batch], None, None]:
-        """(epoch, step, batch) for ever; the next epoch is read and decoded while the last one ends.
+        """(epoch, step, batch) for ever; the next epoch is read and decoded while the current one ends.
 
         Raises ConfigError for a step that no epoch has.
         """
@@ -209,11 +209,11 @@ class Stream:
         return {**self.__dict__, "_running": set()}
 
     def state(self, epoch: int, step: int) -> OrderState:
-        """The state before a step, from the trainer's own count and not from what has been prefetched."""
+        """The state before a step, by the count of your loop, whatever is prefetched."""
         return self.order.state(epoch, step, self.manifest.digest)
 
     def resume(self, state: OrderState) -> tuple[int, int]:
-        """(epoch, step) at which to go on; raises ConfigError naming what differs from this stream."""
+        """The (epoch, step) at which to continue; raises ConfigError naming what differs from this stream."""
         return self.order.resume(state, self.manifest.digest)
 
     def addresses(self, ids: np.ndarray) -> SampleAddresses:
@@ -232,5 +232,5 @@ class Stream:
 
 
 def order_options(state: OrderState) -> StreamOptions:
-    """What of a state to give to a new Stream so that it has the same order: `Stream(..., **order_options(state))`."""
+    """The options that give a new Stream the order of a state: `Stream(..., **order_options(state))`."""
     return {"num_lanes": state.num_lanes, "block_size": state.block_size, "window": state.window}

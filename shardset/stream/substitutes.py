@@ -1,4 +1,4 @@
-"""Which samples stand in for bad ones: the same for any number of replicas."""
+"""Substitutes for bad samples: the same for any number of replicas."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from shardset.order.epoch import Order
 from shardset.read.indexes import LostShard
 
 MAX_NEAR = 1024
-"""Rows of a lane whose ids are computed together at most, where its next rows are no substitute."""
+"""Most rows of a lane whose ids are computed together, when its next rows are bad too."""
 
 
 class Substitutes:
@@ -48,7 +48,7 @@ def near_ids(order: Order, epoch: int, lane: int, row: int) -> Iterator[int]:
 
 
 def growing_slices(numbers: range, max_size: int) -> Iterator[tuple[int, int]]:
-    """Cuts a range into (start, stop) of 1, 2, 4 ... numbers: the first one waits for no others."""
+    """Cuts a range into (start, stop) of 1, 2, 4 ... numbers, so that the first is there at once."""
     start, size = numbers.start, 1
     while start < numbers.stop:
         stop = min(numbers.stop, start + size)

@@ -1,4 +1,4 @@
-"""Which sample a run sees in which step: computed from manifest, order and indexes without listing an epoch."""
+"""Which sample a run sees in which step, from manifest, order and indexes, without listing an epoch."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class TimetableSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepVisit:
-    """A sample in its slot of a global batch. A `pad` repeats a sample with weight 0 to fill the last batch."""
+    """A sample in its slot of a global batch. A `pad` is a repeat with weight 0 that fills the last batch."""
 
     slot: int
     lane: int
@@ -158,14 +158,11 @@ class Timetable:
 
     def _pads(self, epoch: int, sample_id: int) -> Iterator[Visit]:
         last = self.order.num_batches - 1
-        if not self._has_pads():
+        if self.order.num_batches * self.order.global_batch_size <= self.order.num_samples:
             return
         slots: Slots = self.order.batch(epoch, last)
         for slot in np.flatnonzero((slots.ids == sample_id) & (slots.weights == 0)).tolist():
             yield self._visit(epoch, last, slot, int(slots.lanes[slot]), int(slots.rows[slot]), pad=True)
-
-    def _has_pads(self) -> bool:
-        return self.order.num_batches * self.order.global_batch_size > self.order.num_samples
 
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
         shard = self.split.shards[number]
