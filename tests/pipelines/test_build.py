@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import PIL
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from apache_beam.metrics.execution import MetricKey, MetricResult
 from apache_beam.metrics.metricbase import MetricName
@@ -100,6 +102,30 @@ def test_long_metadata_is_stored_too_and_does_not_stand_in_the_rows_that_are_hel
     assert verify(str(output), deep=True).problems == ()
     assert (output / paths.spool_path(0)).stat().st_size == len('{"note":""}') + 10**4
     assert all(path.stat().st_size < 5000 for path in (output / "plan" / "shards").iterdir())
+
+
+def test_a_data_set_of_hugging_face_is_stored_byte_for_byte(tmp_path):
+    images = [image_bytes(number, "jpg") for number in range(12)]
+    rows = [
+        {"image": {"bytes": data, "path": f"{n}.jpg"}, "label": n % 2, "who": "Ada"} for n, data in enumerate(images)
+    ]
+    rows[5]["image"]["bytes"] = images[5][:100]
+    schema = pa.schema(
+        [
+            ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
+            ("label", pa.int64()),
+            ("who", pa.string()),
+        ]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "train.parquet", row_group_size=5)
+    output = tmp_path / "out"
+    manifest = built(BuildConfig(source="hf", input=str(tmp_path / "train.parquet"), output=str(output)))
+    assert {key: fields["jpg"] for key, fields in samples_of(output, manifest, "train").items()} == {
+        f"train/{number}": data for number, data in enumerate(images) if number != 5
+    }
+    assert json.loads((output / "quarantine.jsonl").read_text())["name"] == "train.parquet/5/5.jpg"
+    assert [info.name for info in manifest.classes] == ["0", "1"]
+    assert verify(str(output), deep=True).problems == ()
 
 
 def test_many_classes_do_not_travel_with_the_plan(tmp_path):
@@ -943,9 +969,11 @@ def test_a_wrong_command_line_ends_with_code_2_and_one_sentence(raw, tmp_path, w
 def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path):
     words = ["build", "--source", "folder", "--input", "in", "--output", "out", "--num-shards", "train=3"]
     words += ["--num-shards", "test=2", "--holdout", "test=0.1", "--holdout", "val=0.2"]
+    words += ["--class-depth", "2", "--image-column", "photo", "--label-column", ""]
     args = command.parser().parse_args([*words, "--only-shards", "train:0", "--only-shards", "test:1"])
     assert args.num_shards == {"train": 3, "test": 2}
     assert args.holdout == {"test": 0.1, "val": 0.2}
+    assert (args.class_depth, args.path_column, args.label_column) == (2, "photo", "")
     assert args.only_shards == {("train", 0), ("test", 1)}
     assert args.repeat == command.parser().parse_args(words).repeat == {}
     assert command.parser().parse_args(["export", "out", "--to", "wids", "--to", "timm,hf"]).to == [
@@ -957,7 +985,8 @@ def test_what_a_flag_says_of_several_splits_may_be_given_one_at_a_time(tmp_path)
 
 def test_a_failure_in_a_worker_is_one_sentence_without_a_traceback(raw, tmp_path):
     add(raw, "train/cat/bad.jpg", b"")
-    done = pipelines("build", "--source", "folder", "--input", raw, "--output", tmp_path / "out")
+    words = ["--source", "folder", "--input", raw, "--output", tmp_path / "out", "--max-bad-fraction", "0"]
+    done = pipelines("build", *words)
     assert done.returncode == 1
     assert done.stderr.count("\n") <= 3
     assert "TooManyBad: split 'train': 1 of 61 raw samples are bad" in done.stderr

@@ -279,7 +279,7 @@ def test_a_job_that_fails_ends_with_code_1_and_its_reason(service, raw):
 def test_our_own_error_in_a_worker_comes_back_as_itself(service, raw):
     with open_storage(raw).writer("cat/bad.png") as out:
         out.write(b"no picture")
-    done = submit(service[1], raw, package=f"--sdk_container_image={IMAGE}")
+    done = submit(service[1], raw, "--max-bad-fraction=0", package=f"--sdk_container_image={IMAGE}")
     assert done.returncode == 1
     assert re.search(r"TooManyBad: split '\w+': 1 of \d+ raw samples are bad", done.stderr)
 
