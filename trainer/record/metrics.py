@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -189,9 +190,10 @@ _KINDS: dict[type, str] = {StepRecord: "step", EpochRecord: "epoch", EvalRecord:
 
 
 def line_of(record: Record) -> str:
-    """`step device=cpu epoch=0 step=9 ... time=12:03:55`, without the time."""
-    fields = dataclasses.asdict(record).items()
-    return " ".join([_KINDS[type(record)], *(f"{name}={_short(value)}" for name, value in fields)])
+    """`step device=cpu epoch=1 step=9 ... time=12:03:55`, without the time. People count epochs from 1."""
+    fields = dataclasses.asdict(record)
+    counted = {name: fields[name] + 1 for name in ("epoch", "best_epoch") if fields.get(name) is not None}
+    return " ".join([_KINDS[type(record)], *(f"{name}={_short(value)}" for name, value in (fields | counted).items())])
 
 
 def _short(value: Any) -> str:
@@ -213,9 +215,12 @@ def advice(input_wait_percent: float) -> str | None:
 
 
 class RunLog:
-    """Writes records; `master` also to the terminal, to `metrics.jsonl` and to TensorBoard."""
+    """Writes records; `master` also to standard output, to `metrics.jsonl` and to TensorBoard.
 
-    def __init__(self, folder: Path, host: int, *, master: bool) -> None:
+    A terminal shows sentences and progress, and records only with `show_records`.
+    """
+
+    def __init__(self, folder: Path, host: int, *, master: bool, show_records: bool = False) -> None:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._master = master
@@ -224,10 +229,17 @@ class RunLog:
         self._events = _event_writer(folder / EVENTS) if master else None
         self._events_at = str(folder / EVENTS)
         self._progress = Progress() if master else None
+        self._prints_records = show_records or not sys.stdout.isatty()
 
-    def note(self, text: str) -> None:
-        """A sentence for people."""
-        self._write(text)
+    def note(self, text: str, detail: str = "") -> None:
+        """A sentence for people; the log adds the detail."""
+        self._append(text + detail)
+        self._print(text)
+
+    def summary(self, text: str) -> None:
+        """A line for people in place of records; only where records are not printed."""
+        if not self._prints_records:
+            self._print(text)
 
     def log_error(self, error: BaseException) -> None:
         """Writes what ended the run to the log alone: whoever started the run tells the terminal."""
@@ -235,7 +247,10 @@ class RunLog:
 
     def record(self, record: Record) -> None:
         """A record for everyone."""
-        self._write(f"{line_of(record)} time={_now():%H:%M:%S}")
+        line = f"{line_of(record)} time={_now():%H:%M:%S}"
+        self._append(line)
+        if self._prints_records:
+            self._print(line)
         if self._lines:
             values = {"kind": _KINDS[type(record)], "time": _now().isoformat(), **dataclasses.asdict(record)}
             _append(self._lines, json.dumps(values))
@@ -260,8 +275,10 @@ class RunLog:
             if self._progress:
                 self._progress.close()
 
-    def _write(self, text: str) -> None:
+    def _append(self, text: str) -> None:
         _append(self._log, f"{_now().isoformat()} {text}")
+
+    def _print(self, text: str) -> None:
         if self._progress:
             self._progress.clear()
             print(text, flush=True)
@@ -280,8 +297,9 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def show(self, text: str) -> None:
-        """Replaces the line."""
+        """Replaces the line, cut to the width of the terminal."""
         if self._terminal:
+            text = text[: shutil.get_terminal_size().columns - 1]
             print(f"\r{text:<{self._shown}}", end="", file=sys.stderr, flush=True)
             self._shown = len(text)
 

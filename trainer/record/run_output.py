@@ -1,6 +1,8 @@
 """What one process writes to the run folder: its log, and from the first host all that a run writes once."""
 
+import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -22,25 +24,25 @@ class RunOutput:
         appended = [log_name(runtime.host), *([METRICS] if self._is_master else [])]
         self.folder = RunFolder(config.run_dir, appended)
         exits.callback(self.folder.close)
-        self.log = RunLog(self.folder.local, runtime.host, master=self._is_master)
+        self.log = RunLog(self.folder.local, runtime.host, master=self._is_master, show_records=config.show_steps)
         exits.callback(self.log.close)
         if self._is_master:
             checkpoint.sweep(self.folder.storage)
         runtime.heartbeat.on_loss(self._log_loss)
-        # Also the config of a run that is refused further on.
-        self.log.note(
-            f"trainer {__version__}, strategy {runtime.strategy}, {runtime.num_devices} devices: "
-            + configs.to_json(config)
-        )
+        # The log also has the config of a run that is refused further on.
+        started = f"trainer {__version__}, strategy {runtime.strategy}, {runtime.num_devices} devices"
+        self.log.note(started, f": {configs.to_json(config)}")
 
-    def write_records(self, order: str | None, *, is_done: bool) -> None:
-        """Writes the config and the order of a run that was not refused; a run that is done keeps its config."""
+    def write_records(self, order: str | None, classes: Sequence[str], *, is_done: bool) -> None:
+        """Writes config, order and classes of a run that was not refused; a run that is done keeps its config."""
         if not self._is_master:
             return
         if not (is_done and self.folder.has(configs.RECORD)):
             self.folder.write(configs.RECORD, configs.to_json(from_anywhere(self._config)) + "\n")
         if order is not None:
             self.folder.write(configs.ORDER, order + "\n")
+        if classes:
+            self.folder.write(configs.CLASSES, json.dumps(classes) + "\n")
 
     def open_writer(self) -> CheckpointWriter | None:
         """The writer of the run's checkpoints; None on all hosts but the first."""

@@ -11,6 +11,7 @@ from shardset.format import manifest as manifests
 from shardset.storage.open import bucket_of, is_address
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
+from trainer.runtime import machine
 from trainer.supervise import heartbeat
 from trainer.tools import checks, probes
 from trainer.tools.checks import CheckResult, TargetRate
@@ -26,7 +27,7 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
 
     Without a target rate, a run in the run folder gives one if it can.
     """
-    num_chips = probes.num_chips()
+    num_chips = machine.num_chips()
     yield checks.check_python(sys.version_info[:2])
     yield checks.check_versions(probes.versions(), probes.pins(), num_chips)
     yield checks.check_variables(probes.environment())
@@ -45,7 +46,7 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
     elif bucket_of(config.manifest) not in unreachable:
         if target is None and bucket_of(config.run_dir) not in unreachable:
             target = yield from _recorded_target(config)
-        yield from _check_data(config, target, num_hosts)
+        yield from _check_data(config, target, num_hosts, devices)
 
 
 def _check_buckets(urls: list[str | None]) -> Generator[CheckResult, None, set[str]]:
@@ -89,7 +90,9 @@ def _recorded_target(config: TrainConfig) -> Generator[CheckResult, None, Target
     return target
 
 
-def _check_data(config: TrainConfig, target: TargetRate | None, num_hosts: int) -> Iterator[CheckResult]:
+def _check_data(
+    config: TrainConfig, target: TargetRate | None, num_hosts: int, devices: Devices | str
+) -> Iterator[CheckResult]:
     assert config.manifest is not None
     try:
         manifest, storage = manifests.load(config.manifest)
@@ -100,17 +103,21 @@ def _check_data(config: TrainConfig, target: TargetRate | None, num_hosts: int) 
     shards = _attempt("shards", lambda: checks.check_shards(manifest, probes.sizes(storage)))
     yield shards
     if shards.status != "fail":
-        yield from _check_streams(config, target, num_hosts)
+        yield from _check_streams(config, target, num_hosts, devices)
 
 
-def _check_streams(config: TrainConfig, target: TargetRate | None, num_hosts: int) -> Iterator[CheckResult]:
+def _check_streams(
+    config: TrainConfig, target: TargetRate | None, num_hosts: int, devices: Devices | str
+) -> Iterator[CheckResult]:
     try:
         needs = probes.stream_needs(config, num_hosts)
     except ShardsetError as error:
         yield CheckResult("stream", "fail", str(error), "change the settings that the message names")
         return
     yield checks.check_lanes(needs.num_lanes, num_hosts)
-    yield checks.check_memory(needs.num_bytes, probes.available_memory())
+    yield checks.check_memory(needs.num_bytes, machine.available_memory())
+    if isinstance(devices, Devices):
+        yield _attempt("step memory", lambda: checks.check_step(config, needs, devices))
     yield _attempt(
         "decode rate",
         lambda: checks.check_rate(

@@ -57,6 +57,9 @@ class Devices:
     platform: str | None
     num_hosts: int
     num_devices: int
+    on_host: bool = False
+    free_bytes: int | None = None
+    """Memory for a step; with `on_host` it is the host's, which the streams share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +80,12 @@ class DecodeRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamNeeds:
-    """The lanes of a training epoch, the samples in it, and the memory of the streams of a host."""
+    """The lanes of a training epoch, its samples and their classes, and the memory of the streams of a host."""
 
     num_lanes: int
     num_bytes: int
     num_samples: int
+    num_classes: int
 
 
 def versions() -> dict[str, str | None]:
@@ -96,11 +100,6 @@ def pins() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         return {}
     return {pin[1]: pin[2] for text in requirements if (pin := re.match(r"(\w+)==([\w.]+)", text))}
-
-
-def num_chips() -> int:
-    """TPU chips that the system lists, usable or not."""
-    return len([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
 
 
 def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | str:
@@ -133,6 +132,8 @@ def local_devices(strategy: str) -> Devices:
             platform=os.environ.get("PJRT_DEVICE") if running.device.type == "xla" else None,
             num_hosts=running.num_hosts,
             num_devices=running.num_devices,
+            on_host=running.on_host,
+            free_bytes=running.free_bytes(),
         )
 
 
@@ -248,13 +249,6 @@ def temporary_folder() -> str:
     return tempfile.gettempdir()
 
 
-def available_memory() -> int:
-    """Free memory without swapping: of the machine, or of its container if that is less."""
-    with open("/proc/meminfo") as file:
-        lines = dict(line.split(":") for line in file)
-    return min(int(lines["MemAvailable"].split()[0]) << 10, _container_memory())
-
-
 def open_file_limit() -> int:
     """The number of files that this process may open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -283,7 +277,12 @@ def stream_needs(config: TrainConfig, num_hosts: int) -> StreamNeeds:
     assert isinstance(train, Stream)
     assert isinstance(evaluation, Stream)
     num_bytes = train.memory.total + evaluation.memory.total
-    return StreamNeeds(num_lanes=train.order.num_lanes, num_bytes=num_bytes, num_samples=data.plan.samples)
+    return StreamNeeds(
+        num_lanes=train.order.num_lanes,
+        num_bytes=num_bytes,
+        num_samples=data.plan.samples,
+        num_classes=data.num_classes,
+    )
 
 
 def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:
@@ -323,14 +322,6 @@ def _port(host: str, number: int, timeout_s: float) -> PortState:
     except OSError:  # no answer in time, no route, an unknown name
         return "filtered"
     return "open"
-
-
-def _container_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    try:
-        limit, used = ((root / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-    except OSError:
-        return sys.maxsize
-    return sys.maxsize if limit == "max" else max(0, int(limit) - int(used))
 
 
 def _main(arguments: list[str]) -> int:
