@@ -43,16 +43,21 @@ TRAINER = [
     "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
     "torchvision>=0.24,<0.25",
     "timm>=1.0.20,<1.1",
+    "safetensors>=0.4.5,<1",
     "webdataset>=1.0.2,<1.1",
     "tensorboard>=2.18,<3",
     "shtab>=1.7,<2",
 ]
+EXPORT = ["onnx>=1.17,<2"]
+WANDB = ["wandb>=0.19,<1"]
+MLFLOW = ["mlflow-skinny>=3,<4"]
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 DEV = [
     "axe-playwright-python>=0.1.4,<1",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mypy>=1.15,<3",
+    "onnxruntime>=1.20,<2",
     "playwright>=1.49,<2",
     "pytest>=8.3,<10",
     "pytest-xdist>=3.6,<4",
@@ -76,7 +81,17 @@ setup(
         "trainer": ["py.typed", "tools/*.html"],
     },
     install_requires=BASE,
-    extras_require={"read": READ, "pipelines": PIPELINES, "trainer": TRAINER, "tpu": TPU, "dev": DEV, "docs": DOCS},
+    extras_require={
+        "read": READ,
+        "pipelines": PIPELINES,
+        "trainer": TRAINER,
+        "export": EXPORT,
+        "wandb": WANDB,
+        "mlflow": MLFLOW,
+        "tpu": TPU,
+        "dev": DEV,
+        "docs": DOCS,
+    },
     entry_points={
         "console_scripts": [
             "shardset-pipelines = pipelines.__main__:program",

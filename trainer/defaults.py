@@ -234,7 +234,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 def table(chosen: Settings, facts: SetFacts, machine: Machine) -> str:
     """What was chosen, why, and the flag that changes each: one line for each."""
     rows = [(title, values, keys) for title, keys in ROWS.items() if (values := _values(chosen, keys))]
-    cells = [(title, values, " ".join(_flags(chosen, keys))) for title, values, keys in rows]
+    cells = [(title, values, " ".join(_flags(chosen, keys)[:1])) for title, values, keys in rows]
     widths = [max(len(cell[column]) for cell in cells) for column in (0, 1)]
     lines = [f"  {a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in cells]
     return "\n".join([f"chosen for {_facts_text(facts)}, on {_machine_text(machine)}:", *lines])
@@ -256,6 +256,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
     "image.train_crop": lambda crop: {"pad": "window of the padded image", "random": "random part, resized"}[crop],
     "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
+    "precision": lambda precision: "" if precision == "fp32" else precision,
     "budget_bytes": lambda size: f"{size >> 20} MiB",
     "optimizer.learning_rate": lambda rate: f"{rate:g}",
     "optimizer.head_learning_rate": lambda rate: f"{rate:g}",

@@ -35,6 +35,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "target_accuracy": ("--target-accuracy",),
     },
     "output": {
+        "logger": ("--logger",),
         "show_steps": ("--show-steps",),
     },
     "machine": {

@@ -25,6 +25,7 @@ from shardset.errors import ConfigError
 from shardset.storage.base import Storage, os_errors_as_storage_errors
 from trainer.errors import NotFinite, PlanMismatch
 from trainer.record import merge_logs
+from trainer.record.loggers import Logger
 
 METRICS = "metrics.jsonl"
 LOGS = "logs/"
@@ -220,7 +221,9 @@ class RunLog:
     A terminal shows sentences and progress, and records only with `show_records`.
     """
 
-    def __init__(self, folder: Path, host: int, *, master: bool, show_records: bool = False) -> None:
+    def __init__(
+        self, folder: Path, host: int, *, master: bool, show_records: bool = False, logger: Logger | None = None
+    ) -> None:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._master = master
@@ -228,6 +231,7 @@ class RunLog:
         self._lines = _appended(folder / METRICS) if master else None
         self._events = _event_writer(folder / EVENTS) if master else None
         self._events_at = str(folder / EVENTS)
+        self._logger = logger
         self._progress = Progress() if master else None
         self._prints_records = show_records or not sys.stdout.isatty()
 
@@ -254,9 +258,8 @@ class RunLog:
         if self._lines:
             values = {"kind": _KINDS[type(record)], "time": _now().isoformat(), **dataclasses.asdict(record)}
             _append(self._lines, json.dumps(values))
-        if self._events and not isinstance(record, FinalRecord):
-            with os_errors_as_storage_errors(self._events_at):
-                self._add_events(record)
+        if not isinstance(record, FinalRecord):
+            self._send(record)
 
     def progress(self, text: str) -> None:
         """A line that the next one replaces, on a terminal only."""
@@ -272,6 +275,8 @@ class RunLog:
             for file in filter(None, (self._log, self._lines)):
                 exits.enter_context(os_errors_as_storage_errors(file.name))
                 exits.callback(file.close)
+            if self._logger:
+                exits.callback(self._logger.close)
             if self._progress:
                 self._progress.close()
 
@@ -283,10 +288,15 @@ class RunLog:
             self._progress.clear()
             print(text, flush=True)
 
-    def _add_events(self, record: StepRecord | EpochRecord | EvalRecord) -> None:
-        for name, value in dataclasses.asdict(record).items():
-            if isinstance(value, float):
-                self._events.add_scalar(f"{_KINDS[type(record)]}/{name}", value, record.global_step)  # type: ignore[union-attr]
+    def _send(self, record: StepRecord | EpochRecord | EvalRecord) -> None:
+        values = dataclasses.asdict(record).items()
+        numbers = {f"{_KINDS[type(record)]}/{name}": value for name, value in values if isinstance(value, float)}
+        if self._events:
+            with os_errors_as_storage_errors(self._events_at):
+                for name, value in numbers.items():
+                    self._events.add_scalar(name, value, record.global_step)
+        if self._logger:
+            self._logger.log(numbers, record.global_step)
 
 
 class Progress:

@@ -11,6 +11,7 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
+from trainer.record.loggers import open_logger
 from trainer.record.metrics import METRICS, RunLog, log_name
 from trainer.record.run_folder import RunFolder
 from trainer.runtime.base import Runtime
@@ -24,7 +25,10 @@ class RunOutput:
         appended = [log_name(runtime.host), *([METRICS] if self._is_master else [])]
         self.folder = RunFolder(config.run_dir, appended)
         exits.callback(self.folder.close)
-        self.log = RunLog(self.folder.local, runtime.host, master=self._is_master, show_records=config.show_steps)
+        logger = open_logger(config, self.folder.local) if self._is_master else None
+        self.log = RunLog(
+            self.folder.local, runtime.host, master=self._is_master, show_records=config.show_steps, logger=logger
+        )
         exits.callback(self.log.close)
         if self._is_master:
             checkpoint.sweep(self.folder.storage)

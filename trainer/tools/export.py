@@ -95,20 +95,18 @@ def _exported(net: nn.Module, images: torch.Tensor) -> bytes:
 
 
 def _onnx(net: nn.Module, images: torch.Tensor) -> bytes:
-    buffer: Any = io.BytesIO()  # which its types do not know
     try:
-        torch.onnx.export(
-            net,
-            (images,),
-            buffer,
-            input_names=["image"],
-            output_names=["logits"],
-            dynamic_axes={"image": {0: "n"}, "logits": {0: "n"}},
-            dynamo=False,
-        )
+        import onnx
     except ModuleNotFoundError as error:
-        raise ConfigError(missing_library(error, "export")) from error
+        raise ConfigError(f"--format onnx: {missing_library(error, 'export')}") from error
+    buffer: Any = io.BytesIO()  # which its types do not know
+    names: dict[str, Any] = {"input_names": ["image"], "output_names": ["logits"]}
+    # Not by dynamo: it needs one more library.
+    torch.onnx.export(
+        net, (images,), buffer, dynamic_axes={"image": {0: "n"}, "logits": {0: "n"}}, dynamo=False, **names
+    )
     data: bytes = buffer.getvalue()
+    onnx.checker.check_model(data)
     return data
 
 
