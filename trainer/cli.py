@@ -16,7 +16,7 @@ from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
-from trainer.flags import GROUPS, add_config_flags, config_flags, near_miss
+from trainer.flags import GROUPS, ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.record import checkpoint_names
 from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
@@ -293,8 +293,18 @@ def doctor(options: argparse.Namespace) -> None:
     if options.run_dir and not (options.recipe or options.manifest):
         config = flags.config(recorded_config(options.run_dir))
     else:
-        config, _ = defaults.resolve(flags)
+        config = _resolved_or_plain(flags)
     doctor.report(doctor.run_checks(config, target), as_json=options.json)
+
+
+def _resolved_or_plain(flags: ConfigFlags) -> TrainConfig:
+    """What the flags mean; for a shard set that can't be read the plain settings: a check says what is wrong there."""
+    try:
+        return defaults.resolve(flags)[0]
+    except ConfigError:
+        raise
+    except ShardsetError:
+        return flags.config()
 
 
 def explain(options: argparse.Namespace) -> None:

@@ -167,7 +167,13 @@ def _memory(facts: SetFacts, machine: Machine, settings: Settings, input_of: Inp
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
     small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
     precision = "bf16" if machine.has_bf16 else "fp32"
-    return {"precision": precision, **small_budget}
+    return {"precision": precision, **small_budget, **strategy_on(machine)}
+
+
+def strategy_on(machine: Machine) -> Settings:
+    """On one CPU plain PyTorch: it starts at once, and what its steps need is known."""
+    is_plain = machine.device == "cpu" and machine.num_processes == 1 and not machine.asks_for_xla
+    return {"strategy": "single"} if is_plain else {}
 
 
 # --- from flags to a configuration -----------------------------------------------------------------------------------
@@ -183,7 +189,9 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
     if flags.recipe is None and not given.get("fake_data"):
         run_dir = str(given.get("run_dir", TrainConfig().run_dir))
         if (recorded := _recorded(run_dir)) is not None:
-            return flags.config(configs.continued(recorded, run_dir)), f"settings of {run_dir}/{configs.RECORD}"
+            same = strategy_on(machine()) if recorded.recipe == NAME else {}
+            config = flags.config(configs.continued(recorded, run_dir), same)
+            return config, f"settings of {run_dir}/{configs.RECORD}"
         if given.get("manifest") is not None:
             return _chosen(flags, given)
     return flags.config(chosen=input_settings(given, flags.config().model.name, _input_of)), ""
@@ -256,6 +264,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
     "image.train_crop": lambda crop: {"pad": "window of the padded image", "random": "random part, resized"}[crop],
     "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
+    "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
     "precision": lambda precision: "" if precision == "fp32" else precision,
     "budget_bytes": lambda size: f"{size >> 20} MiB",
     "optimizer.learning_rate": lambda rate: f"{rate:g}",

@@ -19,6 +19,8 @@ class Machine:
     has_bf16: bool
     """Whether bfloat16 is faster there."""
     num_processes: int
+    asks_for_xla: bool = False
+    """Whether the environment names a device of torch_xla."""
     memory_bytes: int
     """Of the device; on a CPU the share of this process. 0 if unknown."""
     host_bytes: int
@@ -44,6 +46,7 @@ def machine() -> Machine:
         name=name,
         has_bf16=has_bf16,
         num_processes=num_processes,
+        asks_for_xla="PJRT_DEVICE" in os.environ,
         memory_bytes=memory,
         host_bytes=host_bytes,
     )
