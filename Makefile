@@ -20,7 +20,7 @@ $(STAMP): setup.py shardset/version.py
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -c "$(CHECK)"
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e '.[pipelines,trainer,dev,docs]'
+	$(PY) -m pip install --quiet -e '.[pipelines,trainer,export,wandb,mlflow,dev,docs]'
 	@touch $@
 
 demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads the real archive

@@ -43,10 +43,14 @@ TRAINER = [
     "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
     "torchvision>=0.24,<0.25",
     "timm>=1.0.20,<1.1",
+    "safetensors>=0.4.5,<1",
     "webdataset>=1.0.2,<1.1",
     "tensorboard>=2.18,<3",
     "shtab>=1.7,<2",
 ]
+EXPORT = ["onnx>=1.17,<2"]
+WANDB = ["wandb>=0.19,<1"]
+MLFLOW = ["mlflow-skinny>=3,<4"]
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 # What each adapter of the reader needs beside it. That of NVIDIA DALI needs no library of its own.
 ADAPTERS = {
@@ -64,6 +68,7 @@ DEV = [
     "jsonschema>=4.20,<5",
     "mypy>=1.15,<3",
     "pandas>=2.2,<4",
+    "onnxruntime>=1.20,<2",
     "playwright>=1.49,<2",
     "pytest>=8.3,<10",
     "pytest-xdist>=3.6,<4",
@@ -92,6 +97,9 @@ setup(
         **{name: [*READ, *libraries] for name, libraries in ADAPTERS.items()},
         "pipelines": PIPELINES,
         "trainer": TRAINER,
+        "export": EXPORT,
+        "wandb": WANDB,
+        "mlflow": MLFLOW,
         "tpu": TPU,
         "dev": DEV,
         "docs": DOCS,

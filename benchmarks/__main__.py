@@ -12,6 +12,7 @@ BENCHMARKS = {
     "explain": "what asking for a step or a sample costs (minutes)",
     "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
     "stream": "the stream against seven readers (an hour)",
+    "memory": "the estimate of a step's memory against measured peaks (minutes)",
     "writing": "what writing a shard costs, and its parts (a minute)",
     "decoding": "what crops of JPEGs and small PNGs cost (seconds)",
     "damage": "the same damage to the stream and to webdataset (seconds)",

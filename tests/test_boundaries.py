@@ -33,6 +33,9 @@ DOORS = {
     "torchvision": ["trainer/*"],
     "timm": ["trainer/*"],
     "torch_xla": ["trainer/runtime/xla.py"],
+    "onnx": ["trainer/tools/export.py"],
+    "wandb": ["trainer/record/loggers.py"],
+    "mlflow": ["trainer/record/loggers.py"],
     "webdataset": ["trainer/*", "shardset/adapters/webdataset.py"],
     "jinja2": ["shardset/html/page.py"],
 }
@@ -46,6 +49,7 @@ DISTRIBUTIONS = {
     "grpc": "apache-beam",
     "jpegio": "pyjpegio",
     "kornia_rs": "kornia-rs",
+    "mlflow": "mlflow-skinny",
     "yaml": "pyyaml",
 }
 """By import name, where the distribution that brings it is called otherwise; the client of storage needs the last."""
@@ -180,6 +184,7 @@ def requirements() -> dict[str, set[str]]:
     }
     base, read = lists["BASE"], lists["BASE"] | lists["READ"]
     pipelines, trainer = base | lists["PIPELINES"], read | lists["TRAINER"]
+    trainer |= lists["EXPORT"] | lists["WANDB"] | lists["MLFLOW"]
     both = lists["PIPELINES"] & lists["TRAINER"]  # the templates of both reports
     return {"shardset": read | both, "pipelines": pipelines, "trainer": trainer, "worker": base}
 

@@ -1,6 +1,7 @@
 """`python -m trainer VERB`: arguments -> records -> one call."""
 
 import argparse
+import os
 import sys
 import threading
 import time
@@ -12,12 +13,12 @@ from typing import TYPE_CHECKING, NoReturn
 from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.program import OK, PREEMPTED, Parser, program_parser, run_program, run_verb
 from shardset.storage.open import is_address, open_storage
-from trainer import recipes
+from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
-from trainer.flags import add_config_flags, config_flags
+from trainer.flags import GROUPS, ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.record import checkpoint_names
-from trainer.settings import assignments, help_text, with_values
+from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
@@ -46,7 +47,11 @@ RUN_DIR_HELP = "run folder, local or gs://"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code."""
-    options = parser().parse_args(arguments)
+    top = parser()
+    options, unknown = top.parse_known_args(arguments)
+    if unknown:
+        flags = [flag for group in GROUPS.values() for names in group.values() for flag in names]
+        top.error(f"unrecognized arguments: {' '.join(unknown)}{near_miss(unknown[0], flags)}")
     return run_verb(lambda: _run(options), debug=options.debug)
 
 
@@ -82,6 +87,8 @@ def parser() -> Parser:
     _add_explain(verbs)
     tpu.register(verbs)
     _add_report(verbs)
+    _add_export(verbs)
+    _add_predict(verbs)
     return top
 
 
@@ -159,12 +166,41 @@ def _add_report(verbs: "Verbs") -> None:
     verb.set_defaults(command=make_report)
 
 
+MODEL_HELP = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
+
+
+def _add_export(verbs: "Verbs") -> None:
+    text = "write a trained model as files: weights, graphs, classes and how images are prepared"
+    example = "example: python -m trainer export run --output model --format safetensors onnx"
+    verb = verbs.add_parser("export", help=text, description=text, epilog=example, allow_abbrev=False)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    verb.add_argument("--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://")
+    verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
+                      help="safetensors (default), torchscript, torch.export, onnx")  # fmt: skip
+    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.set_defaults(command=export_model)
+
+
+def _add_predict(verbs: "Verbs") -> None:
+    text = "print the most probable classes of images"
+    example = "example: python -m trainer predict --from run cat.jpg dog.png"
+    verb = verbs.add_parser("predict", help=text, description=text, epilog=example, allow_abbrev=False)
+    verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, local or gs://; or a local folder of them")
+    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=MODEL_HELP)
+    verb.add_argument("--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)")
+    verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
+    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.set_defaults(command=predict)
+
+
 # --- the verbs -------------------------------------------------------------------------------------------------------
 
 
 def train(options: argparse.Namespace) -> None:
     """`train`."""
-    config = config_flags(options).config()
+    config, about = defaults.resolve(config_flags(options))
+    if about and os.environ.get("RANK", "0") == "0":
+        print(about, flush=True)
     try:
         from trainer import loop
         from trainer.runtime.launch import launch
@@ -216,7 +252,7 @@ def recorded_config(run_dir: str) -> TrainConfig:
 
 def bench_input(options: argparse.Namespace) -> None:
     """`bench-input`: the training stream of one host that feeds all replicas."""
-    config = config_flags(options).config()
+    config, _ = defaults.resolve(config_flags(options))
     if options.sweep:
         from trainer.tools import sweep
 
@@ -254,9 +290,22 @@ def doctor(options: argparse.Namespace) -> None:
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
     target = None if rate is None else TargetRate(rate, "as given")
-    from_record = options.run_dir and not (options.recipe or options.manifest)
-    config = config_flags(options).config(recorded_config(options.run_dir) if from_record else None)
+    flags = config_flags(options)
+    if options.run_dir and not (options.recipe or options.manifest):
+        config = flags.config(recorded_config(options.run_dir))
+    else:
+        config = _resolved_or_plain(flags)
     doctor.report(doctor.run_checks(config, target), as_json=options.json)
+
+
+def _resolved_or_plain(flags: ConfigFlags) -> TrainConfig:
+    """What the flags mean; for a shard set that can't be read the plain settings: a check says what is wrong there."""
+    try:
+        return defaults.resolve(flags)[0]
+    except ConfigError:
+        raise
+    except ShardsetError:
+        return flags.config()
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -276,7 +325,9 @@ def _explained_plan(options: argparse.Namespace) -> "RunPlan":
     given = {key: value for key, value in values.items() if value is not None}
     if options.run_dir is None:
         config = recipes.recipe(options.recipe) if options.recipe else recipes.default()
-        return explain.plan_of_config(with_values(config, given | assignments(options.set)), options.hosts or 1)
+        values = parsed(TrainConfig, given | assignments(options.set))
+        steps = {} if options.recipe else defaults.steps_of_set(values)
+        return explain.plan_of_config(with_values(config, steps | values), options.hosts or 1)
     described = [*given, *(name for name in ("recipe", "hosts", "set") if getattr(options, name))]
     if described:
         flag = f"--{described[0].replace('_', '-')}"
@@ -301,6 +352,25 @@ def make_report(options: argparse.Namespace) -> None:
     _check_run_dir(options.run_dir)
     run, url, num_bytes = report.write(options.run_dir, options.output, force=options.force)
     print(f"report: {url} ({size(num_bytes)}, {count(run.last_step, 'step')})")
+
+
+def export_model(options: argparse.Namespace) -> None:
+    """`export`."""
+    from trainer.tools import export, trained
+
+    _check_run_dir(options.run_dir)
+    files = export.write(trained.of_run(options.run_dir), options.output, options.format)
+    print(f"wrote {', '.join(files)} to {options.output}")
+
+
+def predict(options: argparse.Namespace) -> None:
+    """`predict`."""
+    from trainer.tools import predict, trained
+
+    if options.top < 1:
+        raise ConfigError(f"--top {options.top}: expected 1 or more classes for each image")
+    _check_run_dir(options.model)
+    predict.report(trained.opened(options.model), options.images, top=options.top, as_json=options.json)
 
 
 def _check_run_dir(run_dir: str) -> None:

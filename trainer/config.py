@@ -23,9 +23,14 @@ Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
 Accuracy = Annotated[float, Meta(gt=0, le=1)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+Channels = tuple[Amount, Amount, Amount]
+Spread = tuple[Positive, Positive, Positive]
 
 RECORD = "config.json"
 """The file of the run folder that holds the configuration."""
+CLASSES = "classes.json"
+"""The file of the run folder that holds the names of the classes, in the order of their labels."""
 ORDER = "order.json"
 """The file of the run folder that holds the order of the training stream."""
 
@@ -42,6 +47,10 @@ class ModelConfig:
     stem: Literal["imagenet", "cifar"] = setting("imagenet", "first layers: cifar suits images of about 32 pixels")
     norm: Literal["batch", "group"] = setting("batch", "normalization layers: group keeps no batch statistics")
     num_classes: Count | None = setting(None, "number of classes; none takes it from the manifest")
+    pretrained: str | None = setting(
+        None, "weights to start from: timm downloads its own; or a file, safetensors or a state dict; none: random ones"
+    )
+    freeze: bool = setting(False, "train the last layer only; the others keep their weights and statistics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +67,8 @@ class ImageConfig:
     eval_resize: Count = setting(256, "length of the shorter side before an evaluation takes the centre")
     pad: Annotated[int, Meta(ge=0)] = setting(4, "black pixels around an image, for train_crop=pad")
     flip: bool = setting(True, "mirror half of the training images")
+    mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
+    std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
     background: str = setting("white", "color behind transparent images: white, black, grey or #rrggbb")
     decoded_bytes: Count = setting(
         DECODED_BYTES, "memory of the images that a process decodes at once; one that needs more is a bad sample"
@@ -72,6 +83,9 @@ class OptimizerConfig:
     learning_rate: Amount = setting(0.1, "peak learning rate for the whole global batch")
     weight_decay: Amount = setting(5e-5, "weight decay; biases and norms have none")
     momentum: Share = setting(0.9, "momentum")
+    head_learning_rate: Positive | None = setting(
+        None, "peak learning rate of the last layer; none: that of all others"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +128,10 @@ class TrainConfig:
     fake_data: bool = setting(False, "take the same path without data: shows the highest possible rate")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
+    logger: Literal["wandb", "mlflow"] | None = setting(
+        None, "send the numbers to this logger too, by its own client; none: TensorBoard only"
+    )
+    show_steps: bool = setting(False, "print these lines on a terminal too, which otherwise shows progress and epochs")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
@@ -141,6 +159,11 @@ class TrainConfig:
             raise ConfigError("cache_dir and cache_bytes belong together; give both, or neither")
         if self.fake_data and self.manifest is not None:
             raise ConfigError("fake_data reads no shard set, but a manifest is given; leave one of them out")
+        if self.optimizer.head_learning_rate is not None and not self.optimizer.learning_rate:
+            raise ConfigError(
+                "optimizer.learning_rate is 0, so the last layer can't have a rate of its own; to train only that "
+                "layer, set model.freeze=true"
+            )
         _check_image(self.image, needs_resize=not self.fake_data)
 
 
@@ -188,3 +211,16 @@ def recorded(folder: Storage) -> TrainConfig:
 def resumed(config: TrainConfig) -> TrainConfig:
     """The same run, going on from its newest checkpoint."""
     return replace(config, resume="auto")
+
+
+def continued(config: TrainConfig, run_dir: str) -> TrainConfig:
+    """A recorded run as a new command goes on with it: without what was said about one command only."""
+    return replace(
+        config,
+        run_dir=run_dir,
+        resume="auto",
+        strategy="auto",
+        max_steps=None,
+        target_accuracy=None,
+        profile_steps=None,
+    )

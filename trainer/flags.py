@@ -1,26 +1,56 @@
 """The flags that mean a training configuration: added to a parser, read as a config, written as arguments again."""
 
 import argparse
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from trainer import recipes
 from trainer.config import TrainConfig
-from trainer.settings import assignments, settings_of, with_values
+from trainer.settings import assignments, did_you_mean, parsed, settings_of, with_values
 
-# Flag and setting. `--set KEY=VALUE` changes every other setting.
-FLAGS = {
-    "--manifest": "manifest",
-    "--run-dir": "run_dir",
-    "--model": "model.name",
-    "--epochs": "epochs",
-    "--global-batch-size": "global_batch_size",
-    "--strategy": "strategy",
-    "--precision": "precision",
-    "--resume": "resume",
-    "--max-steps": "max_steps",
-    "--target-accuracy": "target_accuracy",
-    "--seed": "seed",
+# Flags and setting; the first flag is the one that messages name. `--set KEY=VALUE` changes every other setting.
+GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
+    "data and folders": {
+        "manifest": ("--manifest",),
+        "run_dir": ("--run-dir",),
+        "resume": ("--resume",),
+    },
+    "model": {
+        "model.name": ("--model",),
+        "model.pretrained": ("--pretrained",),
+        "model.freeze": ("--freeze",),
+        "image.size": ("--image-size",),
+    },
+    "training": {
+        "epochs": ("--epochs",),
+        "global_batch_size": ("--batch-size", "--global-batch-size"),
+        "optimizer.learning_rate": ("--lr",),
+        "optimizer.head_learning_rate": ("--head-lr",),
+        "optimizer.weight_decay": ("--weight-decay",),
+        "seed": ("--seed",),
+        "max_steps": ("--max-steps",),
+        "target_accuracy": ("--target-accuracy",),
+    },
+    "output": {
+        "logger": ("--logger",),
+        "show_steps": ("--show-steps",),
+    },
+    "machine": {
+        "strategy": ("--strategy",),
+        "precision": ("--precision",),
+        "profile_steps": ("--profile-steps",),
+    },
 }
+FLAGS = {key: flags[0] for group in GROUPS.values() for key, flags in group.items()}
+"""The flag of each setting that has one."""
+
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+BARE = {"model.pretrained": "timm", "model.freeze": "true", "show_steps": "true"}
+"""What a flag without a value means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,32 +62,50 @@ class ConfigFlags:
     changes: list[str]
     fake_data: bool
 
-    def config(self, base: TrainConfig | None = None) -> TrainConfig:
-        """The recipe, else `base`, else the default recipe; then the flags; then `--set`. Raises ConfigError."""
-        config = recipes.recipe(self.recipe) if self.recipe else base or recipes.default()
+    @property
+    def given(self) -> dict[str, Any]:
+        """The value of each setting that the command line names; `--set` wins. Raises ConfigError."""
         fake_data = {"fake_data": True} if self.fake_data else {}
-        return with_values(config, self.values | fake_data | assignments(self.changes))
+        return parsed(TrainConfig, self.values | fake_data | assignments(self.changes))
+
+    def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] = EMPTY) -> TrainConfig:
+        """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`. Raises ConfigError."""
+        config = recipes.recipe(self.recipe) if self.recipe else base or recipes.default()
+        return with_values(config, {**self._resize(config), **chosen, **self.given})
 
     def arguments(self) -> list[str]:
         """The same as a command line."""
-        flags = {key: flag for flag, key in FLAGS.items()} | {"profile_steps": "--profile-steps"}
-        given = [(flags[key], value) for key, value in self.values.items()]
+        given = [(FLAGS[key], value) for key, value in self.values.items()]
         given += [("--set", change) for change in self.changes]
         recipe = [f"--recipe={self.recipe}"] if self.recipe is not None else []
         fake_data = ["--fake-data"] if self.fake_data else []
         return [*recipe, *(f"{flag}={value}" for flag, value in given), *fake_data]
 
+    def _resize(self, config: TrainConfig) -> dict[str, Any]:
+        """What `--image-size` changes besides: an evaluation resizes in proportion."""
+        if "image.size" not in self.values:
+            return {}
+        size = self.given["image.size"]
+        return {"image.eval_resize": math.ceil(size * config.image.eval_resize / config.image.size)}
+
 
 def add_config_flags(verb: argparse.ArgumentParser) -> None:
     """Adds the flags, with the help lines of their settings."""
     settings = settings_of(TrainConfig)
-    verb.add_argument("--recipe", help=f"where to start from: {', '.join(recipes.RECIPES)}")
-    for flag, key in FLAGS.items():
-        help_line = f"{settings[key].help} ({settings[key].expected})"
-        verb.add_argument(flag, dest=key, metavar=flag.rsplit("-", 1)[-1].upper(), help=help_line)
-    verb.add_argument("--fake-data", action="store_true", help=settings["fake_data"].help)
-    verb.add_argument("--profile-steps", dest="profile_steps", metavar="A:B", help=settings["profile_steps"].help)
-    verb.add_argument(
+    groups = {title: verb.add_argument_group(title) for title in GROUPS}
+    groups["data and folders"].add_argument(
+        "--recipe",
+        help=f"settings to start from: {', '.join(recipes.RECIPES)}; without one they follow from the shard set",
+    )
+    for title, flags in GROUPS.items():
+        for key, names in flags.items():
+            one = settings[key]
+            bare: dict[str, Any] = {"nargs": "?", "const": BARE[key]} if key in BARE else {}
+            groups[title].add_argument(
+                *names, dest=key, metavar=_metavar(key), help=f"{one.help} ({one.expected})".replace("%", "%%"), **bare
+            )
+    groups["data and folders"].add_argument("--fake-data", action="store_true", help=settings["fake_data"].help)
+    groups["machine"].add_argument(
         "--set",
         action="append",
         default=[],
@@ -68,6 +116,24 @@ def add_config_flags(verb: argparse.ArgumentParser) -> None:
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
-    keys = (*FLAGS.values(), "profile_steps")
-    values = {key: text for key in keys if (text := getattr(options, key)) is not None}
+    values = {key: text for key in FLAGS if (text := getattr(options, key)) is not None}
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set, fake_data=options.fake_data)
+
+
+def near_miss(argument: str, known: list[str]) -> str:
+    """A hint at the flag or setting that an unknown flag may have meant; empty if none is near."""
+    name = argument.partition("=")[0]
+    hint = did_you_mean(name, known)
+    if hint or not name.startswith("--"):
+        return hint
+    key = did_you_mean(name.removeprefix("--").replace("-", "_"), settings_of(TrainConfig))
+    if not key:
+        return ""
+    setting = key.split("'")[1]
+    return f", did you mean {FLAGS.get(setting, f'--set {setting}=')}?"
+
+
+def _metavar(key: str) -> str:
+    if key == "profile_steps":
+        return "A:B"
+    return FLAGS[key].rsplit("-", 1)[-1].upper()

@@ -11,7 +11,7 @@ from types import TracebackType
 from shardset.order.state import state_from_json
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
+from trainer.agreement import acquire_run_folder, check_batch_size, check_memory, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
@@ -71,10 +71,13 @@ class Run:
             rate_at=self._rate_at,
         )
         self._identity = identity_of(self.config, self.data)
+        if (warning := check_memory(self.config, self.data, self.runtime)) is not None:
+            self._log.note(warning)
         state = self._load_checkpoint()
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state)
         self._restore(state)
-        self._output.write_records(_order_of(self.data.train, 0, 0), is_done=self.is_done())
+        order = _order_of(self.data.train, 0, 0)
+        self._output.write_records(order, self.data.class_names, is_done=self.is_done())
         self._mix = augment.mix_of(self.config)
         self._writer = self._output.open_writer()
         # Runs first at the end: writing the last checkpoint may take longer than a step.
@@ -150,7 +153,7 @@ class Run:
         """One update."""
         step = self.position.step
         if (batch.epoch, batch.step) != divmod(step, self.steps_per_epoch):
-            raise PlanMismatch(f"got epoch {batch.epoch} step {batch.step} where step {step} of the run was due")
+            raise PlanMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
         self._telemetry.profile(step)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         self._telemetry.add(batch, self.learner.train_step(batch.tensors, self._rate_at(step), key))
@@ -241,7 +244,7 @@ class Run:
         checkpoint.check_identity(state["identity"], self._identity, f"{resumed.url}: step {step}")
         if state["stream"] is not None:
             self.data.train.resume(state_from_json(state["stream"]))
-        self._log.note(f"resumed at step {step} (epoch {state['epoch']})")
+        self._log.note(f"resumed at step {step} (epoch {state['epoch'] + 1})")
         return state
 
     def _restore(self, state: CheckpointState | None) -> None:

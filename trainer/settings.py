@@ -51,15 +51,15 @@ class Setting:
         try:
             return msgspec.convert(value, self.hint, strict=strict)
         except msgspec.ValidationError as error:
-            given = ":".join(value) if isinstance(value, list) else value
+            given = ":".join(map(str, value)) if isinstance(value, list | tuple) else value
             raise ConfigError(f"{self.key} is {given}, expected {self.expected}") from error
 
     def parse(self, text: str) -> Any:
-        """The value that a text means: `none`, START:STOP, or what the type of the field reads. Raises ConfigError."""
+        """The value that a text means: `none`, A:B, or what the type of the field reads. Raises ConfigError."""
         if text.lower() == "none":
             return self.convert(None)
-        is_span = any(typing.get_origin(option) is tuple for option in typing.get_args(self.hint))
-        return self.convert(text.split(":") if is_span else text, strict=False)
+        is_tuple = any(typing.get_origin(option) is tuple for option in (self.hint, *typing.get_args(self.hint)))
+        return self.convert(text.split(":") if is_tuple else text, strict=False)
 
 
 def setting(default: Default, help: str) -> Default:
@@ -98,14 +98,20 @@ def with_values(record: Record, values: Mapping[str, Any]) -> Record:
 
     Raises ConfigError for an unknown name, naming the nearest one, and for a value that does not fit.
     """
-    settings, tree = settings_of(type(record)), msgspec.to_builtins(record)
-    for key, value in values.items():
+    tree = msgspec.to_builtins(record)
+    for key, value in parsed(type(record), values).items():
+        group, _, name = key.rpartition(".")
+        (tree[group] if group else tree)[name] = value
+    return msgspec.convert(tree, type(record))
+
+
+def parsed(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of settings of a record type, with texts parsed. Raises ConfigError as `with_values` does."""
+    settings = settings_of(kind)
+    for key in values:
         if key not in settings:
             raise ConfigError(f"no setting {key!r}{did_you_mean(key, settings)}; `train --help` lists all of them")
-        group, _, name = key.rpartition(".")
-        inner = tree[group] if group else tree
-        inner[name] = settings[key].parse(value) if isinstance(value, str) else value
-    return msgspec.convert(tree, type(record))
+    return {key: settings[key].parse(value) if isinstance(value, str) else value for key, value in values.items()}
 
 
 def assignments(texts: Iterable[str]) -> dict[str, str]:
@@ -124,13 +130,21 @@ def help_text(record: object) -> str:
     values, settings = values_of(record), settings_of(type(record)).values()
     width = max(80, shutil.get_terminal_size().columns) - 2
     text = ""
-    for _, group in groupby(settings, key=lambda one: one.group):
+    for name, group in groupby(settings, key=lambda one: one.group):
+        text += f" {name or 'run'}:\n"
         for one in group:
-            name = f"  {one.key} = {values[one.key]}"
+            name = f"  {one.key} = {value_text(values[one.key])}"
             line = f"{name.ljust(HELP_COLUMN - 2)}  {one.help} ({one.expected})"
             text += textwrap.fill(line, width, subsequent_indent=" " * HELP_COLUMN, break_on_hyphens=False) + "\n"
         text += "\n"
     return text
+
+
+def value_text(value: Any) -> str:
+    """A value as `Setting.parse` reads it."""
+    if isinstance(value, bool | None):
+        return str(value).lower()
+    return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
@@ -151,8 +165,8 @@ def _in_words(info: inspect.Type) -> str:
             return f"int{_limits_in_words(info)}"
         case inspect.FloatType():
             return f"finite float{_limits_in_words(info)}"
-        case inspect.TupleType():
-            return "START:STOP, for example 10:15,"
+        case inspect.TupleType(item_types=types):
+            return "START:STOP, for example 10:15," if len(types) == 2 else "three numbers, for example 0.5:0.5:0.5"
         case inspect.BoolType():
             return "true or false"
         case inspect.NoneType():

@@ -13,7 +13,7 @@ from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from trainer.record.log_files import METRICS, records
-from trainer.settings import values_of
+from trainer.settings import value_text, values_of
 
 NUM_TRAIN = 52
 NUM_EVAL = 21
@@ -50,7 +50,7 @@ def tiny_config(manifest: str | None, run_dir: Path | str, **changes: Any) -> Tr
 def arguments(config: TrainConfig, verb: str = "train") -> list[str]:
     """The command line of `python -m trainer VERB` that means this config."""
     values = values_of(config)
-    known = [f"--set={key}={_text(value)}" for key, value in values.items() if key not in ("recipe", "profile_steps")]
+    known = [f"--set={key}={value_text(value)}" for key, value in values.items() if key != "recipe"]
     return ["-m", "trainer", verb, *known]
 
 
@@ -107,7 +107,3 @@ def when(path: Path, condition: Callable[[list[dict[str, Any]]], bool], process:
             [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         ):
             return
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else str(value)

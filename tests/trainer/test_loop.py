@@ -555,7 +555,7 @@ def test_a_loss_that_is_no_number_stops_with_the_step_and_the_samples(manifest: 
     order = open_data(config, 0, 1).train
     assert isinstance(order, Stream)
     ids = order.order.batch(0, 4).ids.tolist()
-    with pytest.raises(NotFinite, match="epoch 0 step 4") as error:
+    with pytest.raises(NotFinite, match="epoch 1 step 4") as error:
         run(config)
     assert str(ids) in str(error.value)
     assert newest_state(tmp_path)["step"] == 4
@@ -616,7 +616,7 @@ def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(manife
 
 def test_samples_that_were_not_those_of_the_plan_stop_the_run(manifest: str, tmp_path: Path) -> None:
     # The other process does as this one does, so the half of the samples that is its own is trained on by nobody.
-    with pytest.raises(PlanMismatch, match="epoch 0: trained on"):
+    with pytest.raises(PlanMismatch, match="epoch 1: trained on"):
         loop.train(Two(), tiny_config(manifest, tmp_path))
     assert checkpoint.commits(open_storage(str(tmp_path))) == []
 

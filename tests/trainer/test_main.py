@@ -38,7 +38,7 @@ def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.Cap
     assert command.main(["evaluate", "--run-dir", str(tmp_path)]) == OK
     assert "21 samples" in capsys.readouterr().out
     assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == OK
-    assert "host-000 step device=cpu epoch=0 step=0" in capsys.readouterr().out
+    assert "host-000 step device=cpu epoch=1 step=0" in capsys.readouterr().out
 
 
 def test_bench_input_counts_real_samples(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

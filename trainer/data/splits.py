@@ -82,6 +82,7 @@ class Data:
     num_train_samples: int
     num_eval_samples: int
     quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
+    class_names: tuple[str, ...] = ()
 
     @cached_property
     def plan(self) -> SampleDigest:
@@ -116,6 +117,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         num_train_samples=manifest.split(config.train_split).num_samples,
         quarantined=train.order.bad_ids,
         num_eval_samples=manifest.split(eval_split).num_samples,
+        class_names=tuple(one.name for one in manifest.classes),
     )
 
 
@@ -252,7 +254,7 @@ def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
     if seen == plan:
         return
     raise PlanMismatch(
-        f"epoch {epoch}: trained on {seen.samples} samples with key digest {seen.text}, the plan says "
+        f"epoch {epoch + 1}: trained on {seen.samples} samples with key digest {seen.text}, the plan says "
         f"{plan.samples} with {plan.text}: samples were lost or repeated; "
         "don't trust this run, and report it with its logs"
     )
@@ -266,7 +268,7 @@ def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     due = start
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
         if (epoch, step) != divmod(due, len(stream)):
-            raise PlanMismatch(f"the stream yielded epoch {epoch} step {step} where step {due} of the run was due")
+            raise PlanMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
         yield epoch, step, cast("HostBatch", batch)
         due += 1
     if due != stop:

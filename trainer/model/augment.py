@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from shardset.order.permutation import derive_key
-from trainer.config import TrainConfig
+from trainer.config import Channels, ImageConfig, Spread, TrainConfig
 
-MEAN = (0.485, 0.456, 0.406)
-STD = (0.229, 0.224, 0.225)
+PLAIN = ImageConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +66,10 @@ class Normalize(nn.Module):
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, mean: Channels = PLAIN.mean, std: Spread = PLAIN.std) -> None:
         super().__init__()
-        self.register_buffer("mean", 255 * torch.tensor(MEAN).view(1, 3, 1, 1))
-        self.register_buffer("std", 255 * torch.tensor(STD).view(1, 3, 1, 1))
+        self.register_buffer("mean", 255 * torch.tensor(mean).view(1, 3, 1, 1))
+        self.register_buffer("std", 255 * torch.tensor(std).view(1, 3, 1, 1))
 
     def forward(self, images_NHWC: torch.Tensor, flip: torch.Tensor | None = None) -> torch.Tensor:
         """float32 [B, 3, H, W], mirrored where `flip` says so."""

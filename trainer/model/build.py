@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shardset.errors import ConfigError
 from shardset.order.permutation import derive_key
 from trainer.config import ModelConfig, OptimizerConfig
+from trainer.model import pretrained
 
 DEFAULT_CLASSES = 1000
 """Classes of a model where neither the config nor a manifest says how many."""
@@ -32,16 +33,36 @@ _building = threading.Lock()
 def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
     """A model on the CPU in float32, the same weights for the same seed on every host.
 
-    Raises ConfigError for an unknown name, or a stem that does not fit the model.
+    Raises ConfigError for an unknown name, or a stem or weights that do not fit the model.
     """
+    pretrained.check(config)
     with _building:
         torch.manual_seed(derive_key(seed, "weights") >> 1)
-        model = _of_name(config.name, num_classes)
+        model = _of_name(config, num_classes)
         if config.stem == "cifar":
             _small_stem(model, config.name)
         if config.norm == "group":
             _swap_norms(model)
+    if config.pretrained not in (None, pretrained.TIMM):
+        pretrained.load_file(model, str(config.pretrained))
     return model
+
+
+def freeze(model: nn.Module, config: ModelConfig) -> None:
+    """Leaves gradients to the last layer only, if the config says so. Raises ConfigError if it is not known."""
+    if config.freeze:
+        model.requires_grad_(False)
+        for head in pretrained.heads_of(model, config.name):
+            head.requires_grad_(True)
+
+
+def set_training(model: nn.Module, config: ModelConfig) -> None:
+    """Puts the model in training mode. Frozen layers stay as in an evaluation: their statistics do not move."""
+    model.train()
+    if config.freeze:
+        model.eval()
+        for head in pretrained.heads_of(model, config.name):
+            head.train()
 
 
 def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
@@ -55,7 +76,7 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
     if config.name in ("adam", "adamw", "nadam") and on_accelerator(model):
         options["capturable"] = True
     try:
-        return create_optimizer_v2(
+        made = create_optimizer_v2(
             model,
             opt=config.name,
             lr=config.learning_rate,
@@ -65,6 +86,21 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
         )
     except (ValueError, AssertionError) as error:
         raise ConfigError(f"optimizer {config.name!r}: {error}; see timm.optim.list_optimizers()") from error
+    if config.head_learning_rate is not None:
+        heads = pretrained.heads_of(model, type(model).__name__)
+        _split_groups(made, heads, config.head_learning_rate / config.learning_rate)
+    return made
+
+
+def _split_groups(made: torch.optim.Optimizer, heads: list[nn.Module], scale: float) -> None:
+    """Gives the weights of the heads groups of their own, whose rate is `scale` times that of the others."""
+    of_heads = {id(parameter) for head in heads for parameter in head.parameters()}
+    for group in list(made.param_groups):
+        own = [parameter for parameter in group["params"] if id(parameter) in of_heads]
+        if own:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in of_heads]
+            made.add_param_group({**group, "params": own, "lr_scale": scale})
+    made.param_groups[:] = [group for group in made.param_groups if group["params"]]
 
 
 def check_size(model: Any, name: str, size: int) -> None:
@@ -119,7 +155,8 @@ def tiny_resnet(num_classes: int) -> nn.Module:
     return built
 
 
-def _of_name(name: str, num_classes: int) -> nn.Module:
+def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
+    name = config.name
     if ":" in name:
         return _of_function(name, num_classes)
     if not timm.is_model(name):
@@ -131,6 +168,8 @@ def _of_name(name: str, num_classes: int) -> nn.Module:
         raise ConfigError(
             f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
         ) from error
+    if config.pretrained == pretrained.TIMM:
+        return pretrained.download(name, num_classes)
     model: nn.Module = timm.create_model(name, num_classes=num_classes)
     return model
 

@@ -4,6 +4,7 @@ import copy
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,15 +31,18 @@ class Learner:
         self._runtime = runtime
         self._config = config
         self._num_classes = num_classes
-        net = build.build(config.model, num_classes, config.seed)
+        # A checkpoint holds all weights, so none are downloaded again.
+        fresh = config.model if state is None else replace(config.model, pretrained=None)
+        net = build.build(fresh, num_classes, config.seed)
         build.check_size(net, config.model.name, config.image.size)
+        build.freeze(net, config.model)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
         zeros = _zero_moments(config, net) if runtime.compiles else {}
         self.net = runtime.module_to_device(net)
         self._average = None if ema is None else runtime.module_to_device(ema)
-        self._normalize = augment.Normalize()
+        self._normalize = augment.Normalize(config.image.mean, config.image.std)
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(config.optimizer, self.net)
         if state is not None:
@@ -57,6 +61,7 @@ class Learner:
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`.
         """
         self._parallel.train()
+        build.set_training(self.net, self._config.model)
         self._runtime.seed(key)
         return self._train(batch, self._runtime.rate(learning_rate))
 
@@ -157,16 +162,18 @@ def _update(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> Non
     """One step at that rate, and no gradients left.
 
     A rate that is a number would be part of a compiled graph, and optimizers take no tensor. Their steps are
-    proportional to the rate, so a step at rate 1 is taken and then only `rate` of the way.
+    proportional to the rate, so a step at rate 1 is taken and then only `rate` of the way. The head may have a rate of
+    its own, a multiple of the others' (see build.optimizer).
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    before = [parameter.clone() for parameter in parameters] if isinstance(rate, torch.Tensor) else []
-    for group in optimizer.param_groups:
-        group["lr"] = 1.0 if isinstance(rate, torch.Tensor) else rate
+    groups = optimizer.param_groups
+    scales = [(parameter, group.get("lr_scale", 1.0)) for group in groups for parameter in group["params"]]
+    before = [parameter.clone() for parameter, _ in scales] if isinstance(rate, torch.Tensor) else []
+    for group in groups:
+        group["lr"] = 1.0 if isinstance(rate, torch.Tensor) else rate * group.get("lr_scale", 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    for parameter, old in zip(parameters, before, strict=False):
-        parameter.copy_(old + rate * (parameter - old))
+    for (parameter, scale), old in zip(scales, before, strict=False):
+        parameter.copy_(old + rate * scale * (parameter - old))
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ import datetime
 import json
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from msgspec.structs import asdict
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.errors import NotFinite, PlanMismatch
 from trainer.record.log_files import METRICS, log_name
+from trainer.record.loggers import Logger
 
 EVENTS = "tensorboard"
 FLUSH_S = 5
@@ -173,9 +175,11 @@ Record = StepRecord | EpochRecord | EvalRecord | FinalRecord
 
 
 def line_of(record: Record) -> str:
-    """`step device=cpu epoch=0 step=9 ...`."""
-    values = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in asdict(record).items()}
-    return " ".join([_kind(record), *(f"{name}={value}" for name, value in values.items())])
+    """`step device=cpu epoch=1 step=9 ... time=12:03:55`, without the time. People count epochs from 1."""
+    values = asdict(record)
+    values |= {name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None}
+    texts = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()}
+    return " ".join([_kind(record), *(f"{name}={text}" for name, text in texts.items())])
 
 
 def _kind(record: Record) -> str:
@@ -197,23 +201,34 @@ def advice(input_wait_percent: float) -> str | None:
 
 
 class RunLog:
-    """Writes the log of a host; as `master` also `metrics.jsonl`, TensorBoard events, and lines on the terminal."""
+    """Writes the log of a host; as `master` also `metrics.jsonl`, events, the logger's metrics, and to the terminal.
 
-    def __init__(self, folder: Path, host: int, *, master: bool) -> None:
+
+    A terminal shows sentences and progress, and records only with `show_records`.
+    """
+
+    def __init__(
+        self, folder: Path, host: int, *, master: bool, show_records: bool = False, logger: Logger | None = None
+    ) -> None:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._log = _open_for_appending(path)
         self._lines = _open_for_appending(folder / METRICS) if master else None
         self._events = _event_writer(folder / EVENTS) if master else None
         self._events_at = str(folder / EVENTS)
+        self._logger = logger
         self._progress = Progress() if master else None
+        self._prints_records = show_records or not sys.stdout.isatty()
 
-    def note(self, text: str) -> None:
-        """Writes a sentence for people."""
-        _append(self._log, f"{_now().isoformat()} {text}")
-        if self._progress:
-            self._progress.clear()
-            print(text, flush=True)
+    def note(self, text: str, detail: str = "") -> None:
+        """Writes a sentence for people; the log adds the detail."""
+        self._append(text + detail)
+        self._print(text)
+
+    def summary(self, text: str) -> None:
+        """Shows a line for people in place of records, where records are not printed."""
+        if not self._prints_records:
+            self._print(text)
 
     def log_error(self, error: BaseException) -> None:
         """Writes the error that ended the run, to the log only: the command prints it."""
@@ -221,15 +236,14 @@ class RunLog:
 
     def record(self, record: Record) -> None:
         """Writes a record to every output."""
-        self.note(f"{line_of(record)} time={_now():%H:%M:%S}")
-        kind, values = _kind(record), asdict(record)
+        line = f"{line_of(record)} time={_now():%H:%M:%S}"
+        self._append(line)
+        if self._prints_records:
+            self._print(line)
         if self._lines:
-            _append(self._lines, json.dumps({"kind": kind, "time": _now().isoformat(), **values}))
-        if self._events and not isinstance(record, FinalRecord):
-            with os_errors_as_storage_errors(self._events_at):
-                for name, value in values.items():
-                    if isinstance(value, float):
-                        self._events.add_scalar(f"{kind}/{name}", value, record.global_step)
+            _append(self._lines, json.dumps({"kind": _kind(record), "time": _now().isoformat(), **asdict(record)}))
+        if not isinstance(record, FinalRecord):
+            self._send(record)
 
     def progress(self, text: str) -> None:
         """Shows a line that the next one replaces, on a terminal only."""
@@ -246,8 +260,28 @@ class RunLog:
             for file in filter(None, (self._log, self._lines)):
                 exits.enter_context(os_errors_as_storage_errors(file.name))
                 exits.callback(file.close)
+            if self._logger:
+                exits.callback(self._logger.close)
             if self._progress:
                 self._progress.clear()
+
+    def _append(self, text: str) -> None:
+        _append(self._log, f"{_now().isoformat()} {text}")
+
+    def _print(self, text: str) -> None:
+        if self._progress:
+            self._progress.clear()
+            print(text, flush=True)
+
+    def _send(self, record: StepRecord | EpochRecord | EvalRecord) -> None:
+        values = asdict(record).items()
+        numbers = {f"{_kind(record)}/{name}": value for name, value in values if isinstance(value, float)}
+        if self._events:
+            with os_errors_as_storage_errors(self._events_at):
+                for name, value in numbers.items():
+                    self._events.add_scalar(name, value, record.global_step)
+        if self._logger:
+            self._logger.log(numbers, record.global_step)
 
 
 class Progress:
@@ -258,8 +292,9 @@ class Progress:
         self._terminal = sys.stderr.isatty()
 
     def show(self, text: str) -> None:
-        """Replaces the line."""
+        """Replaces the line, cut to the width of the terminal."""
         if self._terminal:
+            text = text[: shutil.get_terminal_size().columns - 1]
             print(f"\r{text:<{self._shown}}", end="", file=sys.stderr, flush=True)
             self._shown = len(text)
 

@@ -1,6 +1,8 @@
 """The output of one process to the run folder: its log, and on the first host everything that a run writes once."""
 
+import json
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -10,6 +12,7 @@ from trainer.config import TrainConfig
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
 from trainer.record.log_files import METRICS, log_name
+from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog
 from trainer.record.run_folder import RunFolder
 from trainer.runtime.base import Runtime
@@ -23,25 +26,28 @@ class RunOutput:
         appended = [log_name(runtime.host), *([METRICS] if self._is_master else [])]
         self.folder = RunFolder(config.run_dir, appended)
         exits.callback(self.folder.close)
-        self.log = RunLog(self.folder.local, runtime.host, master=self._is_master)
+        logger = open_logger(config, self.folder.local) if self._is_master else None
+        self.log = RunLog(
+            self.folder.local, runtime.host, master=self._is_master, show_records=config.show_steps, logger=logger
+        )
         exits.callback(self.log.close)
         if self._is_master:
             checkpoint.sweep(self.folder.storage)
         runtime.heartbeat.on_loss(self._log_loss)
         # Logged first, so that the log of a run that is refused later shows its config too.
-        self.log.note(
-            f"trainer {__version__}, strategy {runtime.strategy}, {runtime.num_devices} devices: "
-            + configs.to_json(config)
-        )
+        started = f"trainer {__version__}, strategy {runtime.strategy}, {runtime.num_devices} devices"
+        self.log.note(started, f": {configs.to_json(config)}")
 
-    def write_records(self, order: str | None, *, is_done: bool) -> None:
-        """Writes the config and the order of a run that was accepted. A run that is done keeps its recorded config."""
+    def write_records(self, order: str | None, classes: Sequence[str], *, is_done: bool) -> None:
+        """Writes config, order and classes of a run that was accepted. A run that is done keeps its recorded config."""
         if not self._is_master:
             return
         if not (is_done and self.folder.has(configs.RECORD)):
             self.folder.write(configs.RECORD, configs.to_json(from_anywhere(self._config)) + "\n")
         if order is not None:
             self.folder.write(configs.ORDER, order + "\n")
+        if classes:
+            self.folder.write(configs.CLASSES, json.dumps(classes) + "\n")
 
     def open_writer(self) -> CheckpointWriter | None:
         """The writer of the run's checkpoints; None on all hosts but the first."""

@@ -1,5 +1,6 @@
 """Counts what a process trains on and how fast, and turns the counts into records."""
 
+import datetime
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,6 +46,7 @@ class Telemetry:
         self._run_rates = Rates()
         self._has_reported = False
         self._is_tracing = False
+        self._pace_from: tuple[int, float] | None = None
         self._feed: DeviceFeed | None = None
         self._evaluation_started = 0.0
         self.start_epoch()
@@ -143,6 +145,7 @@ class Telemetry:
         if (text := advice(input_wait_percent)) is not None:
             self._log.note(text)
         self._evaluation_started = time.perf_counter()
+        self._log.progress(f"epoch {position.closed_epochs + 1}/{self._config.epochs} evaluating")
 
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
@@ -156,6 +159,12 @@ class Telemetry:
                 top5=totals.mean("top5"),
                 seconds=time.perf_counter() - self._evaluation_started,
             )
+        )
+        trained = self.epoch_totals
+        self._log.summary(
+            f"epoch {position.closed_epochs + 1}/{self._config.epochs}: "
+            f"loss {trained.mean('loss'):.4f}, accuracy {trained.mean('top1'):.4f}; "
+            f"evaluation: loss {totals.mean('loss'):.4f}, accuracy {totals.mean('top1'):.4f}"
         )
 
     def log_final(self, position: Position, seconds: float) -> None:
@@ -190,8 +199,20 @@ class Telemetry:
         self._log.record(record)
         self._log.progress(
             f"epoch {epoch + 1}/{self._config.epochs} step {step + 1}/{self._steps_per_epoch} "
-            f"loss {record.loss:.4f} {record.rate:.0f} samples/s"
+            f"loss {record.loss:.4f} {record.rate:.0f} samples/s{self._time_left(global_step + 1)}"
         )
+
+    def _time_left(self, step: int) -> str:
+        """`, 0:12:34 left`: at the pace since the first report, with evaluations and checkpoints."""
+        now = time.perf_counter()
+        if self._pace_from is None:
+            self._pace_from = step, now
+            return ""
+        first, started = self._pace_from
+        num_steps = self._config.epochs * self._steps_per_epoch
+        left = min(self._config.max_steps or num_steps, num_steps) - step
+        seconds = round((now - started) / max(1, step - first) * max(0, left))
+        return f", {datetime.timedelta(seconds=seconds)} left"
 
     def _check_finite(self, rows: torch.Tensor) -> None:
         bad = np.flatnonzero(~np.isfinite(rows[:, 0].numpy()))
@@ -199,7 +220,7 @@ class Telemetry:
             first = int(bad[0])
             batch = self._pending[first][0]
             raise NotFinite(
-                f"the loss is {rows[first, 0].item()} in epoch {batch.epoch} step {batch.step}; "
+                f"the loss is {rows[first, 0].item()} in epoch {batch.epoch + 1} step {batch.step}; "
                 f"this host's samples were {batch.ids.tolist()}; "
                 "nothing was saved since: lower the learning rate, or look at these samples"
             )
@@ -221,5 +242,6 @@ def _summary(position: Position, seconds: float) -> str:
     trained = f"after {position.step} steps ({position.closed_epochs} epochs) in {seconds:.0f} s"
     if position.last_top1 is None:
         return f"done {trained}; no epoch was completed, so nothing was evaluated"
-    best = f"best {position.best_top1:.4f} in epoch {position.best_epoch}"
+    best_epoch = 0 if position.best_epoch is None else position.best_epoch + 1
+    best = f"best {position.best_top1:.4f} in epoch {best_epoch}"
     return f"test accuracy {position.last_top1:.4f} ({best}) {trained}"

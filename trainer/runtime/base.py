@@ -16,6 +16,7 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
+from trainer.runtime.machine import available_memory, local_processes
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
@@ -77,6 +78,15 @@ class Runtime:
 
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the device computes in host memory, which it shares with the streams."""
+        return self.device.type == "cpu"
+
+    def free_bytes(self) -> int | None:
+        """Memory that this process can still take for its device; None where the back end does not say."""
+        return available_memory() // local_processes() if self.on_host else None
 
     def _find_device(self) -> torch.device:
         raise NotImplementedError
@@ -205,6 +215,9 @@ class Single(Runtime):
 
     def _find_device(self) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def free_bytes(self) -> int | None:
+        return super().free_bytes() if self.on_host else torch.cuda.mem_get_info(self.device)[0]
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
         module = module.to(self.device)

@@ -100,6 +100,10 @@ class Xla(Runtime):
         return bool(self._xr.device_type() == "TPU")
 
     @property
+    def on_host(self) -> bool:
+        return bool(self._xr.device_type() == "CPU")
+
+    @property
     def compilations(self) -> int:
         return self._metrics.counter_value("UncachedCompile") or 0
 

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardset.errors import NotFound, ShardsetError, StorageError, TransientError
+from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TransientError
 from shardset.format.manifest import Manifest
 from shardset.order.budget import PREFETCH
 from shardset.storage.regions import holds, is_known
 from trainer.config import TrainConfig
+from trainer.model import memory
 from trainer.settings import values_of
 from trainer.tools import probes
 from trainer.tools.probes import DecodeRate, Devices, PortState, RecordedRun
@@ -348,6 +349,21 @@ def check_memory(needed: int, available: int) -> CheckResult:
     if 2 * needed > available:
         return CheckResult("memory", "warn", text, "model, optimizer and compiler need memory too")
     return CheckResult("memory", "pass", text)
+
+
+def check_step(config: TrainConfig, num_classes: int, stream_bytes: int, devices: Devices) -> CheckResult:
+    """The memory of a training step, as a run estimates it before its first one; the streams share it on a CPU."""
+    need = memory.need_of(config, num_classes, devices.num_hosts)
+    if need is None or devices.free_bytes is None:
+        return CheckResult("step memory", "pass", f"needs {need or 'an unknown amount'}; not compared")
+    besides = stream_bytes if devices.on_host else 0
+    is_sure = devices.kind != "xla"
+    try:
+        warning = memory.check(need, config, devices.free_bytes, besides=besides, is_sure=is_sure)
+    except ConfigError as error:
+        return CheckResult("step memory", "fail", str(error))
+    text = f"a step takes about {need}, and {devices.free_bytes / GIB:.1f} GiB are free"
+    return CheckResult("step memory", "warn" if warning else "pass", text, memory.advice(config) if warning else "")
 
 
 def check_open_files(limit: int) -> CheckResult:

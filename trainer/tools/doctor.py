@@ -14,6 +14,7 @@ from shardset.storage.open import bucket_of, is_address
 from shardset.stream.stream import Stream
 from trainer.config import TrainConfig
 from trainer.errors import TrainingError
+from trainer.runtime import machine
 from trainer.supervise import heartbeat
 from trainer.tools import checks, probes
 from trainer.tools.checks import CheckResult, TargetRate
@@ -29,7 +30,7 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
 
     Without a target rate, takes that of the run in the run folder, if there is one.
     """
-    num_chips = probes.num_chips()
+    num_chips = machine.num_chips()
     yield checks.check_python(sys.version_info[:2])
     yield checks.check_versions(probes.versions(), probes.pins(), num_chips)
     yield checks.check_variables(os.environ)
@@ -49,7 +50,7 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
     elif bucket_of(config.manifest) not in unreachable:
         if target is None and bucket_of(config.run_dir) not in unreachable:
             target = yield from _recorded_target(config)
-        yield from _check_data(config, target, num_hosts)
+        yield from _check_data(config, target, num_hosts, devices)
 
 
 def _check_buckets(urls: list[str | None]) -> Generator[CheckResult, None, set[str]]:
@@ -93,7 +94,9 @@ def _recorded_target(config: TrainConfig) -> Generator[CheckResult, None, Target
     return target
 
 
-def _check_data(config: TrainConfig, target: TargetRate | None, num_hosts: int) -> Iterator[CheckResult]:
+def _check_data(
+    config: TrainConfig, target: TargetRate | None, num_hosts: int, devices: Devices | str
+) -> Iterator[CheckResult]:
     assert config.manifest is not None
     try:
         manifest, storage = manifests.load(config.manifest)
@@ -106,10 +109,12 @@ def _check_data(config: TrainConfig, target: TargetRate | None, num_hosts: int) 
     )
     yield shards
     if shards.status != "fail":
-        yield from _check_streams(config, target, num_hosts)
+        yield from _check_streams(config, target, num_hosts, devices)
 
 
-def _check_streams(config: TrainConfig, target: TargetRate | None, num_hosts: int) -> Iterator[CheckResult]:
+def _check_streams(
+    config: TrainConfig, target: TargetRate | None, num_hosts: int, devices: Devices | str
+) -> Iterator[CheckResult]:
     # Imported late: it imports torch, and the checks before it must run without.
     from trainer.data.splits import open_data
 
@@ -121,8 +126,11 @@ def _check_streams(config: TrainConfig, target: TargetRate | None, num_hosts: in
     train, evaluation = data.train, data.evaluation
     assert isinstance(train, Stream)
     assert isinstance(evaluation, Stream)
+    stream_bytes = train.memory.total + evaluation.memory.total
     yield checks.check_lanes(train.order.num_lanes, num_hosts)
-    yield checks.check_memory(train.memory.total + evaluation.memory.total, probes.available_memory())
+    yield checks.check_memory(stream_bytes, machine.available_memory())
+    if isinstance(devices, Devices):
+        yield _attempt("step memory", lambda: checks.check_step(config, data.num_classes, stream_bytes, devices))
     yield _attempt(
         "decode rate",
         lambda: checks.check_rate(

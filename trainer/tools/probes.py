@@ -55,6 +55,9 @@ class Devices:
     platform: str | None
     num_hosts: int
     num_devices: int
+    on_host: bool = False
+    free_bytes: int | None = None
+    """Memory for a step; with `on_host` it is the host's, which the streams share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +90,6 @@ def pins() -> dict[str, str]:
     return {pin[1]: pin[2] for text in requirements if (pin := re.match(r"(\w+)==([\w.]+)", text))}
 
 
-def num_chips() -> int:
-    """TPU chips that the system lists, usable or not."""
-    return len([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
-
-
 def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | str:
     """The devices of a run with this strategy, or why they are unknown.
 
@@ -122,6 +120,8 @@ def local_devices(strategy: str) -> Devices:
             platform=os.environ.get("PJRT_DEVICE") if running.device.type == "xla" else None,
             num_hosts=running.num_hosts,
             num_devices=running.num_devices,
+            on_host=running.on_host,
+            free_bytes=running.free_bytes(),
         )
 
 
@@ -225,13 +225,6 @@ def used_bytes(path: str) -> int:
     return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
 
 
-def available_memory() -> int:
-    """Free memory without swapping, of the machine or of its container, whichever is less."""
-    with open("/proc/meminfo") as file:
-        lines = dict(line.split(":") for line in file)
-    return min(int(lines["MemAvailable"].split()[0]) << 10, _container_memory())
-
-
 def open_file_limit() -> int:
     """The number of files that this process may open."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -283,14 +276,6 @@ def _port(host: str, number: int, timeout_s: float) -> PortState:
     except OSError:  # no answer in time, no route, an unknown name
         return "filtered"
     return "open"
-
-
-def _container_memory(root: Path = Path("/sys/fs/cgroup")) -> int:
-    try:
-        limit, used = ((root / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-    except OSError:
-        return sys.maxsize
-    return sys.maxsize if limit == "max" else max(0, int(limit) - int(used))
 
 
 def _main(arguments: list[str]) -> int:

@@ -222,12 +222,22 @@ def render(run: RunRecord) -> bytes:
 def _epoch_row(one: EpochRecord) -> tuple[object, ...]:
     waited, busy = f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %"
     accuracy, rate = _percent(one.top1), f"{one.reduced_global_rate:,.0f}"
-    return one.epoch, one.global_step, one.samples, f"{one.loss:.4f}", accuracy, rate, waited, busy, one.compilations
+    return (
+        one.epoch + 1,
+        one.global_step,
+        one.samples,
+        f"{one.loss:.4f}",
+        accuracy,
+        rate,
+        waited,
+        busy,
+        one.compilations,
+    )
 
 
 def _evaluation_row(one: EvalRecord) -> tuple[object, ...]:
     accuracies = (_percent(one.top1), _percent(one.top5))
-    return one.epoch, one.global_step, one.samples, f"{one.loss:.4f}", *accuracies, f"{one.seconds:.1f} s"
+    return one.epoch + 1, one.global_step, one.samples, f"{one.loss:.4f}", *accuracies, f"{one.seconds:.1f} s"
 
 
 def _checkpoint_row(one: CommitMark, note: str) -> tuple[object, ...]:
@@ -247,7 +257,7 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     if run.evaluations:
         best = max(run.evaluations, key=lambda one: one.top1)
         tiles += [
-            ("best accuracy", _percent(best.top1), f"after epoch {best.epoch}"),
+            ("best accuracy", _percent(best.top1), f"after epoch {best.epoch + 1}"),
             ("last accuracy", _percent(run.evaluations[-1].top1), f"top-5 {_percent(run.evaluations[-1].top5)}"),
         ]
     if run.steps:

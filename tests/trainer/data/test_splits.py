@@ -61,7 +61,7 @@ def test_a_stream_that_ends_early_is_an_error() -> None:
 
 
 def test_a_stream_that_jumps_is_an_error() -> None:
-    with pytest.raises(PlanMismatch, match="epoch 0 step 2 where step 1"):
+    with pytest.raises(PlanMismatch, match="epoch 1 step 2 where step 1"):
         list(steps_of(Cut([(0, 0), (0, 2)]), 0, 8))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainer.config import RegularizeConfig, TrainConfig
+from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
 from trainer.model import augment
 from trainer.model.augment import Mix, Normalize, mix_row, mixed
 
@@ -15,8 +15,8 @@ def images(num: int = 4, size: int = 6) -> torch.Tensor:
 
 def test_normalized_images_have_the_means_and_deviations_of_imagenet_taken_out() -> None:
     found = Normalize()(images())
-    expected = (images().permute(0, 3, 1, 2) / 255 - torch.tensor(augment.MEAN).view(1, 3, 1, 1)) / torch.tensor(
-        augment.STD
+    expected = (images().permute(0, 3, 1, 2) / 255 - torch.tensor(ImageConfig().mean).view(1, 3, 1, 1)) / torch.tensor(
+        ImageConfig().std
     ).view(1, 3, 1, 1)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, expected)

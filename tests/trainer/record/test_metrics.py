@@ -51,7 +51,7 @@ def test_rates_leave_out_what_comes_before_a_mark() -> None:
 
 def test_a_step_line_has_the_fields_of_the_original_by_name() -> None:
     line = metrics.line_of(STEP)
-    assert line.startswith("step device=xla:0 epoch=1 step=2 ")
+    assert line.startswith("step device=xla:0 epoch=2 step=2 ")
     assert {"loss=0.5", "rate=10", "global_rate=9.5"} <= set(line.split())
 
 

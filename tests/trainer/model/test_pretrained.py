@@ -1,0 +1,176 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from shardset.errors import ConfigError
+from tests.makers.training import tiny_config
+from trainer.config import ModelConfig, OptimizerConfig, TrainConfig
+from trainer.model import build, pretrained
+from trainer.model.learner import Learner
+from trainer.runtime.base import Single
+
+TINY = "trainer.model:tiny_resnet"
+
+
+def built(classes: int, seed: int = 0, **changes: Any) -> nn.Module:
+    return build.build(ModelConfig(name=TINY, **changes), classes, seed)
+
+
+def write(folder: Path, kind: str, weights: dict[str, torch.Tensor]) -> str:
+    path = folder / {"safetensors": "w.safetensors"}.get(kind, "w.pt")
+    if kind == "safetensors":
+        save_file(weights, path)
+    else:
+        torch.save(weights if kind == "state dict" else {"model": weights, "step": 3}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "state dict", "checkpoint of a run"])
+def test_weights_of_a_file_are_loaded_and_the_head_is_new(kind: str, tmp_path: Path) -> None:
+    source = built(7, seed=1)
+    net = built(3, seed=2, pretrained=write(tmp_path, kind, source.state_dict()))
+    fresh = built(3, seed=2)
+    assert torch.equal(net.state_dict()["conv1.weight"], source.state_dict()["conv1.weight"])
+    assert torch.equal(net.state_dict()["fc.weight"], fresh.state_dict()["fc.weight"])
+
+
+def test_a_head_for_as_many_classes_stays(tmp_path: Path) -> None:
+    source = built(7, seed=1)
+    net = built(7, seed=2, pretrained=write(tmp_path, "safetensors", source.state_dict()))
+    assert torch.equal(net.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
+
+
+class Dangerous:
+    def __reduce__(self) -> Any:
+        return (print, ("code of the file ran",))
+
+
+def test_a_file_runs_no_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"conv1.weight": Dangerous()}, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match="no weights can be read there"):
+        built(3, pretrained=str(tmp_path / "w.pt"))
+    assert "ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [b"", b"not weights", b"\x08\x00\x00\x00\x00\x00\x00\x00{}      "])
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_a_file_without_weights_is_refused(name: str, text: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(ConfigError, match=name):
+        built(3, pretrained=str(tmp_path / name))
+
+
+def test_weights_of_another_model_and_missing_files_are_refused(tmp_path: Path) -> None:
+    other = {f"layer9.{name}": value for name, value in built(3).state_dict().items()}
+    with pytest.raises(ConfigError, match=r"not weights of this model: \d+ missing such as conv1"):
+        built(3, pretrained=write(tmp_path, "safetensors", other))
+    with pytest.raises(ConfigError, match="no such file"):
+        built(3, pretrained=str(tmp_path / "nothing.pt"))
+    with pytest.raises(ConfigError, match="is not timm's"):
+        built(3, pretrained="timm")
+    with pytest.raises(ConfigError, match=r"model\.stem"):
+        build.build(ModelConfig(name="resnet18", stem="cifar", pretrained="timm"), 3, 0)
+
+
+def test_without_a_network_the_error_names_the_file_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ConfigError, match="--pretrained FILE"):
+        build.build(ModelConfig(name="resnet18", pretrained="timm"), 3, 0)
+
+
+def test_a_model_of_timm_says_which_images_it_was_trained_on(tmp_path: Path) -> None:
+    found = pretrained.input_of("vit_tiny_patch16_224", "timm")
+    assert found is not None
+    assert (found.size, found.eval_resize, found.mean) == (224, 248, (0.5, 0.5, 0.5))
+    assert pretrained.input_of(TINY, "w.pt") is None
+    own = {"input": {"size": 8, "resize": 9, "mean": [0.1, 0.2, 0.3], "std": [1, 1, 1]}}
+    (tmp_path / "model.json").write_text(json.dumps(own))
+    beside = pretrained.input_of(TINY, str(tmp_path / "model.safetensors"))
+    assert beside is not None
+    assert (beside.size, beside.eval_resize, beside.mean) == (8, 9, (0.1, 0.2, 0.3))
+
+
+# --- training on from them -------------------------------------------------------------------------------------------
+
+
+def config_of(**changes: Any) -> TrainConfig:
+    return tiny_config(None, "run", **{"model": ModelConfig(name=TINY), **changes})
+
+
+def batch_of(size: int) -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    return {
+        "image": torch.randint(0, 256, (size, 8, 8, 3), generator=draw, dtype=torch.uint8),
+        "label": torch.randint(0, 5, (size,), generator=draw),
+        "weight": torch.ones(size),
+    }
+
+
+def moves(learner: Learner, rate: float) -> dict[str, float]:
+    before = {name: value.clone() for name, value in learner.net.state_dict().items()}
+    learner.train_step(batch_of(8), rate, key=1)
+    after = learner.net.state_dict()
+    return {name: float((after[name].float() - before[name].float()).abs().sum()) for name in before}
+
+
+def test_a_frozen_backbone_moves_neither_weights_nor_statistics() -> None:
+    config = config_of(model=ModelConfig(name=TINY, freeze=True))
+    moved = moves(Learner(Single("fp32"), config, 5, None), 0.1)
+    assert {name for name, distance in moved.items() if distance} == {"fc.weight", "fc.bias"}
+
+
+def test_a_model_that_does_not_name_its_head_can_not_be_frozen() -> None:
+    config = config_of(model=ModelConfig(name=f"{__name__}:flat", freeze=True))
+    with pytest.raises(ConfigError, match="get_classifier"):
+        Learner(Single("fp32"), config, 5, None)
+
+
+def flat(num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, num_classes))
+
+
+PLAIN = OptimizerConfig(name="momentum", learning_rate=0.1, weight_decay=0.0, momentum=0.0)
+
+
+def test_the_head_learns_at_its_own_rate_and_the_schedule_moves_both() -> None:
+    both = OptimizerConfig(name="momentum", learning_rate=0.1, head_learning_rate=0.5, weight_decay=0.0, momentum=0.0)
+    plain, scaled = (moves(Learner(Single("fp32"), config_of(optimizer=one), 5, None), 0.05) for one in (PLAIN, both))
+    assert scaled["fc.weight"] == pytest.approx(5 * plain["fc.weight"], rel=1e-3)
+    assert scaled["conv1.weight"] == pytest.approx(plain["conv1.weight"], rel=1e-6)
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fine_tuning_goes_on_exactly_where_it_stopped(name: str, freeze: bool) -> None:
+    config = config_of(
+        model=ModelConfig(name=TINY, freeze=freeze),
+        optimizer=OptimizerConfig(name=name, learning_rate=0.01, head_learning_rate=0.1),
+    )
+
+    def stepped(learner: Learner, keys: range) -> Learner:
+        for key in keys:
+            learner.train_step(batch_of(8), 0.01, key)
+        return learner
+
+    whole = stepped(Learner(Single("fp32"), config, 5, None), range(4))
+    half = stepped(Learner(Single("fp32"), config, 5, None), range(2))
+    again = stepped(Learner(Single("fp32"), config, 5, half.state()), range(2, 4))
+    for key, value in whole.net.state_dict().items():
+        assert torch.equal(value, again.net.state_dict()[key])
+
+
+def test_a_checkpoint_needs_the_file_no_longer(tmp_path: Path) -> None:
+    path = write(tmp_path, "safetensors", built(5, seed=1).state_dict())
+    config = config_of(model=ModelConfig(name=TINY, pretrained=path))
+    state = Learner(Single("fp32"), config, 5, None).state()
+    Path(path).unlink()
+    again = Learner(Single("fp32"), config, 5, state)
+    assert torch.equal(again.net.state_dict()["conv1.weight"], state["model"]["conv1.weight"])

@@ -1,0 +1,224 @@
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardset.format import manifest as manifests
+from shardset.program import OK, USAGE
+from shardset.storage.open import open_storage
+from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, write_shard_set
+from tests.makers.training import losses, shard_set
+from trainer import cli as command
+from trainer import config as configs
+from trainer import defaults, recipes
+from trainer.config import TrainConfig
+from trainer.data.survey import SetFacts, survey
+from trainer.defaults import ModelInput, choose, resolve, table
+from trainer.flags import ConfigFlags
+from trainer.model.memory import need_of, num_passes
+from trainer.runtime.machine import GIB, Machine
+from trainer.settings import parsed, settings_of, values_of, with_values
+
+LAPTOP = Machine(device="cpu", name="CPU", has_bf16=False, num_processes=1, memory_bytes=16 * GIB, host_bytes=16 * GIB)
+GPU = replace(LAPTOP, device="cuda", name="GPU", has_bf16=True, memory_bytes=80 * GIB, host_bytes=128 * GIB)
+DIGITS = SetFacts(num_samples=1_500, num_classes=10, side=8, is_uniform=True, is_grey=True)
+CIFAR = SetFacts(num_samples=50_000, num_classes=10, side=32, is_uniform=True, is_grey=False)
+PHOTOS = SetFacts(num_samples=100_000, num_classes=100, side=375, is_uniform=False, is_grey=False)
+
+
+def no_input(name: str, weights: str) -> ModelInput | None:
+    return None
+
+
+def of_imagenet(name: str, weights: str) -> ModelInput:
+    return ModelInput(size=224, eval_resize=235, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25))
+
+
+def chosen(facts: SetFacts, machine: Machine, given: dict[str, Any] | None = None) -> TrainConfig:
+    given = given or {}
+    return with_values(recipes.default(), choose(facts, machine, given, of_imagenet) | given)
+
+
+facts = st.builds(
+    SetFacts,
+    num_samples=st.integers(1, 5_000_000),
+    num_classes=st.integers(1, 2000),
+    side=st.integers(1, 4000),
+    is_uniform=st.booleans(),
+    is_grey=st.booleans(),
+)
+machines = st.builds(
+    Machine,
+    device=st.sampled_from(["cpu", "cuda", "tpu"]),
+    name=st.just("machine"),
+    has_bf16=st.booleans(),
+    num_processes=st.integers(1, 64),
+    memory_bytes=st.integers(0, 1 << 40),
+    host_bytes=st.integers(1 << 20, 1 << 40),
+)
+given_settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "image.size": st.integers(1, 600),
+        "global_batch_size": st.integers(1, 5000),
+        "epochs": st.integers(1, 300),
+        "optimizer.learning_rate": st.floats(0, 10),
+        "model.name": st.sampled_from(["resnet50", "vit_tiny_patch16_224"]),
+        "model.pretrained": st.sampled_from(["timm", "weights.safetensors"]),
+        "model.freeze": st.booleans(),
+    },
+)
+
+
+@given(facts, machines, given_settings)
+def test_every_set_and_machine_have_a_whole_configuration_that_keeps_what_was_given(
+    facts: SetFacts, machine: Machine, settings: dict[str, Any]
+) -> None:
+    values = values_of(chosen(facts, machine, settings))
+    assert {key: values[key] for key in settings} == settings
+    assert values["global_batch_size"] % machine.num_processes == 0 or "global_batch_size" in settings
+    assert table(choose(facts, machine, settings, no_input), facts, machine).count("\n") <= len(defaults.ROWS)
+
+
+@given(facts, machines, machines)
+def test_the_steps_of_a_run_do_not_depend_on_the_machine(facts: SetFacts, one: Machine, other: Machine) -> None:
+    plans = [chosen(facts, replace(machine, num_processes=4)) for machine in (one, other)]
+    assert len({(plan.epochs, plan.global_batch_size) for plan in plans}) == 1
+
+
+def test_small_equal_images_keep_their_size_and_large_ones_are_cropped() -> None:
+    digits, cifar, photos = (chosen(facts, LAPTOP) for facts in (DIGITS, CIFAR, PHOTOS))
+    assert (digits.image.size, digits.image.train_crop, digits.image.eval_resize) == (8, "pad", 8)
+    assert (cifar.image.size, cifar.image.train_crop, cifar.image.pad) == (32, "pad", 4)
+    assert (photos.image.size, photos.image.train_crop, photos.image.eval_resize) == (128, "random", 147)
+    assert (chosen(PHOTOS, GPU).image.size, chosen(PHOTOS, GPU).precision) == (224, "bf16")
+
+
+def test_small_grey_images_are_not_mirrored() -> None:
+    assert not chosen(DIGITS, LAPTOP).image.flip
+    assert chosen(CIFAR, LAPTOP).image.flip
+    assert chosen(replace(PHOTOS, is_grey=True), LAPTOP).image.flip
+
+
+def test_what_is_given_decides_what_follows_from_it() -> None:
+    assert chosen(PHOTOS, GPU, {"image.size": 64}).image.eval_resize == 74
+    assert chosen(DIGITS, LAPTOP, {"image.size": 32}).image.train_crop == "random"
+    small, large = (chosen(CIFAR, GPU, {"global_batch_size": size}).optimizer.learning_rate for size in (64, 256))
+    assert (small, large) == (0.002, 0.003)
+    assert chosen(CIFAR, GPU, {"epochs": 3}).schedule.warmup_epochs == pytest.approx(0.3)
+
+
+def test_pretrained_weights_bring_their_images() -> None:
+    config = chosen(PHOTOS, LAPTOP, {"model.pretrained": "timm"})
+    assert (config.image.size, config.image.eval_resize, config.image.mean) == (224, 235, (0.5, 0.5, 0.5))
+    assert config.optimizer.head_learning_rate == pytest.approx(10 * config.optimizer.learning_rate)
+    smaller = chosen(PHOTOS, LAPTOP, {"model.pretrained": "timm", "image.size": 112})
+    assert (smaller.image.size, smaller.image.eval_resize) == (112, 118)
+
+
+def test_memory_that_does_not_hold_the_batch_means_more_passes_over_the_same_batch() -> None:
+    config = with_values(recipes.default(), {"model.name": "resnet18", "image.size": 64, "image.eval_resize": 64})
+    whole = need_of(config, 10, 1)
+    assert whole is not None
+    plenty, little = (replace(LAPTOP, memory_bytes=round(share * whole.total)) for share in (4, 1))
+    assert num_passes(config, 10, plenty) == 1
+    assert num_passes(config, 10, little) > 1
+    assert num_passes(config, 10, replace(LAPTOP, memory_bytes=0)) == 1
+
+
+# --- with real sets and folders --------------------------------------------------------------------------------------
+
+
+def flags(**values: str) -> ConfigFlags:
+    names = {key.replace("__", "."): value for key, value in values.items()}
+    return ConfigFlags(recipe=None, values=names, changes=[], fake_data=False)
+
+
+def test_a_look_at_a_set_finds_size_and_colour(tmp_path: Path) -> None:
+    small = manifests.load(shard_set(tmp_path / "small", size=12))
+    assert survey(small, "train") == SetFacts(num_samples=52, num_classes=10, side=12, is_uniform=True, is_grey=False)
+    samples = {name: jpeg_samples(name, 6, height=80, width=96) for name in ("train", "val")}
+    write_shard_set(open_storage(str(tmp_path / "large")), samples)
+    found = survey(manifests.load(str(tmp_path / "large")), "train")
+    assert (found.side, found.is_uniform, found.is_grey) == (80, False, False)
+
+
+def test_grey_images_are_seen_as_grey(tmp_path: Path) -> None:
+    grey = encode(pixels(0, 9, 9)[..., 0], "png")
+    samples = {name: [image_sample(name, serial, grey, "png", 2) for serial in range(4)] for name in ("train", "val")}
+    write_shard_set(open_storage(str(tmp_path)), samples)
+    assert survey(manifests.load(str(tmp_path)), "train").is_grey
+
+
+def test_a_recipe_stays_as_it_is(tmp_path: Path) -> None:
+    plain = ConfigFlags(recipe="digits_smoke", values={"manifest": "x"}, changes=[], fake_data=False)
+    assert resolve(plain) == (replace(recipes.digits_smoke(), manifest="x"), "")
+
+
+def test_an_image_size_alone_scales_what_an_evaluation_resizes_to() -> None:
+    plain = ConfigFlags(recipe="default", values={"image.size": "112"}, changes=[], fake_data=False)
+    assert resolve(plain)[0].image.eval_resize == 128
+    both = replace(plain, changes=["image.eval_resize=112"])
+    assert resolve(both)[0].image.eval_resize == 112
+
+
+def test_a_bare_command_trains_and_the_same_command_goes_on_with_what_was_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "--manifest", shard_set(tmp_path / "set"), "--run-dir", str(tmp_path / "run")]
+    # Few steps, on one device: compiling would take longer than the run.
+    words += ["--strategy", "single", "--set", "log_every_steps=1"]
+    assert command.main([*words, "--epochs", "2", "--batch-size", "26", "--lr", "0.01", "--max-steps", "3"]) == OK
+    printed = capsys.readouterr().out
+    assert "chosen for 52 images of 8 pixels in 10 classes" in printed
+    assert re.search(r"^  image size +8 +--image-size$", printed, flags=re.M)
+    assert "{" not in printed
+    first = configs.recorded(open_storage(str(tmp_path / "run")))
+    assert (first.recipe, first.model.name, first.image.size) == ("auto", "trainer.model:tiny_resnet", 8)
+    assert command.main(words) == OK
+    again = configs.recorded(open_storage(str(tmp_path / "run")))
+    assert "chosen" not in capsys.readouterr().out
+    assert again == replace(first, max_steps=None)
+    assert len(losses(tmp_path / "run")) == 4
+    whole = [*words[:4], str(tmp_path / "whole"), *words[5:]]
+    assert command.main([*whole, "--epochs", "2", "--batch-size", "26", "--lr", "0.01"]) == OK
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_run_folder_alone_is_enough_to_go_on(tmp_path: Path) -> None:
+    words = ["--manifest", shard_set(tmp_path / "set"), "--strategy", "single", "--epochs", "1", "--max-steps", "1"]
+    assert command.main(["train", *words, "--run-dir", str(tmp_path / "run")]) == OK
+    assert command.main(["train", "--run-dir", str(tmp_path / "run"), "--strategy", "single"]) == OK
+    assert len(json.loads((tmp_path / "run/config.json").read_text())) > 20
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["--learning-rate", "1"], "did you mean --lr?"),
+        (["--weight_decay=1"], "did you mean '--weight-decay'?"),
+        (["--imagesize", "8"], "did you mean '--image-size'?"),
+        (["--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
+    ],
+)
+def test_a_flag_that_is_nearly_one_is_named(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_code:
+        command.main(["train", *words])
+    assert exit_code.value.code == USAGE
+    assert hint in capsys.readouterr().err
+
+
+def test_a_flag_and_its_long_name_mean_the_same() -> None:
+    for flag in ("--batch-size", "--global-batch-size"):
+        options = command.parser().parse_args(["train", flag, "32"])
+        assert options.global_batch_size == "32"
+
+
+def test_colours_are_three_numbers() -> None:
+    assert parsed(TrainConfig, {"image.mean": "0.5:0.4:0.3"}) == {"image.mean": (0.5, 0.4, 0.3)}
+    assert "three numbers" in settings_of(TrainConfig)["image.mean"].expected

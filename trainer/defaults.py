@@ -1,0 +1,284 @@
+"""The settings of a run without a recipe: they follow from the shard set, the machine and what the user gave.
+
+Each rule returns settings for its part, from what was given or chosen before it. A rule never overrides what is there.
+The batch size and the epochs depend on the set alone, so the same command takes the same steps on any machine.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardset.format import manifest as manifests
+from shardset.order.budget import BUDGET_BYTES
+from shardset.storage.open import open_storage
+from trainer import config as configs
+from trainer.config import TrainConfig
+from trainer.data.survey import SetFacts, survey
+from trainer.flags import FLAGS, ConfigFlags
+from trainer.record import checkpoint_names
+from trainer.runtime.machine import GIB, Machine, machine
+from trainer.settings import value_text
+
+NAME = "auto"
+"""What `config.recipe` says of a run whose settings were chosen here."""
+
+SMALL_SIDE = 96
+"""Sets of equal images up to this side are cropped from padded images; resizing would blur them."""
+TINY_SIDE = 32
+"""Up to this side `tiny_resnet` is enough on a CPU."""
+GREY_SIDE = 64
+"""Small images without colour are mostly letters and digits, whose mirror images mean something else."""
+MANY_SAMPLES = 20_000
+HUGE_SAMPLES = 500_000
+LARGE_SIZE, LARGE_SIZE_CPU = 224, 128
+RESIZE = 8 / 7
+"""An evaluation resizes the shorter side to 256 for a crop of 224."""
+
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """The images that pretrained weights were trained on (timm's `pretrained_cfg`)."""
+
+    size: int
+    eval_resize: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @property
+    def settings(self) -> Settings:
+        """The same as settings."""
+        return {
+            "image.size": self.size,
+            "image.eval_resize": self.eval_resize,
+            "image.mean": self.mean,
+            "image.std": self.std,
+        }
+
+
+InputOf = Callable[[str, str], ModelInput | None]
+"""The input of a model, if it is known: from its name and `model.pretrained`."""
+
+
+def choose(facts: SetFacts, machine: Machine, given: Mapping[str, Any], input_of: InputOf) -> Settings:
+    """The settings that were not given."""
+    settings = dict(given)
+    for rule in (_model, _size, _crop, _steps, _optimizer, _memory):
+        settings = rule(facts, machine, settings, input_of) | settings
+    return {"recipe": NAME} | {key: value for key, value in settings.items() if key not in given}
+
+
+def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> Settings:
+    """With pretrained weights, the settings that follow from their model, less those that were given."""
+    pretrained = given.get("model.pretrained")
+    if pretrained is None:
+        return {}
+    known = input_of(str(given.get("model.name", model)), pretrained)
+    settings = known.settings if known else {}
+    if known and "image.size" in given:
+        scale = given["image.size"] / settings["image.size"]
+        settings["image.eval_resize"] = math.ceil(scale * settings["image.eval_resize"])
+    return {key: value for key, value in settings.items() if key not in given}
+
+
+def _model(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+    side = min(facts.side, settings.get("image.size", facts.side))
+    is_pretrained = settings.get("model.pretrained") is not None
+    if machine.device == "cpu":
+        name = "trainer.model:tiny_resnet" if side <= TINY_SIDE and not is_pretrained else "resnet18"
+    else:
+        name = "resnet50" if side > SMALL_SIDE and (is_pretrained or facts.num_samples >= MANY_SAMPLES) else "resnet18"
+    has_small_stem = name == "resnet18" == settings.get("model.name", name) and side <= TINY_SIDE and not is_pretrained
+    return {"model.name": name, "model.stem": "cifar" if has_small_stem else "imagenet"}
+
+
+def _size(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+    if of_model := input_settings(settings, settings["model.name"], input_of):
+        return of_model
+    if facts.side <= SMALL_SIDE:
+        return {"image.size": facts.side}
+    largest = LARGE_SIZE_CPU if machine.device == "cpu" else LARGE_SIZE
+    return {"image.size": min(largest, facts.side // 32 * 32)}
+
+
+def _crop(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+    size = settings["image.size"]
+    is_small = facts.is_uniform and facts.side <= SMALL_SIDE
+    is_native = is_small and size == facts.side
+    return {
+        **(
+            {"image.train_crop": "pad", "image.pad": min(size - 1, max(1, size // 8))}
+            if is_native
+            else {"image.train_crop": "random"}
+        ),
+        "image.eval_resize": size if is_small else math.ceil(size * RESIZE),
+        "image.flip": not (facts.is_grey and facts.side <= GREY_SIDE),
+    }
+
+
+def _steps(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+    steps = steps_of(facts.num_samples, settings)
+    unit = machine.num_processes
+    return steps | {"global_batch_size": -(-steps["global_batch_size"] // unit) * unit}
+
+
+def steps_of(num_samples: int, given: Mapping[str, Any]) -> Settings:
+    """Batch size and epochs: at least about 20 steps an epoch, and more epochs for small sets."""
+    batch = 1 << round(math.log2(min(256, max(16, num_samples / 24))))
+    if num_samples >= HUGE_SAMPLES:
+        return {"global_batch_size": 1024, "epochs": 90}
+    if given.get("model.pretrained") is not None:
+        return {"global_batch_size": min(64, batch), "epochs": 10}
+    return {"global_batch_size": batch, "epochs": 30}
+
+
+def steps_of_set(given: Mapping[str, Any]) -> Settings:
+    """`steps_of` for the training split of a shard set; nothing without one. Reads the manifest only."""
+    if given.get("manifest") is None:
+        return {}
+    split = manifests.load(given["manifest"]).manifest.split(given.get("train_split", TrainConfig().train_split))
+    return steps_of(split.num_samples, given)
+
+
+def _optimizer(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+    """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the batch size."""
+    is_pretrained = settings.get("model.pretrained") is not None
+    rate = (2e-4 if is_pretrained and not settings.get("model.freeze") else 3e-3) * _root(settings)
+    rate = settings.get("optimizer.learning_rate", float(f"{rate:.1g}"))
+    head = {"optimizer.head_learning_rate": 10 * rate} if is_pretrained and not settings.get("model.freeze") else {}
+    return {
+        "optimizer.name": "adamw",
+        "optimizer.learning_rate": rate,
+        "optimizer.weight_decay": 0.05,
+        "schedule.warmup_epochs": min(5.0, settings["epochs"] / 10),
+        "regularize.label_smoothing": 0.1,
+        **(head if rate else {}),
+    }
+
+
+def _root(settings: Settings) -> float:
+    return math.sqrt(settings["global_batch_size"] / 256)
+
+
+def _memory(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+    budget = min(BUDGET_BYTES, max(1 << 26, machine.host_bytes // 8 >> 20 << 20))
+    # Eight times the budget is needed before it shrinks: then both streams take a quarter.
+    small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
+    precision = "bf16" if machine.has_bf16 else "fp32"
+    return {"precision": precision, **small_budget, **strategy_on(machine)}
+
+
+def strategy_on(machine: Machine) -> Settings:
+    """On one CPU plain PyTorch: it starts at once, and what its steps need is known."""
+    is_plain = machine.device == "cpu" and machine.num_processes == 1 and not machine.asks_for_xla
+    return {"strategy": "single"} if is_plain else {}
+
+
+# --- from flags to a configuration -----------------------------------------------------------------------------------
+
+
+def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
+    """The configuration that the flags mean, and what to tell about it (maybe nothing). Raises ConfigError.
+
+    Without a recipe, a run folder with a checkpoint goes on with its own settings, and a new run has those that follow
+    from the set and the machine.
+    """
+    given = flags.given
+    if flags.recipe is None and not given.get("fake_data"):
+        run_dir = str(given.get("run_dir", TrainConfig().run_dir))
+        if (recorded := _recorded(run_dir)) is not None:
+            same = strategy_on(machine()) if recorded.recipe == NAME else {}
+            config = flags.config(configs.continued(recorded, run_dir), same)
+            return config, f"settings of {run_dir}/{configs.RECORD}"
+        if given.get("manifest") is not None:
+            return _chosen(flags, given)
+    return flags.config(chosen=input_settings(given, flags.config().model.name, _input_of)), ""
+
+
+def _recorded(run_dir: str) -> TrainConfig | None:
+    folder = open_storage(run_dir)
+    return configs.recorded(folder) if checkpoint_names.steps(folder) else None
+
+
+def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:
+    from trainer.model import memory
+
+    loaded = manifests.load(given["manifest"])
+    facts = survey(loaded, given.get("train_split", TrainConfig().train_split))
+    here = machine()
+    chosen = choose(facts, here, given, _input_of)
+    config = flags.config(chosen=chosen)
+    if "accumulate" not in given:
+        chosen["accumulate"] = memory.num_passes(config, facts.num_classes, here)
+    return flags.config(chosen=chosen), table(chosen, facts, here)
+
+
+def _input_of(name: str, weights: str) -> ModelInput | None:
+    from trainer.model import pretrained
+
+    return pretrained.input_of(name, weights)
+
+
+# --- what is printed -------------------------------------------------------------------------------------------------
+
+ROWS: dict[str, tuple[str, ...]] = {
+    "model": ("model.name", "model.stem"),
+    "image size": ("image.size",),
+    "crop": ("image.train_crop", "image.pad", "image.flip"),
+    "batch size": ("global_batch_size", "accumulate"),
+    "epochs": ("epochs",),
+    "optimizer": ("optimizer.name",),
+    "learning rate": ("optimizer.learning_rate",),
+    "rate of the head": ("optimizer.head_learning_rate",),
+    "weight decay": ("optimizer.weight_decay",),
+    "precision": ("precision",),
+    "stream memory": ("budget_bytes",),
+    "strategy": ("strategy",),
+}
+
+
+def table(chosen: Settings, facts: SetFacts, machine: Machine) -> str:
+    """What was chosen, why, and the flag that changes each: one line for each."""
+    rows = [(title, values, keys) for title, keys in ROWS.items() if (values := _values(chosen, keys))]
+    cells = [(title, values, " ".join(_flags(chosen, keys)[:1])) for title, values, keys in rows]
+    widths = [max(len(cell[column]) for cell in cells) for column in (0, 1)]
+    lines = [f"  {a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in cells]
+    return "\n".join([f"chosen for {_facts_text(facts)}, on {_machine_text(machine)}:", *lines])
+
+
+def _values(chosen: Settings, keys: tuple[str, ...]) -> str:
+    return ", ".join(text for key in keys if key in chosen and (text := _TEXTS.get(key, value_text)(chosen[key])))
+
+
+def _flags(chosen: Settings, keys: tuple[str, ...]) -> list[str]:
+    return [
+        FLAGS.get(key, f"--set {key}=") for key in keys if key in chosen and _TEXTS.get(key, value_text)(chosen[key])
+    ]
+
+
+_TEXTS: dict[str, Callable[[Any], str]] = {
+    "model.stem": lambda stem: "small stem" if stem == "cifar" else "",
+    "image.pad": lambda pad: f"{pad} pixels around",
+    "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
+    "image.train_crop": lambda crop: {"pad": "window of the padded image", "random": "random part, resized"}[crop],
+    "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
+    "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
+    "precision": lambda precision: "" if precision == "fp32" else precision,
+    "budget_bytes": lambda size: f"{size >> 20} MiB",
+    "optimizer.learning_rate": lambda rate: f"{rate:g}",
+    "optimizer.head_learning_rate": lambda rate: f"{rate:g}",
+}
+
+
+def _facts_text(facts: SetFacts) -> str:
+    what = "grey images" if facts.is_grey else "images"
+    about = "" if facts.is_uniform else "about "
+    return f"{facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes"
+
+
+def _machine_text(machine: Machine) -> str:
+    memory = f" and {machine.memory_bytes / GIB:.0f} GiB" if machine.memory_bytes else ""
+    processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
+    return f"{machine.name}{memory}{processes}"

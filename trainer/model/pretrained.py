@@ -1,0 +1,153 @@
+"""Weights to start from: timm's own, or those of a file; and the images that they were trained on."""
+
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from timm.data.config import resolve_data_config
+from timm.models import load_state_dict
+from torch import nn
+
+from shardset.errors import ConfigError
+from trainer.config import ModelConfig
+from trainer.defaults import ModelInput
+
+TIMM = "timm"
+"""`model.pretrained` for the weights that timm publishes for a model."""
+SIDECAR = "model.json"
+"""The file beside exported weights that says how images are prepared."""
+
+
+def input_of(name: str, pretrained: str) -> ModelInput | None:
+    """The images that the weights were trained on; None for models that are not timm's. Raises ConfigError."""
+    sidecar = Path(pretrained).with_name(SIDECAR)
+    if pretrained != TIMM and sidecar.is_file():
+        return _input_of_sidecar(sidecar)
+    if not timm.is_model(name):
+        return None
+    resolve: Any = resolve_data_config  # has no types
+    known = resolve({}, pretrained_cfg=_published(name))
+    size = int(known["input_size"][-1])
+    red, green, blue = zip(known["mean"], known["std"], strict=True)
+    return ModelInput(
+        size=size,
+        eval_resize=math.floor(size / known["crop_pct"]),
+        mean=(red[0], green[0], blue[0]),
+        std=(red[1], green[1], blue[1]),
+    )
+
+
+def check(config: ModelConfig) -> None:
+    """Raises ConfigError where timm's weights do not fit a model that the config changes, or do not exist."""
+    if config.pretrained != TIMM:
+        return
+    if not timm.is_model(config.name):
+        raise ConfigError(f"model {config.name!r} is not timm's, so timm has no weights; --pretrained FILE takes yours")
+    if config.stem != "imagenet" or config.norm != "batch":
+        raise ConfigError(
+            f"timm's weights are of {config.name!r} as it is; leave model.stem and model.norm at their defaults"
+        )
+
+
+def download(name: str, num_classes: int) -> nn.Module:
+    """timm's model with timm's weights; the last layer is new unless it has that many classes. Raises ConfigError."""
+    try:
+        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes)
+    except (OSError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"the weights of {name!r} could not be loaded ({reason}); without a network, download them elsewhere and "
+            "give --pretrained FILE"
+        ) from error
+    return model
+
+
+def load_file(model: nn.Module, path: str) -> None:
+    """Loads the weights of a file; those of a last layer for other classes stay out. Raises ConfigError."""
+    weights = _weights_in(path)
+    own = model.state_dict()
+    heads = _head_names(model)
+    wanted = {
+        name: value
+        for name, value in weights.items()
+        if not (name in own and name.startswith(heads) and value.shape != own[name].shape)
+    }
+    try:
+        left = model.load_state_dict(wanted, strict=False)
+    except RuntimeError as error:
+        raise ConfigError(f"{path}: {_shortened(str(error))}; give the --model that these weights are of") from error
+    lacking = [name for name in left.missing_keys if not name.startswith(heads)]
+    strange = [name for name in left.unexpected_keys if not name.startswith(heads)]
+    if lacking or strange:
+        raise ConfigError(
+            f"{path}: not weights of this model: {len(lacking)} missing{_such_as(lacking)}, {len(strange)} of other "
+            f"layers{_such_as(strange)}; give the --model that they are of"
+        )
+
+
+def heads_of(model: Any, name: str) -> list[nn.Module]:
+    """The last layers of a model, those that depend on the classes. Raises ConfigError if it does not name them."""
+    layers = model.get_classifier() if hasattr(model, "get_classifier") else None
+    heads = [one for one in (layers if isinstance(layers, tuple) else (layers,)) if _has_weights(one)]
+    if not heads:
+        raise ConfigError(
+            f"model {name!r} does not say which layer is its last; give it a method get_classifier(), as timm's have"
+        )
+    return heads
+
+
+def _published(name: str) -> dict[str, Any]:
+    known: Any = timm.get_pretrained_cfg(name)
+    if known is None:
+        raise ConfigError(f"timm has no weights of {name!r}; leave --pretrained out, or give it a file")
+    values: dict[str, Any] = known.to_dict()
+    return values
+
+
+def _input_of_sidecar(path: Path) -> ModelInput:
+    try:
+        values = json.loads(path.read_text())["input"]
+        return ModelInput(
+            size=values["size"], eval_resize=values["resize"], mean=tuple(values["mean"]), std=tuple(values["std"])
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not what `export` writes ({error!r}); export the model again") from error
+
+
+def _weights_in(path: str) -> dict[str, torch.Tensor]:
+    try:
+        weights = load_state_dict(path, weights_only=True)
+    except FileNotFoundError as error:
+        raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
+        raise ConfigError(
+            f"{path}: no weights can be read there ({_shortened(str(error))}); expected safetensors or a state dict"
+        ) from error
+    tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+    if not tensors:
+        raise ConfigError(f"{path}: no tensors there, expected safetensors or a state dict")
+    return tensors
+
+
+def _head_names(model: Any) -> tuple[str, ...]:
+    if not hasattr(model, "get_classifier"):
+        return ()
+    heads = {id(one) for one in heads_of(model, type(model).__name__)}
+    return tuple(f"{name}." for name, module in model.named_modules() if id(module) in heads)
+
+
+def _has_weights(layer: object) -> bool:
+    return isinstance(layer, nn.Module) and next(layer.parameters(), None) is not None
+
+
+def _such_as(names: list[str]) -> str:
+    return f" such as {names[0]}" if names else ""
+
+
+def _shortened(text: str) -> str:
+    return text.strip().partition("\n")[0][:200]

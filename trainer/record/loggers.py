@@ -1,0 +1,111 @@
+"""The numbers of a run sent to other loggers, through their own clients.
+
+The clients read their own environment variables: WANDB_MODE=offline, WANDB_PROJECT, MLFLOW_TRACKING_URI and so on.
+A run that goes on sends to the run that it began there: it is found by the run folder.
+"""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from shardset.errors import ConfigError, missing_library
+from trainer.config import TrainConfig, to_dict
+from trainer.settings import value_text, values_of
+
+PROJECT = "shardset"
+RUN_TAG = "shardset_run"
+
+
+class Logger(Protocol):
+    """Takes numbers by name, as TensorBoard does."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Sends the numbers of a step."""
+
+    def close(self) -> None:
+        """Sends what is left."""
+
+
+class WandbLogger:
+    """Weights & Biases."""
+
+    def __init__(self, config: TrainConfig, folder: Path) -> None:
+        import wandb
+
+        client: Any = wandb  # checks none of its types
+        try:
+            self._run = client.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                id=run_id(config),
+                name=config.run_dir,
+                resume="allow",
+                dir=str(folder),
+                config=to_dict(config),
+                settings=client.Settings(console="off", silent=True),
+            )
+        except client.errors.Error as error:
+            raise ConfigError(
+                f"--logger wandb: {error}; log in with `wandb login`, or set WANDB_MODE=offline"
+            ) from error
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class MlflowLogger:
+    """MLflow: the server of MLFLOW_TRACKING_URI, else the folder `mlruns` of the run."""
+
+    def __init__(self, config: TrainConfig, folder: Path) -> None:
+        import mlflow
+
+        own: Any = mlflow
+        uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+        try:
+            self._client = own.MlflowClient(tracking_uri=uri)
+            self._run = self._earlier_or_new(config)
+        except own.exceptions.MlflowException as error:
+            raise ConfigError(f"--logger mlflow: {error}; set MLFLOW_TRACKING_URI to a server or folder") from error
+
+    def _earlier_or_new(self, config: TrainConfig) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
+        experiment = self._client.get_experiment_by_name(name)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        earlier = self._client.search_runs([number], f"tags.{RUN_TAG} = '{run_id(config)}'", max_results=1)
+        if earlier:
+            self._client.update_run(earlier[0].info.run_id, status="RUNNING")
+            return str(earlier[0].info.run_id)
+        run = self._client.create_run(number, run_name=config.run_dir, tags={RUN_TAG: run_id(config)})
+        for key, value in values_of(config).items():
+            self._client.log_param(run.info.run_id, key, value_text(value))
+        return str(run.info.run_id)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            self._client.log_metric(self._run, name, value, step=step, synchronous=False)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+LOGGERS: dict[str, type[WandbLogger | MlflowLogger]] = {"wandb": WandbLogger, "mlflow": MlflowLogger}
+
+
+def open_logger(config: TrainConfig, folder: Path) -> Logger | None:
+    """The logger that the config names; None without one. Raises ConfigError where it can't be opened."""
+    if config.logger is None:
+        return None
+    try:
+        return LOGGERS[config.logger](config, folder)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--logger {config.logger}: {missing_library(error, config.logger)}") from error
+
+
+def run_id(config: TrainConfig) -> str:
+    """The same for all runs in a run folder."""
+    url = config.run_dir if "://" in config.run_dir else os.path.abspath(config.run_dir)
+    return hashlib.sha256(url.encode()).hexdigest()[:16]

@@ -1,0 +1,104 @@
+"""What this machine offers a process of a run: processors, memory, devices."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What a run without a recipe takes into account: the same in every process of a run on equal machines."""
+
+    device: str
+    """`cpu`, `cuda` or `tpu`."""
+    name: str
+    has_bf16: bool
+    """Whether bfloat16 is faster there."""
+    num_processes: int
+    asks_for_xla: bool = False
+    """Whether the environment names a device of torch_xla."""
+    memory_bytes: int
+    """Of the device; on a CPU the share of this process. 0 if unknown."""
+    host_bytes: int
+    """Host memory of this process."""
+
+
+def machine() -> Machine:
+    """This machine. Starts no runtime of torch_xla."""
+    import torch  # seconds, so not before it is needed
+
+    host_bytes = total_memory() // local_processes()
+    num_processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") in (None, "CUDA"):
+        properties = torch.cuda.get_device_properties(0)
+        device, name, memory = "cuda", str(properties.name), int(properties.total_memory)
+        has_bf16 = properties.major >= 8
+    elif num_chips() and os.environ.get("PJRT_DEVICE") in (None, "TPU"):
+        device, name, memory, has_bf16 = "tpu", "TPU", 0, True
+    else:
+        device, name, memory, has_bf16 = "cpu", f"a CPU with {os.cpu_count()} cores", host_bytes, False
+    return Machine(
+        device=device,
+        name=name,
+        has_bf16=has_bf16,
+        num_processes=num_processes,
+        asks_for_xla="PJRT_DEVICE" in os.environ,
+        memory_bytes=memory,
+        host_bytes=host_bytes,
+    )
+
+
+def num_chips() -> int:
+    """TPU chips that the system lists, usable or not."""
+    return len([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
+
+
+def local_processes() -> int:
+    """Processes of the run on this machine, which share its memory."""
+    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def total_memory(root: Path = CGROUP) -> int:
+    """Memory of the machine, or the limit of its container if that is less."""
+    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), container_memory(root)[0])
+
+
+def available_memory(root: Path = CGROUP) -> int:
+    """Free memory without swapping: of the machine, or of its container if that is less."""
+    limit, used = container_memory(root)
+    return min(_machine_available(), max(0, limit - used))
+
+
+def container_memory(root: Path = CGROUP) -> tuple[int, int]:
+    """(limit, used) of the container. File cache that the kernel gives back at once is not used."""
+    for limit, used, cache, folder in (
+        ("memory.max", "memory.current", "inactive_file", root),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", root / "memory"),
+    ):
+        try:
+            texts = [(folder / name).read_text().strip() for name in (limit, used)]
+        except OSError:
+            continue
+        if texts[0] != "max":
+            return int(texts[0]), max(0, int(texts[1]) - _field(folder / "memory.stat", cache))
+    return sys.maxsize, 0
+
+
+def _machine_available() -> int:
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    except OSError:  # not Linux
+        return total_memory()
+    return int(lines["MemAvailable"].split()[0]) << 10
+
+
+def _field(path: Path, name: str) -> int:
+    try:
+        fields = dict(line.split() for line in path.read_text().splitlines())
+    except OSError:
+        return 0
+    return int(fields.get(name, 0))
