@@ -22,16 +22,17 @@ class ExternalSource:
     """Whole batches for `fn.external_source(source, num_outputs=len(names), batch=True, cycle="raise")`.
 
     Each batch is a tuple in the order of `names`: an array, or for a stored field a list of uint8 arrays, one for each
-    sample. DALI begins an epoch with `iter` and takes the end as that of its own epoch, so each `reset` of the pipeline
-    is the next epoch. Save and restore the stream itself, and count with the batches that DALI has prefetched: give
-    `stream.state(epoch, step)` the step of your loop.
+    sample. DALI calls `iter` at the start and at each `reset` of its pipeline: that is the next epoch. DALI prefetches,
+    so `stream.state_dict()` is ahead of your loop; save `json.loads(stream.state(epoch, step).to_json())` with the step
+    of your loop, which `stream.load_state_dict` takes.
 
-    Raises ConfigError for a name that the stream's batches do not have.
+    Raises ConfigError for a name that the stream's batches do not have, unless a transform makes them.
     """
 
     def __init__(self, stream: Stream, names: Sequence[str] = ("image", "label")) -> None:
         available = _names_of(stream)
-        if missing := [name for name in names if name not in available]:
+        missing = [name for name in names if name not in available]
+        if missing and stream.spec.transform is None:
             raise ConfigError(f"batches of this stream have no {missing[0]!r}; they have {', '.join(available)}")
         self.stream, self.names = stream, tuple(names)
         self._batches: Iterator[Batch] = iter(())
@@ -57,7 +58,7 @@ class ExternalSource:
 
 
 def _names_of(stream: Stream) -> list[str]:
-    """What DALI can take of the stream's batches: arrays and stored fields. With a transform anything may be there."""
+    """What DALI can take of the stream's batches: arrays and stored fields."""
     image = [] if stream.spec.image is None else ["image"]
     flip = ["flip"] if stream.spec.image is not None and stream.spec.image.flip is True else []
     return [*image, "label", "weight", "id", *flip, *stream.spec.fields]

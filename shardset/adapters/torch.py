@@ -11,6 +11,7 @@ again. Samples come in the stream's order with no worker or one; with several, e
 and the loader takes one sample of each in turn.
 """
 
+import logging
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
@@ -23,6 +24,10 @@ from shardset.errors import ConfigError
 from shardset.stream.batch import Batch
 from shardset.stream.position import state_of_values, values_of_state
 from shardset.stream.stream import Stream
+
+_NEVER = -1
+
+_log = logging.getLogger(__name__)
 
 
 class TensorStream:
@@ -68,8 +73,9 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         super().__init__()
         stream.steps_from(start_step)  # raises here instead of in a worker
         self.stream, self.epoch, self.start_step = stream, epoch, start_step
-        # The epoch that was chosen last, and how often one was: shared, so that it reaches workers that persist.
-        self._chosen = torch.tensor([epoch, 0]).share_memory_()
+        # The epoch that was chosen last, how often one was, and how often one was when workers began last: shared, so
+        # that it reaches workers that persist, and so that new ones know of those before.
+        self._chosen = torch.tensor([epoch, 0, _NEVER]).share_memory_()
         self._num_seen = 0
         self._begun = False
         self._reached: tuple[int, int] | None = None
@@ -84,7 +90,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Has the next iteration give this epoch, in all workers."""
-        self._chosen += torch.tensor([epoch - int(self._chosen[0]), 1])
+        self._chosen[:2] = torch.tensor([epoch, int(self._chosen[1]) + 1])
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this worker, after the last item that it gave: plain values."""
@@ -97,6 +103,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         self.start_step = state["start_step"]
         self._reached = tuple(state["reached"]) if state["reached"] else None
         self._begun, self._num_seen = False, int(self._chosen[1])
+        self._chosen[2] = _NEVER
 
     def _own_items(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
@@ -113,7 +120,12 @@ class StepDataset(IterableDataset[dict[str, Any]]):
 
     def _begin(self) -> None:
         """Moves to the epoch of a new iteration."""
-        chosen_epoch, num_chosen = self._chosen.tolist()
+        chosen_epoch, num_chosen, num_chosen_before = self._chosen.tolist()
+        info = get_worker_info()
+        if info is not None and info.id == 0:
+            if num_chosen == num_chosen_before and not self._begun:
+                _log.warning("new workers read epoch %d again; call set_epoch before each epoch", self.epoch)
+            self._chosen[2] = num_chosen
         if self._begun or num_chosen != self._num_seen:
             self.epoch = self.epoch + 1 if num_chosen == self._num_seen else chosen_epoch
             self.start_step, self._reached = 0, None

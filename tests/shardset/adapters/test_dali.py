@@ -1,6 +1,7 @@
 """The protocol of DALI's external source; DALI itself needs a GPU, so its pipeline isn't run here."""
 
 import io
+import json
 
 import numpy as np
 import pytest
@@ -49,6 +50,18 @@ def test_encoded_images_come_as_one_array_of_bytes_for_each_sample(make):
 def test_a_name_that_batches_do_not_have_is_refused(make):
     with pytest.raises(ConfigError, match="no 'jpg'; they have image, label, weight, id"):
         ExternalSource(make(), ("jpg", "label"))
+
+
+def test_what_a_transform_makes_may_be_taken(make):
+    source = ExternalSource(make(transform=lambda row, rng: {"double": 2 * row["label"]}), ("double",))
+    assert next(iter(source))[0].tolist() == (2 * next(make().epoch(0))["label"]).tolist()
+
+
+def test_the_state_of_a_step_goes_on_there(make):
+    stream, again = make(), make()
+    again.load_state_dict(json.loads(stream.state(2, 5).to_json()))
+    rest = list(as_dali_reads(ExternalSource(again, ("id",)), 1))
+    assert [ids.tolist() for (ids,) in rest] == [batch["id"].tolist() for batch in stream.epoch(2, 5)]
 
 
 def test_a_sample_without_the_field_is_named(tmp_path):

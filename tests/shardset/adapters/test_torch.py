@@ -197,6 +197,18 @@ def test_a_stateful_loader_goes_on_exactly(shards, workers, num_taken):
     assert all_same(resumed, tensors(make(shards).epoch(4)))
 
 
+@pytest.mark.parametrize("chooses", [False, True])
+def test_new_workers_that_would_read_an_epoch_again_warn(shards, capfd, chooses):
+    dataset = BatchDataset(make(shards))
+    # Spawned, so that they log as they do without pytest.
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    for epoch in range(2):
+        if chooses:
+            dataset.set_epoch(epoch)
+        list(loader)
+    assert capfd.readouterr().err.count("new workers read epoch 0 again; call set_epoch") == (not chooses)
+
+
 def test_a_stateful_loader_whose_workers_persist_goes_on_in_a_later_epoch(shards):
     options = {"batch_size": None, "num_workers": 2, "persistent_workers": True}
     loader = StatefulDataLoader(BatchDataset(make(shards)), **options)
