@@ -63,19 +63,16 @@ class Folder:
         self._check_classes(layout, listed, names)
         labels = {name: label for label, name in enumerate(names)}
         label_of = {folder: labels.get(layout.class_of(folder), -1) for folder in listed.folders}
+        split_of = {folder: layout.split_of(folder, self.holdout) for folder in listed.folders}
         images = _in_classes(listed.images, label_of)
         holdout = self.holdout.by_class(lambda: _keys_of(images, label_of))
+        assigned = _Assigned(label_of, split_of, holdout)
         rejected = [self._rejected(name, layout) for name in listed.unreadable]
 
-        def entry_of(image: Entry) -> Entry:
-            name, num_bytes, generation = image
-            label = label_of[_folder_of(name)]
-            return [name, num_bytes, generation, label, layout.split_of(name, label, holdout)]
-
         def unit_of(number: int, images: list[Entry]) -> Unit:
-            return {"entries": list(map(entry_of, images)), "rejected": [] if number else rejected}
+            return {"entries": list(map(assigned.entry_of, images)), "rejected": [] if number else rejected}
 
-        seen = {(split, label) for *_, label, split in map(entry_of, images)}
+        seen = assigned.splits_and_labels(images)
         splits = {split for split, _ in seen}
         self._check_splits(splits)
         return Survey(
@@ -168,8 +165,9 @@ class _Layout:
         """The class of the images directly in a folder, "" if it is not below a class."""
         return "/".join(folder.split("/")[self.has_splits :][: self.class_depth])
 
-    def split_of(self, name: str, label: int, holdout: ClassHoldout) -> str:
-        return _top(name) if self.has_splits else holdout.split_of(without_extension(name), label)
+    def split_of(self, folder: str, holdout: Holdout) -> str:
+        """The split of all images in a folder, "" if the holdout decides for each of them."""
+        return _top(folder) if self.has_splits else "" if holdout else REST
 
     def nesting_notes(self, folders: Iterable[str]) -> Iterator[str]:
         """A sentence on images in folders below the one that names their class."""
@@ -179,6 +177,29 @@ class _Layout:
                 f"images in folders below a class folder are of its class: those in {deep[0]} of class "
                 f"{self.class_of(deep[0])}; --class-depth {self.class_depth + 1} makes classes of deeper folders"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Assigned:
+    """The label (-1: none) and the split ("": the holdout decides) of the images of each folder."""
+
+    label_of: Mapping[str, int]
+    split_of: Mapping[str, str]
+    holdout: ClassHoldout
+
+    def entry_of(self, image: Entry) -> Entry:
+        """The image as a unit lists it."""
+        name, num_bytes, generation = image
+        folder = name.rpartition("/")[0]
+        label = self.label_of[folder]
+        split = self.split_of[folder] or self.holdout.split_of(without_extension(name), label)
+        return [name, num_bytes, generation, label, split]
+
+    def splits_and_labels(self, images: Iterable[Entry]) -> set[tuple[str, int]]:
+        """The split and the label of every image."""
+        if self.holdout.holdout:
+            return {(split, label) for *_, label, split in map(self.entry_of, images)}
+        return {(self.split_of[folder], label) for folder, label in self.label_of.items() if label >= 0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Holdout:
 
     def split_of(self, key: str) -> str:
         """The split of a sample without a class. The order in which the fractions are given does not matter."""
-        return self.split_at(self.position_of(key), self._bounds)
+        return self.split_at(self.position_of(key), self._bounds) if self.fractions else REST
 
     def by_class(self, samples: Callable[[], Iterable[tuple[str, Label]]]) -> "ClassHoldout":
         """The holdout in which each class has samples in every split; `samples` gives all keys with their classes.
