@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks import environment
 from shardset.order.budget import BUDGET_BYTES, fit_order, held_bytes
 from shardset.order.epoch import Order
-from shardset.order.lanes import DEFAULT_LANES, largest_divisor, rank_part
+from shardset.order.lanes import default_lanes, rank_part
 
 SHARD_BYTES = 128 << 20
 SIZES = (10**6, 10**8, 10**9)
@@ -56,7 +56,7 @@ def order_of(num_samples: int, world_size: int, mean_bytes: int, per_reader: int
     num_shards = -(-num_samples // shard_size)
     small, left = divmod(num_samples, num_shards)
     batch = max(MIN_BATCH, per_reader * world_size)
-    lanes = largest_divisor(batch, DEFAULT_LANES)
+    lanes = default_lanes(batch)
     return fit_order(
         np.full(num_shards, small) + (np.arange(num_shards) < left),  # type: ignore[arg-type] # a list would be 1e6 objects
         stored_bytes=num_samples * mean_bytes,
@@ -72,14 +72,15 @@ def measure(num_samples: int, world_size: int, mean_bytes: int, per_reader: int,
     """Plans the first steps of a few readers in this process."""
     began = time.process_time()
     order = order_of(num_samples, world_size, mean_bytes, per_reader, fixed_lanes=fixed_lanes)
-    order.rank_slots(0, 0, 0, world_size)
+    part = rank_part(order.global_batch_size, 0, world_size)
+    order.slots(0, range(1), part.start, part.stop)
     first_step_s = time.process_time() - began
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
     ranks = sorted({0, world_size // 2, world_size - 1})[:NUM_READERS]
     counts = np.sum([_reads(order, rank, world_size, num_steps) for rank in ranks], axis=0)
     num_wanted, num_read, num_requests = counts.tolist()
-    lanes = len(order.part_lanes(rank_part(order.global_batch_size, 0, world_size)))
+    lanes = len(order.part_lanes(part))
     return Point(
         num_samples=num_samples,
         world_size=world_size,
@@ -99,7 +100,8 @@ def _reads(order: Order, rank: int, world_size: int, num_steps: int) -> tuple[in
 
     Leaves out the end of what was planned, where later steps share the reads, unless the epoch ends there.
     """
-    slots = order.rank_steps(0, range(num_steps), rank, world_size)
+    part = rank_part(order.global_batch_size, rank, world_size)
+    slots = order.slots(0, range(num_steps), part.start, part.stop)
     lanes, positions = np.tile(slots.lanes, num_steps), slots.positions.ravel()
     real = slots.weights.ravel() > 0
     if num_steps < order.num_batches:
