@@ -260,9 +260,9 @@ def _flags(chosen: Settings, keys: tuple[str, ...]) -> list[str]:
 
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "model.stem": lambda stem: "small stem" if stem == "cifar" else "",
-    "image.pad": lambda pad: f"{pad} pixels around",
+    "image.pad": lambda pad: f"padding {pad}",
     "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
-    "image.train_crop": lambda crop: {"pad": "window of the padded image", "random": "random part, resized"}[crop],
+    "image.train_crop": lambda crop: {"pad": "random window", "random": "random part, resized"}[crop],
     "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
     "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
     "precision": lambda precision: "" if precision == "fp32" else precision,
