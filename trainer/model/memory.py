@@ -1,5 +1,6 @@
 """The memory that a training step needs, from shapes alone: nothing is computed."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,15 +113,16 @@ def check(need: MemoryNeed, config: TrainConfig, free: int | None, *, besides: i
     if free is None or need.total + besides <= NEARLY * free:
         return None
     streams = f" and its streams {_size(besides)}" if besides else ""
-    text = f"a step needs about {need}{streams}, and {_size(free)} are free: {advice(config)}"
+    text = f"a step needs about {need}{streams}, and {_size(free)} are free: {advice(config, (need.total + besides) / max(1, NEARLY * free))}"
     if is_sure and need.total + besides > SURE * free:
         raise ConfigError(text)
     return f"memory may run out: {text}"
 
 
-def advice(config: TrainConfig) -> str:
-    """The flags that make a step smaller."""
-    passes = f"--set accumulate={2 * config.accumulate} (the same batches in more passes), "
+def advice(config: TrainConfig, excess: float = 2.0) -> str:
+    """The flags that make a step smaller, by the factor `excess`."""
+    times = 2 ** max(1, math.ceil(math.log2(excess)))
+    passes = f"--set accumulate={times * config.accumulate} (the same batches in more passes), "
     return f"{passes}--batch-size, --image-size or --model make it smaller"
 
 
