@@ -113,7 +113,8 @@ def check(need: MemoryNeed, config: TrainConfig, free: int | None, *, besides: i
     if free is None or need.total + besides <= NEARLY * free:
         return None
     streams = f" and its streams {_size(besides)}" if besides else ""
-    text = f"a step needs about {need}{streams}, and {_size(free)} are free: {advice(config, (need.total + besides) / max(1, NEARLY * free))}"
+    hint = advice(config, (need.total + besides) / max(1, NEARLY * free))
+    text = f"a step needs about {need}{streams}, and {_size(free)} are free: {hint}"
     if is_sure and need.total + besides > SURE * free:
         raise ConfigError(text)
     return f"memory may run out: {text}"
