@@ -90,10 +90,14 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
     )
 
 
+def is_own(config: TrainConfig) -> bool:
+    """Whether the model is a function of the user's: a run calls it for its steps only, since it may count its calls."""
+    return ":" in config.model.name and not config.model.name.startswith("trainer.")
+
+
 def num_passes(config: TrainConfig, num_classes: int, machine: Machine) -> int:
     """The fewest passes, a power of 2, with which a step takes at most `SHARE` of the memory of a device."""
-    is_own = ":" in config.model.name and not config.model.name.startswith("trainer.")
-    if not machine.memory_bytes or is_own:  # a model of yours runs first where the log already stands
+    if not machine.memory_bytes or is_own(config):
         return config.accumulate
     most = config.global_batch_size // machine.num_processes
     passes = config.accumulate

@@ -1,6 +1,7 @@
 import json
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from shardset.errors import ConfigError
-from tests.makers.training import read_records, shard_set, tiny_config
+from tests.makers.training import STEPS, read_records, shard_set, tiny_config
 from trainer import loop
 from trainer.config import TrainConfig
 from trainer.record import loggers
@@ -32,7 +33,10 @@ def test_wandb_gets_every_number_offline(manifest: str, tmp_path: Path, monkeypa
     config = tiny_config(manifest, tmp_path, epochs=1, logger="wandb")
     loop.train(Single("fp32"), config)
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    rows = [row for row in wandb_rows(path) if "step/loss" in row]
+    rows: list[dict[str, float]] = []
+    while len(rows) < STEPS:  # its service writes in a process of its own
+        rows = [row for row in wandb_rows(path) if "step/loss" in row]
+        time.sleep(0.05)
     assert [row["step/loss"] for row in rows] == [one["loss"] for one in read_records(tmp_path, "step")]
     assert path.name == f"run-{loggers.run_id(config)}.wandb"
 
