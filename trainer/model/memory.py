@@ -91,7 +91,7 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
 
 
 def is_own(config: TrainConfig) -> bool:
-    """Whether the model is a function of the user's: a run calls it for its steps only, since it may count its calls."""
+    """Whether the model is the user's function: a run calls it for its steps only, since it may count its calls."""
     return ":" in config.model.name and not config.model.name.startswith("trainer.")
 
 
