@@ -50,7 +50,7 @@ TRAINER = [
 ]
 EXPORT = ["onnx>=1.17,<2"]
 WANDB = ["wandb>=0.19,<1"]
-MLFLOW = ["mlflow-skinny>=3,<4"]
+MLFLOW = ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"]  # with the database of an offline run
 TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
 # What each adapter of the reader needs beside it. That of NVIDIA DALI needs no library of its own.
 ADAPTERS = {

@@ -30,7 +30,7 @@ def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
 
 def check_memory(config: TrainConfig, data: Data, runtime: Runtime) -> str | None:
     """A warning where a step may not fit into memory; raises ConfigError where it surely does not."""
-    need = memory.need_of(config, data.num_classes, runtime.num_hosts)
+    need = None if memory.is_own(config) else memory.need_of(config, data.num_classes, runtime.num_hosts)
     if need is None:
         return None
     streams = sum(stream.memory.total for stream in (data.train, data.evaluation) if isinstance(stream, Stream))

@@ -240,9 +240,11 @@ ROWS: dict[str, tuple[str, ...]] = {
 
 
 def table(chosen: Settings, facts: SetFacts, machine: Machine) -> str:
-    """What was chosen, why, and the flag that changes each: one line for each."""
+    """What was chosen and the flag that changes each: one line for each. Empty if everything was given."""
     rows = [(title, values, keys) for title, keys in ROWS.items() if (values := _values(chosen, keys))]
     cells = [(title, values, " ".join(_flags(chosen, keys)[:1])) for title, values, keys in rows]
+    if not cells:
+        return ""
     widths = [max(len(cell[column]) for cell in cells) for column in (0, 1)]
     lines = [f"  {a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in cells]
     return "\n".join([f"chosen for {_facts_text(facts)}, on {_machine_text(machine)}:", *lines])
@@ -260,9 +262,9 @@ def _flags(chosen: Settings, keys: tuple[str, ...]) -> list[str]:
 
 _TEXTS: dict[str, Callable[[Any], str]] = {
     "model.stem": lambda stem: "small stem" if stem == "cifar" else "",
-    "image.pad": lambda pad: f"{pad} pixels around",
+    "image.pad": lambda pad: f"padding {pad}",
     "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
-    "image.train_crop": lambda crop: {"pad": "window of the padded image", "random": "random part, resized"}[crop],
+    "image.train_crop": lambda crop: {"pad": "random window", "random": "random part, resized"}[crop],
     "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
     "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
     "precision": lambda precision: "" if precision == "fp32" else precision,

@@ -131,6 +131,11 @@ def test_memory_that_does_not_hold_the_batch_means_more_passes_over_the_same_bat
     assert num_passes(config, 10, replace(LAPTOP, memory_bytes=0)) == 1
 
 
+def test_nothing_is_told_where_everything_was_given() -> None:
+    everything = values_of(recipes.default())
+    assert table(choose(PHOTOS, LAPTOP, everything, no_input), PHOTOS, LAPTOP) == ""
+
+
 # --- with real sets and folders --------------------------------------------------------------------------------------
 
 

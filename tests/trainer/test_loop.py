@@ -173,14 +173,17 @@ def test_the_run_folder_holds_the_config_the_logs_and_the_last_checkpoint(undist
     assert newest_state(undisturbed)["step"] == 2 * STEPS
 
 
-def test_the_full_configuration_is_in_the_run_folder_and_was_printed(
+def test_the_full_configuration_is_in_the_run_folder_and_the_log_and_was_not_printed(
     manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tiny_config(manifest, tmp_path, max_steps=1, seed=3)
     run(config)
     written = (tmp_path / "config.json").read_text()
     assert configs.from_dict(json.loads(written)) == config
-    assert written in capsys.readouterr().out
+    assert written in (tmp_path / "logs/host-000.log").read_text()
+    printed = capsys.readouterr().out
+    assert printed.startswith("trainer ")
+    assert "{" not in printed
 
 
 def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) -> None:

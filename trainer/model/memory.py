@@ -1,5 +1,6 @@
 """The memory that a training step needs, from shapes alone: nothing is computed."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -89,10 +90,14 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
     )
 
 
+def is_own(config: TrainConfig) -> bool:
+    """Whether the model is the user's function: a run calls it for its steps only, since it may count its calls."""
+    return ":" in config.model.name and not config.model.name.startswith("trainer.")
+
+
 def num_passes(config: TrainConfig, num_classes: int, machine: Machine) -> int:
     """The fewest passes, a power of 2, with which a step takes at most `SHARE` of the memory of a device."""
-    is_own = ":" in config.model.name and not config.model.name.startswith("trainer.")
-    if not machine.memory_bytes or is_own:  # a model of yours runs first where the log already stands
+    if not machine.memory_bytes or is_own(config):
         return config.accumulate
     most = config.global_batch_size // machine.num_processes
     passes = config.accumulate
@@ -112,15 +117,17 @@ def check(need: MemoryNeed, config: TrainConfig, free: int | None, *, besides: i
     if free is None or need.total + besides <= NEARLY * free:
         return None
     streams = f" and its streams {_size(besides)}" if besides else ""
-    text = f"a step needs about {need}{streams}, and {_size(free)} are free: {advice(config)}"
+    hint = advice(config, (need.total + besides) / max(1, NEARLY * free))
+    text = f"a step needs about {need}{streams}, and {_size(free)} are free: {hint}"
     if is_sure and need.total + besides > SURE * free:
         raise ConfigError(text)
     return f"memory may run out: {text}"
 
 
-def advice(config: TrainConfig) -> str:
-    """The flags that make a step smaller."""
-    passes = f"--set accumulate={2 * config.accumulate} (the same batches in more passes), "
+def advice(config: TrainConfig, excess: float = 2.0) -> str:
+    """The flags that make a step smaller, by the factor `excess`."""
+    times = 2 ** max(1, math.ceil(math.log2(excess)))
+    passes = f"--set accumulate={times * config.accumulate} (the same batches in more passes), "
     return f"{passes}--batch-size, --image-size or --model make it smaller"
 
 

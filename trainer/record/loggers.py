@@ -15,6 +15,7 @@ from trainer.config import TrainConfig, to_dict
 from trainer.settings import value_text, values_of
 
 PROJECT = "shardset"
+DATABASE = "mlflow.db"
 RUN_TAG = "shardset_run"
 
 
@@ -58,18 +59,20 @@ class WandbLogger:
 
 
 class MlflowLogger:
-    """MLflow: the server of MLFLOW_TRACKING_URI, else the folder `mlruns` of the run."""
+    """MLflow: the server of MLFLOW_TRACKING_URI, else a database in the run folder."""
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         import mlflow
 
         own: Any = mlflow
-        uri = os.environ.get("MLFLOW_TRACKING_URI", (folder / "mlruns").absolute().as_uri())
+        uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{(folder / DATABASE).absolute()}")
         try:
             self._client = own.MlflowClient(tracking_uri=uri)
             self._run = self._earlier_or_new(config)
         except own.exceptions.MlflowException as error:
-            raise ConfigError(f"--logger mlflow: {error}; set MLFLOW_TRACKING_URI to a server or folder") from error
+            raise ConfigError(
+                f"--logger mlflow: {error}; set MLFLOW_TRACKING_URI to a server or sqlite:///FILE"
+            ) from error
 
     def _earlier_or_new(self, config: TrainConfig) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)

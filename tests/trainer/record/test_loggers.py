@@ -1,15 +1,17 @@
 import json
+import struct
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import mlflow
 import pytest
 from wandb.proto import wandb_internal_pb2
-from wandb.sdk.internal.datastore import DataStore
 
 from shardset.errors import ConfigError
-from tests.makers.training import read_records, shard_set, tiny_config
+from tests.makers.training import STEPS, read_records, shard_set, tiny_config
 from trainer import loop
 from trainer.config import TrainConfig
 from trainer.record import loggers
@@ -31,17 +33,18 @@ def test_wandb_gets_every_number_offline(manifest: str, tmp_path: Path, monkeypa
     config = tiny_config(manifest, tmp_path, epochs=1, logger="wandb")
     loop.train(Single("fp32"), config)
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
-    rows = [row for row in wandb_rows(path) if "step/loss" in row]
+    rows: list[dict[str, float]] = []
+    while len(rows) < STEPS:  # its service writes in a process of its own
+        rows = [row for row in wandb_rows(path) if "step/loss" in row]
+        time.sleep(0.05)
     assert [row["step/loss"] for row in rows] == [one["loss"] for one in read_records(tmp_path, "step")]
     assert path.name == f"run-{loggers.run_id(config)}.wandb"
 
 
 def wandb_rows(path: Path) -> list[dict[str, float]]:
     """What a client that is offline has kept to send later."""
-    store = DataStore()
-    store.open_for_scan(str(path))
     rows = []
-    while data := store.scan_data():
+    for data in entries(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.HasField("history"):
@@ -50,13 +53,28 @@ def wandb_rows(path: Path) -> list[dict[str, float]]:
     return rows
 
 
+def entries(data: bytes, block: int = 1 << 15, header: int = 7) -> Iterator[bytes]:
+    """The entries of a log in LevelDB's format: blocks of 32 KiB, of parts with checksum, length and kind."""
+    at, whole = header, b""
+    while at + header <= len(data):
+        if block - at % block < header:
+            at += block - at % block
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        whole += data[at + header : at + header + length]
+        at += header + length
+        if kind in (1, 4):  # a whole one, or the last part
+            yield whole
+            whole = b""
+
+
 def test_mlflow_gets_every_number_and_a_resumed_run_goes_on_in_its_run(
     manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     config = tiny_config(manifest, tmp_path, epochs=1, logger="mlflow")
     trained_in_two_parts(config)
-    client = mlflow.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{tmp_path / loggers.DATABASE}")
     experiment = client.get_experiment_by_name(loggers.PROJECT)
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
