@@ -45,7 +45,7 @@ def from_root(name: str) -> str:
     text = re.sub(r"\[([^]]*)\]\((LICENSE|benchmarks[^)]*|examples[^)]*)\)", r"\1", text)
     for page in ("CONTRIBUTING.md", "CHANGELOG.md"):
         text = text.replace(f"]({page})", f"]({page.lower()})")
-    return text.replace("](docs/", "](")
+    return text.replace("](docs/", "](").replace('src="docs/', 'src="')
 
 
 def commands_page() -> str:

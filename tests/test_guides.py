@@ -1,0 +1,203 @@
+"""Every command and line of code on the pages for beginners and for those who come from elsewhere, run as it stands."""
+
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import shardset
+from benchmarks.environment import peers_python
+from pipelines.cli import main as pipelines
+from scripts import venvs
+from shardset.errors import ShardsetError
+from shardset.storage.open import open_storage
+from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
+from tests.makers.folders import write_class_folders
+from tests.makers.shardset import png_samples, write_shard_set
+from trainer.cli import main as trainer
+
+SHORTER = {"--manifest shards --run-dir run": "--manifest shards --run-dir run --strategy single --max-steps 10"}
+WRITE_MDS = """
+from pathlib import Path
+from streaming import MDSWriter
+with MDSWriter(out="mds/train", columns={"image": "bytes", "label": "int"}) as writer:
+    for path in sorted(Path("photos").glob("*/*.png")):
+        writer.write({"image": path.read_bytes(), "label": int(path.parent.name == "dog")})
+"""
+MADE_UP_TFDS = """
+import tensorflow_datasets
+made_up = tensorflow_datasets.testing.mock_data(num_examples=40)
+made_up.__enter__()
+"""
+SECTIONS = ["webdataset", "MosaicML Streaming", "ImageFolder", "TFDS"]
+
+
+def steps_of(text: str) -> list[tuple[str, str]]:
+    """The blocks of a page that can be run, in their order: ("console" or "python", their text)."""
+    return re.findall(r"```(console|python)\n(.*?)```", text, flags=re.S)
+
+
+def section_of(title: str) -> str:
+    """One section of the page about migrating."""
+    return (REPOSITORY / "docs/migrate.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def python_for(code: str) -> list[str]:
+    """The words that run these lines, in the environment of the library that they come from."""
+    if "from streaming import" in code:
+        return [peers_python(), "-c", code]
+    if "tensorflow_datasets" in code:
+        python = venvs.install(venvs.PEERS, venvs.REQUIREMENTS, on_top=True)
+        return [str(python), "-c", MADE_UP_TFDS + code]
+    return [sys.executable, "-c", code]
+
+
+@pytest.mark.slow
+def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    printed = [run(words_of(command, SHORTER), tmp_path) for command in commands_of("docs/start.md")]
+    assert any("photos/cat/000.png: " in text for text in printed)
+    (loop,) = [text for kind, text in steps_of((REPOSITORY / "docs/start.md").read_text()) if kind == "python"]
+    assert "steps an epoch" in run([sys.executable, "-c", loop], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", SECTIONS)
+def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    write_class_folders(tmp_path / "pictures", ["cat", "dog"], 12, splits=("train", "val"))
+    if title == "webdataset":
+        build = "python -m pipelines build --source folder --input photos --output other --num-shards 2"
+        run(words_of(build, {}), tmp_path)
+        shutil.copytree(tmp_path / "other/train", tmp_path / "tars", ignore=shutil.ignore_patterns("*.npy"))
+    if title == "MosaicML Streaming":
+        run([peers_python(), "-c", WRITE_MDS], tmp_path)
+    steps = steps_of(section_of(title))
+    assert [kind for kind, _ in steps].count("python") >= 2
+    for kind, text in steps:
+        if kind == "console":
+            for command in text.splitlines():
+                run(words_of(command, {}), tmp_path)
+        else:
+            run(python_for(text), tmp_path)
+
+
+def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
+    text = (REPOSITORY / "docs/migrate.md").read_text()
+    assert re.findall(r"^## (.*)$", text, flags=re.M) == SECTIONS
+    assert not steps_of(text.split("\n## ")[0])
+
+
+# --- docs/troubleshooting.md: each message is one that the code gives ------------------------------------------------
+
+MESSAGES = re.findall(r"```text\n(.*?)\n```", (REPOSITORY / "docs/troubleshooting.md").read_text(), flags=re.S)
+# What the rest of these need (a run, a second process) takes seconds each; their own tests provoke them.
+ELSEWHERE = ("process 4711 on host-1", "NotFinite: the loss is nan")
+BUILDS = {
+    "fotos: no files there": "folder --input fotos",
+    "flat: found images": "folder --input flat",
+    "TooManyBad": "folder --input bad",
+    "is in the input": "folder --input photos --output photos/shards",
+    "another shard set": "folder --input photos --holdout test=0.2 --output shards",
+    "can't fill": "folder --input photos --num-shards 100",
+    "with folders that are splits": "folder --input sp --holdout test=0.1",
+    "columns a, b": "listing --input odd.csv",
+    "all numbers or all names": "listing --input mixed.csv",
+    "no end mark": "webdataset --input cut-000000.tar",
+}
+RUNS = {
+    "optimizer.learnin_rate": "train --manifest shards --run-dir run --set optimizer.learnin_rate=1",
+    "norun: no config.json": "evaluate --run-dir norun",
+}
+
+
+def message_with(words: str) -> str:
+    """The one message of the page that has these words."""
+    (found,) = [message for message in MESSAGES if words in message]
+    return found
+
+
+def write_what_goes_wrong(place: Path) -> None:
+    """The inputs of the page's messages."""
+    write_class_folders(place / "photos", ["cat", "dog"], 40)
+    shutil.copytree(place / "photos/cat", place / "flat")
+    shutil.copytree(place / "photos", place / "bad")
+    for number in range(12):
+        (place / f"bad/cat/x{number}.png").write_text("no")
+    for split in ("train", "test"):
+        shutil.copytree(place / "photos", place / "sp" / split)
+    (place / "odd.csv").write_text("a,b\nphotos/cat/000.png,1\n")
+    (place / "mixed.csv").write_text("path,label\nphotos/cat/000.png,1\nphotos/dog/000.png,dog\n")
+    made = "build --source folder --input photos --holdout test=0.1 --output shards --no-report"
+    assert pipelines(made.split()) == 0
+    (place / "cut-000000.tar").write_bytes((place / "shards/train/train-000000.tar").read_bytes()[:5000])
+
+
+def test_every_message_of_building_and_training_is_what_the_programs_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_what_goes_wrong(tmp_path)
+    for number, (words, options) in enumerate(BUILDS.items()):
+        output = "" if "--output" in options else f" --output out-{number}"
+        assert pipelines(f"build --source {options}{output}".split()) != 0
+        assert message_with(words) in capsys.readouterr().err.replace(f"{tmp_path}/", ""), words
+    for words, command in RUNS.items():
+        assert trainer(command.split()) == 2
+        assert message_with(words) in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+
+
+def test_every_message_of_reading_is_what_the_stream_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    samples = {"test": png_samples("test", 8), "train": png_samples("train", 40)}
+    write_shard_set(open_storage("shards"), samples)
+
+    def stream(url: str = "shards", split: str = "train", *, batch_size: int = 8, **given: object) -> shardset.Stream:
+        return shardset.Stream(url, split, **({"batch_size": batch_size, "image_size": 32} | given))
+
+    def as_one_of_two() -> None:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        try:
+            stream()
+        finally:
+            monkeypatch.delenv("WORLD_SIZE")
+
+    saved = stream().state_dict()
+    provoked: dict[str, Callable[[], object]] = {
+        "nowhere": lambda: stream("nowhere"),
+        "no split 'val'": lambda: stream(split="val"),
+        "WORLD_SIZE is 2": as_one_of_two,
+        "stream[0]": lambda: stream()[0],
+        "a global batch of 10": lambda: shardset.Stream(
+            "shards", "train", global_batch_size=10, rank=0, world_size=3, image_size=32
+        ),
+        "BudgetTooSmall": lambda: stream(budget_bytes=1000),
+        "from that state": lambda: stream(seed=1).load_state_dict(saved),
+    }
+    for words, act in provoked.items():
+        with pytest.raises(ShardsetError) as caught:
+            act()
+        assert f"{type(caught.value).__name__}: {caught.value}".startswith(message_with(words)), words
+
+
+def test_a_flipped_bit_gives_the_message_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_shard_set(open_storage("shards"), {"train": png_samples("train", 8)})
+    tar = tmp_path / "shards/train/train-000000.tar"
+    content = bytearray(tar.read_bytes())
+    content[content.find(b"IDAT") + 6] ^= 1
+    tar.write_bytes(content)
+    with pytest.raises(ShardsetError) as caught:
+        list(shardset.Stream("shards", "train", batch_size=8, image_size=32))
+    numbers = r"'[^']*'|\b[0-9a-f]{8}\b|\d+"
+    found = f"{type(caught.value).__name__}: {caught.value}".replace(f"{tmp_path}/", "")
+    assert re.sub(numbers, "#", found) == re.sub(numbers, "#", message_with("DamagedShard"))
+
+
+def test_no_message_of_the_page_goes_without_a_test() -> None:
+    tested = [*BUILDS, *RUNS, *ELSEWHERE, "nowhere", "no split 'val'", "WORLD_SIZE is 2", "stream[0]"]
+    tested += ["a global batch of 10", "BudgetTooSmall", "from that state", "DamagedShard"]
+    assert sorted(map(message_with, tested)) == sorted(MESSAGES)
