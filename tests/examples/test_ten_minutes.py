@@ -1,0 +1,83 @@
+"""The timed way from nothing to a prediction."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from examples.demo import write_digits
+from examples.ten_minutes import Step, StepFailed, predict, seconds_of, steps, table
+from tests.makers.documented import REPOSITORY
+from tests.makers.folders import write_class_folders
+
+
+def ten_minutes(*words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-m", "examples.ten_minutes", "--skip-install", *words]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
+
+
+@pytest.mark.slow
+def test_nested_folders_of_digits_become_a_prediction_and_a_table_of_seconds(tmp_path):
+    for path in sorted(write_digits(tmp_path / "all").rglob("*.png"))[::9]:
+        nested = tmp_path / "digits" / path.parent.name / f"part-{int(path.stem) % 2}"
+        nested.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, nested)
+    done = ten_minutes(
+        "--folder", str(tmp_path / "new"), "--pictures", str(tmp_path / "digits"), "--epochs", "2"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    rows = [line.split()[0] for line in done.stdout.splitlines() if line.endswith(" s")]
+    assert rows[-4:] == ["build", "train", "predict", "all"]
+    for number in range(3):
+        assert f"digit-{number}/part-0/" in done.stdout
+
+
+def test_a_step_that_fails_is_named_with_its_exit_code_after_its_own_message(tmp_path):
+    (tmp_path / "empty" / "cat").mkdir(parents=True)
+    done = ten_minutes("--folder", str(tmp_path / "new"), "--pictures", str(tmp_path / "empty"))
+    assert done.returncode == 1
+    assert "step 'build' failed with exit code 1; its own message is above" in done.stderr.splitlines()[-1]
+    assert "train --manifest" not in done.stdout
+
+
+def test_a_folder_that_holds_an_earlier_run_is_refused(tmp_path):
+    (tmp_path / "old").write_text("")
+    done = ten_minutes("--folder", str(tmp_path))
+    assert (done.returncode, "is not empty" in done.stderr) == (2, True)
+
+
+def test_without_pictures_the_digits_are_written_with_the_new_environment(tmp_path):
+    with_install = steps(tmp_path, None, skip_install=False, epochs=None)
+    assert [step.name for step in with_install] == [
+        "create an environment", "install", "write the digits", "build", "train",
+    ]  # fmt: skip
+    assert {step.command[0] for step in with_install[1:]} == {str(tmp_path / "venv/bin/python")}
+    assert [step.name for step in steps(tmp_path, Path("/pictures"), skip_install=True, epochs=None)] == [
+        "build", "train",
+    ]  # fmt: skip
+
+
+def test_a_picture_of_each_of_the_first_classes_is_predicted(tmp_path):
+    write_class_folders(tmp_path, ["a/deep", "b", "c", "d"], 2)
+    images = predict("python", tmp_path, tmp_path).command[-3:]
+    assert images == [str(tmp_path / name / "000.png") for name in ("a/deep", "b", "c")]
+
+
+def test_pictures_without_class_folders_are_named(tmp_path):
+    with pytest.raises(StepFailed, match=r"expected CLASS/\.\.\./picture\.png"):
+        predict("python", tmp_path, tmp_path)
+
+
+def test_the_table_ends_with_the_sum():
+    lines = table([("build", 1.25), ("train", 700.0)]).splitlines()
+    assert [line.split() for line in lines] == [["build", "1.2", "s"], ["train", "700.0", "s"], ["all", "701.2", "s"]]
+
+
+def test_a_step_runs_in_its_folder(tmp_path):
+    write = Step("write", [sys.executable, "-c", "open('here', 'w')"], tmp_path)
+    assert seconds_of(write, dict(os.environ)) > 0
+    assert (tmp_path / "here").exists()
