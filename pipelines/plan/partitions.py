@@ -50,14 +50,16 @@ def write_pieces(output: Storage, name: str, pieces: Iterable[bytes]) -> ByteRan
 
 
 def read_range(output: Storage, byte_range: ByteRange) -> bytes:
-    """The bytes of a range; raises ConfigError if the CRC32C differs in two reads."""
+    """The bytes of a range; raises ConfigError if the length or CRC32C differs in two reads."""
     name, start, stop = byte_range.name, byte_range.start, byte_range.stop
 
     def read() -> bytes:
         data = output.read(name, start, stop)
         crc = extend_crc32c(0, data)
-        if crc != byte_range.crc32c:
-            raise ValueError(f"bytes {start} to {stop} have the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}")
+        if (len(data), crc) != (stop - start, byte_range.crc32c):
+            raise ValueError(
+                f"bytes {start} to {stop} are {len(data)} with the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}"
+            )
         return data
 
     return files.read_checked(output, name, read)

@@ -137,16 +137,21 @@ def _read_group(group: Sequence[Extent], source: Storage, output: Storage) -> li
 
 
 def _fits(extent: Extent, content: bytes) -> bool:
+    # The length first: an extent that the build did not examine has no CRC32C.
+    if len(content) != extent.num_bytes:
+        return False
     return extent.crc32c == UNREAD or extend_crc32c(0, content) == extent.crc32c
 
 
 def _read_again(extent: Extent, located: _Located) -> bytes:
     content = located.read(extent.offset, extent.offset + extent.num_bytes)
     if not _fits(extent, content):
+        found = f"{len(content)} bytes"
+        if extent.crc32c != UNREAD:
+            found += f" with CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}"
         raise ChangedInput(
             f"{located.url}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed since it was planned, its "
-            f"size and time did not (CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}, "
-            f"read twice); restore it, or {START_OVER}"
+            f"size and time did not ({found}, read twice); restore it, or {START_OVER}"
         )
     return content
 

@@ -52,7 +52,8 @@ def check_same_order(here: OrderState, saved: OrderState) -> None:
     for name in ("version", "manifest", "quarantine", "seed", "num_lanes", "block_size", "window"):
         value, saved_value = getattr(here, name), getattr(saved, name)
         if value != saved_value:
-            cause = " (it follows from budget_bytes)" if name in ("num_lanes", "block_size", "window") else ""
+            chosen = name in ("num_lanes", "block_size", "window")
+            cause = " (by default it follows from the batch, the processes and budget_bytes)" if chosen else ""
             raise ConfigError(
                 f"this run can't go on from that state: {name} is {value!r} here and was {saved_value!r} there{cause}; "
                 f"use the same, or start a new run"

@@ -6,6 +6,8 @@ samples[17].image, samples["cat/001"].label, len(samples)
 
 import builtins
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,6 +74,7 @@ class SampleSet:
         self._order = _stored_order([shard.num_samples for shard in self.split.shards])
         self._lock = ProcessLock()
         self._reader: tuple[int, SampleReader] | None = None
+        self._closing: weakref.finalize[..., SampleSet] | None = None
 
     def __len__(self) -> int:
         return self.split.num_samples
@@ -102,7 +105,7 @@ class SampleSet:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "_lock": ProcessLock(), "_reader": None}
+        state = {**self.__dict__, "_lock": ProcessLock(), "_reader": None, "_closing": None}
         state.pop("_keys_and_ids", None)
         return state
 
@@ -124,6 +127,8 @@ class SampleSet:
         """Ends the threads that read from a bucket; a later access starts new ones."""
         with self._lock:
             owner, self._reader = self._reader, None
+            if self._closing is not None:
+                self._closing.detach()
         if owner is not None and owner[0] == os.getpid():
             owner[1].close()
 
@@ -158,7 +163,10 @@ class SampleSet:
         """The reader of this process: a forked one has no threads to read with."""
         if self._reader is None or self._reader[0] != os.getpid():
             # The budget bounds what a reader fetches ahead, and this one fetches nothing ahead.
-            self._reader = os.getpid(), open_sample_reader(self._order, self.table, budget_bytes=0)
+            reader = open_sample_reader(self._order, self.table, budget_bytes=0)
+            self._reader = os.getpid(), reader
+            self._closing = weakref.finalize(self, _close_later, reader, os.getpid())
+            self._closing.atexit = False
         return self._reader[1]
 
     def _sample(self, pending: PendingSamples, number: int, id_: int) -> Sample:
@@ -195,6 +203,13 @@ def open(
             )
         [split] = loaded.manifest.splits
     return SampleSet(loaded, split, transform)
+
+
+def _close_later(reader: SampleReader, owner: int) -> None:
+    """Ends the threads of a dropped set's reader, which would live on."""
+    if owner == os.getpid():
+        # In a thread: garbage is collected anywhere, also where this thread holds a lock of the reader.
+        threading.Thread(target=reader.close, name="shardset-close", daemon=True).start()
 
 
 def _stored_order(shard_sizes: Sequence[int]) -> Order:

@@ -29,7 +29,7 @@ from shardset.stream.position import StreamPosition, state_of_values, values_of_
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
 from shardset.stream.steps import Spans
-from shardset.stream.world import which_process
+from shardset.stream.world import refuse_copies, which_process
 
 _log = logging.getLogger(__name__)
 
@@ -77,6 +77,8 @@ class Stream:
             **options,
         )
         self.num_bytes_read = 0
+        self._asked = spec
+        self._owner = os.getpid()
         self._running: set[Pipeline] = set()
         self._position = StreamPosition()
         self._is_closed = False
@@ -147,6 +149,7 @@ class Stream:
         bool, when asked `key` (list of str) and fields (lists of bytes). Raises DamagedShard, StorageError or
         UndecodableImage, and at once ConfigError for a step that no epoch has.
         """
+        refuse_copies(self._owner)
         spans = [(require_int("epoch", epoch), self.steps_from(start_step))]
         return (batch for _, _, batch in self.run(iter(spans)))
 
@@ -155,6 +158,7 @@ class Stream:
 
         Raises ConfigError for a step that no epoch has.
         """
+        refuse_copies(self._owner)
         start_epoch = require_int("epoch", start_epoch)
         first = iter([(start_epoch, self.steps_from(start_step))])
         rest = ((epoch, range(len(self))) for epoch in itertools.count(start_epoch + 1))
@@ -224,11 +228,11 @@ class Stream:
         """The source with the order options of a state where the caller left them open."""
         loaded = LoadedSet(self.manifest, self.source.table.storage)
         options: dict[str, Any] = {
-            name: value for name, value in order_options(state).items() if getattr(self.spec, name) is None
+            name: value for name, value in order_options(state).items() if getattr(self._asked, name) is None
         }
         if all(getattr(self.order, name) == value for name, value in options.items()):
             return self.source
-        return open_source(replace(self.spec, manifest_url=loaded, **options))
+        return open_source(replace(self._asked, manifest_url=loaded, **options))
 
 
 def order_options(state: OrderState) -> StreamOptions:

@@ -27,8 +27,8 @@ class Launch(NamedTuple):
 def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """(rank, world_size) as given; one process where neither is.
 
-    Raises ConfigError where only one is given, and where neither is but this process is one of several: each of them
-    would read the same samples.
+    Raises ConfigError where only one is given, and where neither is but this process is one of several, or a worker of
+    a DataLoader: each of them would read the same samples.
     """
     if (rank is None) != (world_size is None):
         raise ConfigError(
@@ -42,12 +42,31 @@ def which_process(rank: int | None, world_size: int | None) -> tuple[int, int]:
             f"rank and world_size are not given, but {launch.evidence}: each process would read the same samples; pass "
             f"rank={launch.rank}, world_size={launch.world_size}, or rank=0, world_size=1 to read everything here"
         )
+    _refuse_in_workers()
     return 0, 1
+
+
+def refuse_copies(owner: int) -> None:
+    """Raises ConfigError in DataLoader workers that have copies of a stream, which was made in the process `owner`."""
+    if os.getpid() != owner:
+        _refuse_in_workers()
 
 
 def find_launch() -> Launch | None:
     """How this process was started as one of several; None if nothing says so."""
     return _torch_launch() or _jax_launch() or _environment_launch()
+
+
+def _refuse_in_workers() -> None:
+    """Raises ConfigError if this process is one of several workers of torch's DataLoader."""
+    data = sys.modules.get("torch.utils.data")
+    info = data.get_worker_info() if data is not None else None
+    if info is not None and info.num_workers > 1:
+        raise ConfigError(
+            f"each of the {info.num_workers} workers of a DataLoader would read the same samples of this stream; make "
+            "the stream before the loader and give it shardset.adapters.torch.BatchDataset(stream), or iterate over "
+            "the stream itself, which decodes in threads"
+        )
 
 
 def _torch_launch() -> Launch | None:

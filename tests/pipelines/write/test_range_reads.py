@@ -1,15 +1,19 @@
 """Many readers of one object: few reads at first, more after each, fewer when the server refuses."""
 
+import uuid
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
-from pipelines.sources.base import Extent
+from pipelines.sources.base import UNREAD, Extent
 from pipelines.write.range_reads import FIRST_IN_FLIGHT, MOST_IN_FLIGHT, Window, fetch
+from shardset.errors import ChangedInput
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from shardset.storage.retry import RetryPolicy
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media
+from tests.makers.doors import changing
 
 NUM_READS = 48
 NOWHERE = MemoryStorage("no-spool-is-read")
@@ -85,3 +89,19 @@ def test_a_refusal_halves_the_reads_on_their_way_and_loses_nothing(archive, gcs_
         assert list(fetch(extents(archive), archive, NOWHERE, window)) == contents()
     assert window.shrunk_to[0] == MOST_IN_FLIGHT // 2
     assert len(window.shrunk_to) == 2
+
+
+@pytest.mark.parametrize("starts", [[3], [0, 3]], ids=["alone", "with a neighbour"])
+def test_bytes_without_a_checksum_are_read_again_where_they_come_short(starts):
+    storage, key = MemoryStorage(uuid.uuid4().hex), uuid.uuid4().hex
+    with storage.writer("a.jpg") as out:
+        out.write(b"0123456789")
+    generation = storage.stat("a.jpg").generation
+    group = [Extent("a.jpg", generation, start, stop - start) for start, stop in pairwise([*starts, 10])]
+    assert {extent.crc32c for extent in group} == {UNREAD}
+    cuts = iter([1])
+    once_short = changing(storage, key, lambda _, data: data[: len(data) - next(cuts, 0)])
+    assert list(fetch([group], once_short, NOWHERE)) == list(fetch([group], storage, NOWHERE))
+    always_short = changing(storage, key, lambda _, data: data[:-1])
+    with pytest.raises(ChangedInput, match=r"a\.jpg, 7 bytes at 3: its bytes changed .*6 bytes, read twice"):
+        list(fetch([group], always_short, NOWHERE))

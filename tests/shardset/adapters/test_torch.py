@@ -1,11 +1,12 @@
 import io
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 import webdataset
 from PIL import Image
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from shardset.adapters.torch import BatchDataset, SampleDataset, TensorStream
@@ -240,3 +241,38 @@ def test_a_state_of_another_stream_is_refused(shards):
     state = BatchDataset(make(shards)).state_dict()
     with pytest.raises(ConfigError, match="seed is 8 here and was 7 there"):
         BatchDataset(make(shards, seed=8)).load_state_dict(state)
+
+
+class OwnDataset(IterableDataset):
+    """A dataset as one writes it: iterates over a stream, which is made before the workers or in each of them."""
+
+    def __init__(self, make_stream, *, in_worker):
+        self.make_stream, self.stream = make_stream, None if in_worker else make_stream()
+
+    def __iter__(self):
+        return iter(self.stream or self.make_stream())
+
+
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_workers_that_would_all_read_the_same_are_refused(shards, in_worker):
+    dataset = OwnDataset(partial(Stream, shards, "train", batch_size=8, image=PADDED), in_worker=in_worker)
+    with pytest.raises(ConfigError, match=r"each of the 2 workers .* would read the same samples"):
+        list(DataLoader(dataset, batch_size=None, num_workers=2))
+    assert len(list(DataLoader(dataset, batch_size=None, num_workers=1))) == 7
+
+
+def test_a_worker_that_says_which_process_it_is_reads_its_part(shards):
+    loader = DataLoader(PartDataset(shards), batch_size=None, num_workers=2)
+    ids = np.concatenate([batch["id"][batch["weight"] > 0] for batch in loader])
+    assert sorted(ids.tolist()) == list(range(50))
+
+
+class PartDataset(IterableDataset):
+    """A dataset that makes a stream in each worker, of the worker's own part."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def __iter__(self):
+        info = get_worker_info()
+        return iter(make(self.url, rank=info.id, world_size=info.num_workers))

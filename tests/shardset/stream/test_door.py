@@ -136,6 +136,16 @@ def test_a_state_brings_the_order_options_that_were_left_open(shards):
     assert all_same(again, batches)
 
 
+def test_states_of_several_orders_can_be_loaded_one_after_the_other(shards):
+    again = make(shards)
+    for options in ({"num_lanes": 2, "window": 5}, {"num_lanes": 4, "block_size": 3}):
+        first = make(shards, **options)
+        batches = iter(first)
+        next(batches)
+        again.load_state_dict(first.state_dict())
+        assert all_same(again, batches)
+
+
 @pytest.mark.parametrize(("options", "name"), [({"seed": 1}, "seed"), ({"num_lanes": 4}, "num_lanes")])
 def test_a_state_of_another_order_is_refused_and_changes_nothing(shards, options, name):
     saved = make(shards, num_lanes=2).state_dict()

@@ -1,7 +1,9 @@
 """`shardset.open`: single samples by number and key, and the map-style dataset."""
 
+import gc
 import itertools
 import pickle
+import threading
 import uuid
 
 import numpy as np
@@ -110,6 +112,20 @@ def test_it_can_be_closed_and_read_again(shards):
     assert samples[1].id == 1
     samples.close()
     samples.close()
+
+
+@pytest.mark.parametrize("is_in_cycle", [False, True])
+def test_a_set_that_is_dropped_ends_its_threads(shards, is_in_cycle):
+    before = set(threading.enumerate())
+    samples = shardset.open(shards, "val")
+    assert samples[0].id == 0
+    if is_in_cycle:
+        samples.transform = samples.__contains__
+    del samples
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30)
+    assert set(threading.enumerate()) <= before
 
 
 def test_damage_and_what_is_no_image_are_named(tmp_path):
