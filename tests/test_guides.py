@@ -3,8 +3,9 @@
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from benchmarks.environment import peers_python
 from pipelines.cli import main as pipelines
 from scripts import venvs
 from shardset.errors import ShardsetError
+from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
 from tests.makers.folders import write_class_folders
@@ -93,7 +95,9 @@ def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
 
 # --- docs/troubleshooting.md: each message is one that the code gives ------------------------------------------------
 
-MESSAGES = re.findall(r"```text\n(.*?)\n```", (REPOSITORY / "docs/troubleshooting.md").read_text(), flags=re.S)
+MESSAGES: list[str] = re.findall(
+    r"```text\n(.*?)\n```", (REPOSITORY / "docs/troubleshooting.md").read_text(), flags=re.S
+)
 # What the rest of these need (a run, a second process) takes seconds each; their own tests provoke them.
 ELSEWHERE = ("process 4711 on host-1", "NotFinite: the loss is nan")
 BUILDS = {
@@ -152,11 +156,11 @@ def test_every_message_of_building_and_training_is_what_the_programs_print(
 
 def test_every_message_of_reading_is_what_the_stream_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    samples = {"test": png_samples("test", 8), "train": png_samples("train", 40)}
+    samples: dict[str, Sequence[StoredSample]] = {"test": png_samples("test", 8), "train": png_samples("train", 40)}
     write_shard_set(open_storage("shards"), samples)
 
-    def stream(url: str = "shards", split: str = "train", *, batch_size: int = 8, **given: object) -> shardset.Stream:
-        return shardset.Stream(url, split, **({"batch_size": batch_size, "image_size": 32} | given))
+    def stream(url: str = "shards", split: str = "train", *, batch_size: int = 8, **given: Any) -> shardset.Stream:
+        return shardset.Stream(url, split, batch_size=batch_size, image_size=32, **given)
 
     def as_one_of_two() -> None:
         monkeypatch.setenv("WORLD_SIZE", "2")
