@@ -42,7 +42,7 @@ class FillAndFinish:
         if self._spec.transform is not None:
             for name in rows.keys() - KEPT_NAMES:
                 del cast("dict[str, Any]", batch)[name]
-            columns = Columns(batch, rows)
+            columns = StackedRows(batch, rows)
         futures = list(filled)
         # The jobs wait for what was submitted before them. The threads take jobs in that order, so none waits for ever.
         for start, stop in even_slices(len(step.slots.ids), self._num_slices):
@@ -50,7 +50,12 @@ class FillAndFinish:
         return futures
 
     def _finish(
-        self, filled: Iterable[Future[None]], rows: Batch, columns: "Columns | None", step: PlannedStep, slots: range
+        self,
+        filled: Iterable[Future[None]],
+        rows: Batch,
+        columns: "StackedRows | None",
+        step: PlannedStep,
+        slots: range,
     ) -> None:
         for future in filled:
             future.result()
@@ -60,7 +65,7 @@ class FillAndFinish:
             self._transform(self._spec.transform, rows, columns, step, slots)
 
     def _transform(
-        self, transform: RowTransform, rows: Batch, columns: "Columns", step: PlannedStep, slots: range
+        self, transform: RowTransform, rows: Batch, columns: "StackedRows", step: PlannedStep, slots: range
     ) -> None:
         keys = transform_keys(self._spec.seed, step.epoch, step.slots.ids[slots.start : slots.stop])
         generator = KeyedGenerator()
@@ -90,7 +95,7 @@ class KeyedGenerator:
         return self._generator
 
 
-class Columns:
+class StackedRows:
     """What a transform returns for the rows of a batch, stacked by name into the batch; any thread may put a row."""
 
     def __init__(self, batch: Batch, rows: Batch) -> None:
