@@ -60,7 +60,9 @@ def model_identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
 def facts_of(config: TrainConfig, data: Data, num_hosts: int) -> dict[str, Any]:
     """What all hosts of a run must have in common, by name; each may have its own copy of the shard set."""
     settings = {key: value for key, value in values_of(config).items() if key != "manifest"}
-    return {"manifest digest": data.manifest_digest, "hosts": num_hosts, **settings}
+    order = data.train.state(0, 0)
+    lanes = None if order is None else [order.num_lanes, order.block_size, order.window]
+    return {"manifest digest": data.manifest_digest, "hosts": num_hosts, "order (L, q, w)": lanes, **settings}
 
 
 def check_agreement(facts: Sequence[dict[str, Any]]) -> None:

@@ -136,10 +136,10 @@ class TrainConfig:
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
     budget_bytes: Count = setting(BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation")
-    num_lanes: Count | None = setting(None, "L of docs/order.md; none follows the batch, the hosts and budget_bytes")
-    block_size: Count | None = setting(None, "q of docs/order.md; none makes reads of about 4 MiB")
+    num_lanes: Count | None = setting(None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes")
+    block_size: Count | None = setting(None, "samples of a read (docs/order.md); none makes reads of about 4 MiB")
     window: Annotated[int, Meta(ge=0)] | None = setting(
-        None, "w of docs/order.md; none takes 256, or what budget_bytes has room for"
+        None, "shuffle window (docs/order.md); none takes 256, or what budget_bytes has room for"
     )
     cache_dir: str | None = setting(None, "local folder for blocks from a bucket; goes with cache_bytes")
     cache_bytes: int | None = setting(None, "size of cache_dir")

@@ -7,18 +7,20 @@ The batch size and the epochs depend on the set alone, so the same command takes
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardset.format import manifest as manifests
 from shardset.order.budget import BUDGET_BYTES
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.data.survey import SetFacts, survey
 from trainer.flags import FLAGS, ConfigFlags
 from trainer.record import checkpoint_names
 from trainer.runtime.machine import GIB, Machine, machine
 from trainer.settings import value_text
+
+if TYPE_CHECKING:
+    from trainer.data.survey import SetFacts
 
 NAME = "auto"
 """What `config.recipe` says of a run whose settings were chosen here."""
@@ -62,7 +64,7 @@ InputOf = Callable[[str, str], ModelInput | None]
 """The input of a model, if it is known: from its name and `model.pretrained`."""
 
 
-def choose(facts: SetFacts, machine: Machine, given: Mapping[str, Any], input_of: InputOf) -> Settings:
+def choose(facts: "SetFacts", machine: Machine, given: Mapping[str, Any], input_of: InputOf) -> Settings:
     """The settings that were not given."""
     settings = dict(given)
     for rule in (_model, _size, _crop, _steps, _optimizer, _memory):
@@ -83,7 +85,7 @@ def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> S
     return {key: value for key, value in settings.items() if key not in given}
 
 
-def _model(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _model(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     side = min(facts.side, settings.get("image.size", facts.side))
     is_pretrained = settings.get("model.pretrained") is not None
     if machine.device == "cpu":
@@ -94,7 +96,7 @@ def _model(facts: SetFacts, machine: Machine, settings: Settings, input_of: Inpu
     return {"model.name": name, "model.stem": "cifar" if has_small_stem else "imagenet"}
 
 
-def _size(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _size(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     if of_model := input_settings(settings, settings["model.name"], input_of):
         return of_model
     if facts.side <= SMALL_SIDE:
@@ -103,7 +105,7 @@ def _size(facts: SetFacts, machine: Machine, settings: Settings, input_of: Input
     return {"image.size": min(largest, facts.side // 32 * 32)}
 
 
-def _crop(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _crop(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     size = settings["image.size"]
     is_small = facts.is_uniform and facts.side <= SMALL_SIDE
     is_native = is_small and size == facts.side
@@ -118,7 +120,7 @@ def _crop(facts: SetFacts, machine: Machine, settings: Settings, input_of: Input
     }
 
 
-def _steps(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _steps(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     steps = steps_of(facts.num_samples, settings)
     unit = machine.num_processes
     return steps | {"global_batch_size": -(-steps["global_batch_size"] // unit) * unit}
@@ -142,7 +144,7 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
     return steps_of(split.num_samples, given)
 
 
-def _optimizer(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the batch size."""
     is_pretrained = settings.get("model.pretrained") is not None
     rate = (2e-4 if is_pretrained and not settings.get("model.freeze") else 3e-3) * _root(settings)
@@ -162,7 +164,7 @@ def _root(settings: Settings) -> float:
     return math.sqrt(settings["global_batch_size"] / 256)
 
 
-def _memory(facts: SetFacts, machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _memory(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     budget = min(BUDGET_BYTES, max(1 << 26, machine.host_bytes // 8 >> 20 << 20))
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
     small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
@@ -203,6 +205,7 @@ def _recorded(run_dir: str) -> TrainConfig | None:
 
 
 def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:
+    from trainer.data.survey import survey  # decodes images, which --help must not need
     from trainer.model import memory
 
     loaded = manifests.load(given["manifest"])
@@ -239,7 +242,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 }
 
 
-def table(chosen: Settings, facts: SetFacts, machine: Machine) -> str:
+def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
     """What was chosen and the flag that changes each: one line for each. Empty if everything was given."""
     rows = [(title, values, keys) for title, keys in ROWS.items() if (values := _values(chosen, keys))]
     cells = [(title, values, " ".join(_flags(chosen, keys)[:1])) for title, values, keys in rows]
@@ -274,7 +277,7 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def _facts_text(facts: SetFacts) -> str:
+def _facts_text(facts: "SetFacts") -> str:
     what = "grey images" if facts.is_grey else "images"
     about = "" if facts.is_uniform else "about "
     return f"{facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes"

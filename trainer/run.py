@@ -42,8 +42,8 @@ class Run:
 
     def __init__(self, runtime: Runtime, config: TrainConfig, open_data: OpenData = open_data) -> None:
         check_batch_size(config, runtime)
-        self.runtime, self.config = runtime, in_recorded_order(config)
-        self.data = open_data(self.config, runtime.host, runtime.num_hosts)
+        self.runtime, self.config = runtime, config
+        self.data = open_data(in_recorded_order(config), runtime.host, runtime.num_hosts)
         self.position = Position()
         self._exits = ExitStack()
         try:

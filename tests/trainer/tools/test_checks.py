@@ -256,7 +256,8 @@ def test_a_run_without_an_epoch_or_with_another_model_wants_nothing():
 @pytest.mark.parametrize(("num_hosts", "status"), [(1, "fail"), (8, "pass")])
 def test_the_batches_of_a_recipe_are_weighed_without_a_shard_set(num_hosts, status):
     # 4 batches of 4,096 images of 224 x 224 x 3 bytes
-    stands(checks.check_batches(RECIPES["imagenet_resnet50"](), num_hosts), status, f"{2352 // num_hosts:,} MiB of")
+    config = dataclasses.replace(RECIPES["imagenet_resnet50"](), budget_bytes=2 << 30)
+    stands(checks.check_batches(config, num_hosts), status, f"{2352 // num_hosts:,} MiB of")
 
 
 def test_ports():

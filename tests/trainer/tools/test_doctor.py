@@ -152,7 +152,8 @@ def test_a_damaged_record_is_named(tmp_path, text, message):
 
 def test_a_recipe_alone_is_checked_as_far_as_it_goes(doctored, tmp_path):
     (tmp_path / "config.json").write_text("{")
-    code, found, _ = doctored("--recipe", "imagenet_resnet50", "--run-dir", str(tmp_path), "--strategy", "single")
+    words = ["--recipe", "imagenet_resnet50", "--strategy", "single", "--set", "budget_bytes=1000000000"]
+    code, found, _ = doctored(*words, "--run-dir", str(tmp_path))
     assert code == FAILED
     assert "4096 samples" in found["global batch"]["found"]
     assert found["memory"]["status"] == "fail"
