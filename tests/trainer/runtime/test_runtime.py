@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from tests.makers.training import tiny_config
+from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
+from trainer.data.splits import open_data, synthetic_data
 from trainer.runtime.base import Single, replica_key
 from trainer.runtime.launch import launch
 
@@ -56,19 +58,23 @@ def test_two_processes_of_one_host_number_are_refused(hosts: list[int]) -> None:
 
 
 def test_hosts_that_differ_are_refused_with_both_values(tmp_path: Any) -> None:
-    class Data:
-        manifest_digest = "abc"
-
-    class Other:
-        manifest_digest = "def"
-
+    data = synthetic_data(tiny_config(None, tmp_path, fake_data=True), 0, 1)
     left, right = tiny_config("a", tmp_path), tiny_config("b", tmp_path, seed=5)
-    check_agreement([facts_of(left, Data, 2)] * 2)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="manifest digest is 'abc' on host 0 and 'def' on host 1") as error:
-        check_agreement([facts_of(left, Data, 2), facts_of(right, Other, 2)])  # type: ignore[arg-type]
+    ours = facts_of(left, data, 2)
+    check_agreement([ours] * 2)
+    with pytest.raises(ConfigError, match="manifest digest is 'fake data' on host 0 and 'def' on host 1") as error:
+        check_agreement([ours, facts_of(right, replace(data, manifest_digest="def"), 2)])
     assert "seed is 0 on host 0 and 5 on host 1" in str(error.value)
     with pytest.raises(ConfigError, match="hosts is 2 on host 0 and 4 on host 1"):
-        check_agreement([facts_of(left, Data, 2), facts_of(left, Data, 4)])  # type: ignore[arg-type]
+        check_agreement([ours, facts_of(left, data, 4)])
+
+
+def test_hosts_that_read_in_other_orders_are_refused(tmp_path: Any) -> None:
+    manifest = shard_set(tmp_path / "set")
+    configs = [tiny_config(manifest, tmp_path, window=window) for window in (4, 5)]
+    facts = [facts_of(configs[0], open_data(config, 0, 1), 2) for config in configs]
+    with pytest.raises(ConfigError, match=r"order \(L, q, w\) is \[8, .*, 4\] on host 0 and \[8, .*, 5\] on host 1"):
+        check_agreement(facts)
 
 
 @pytest.mark.parametrize(
