@@ -10,7 +10,7 @@ the budget as if one reader held all of them.
 
 import argparse
 import json
-import resource
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from benchmarks import environment
+from benchmarks.measuring import peak_bytes_of
 from shardset.order.budget import BUDGET_BYTES, fit_order, held_bytes
 from shardset.order.epoch import Order
 from shardset.order.lanes import default_lanes, rank_part
@@ -75,7 +76,7 @@ def measure(num_samples: int, world_size: int, mean_bytes: int, per_reader: int,
     part = rank_part(order.global_batch_size, 0, world_size)
     order.slots(0, range(1), part.start, part.stop)
     first_step_s = time.process_time() - began
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    peak_bytes = peak_bytes_of(os.getpid())  # getrusage counts what the process that started this one had
     num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
     ranks = sorted({0, world_size // 2, world_size - 1})[:NUM_READERS]
     counts = np.sum([_reads(order, rank, world_size, num_steps) for rank in ranks], axis=0)
