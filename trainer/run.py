@@ -74,7 +74,7 @@ class Run:
         if (warning := check_memory(self.config, self.data, self.runtime)) is not None:
             self._log.note(warning)
         state = self._load_checkpoint()
-        self.learner = Learner(self.runtime, self.config, self.data.num_classes, state)
+        self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)
         order = _order_of(self.data.train, 0, 0)
         self._output.write_records(order, self.data.class_names, is_done=self.is_done())

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import math
 import threading
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -30,7 +31,7 @@ _building = threading.Lock()
 # Weights come from the generator of the process, and replicas can be threads of one process.
 
 
-def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
+def build(config: ModelConfig, num_classes: int, seed: int, class_names: Sequence[str] = ()) -> nn.Module:
     """A model on the CPU in float32, the same weights for the same seed on every host.
 
     Raises ConfigError for an unknown name, or a stem or weights that do not fit the model.
@@ -44,7 +45,7 @@ def build(config: ModelConfig, num_classes: int, seed: int) -> nn.Module:
         if config.norm == "group":
             _swap_norms(model)
     if config.pretrained not in (None, pretrained.TIMM):
-        pretrained.load_file(model, str(config.pretrained))
+        pretrained.load_file(model, str(config.pretrained), class_names)
     return model
 
 

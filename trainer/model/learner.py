@@ -3,7 +3,7 @@
 import copy
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,13 +27,20 @@ COUNTERS = ("step", "lookahead_step")
 class Learner:
     """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
 
-    def __init__(self, runtime: Runtime, config: TrainConfig, num_classes: int, state: LearnerState | None) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: TrainConfig,
+        num_classes: int,
+        state: LearnerState | None,
+        class_names: Sequence[str] = (),
+    ) -> None:
         self._runtime = runtime
         self._config = config
         self._num_classes = num_classes
         # A checkpoint holds all weights, so none are downloaded again.
         fresh = config.model if state is None else replace(config.model, pretrained=None)
-        net = build.build(fresh, num_classes, config.seed)
+        net = build.build(fresh, num_classes, config.seed, class_names)
         build.check_size(net, config.model.name, config.image.size)
         build.freeze(net, config.model)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None

@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,19 @@ def download(name: str, num_classes: int) -> nn.Module:
     return model
 
 
-def load_file(model: nn.Module, path: str) -> None:
-    """Loads the weights of a file; those of a last layer for other classes stay out. Raises ConfigError."""
+def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> None:
+    """Loads the weights of a file; those of a last layer for other classes stay out. Raises ConfigError.
+
+    Other classes: another number of them, or other names where both the caller and the file's `model.json` say theirs.
+    """
     weights = _weights_in(path)
     own = model.state_dict()
     heads = _head_names(model)
+    has_other_names = _has_other_names(path, class_names)
     wanted = {
         name: value
         for name, value in weights.items()
-        if not (name in own and name.startswith(heads) and value.shape != own[name].shape)
+        if not (name in own and name.startswith(heads) and (has_other_names or value.shape != own[name].shape))
     }
     try:
         left = model.load_state_dict(wanted, strict=False)
@@ -107,6 +112,16 @@ def _published(name: str) -> dict[str, Any]:
         raise ConfigError(f"timm has no weights of {name!r}; leave --pretrained out, or give it a file")
     values: dict[str, Any] = known.to_dict()
     return values
+
+
+def _has_other_names(path: str, class_names: Sequence[str]) -> bool:
+    sidecar = Path(path).with_name(SIDECAR)
+    if not class_names or not sidecar.is_file():
+        return False
+    try:
+        return bool(json.loads(sidecar.read_text())["classes"] != list(class_names))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{sidecar}: not what `export` writes ({error!r}); export the model again") from error
 
 
 def _input_of_sidecar(path: Path) -> ModelInput:

@@ -45,6 +45,16 @@ def test_a_head_for_as_many_classes_stays(tmp_path: Path) -> None:
     assert torch.equal(net.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
 
 
+def test_a_head_for_as_many_other_classes_is_new(tmp_path: Path) -> None:
+    source = built(3, seed=1)
+    config = ModelConfig(name=TINY, pretrained=write(tmp_path, "safetensors", source.state_dict()))
+    (tmp_path / "model.json").write_text(json.dumps({"classes": ["cat", "dog", "owl"]}))
+    same, other = (build.build(config, 3, 2, names) for names in (["cat", "dog", "owl"], ["ant", "bee", "fly"]))
+    assert torch.equal(same.state_dict()["fc.weight"], source.state_dict()["fc.weight"])
+    assert torch.equal(other.state_dict()["fc.weight"], built(3, seed=2).state_dict()["fc.weight"])
+    assert torch.equal(other.state_dict()["conv1.weight"], source.state_dict()["conv1.weight"])
+
+
 class Dangerous:
     def __reduce__(self) -> Any:
         return (print, ("code of the file ran",))
