@@ -56,8 +56,8 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         return values_of_state(self._stream.state(*self._position))
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on there; raises ConfigError naming what differs from this stream."""
-        self._position = self._stream.resume(state_of_values(state))
+        """Goes on there: see `Stream.restore`."""
+        self._position = self._stream.restore(state_of_values(state))
         self._batches = None
 
     def close(self) -> None:

@@ -98,8 +98,12 @@ class StepDataset(IterableDataset[dict[str, Any]]):
         return {"stream": values_of_state(self.stream.state(self.epoch, 0)), **position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on there; raises ConfigError naming what differs from this stream."""
-        self.epoch, _ = self.stream.resume(state_of_values(state["stream"]))
+        """Has the next iteration go on there, or at the next epoch if no item was left: see `Stream.restore`.
+
+        A DataLoader worker does not know whether other workers have items left: if none has, an iteration without
+        items comes first.
+        """
+        self.epoch, _ = self.stream.restore(state_of_values(state["stream"]))
         self.start_step = state["start_step"]
         self._reached = tuple(state["reached"]) if state["reached"] else None
         self._begun, self._num_seen = False, int(self._chosen[1])
@@ -108,6 +112,16 @@ class StepDataset(IterableDataset[dict[str, Any]]):
     def _own_items(self) -> Iterator[dict[str, Any]]:
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
+        # A worker does not know whether its loader has ended, which then begins the next iteration itself.
+        may_go_on = self._reached is not None and info is None
+        for item in self._items_left(worker, num_workers):
+            may_go_on = False
+            yield item
+        if may_go_on:
+            self.epoch, self.start_step, self._reached = self.epoch + 1, 0, None
+            yield from self._items_left(worker, num_workers)
+
+    def _items_left(self, worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
         first, num_given = self._reached or (self.start_step + worker, 0)
         steps = range(first, len(self.stream), num_workers)
         for _, step, batch in self.stream.run(iter([(self.epoch, steps)])):

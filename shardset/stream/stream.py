@@ -131,16 +131,8 @@ class Stream:
         return values_of_state(self.state(self._position.epoch, self._position.step))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on at a position that `state_dict` gave, on any number of processes.
-
-        Takes num_lanes, block_size and window from the state where the constructor was given none. Raises ConfigError
-        naming what else differs from this stream.
-        """
-        saved = state_of_values(state)
-        source = self._source_with(saved)
-        self._position = StreamPosition(*source.order.resume(saved, source.manifest.digest))
-        if source is not self.source:
-            self._use(source)
+        """Has the next iteration go on at a position that `state_dict` gave, on any number of processes: `restore`."""
+        self._position = StreamPosition(*self.restore(state_of_values(state)))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of one epoch from a step on.
@@ -219,6 +211,18 @@ class Stream:
     def resume(self, state: OrderState) -> tuple[int, int]:
         """The (epoch, step) at which to continue; raises ConfigError naming what differs from this stream."""
         return self.order.resume(state, self.manifest.digest)
+
+    def restore(self, state: OrderState) -> tuple[int, int]:
+        """The (epoch, step) at which to continue, in the order of the state.
+
+        Takes num_lanes, block_size and window from the state where the constructor was given none. Raises ConfigError
+        naming what else differs from this stream.
+        """
+        source = self._source_with(state)
+        position = source.order.resume(state, source.manifest.digest)
+        if source is not self.source:
+            self._use(source)
+        return position
 
     def addresses(self, ids: np.ndarray) -> SampleAddresses:
         """Where samples are stored, by id."""

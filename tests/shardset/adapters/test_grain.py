@@ -56,3 +56,15 @@ def test_a_state_of_another_stream_is_refused(make):
     saved = iter(StreamIterDataset(make())).get_state()
     with pytest.raises(ConfigError, match="seed is 8 here and was 7 there"):
         iter(StreamIterDataset(make(seed=8))).set_state(saved)
+
+
+def test_a_state_brings_its_order(make):
+    iterator, again = (
+        iter(StreamIterDataset(make(num_lanes=2, block_size=4, window=3))),
+        iter(StreamIterDataset(make())),
+    )
+    next(iterator)
+    again.set_state(iterator.get_state())
+    assert same(next(again), next(iterator))
+    with pytest.raises(ConfigError, match="block_size is 8 here and was 4 there"):
+        iter(StreamIterDataset(make(block_size=8))).set_state(iterator.get_state())

@@ -237,6 +237,45 @@ def test_a_stateful_loader_of_samples_goes_on_exactly(shards, workers, num_taken
     assert list(again) == rest
 
 
+@pytest.mark.parametrize(("workers", "ends"), [(0, False), (0, True), (2, True)])
+def test_a_loader_saved_after_the_last_batch_goes_on_with_the_next_epoch(shards, workers, ends):
+    def loader_of():
+        options = {"batch_size": None, "num_workers": workers, "persistent_workers": workers > 0}
+        return StatefulDataLoader(BatchDataset(make(shards)), **options)
+
+    loader, again = loader_of(), loader_of()
+    batches = iter(loader)
+    for _ in range(7):
+        next(batches)
+    assert not ends or next(batches, None) is None
+    again.load_state_dict(loader.state_dict())
+    assert all_same(again, tensors(make(shards).epoch(1)))
+    assert all_same(again, tensors(make(shards).epoch(2)))
+
+
+@pytest.mark.parametrize("rank", [0, 3])  # the last rank has nothing but pads in the last row
+def test_samples_saved_after_the_last_one_go_on_with_the_next_epoch(shards, rank):
+    def dataset():
+        return SampleDataset(make(shards, rank=rank, world_size=4, **RAW))
+
+    saved, again = dataset(), dataset()
+    first = list(saved)
+    again.load_state_dict(saved.state_dict())
+    following = list(again)
+    assert len(following) == pytest.approx(len(first), abs=1)
+    assert following == list(saved)
+
+
+def test_a_state_brings_its_order(shards):
+    dataset, again = BatchDataset(make(shards, num_lanes=2, block_size=4, window=3)), BatchDataset(make(shards))
+    items = iter(dataset)
+    next(items)
+    again.load_state_dict(dataset.state_dict())
+    assert all_same(again, list(items))
+    with pytest.raises(ConfigError, match="block_size is 8 here and was 4 there"):
+        BatchDataset(make(shards, block_size=8)).load_state_dict(dataset.state_dict())
+
+
 def test_a_state_of_another_stream_is_refused(shards):
     state = BatchDataset(make(shards)).state_dict()
     with pytest.raises(ConfigError, match="seed is 8 here and was 7 there"):

@@ -75,6 +75,13 @@ def test_a_pipeline_goes_on_where_it_was_saved(shards, num_taken):
     assert ids_of(again) == ids_of(samples)
 
 
+def test_a_pipeline_saved_after_the_last_sample_goes_on_with_the_next_epoch(shards):
+    dataset, again = pipeline(shards, "train"), pipeline(shards, "train")
+    list(dataset)
+    again.load_state_dict(dataset.state_dict())
+    assert ids_of(again) == ids_of(dataset)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_loader_goes_on_behind_batches(shards, workers):
     def loader_of():
