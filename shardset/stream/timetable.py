@@ -95,8 +95,9 @@ class Timetable:
         """Raises ConfigError unless the run plans all of these."""
         if not 0 <= epochs.start < epochs.stop <= self.num_epochs:
             raise ConfigError(
-                f"epochs {epochs.start}:{epochs.stop} are not of this run, which plans 0:{self.num_epochs}; "
-                "the second number is the first epoch after the range"
+                f"epochs {epochs.start + 1}:{epochs.stop + 1} are not of this run, which plans "
+                f"1:{self.num_epochs + 1}; they are counted from 1, and the second number is "
+                "the first epoch after the range"
             )
 
     def batch(self, global_step: int) -> list[StepVisit]:

@@ -1,6 +1,6 @@
 """`python -m trainer explain`: the samples of a step, or the steps of a sample, from the manifest and its indexes.
 
-Functions that find the answer come first, then those that print it.
+Functions that find the answer come first, then those that print it. People count epochs from 1, JSON from 0.
 """
 
 import json
@@ -167,12 +167,12 @@ def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state
 
 
 def explain_step(plan: RunPlan, text: str) -> ExplainedStep:
-    """The step that `text` names: `123`, counted over all epochs, or `EPOCH:STEP`."""
+    """The step that `text` names: `123`, counted over all epochs, or `EPOCH:STEP` with epochs counted from 1."""
     timetable = plan.timetable
     first, colon, second = text.partition(":")
     if not first.isdecimal() or (colon and not second.isdecimal()):
         raise ConfigError(f"--step {text!r} is neither a step of the run such as 123 nor EPOCH:STEP such as 2:17")
-    global_step = timetable.step_of(int(first), int(second)) if colon else int(first)
+    global_step = timetable.step_of(int(first) - 1, int(second)) if colon else int(first)
     epoch, step = timetable.place_of(global_step)
     samples = timetable.batch(global_step)
     return ExplainedStep(
@@ -205,7 +205,8 @@ def explain_sample(plan: RunPlan, sample_id: int, epochs: range | None = None) -
 class ExplainQuery:
     """The question to `explain`: the samples of `step`, or the steps of the sample with `key` or `id`.
 
-    `epochs`, START:STOP, limits the steps of a sample. `thumbnails` names a file for pictures of the samples of a step.
+    `epochs`, START:STOP counted from 1, limits the steps of a sample. `thumbnails` names a file for pictures of the
+    samples of a step.
     """
 
     step: str | None = None
@@ -259,14 +260,14 @@ def to_json(plan: RunPlan, answer: ExplainedStep | SampleVisits) -> dict[str, An
 def _epochs(text: str) -> range:
     start, colon, stop = text.partition(":")
     if not (colon and start.isdecimal() and stop.isdecimal()):
-        raise ConfigError(f"--epochs {text!r} is not START:STOP, for example 0:90")
-    return range(int(start), int(stop))
+        raise ConfigError(f"--epochs {text!r} is not START:STOP, for example 1:91")
+    return range(int(start) - 1, int(stop) - 1)
 
 
 def _write_sheet(plan: RunPlan, answer: ExplainedStep, path: str) -> None:
     from trainer.tools import contact_sheet
 
-    title = f"epoch {answer.epoch} step {answer.step} (step {answer.global_step} of the run)"
+    title = f"epoch {answer.epoch + 1} step {answer.step} (step {answer.global_step} of the run)"
     sheet = contact_sheet.render(
         plan.timetable.storage, plan.timetable.split, answer.samples, title=title, path=path, background=plan.background
     )
@@ -291,7 +292,7 @@ def _step_line(plan: RunPlan, answer: ExplainedStep) -> str:
     state = {None: "", True: ", taken", False: ", not logged as taken"}[answer.done]
     pads = f", {answer.num_pads} of them pads of weight 0" if answer.num_pads else ""
     return (
-        f"step {answer.global_step} of the run is epoch {answer.epoch} step {answer.step} of "
+        f"step {answer.global_step} of the run is epoch {answer.epoch + 1} step {answer.step} of "
         f"{plan.timetable.order.num_batches}{state}: {len(answer.samples)} slots{pads}"
     )
 
@@ -328,7 +329,7 @@ def _step_table(samples: Sequence[StepVisit]) -> Table:
 
 def _visits_table(visits: Sequence[Visit]) -> Table:
     columns = ["epoch", "step", "step of the run", "slot", "lane", "row", "weight"]
-    rows = ((v.epoch, v.step, v.global_step, v.slot, v.lane, v.row, "0 (pad)" if v.pad else "1") for v in visits)
+    rows = ((v.epoch + 1, v.step, v.global_step, v.slot, v.lane, v.row, "0 (pad)" if v.pad else "1") for v in visits)
     return _table(columns, list(rows))
 
 

@@ -86,7 +86,7 @@ def test_every_step_holds_what_the_run_trained_on(recorded):
         trained = seen[found.epoch, found.step]
         assert [(one.sample.id, float(not one.pad)) for one in found.samples] == trained
         assert [one.slot for one in found.samples] == list(range(BATCH))
-        assert found == explain_step(plan, f"{found.epoch}:{found.step}")
+        assert found == explain_step(plan, f"{found.epoch + 1}:{found.step}")
 
 
 def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
@@ -96,7 +96,7 @@ def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
     for epoch, record in enumerate(logged):
         counted = SampleDigest()
         for step in range(STEPS):
-            found = explain_step(plan, f"{epoch}:{step}").samples
+            found = explain_step(plan, f"{epoch + 1}:{step}").samples
             counted = counted.add(np.array([one.sample.id for one in found if not one.pad]))
         assert (counted.samples, counted.text) == (record["samples"], record["key_digest"])
     assert len(logged) == 2
@@ -127,7 +127,7 @@ def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
     stream = Stream(url, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5, image=None, with_key=True)
     steps = 0
     for step, batch in enumerate(stream.epoch(1)):
-        found = [one.sample for one in explain_step(plan, f"1:{step}").samples]
+        found = [one.sample for one in explain_step(plan, f"2:{step}").samples]
         assert [sample.key for sample in found] == batch["key"]
         assert [sample.label for sample in found] == batch["label"].tolist()
         assert [sample.name for sample in found] == [f"raw/{sample.id} <b>.png" for sample in found]
@@ -156,12 +156,12 @@ def test_a_run_that_is_described_has_the_order_of_its_budget(recorded):
 
 def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):
     run_dir, _ = recorded
-    found = told(capsys, "--run-dir", run_dir, "--key", "train-000007", "--epochs", "1:2")
+    found = told(capsys, "--run-dir", run_dir, "--key", "train-000007", "--epochs", "2:3")
     (visit,) = [visit for visit in found["visits"] if not visit["pad"]]
     assert visit["epoch"] == 1
     step = told(capsys, "--run-dir", run_dir, "--step", str(visit["global_step"]))
     assert step["samples"][visit["slot"]]["sample"] == found["sample"]
-    assert told(capsys, "--run-dir", run_dir, "--id", "7", "--epochs", "1:2") == found
+    assert told(capsys, "--run-dir", run_dir, "--id", "7", "--epochs", "2:3") == found
 
 
 def test_tables_say_pads_names_and_how_far_the_run_is(recorded, capsys, monkeypatch):
@@ -169,7 +169,7 @@ def test_tables_say_pads_names_and_how_far_the_run_is(recorded, capsys, monkeypa
     run_dir, _ = recorded
     assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == OK
     text = capsys.readouterr().out
-    assert "epoch 0 step 6 of 7, taken: 8 slots, 4 of them pads of weight 0" in text
+    assert "epoch 1 step 6 of 7, taken: 8 slots, 4 of them pads of weight 0" in text
     assert text.count("(pad)") == 4
     assert "<b>.png" in text
     assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == OK
@@ -297,7 +297,7 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
     ("words", "message"),
     [
         (["--step", "14"], "are the steps 0 to 13"),
-        (["--step", "2:0"], "which plans 0:2"),
+        (["--step", "3:0"], "which plans 1:3"),
         (["--step", "1:7"], "an epoch has the steps 0 to 6"),
         (["--step", "-1"], "neither a step"),
         (["--step", "1:x"], "EPOCH:STEP"),
@@ -305,7 +305,9 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
         (["--key", "trän"], "near it are"),
         (["--id", "52"], "which has 0 to 51"),
         (["--id", "-1"], "no id -1"),
-        (["--id", "3", "--epochs", "0:3"], "which plans 0:2"),
+        (["--id", "3", "--epochs", "1:4"], "which plans 1:3"),
+        (["--id", "3", "--epochs", "0:1"], "they are counted from 1"),
+        (["--step", "0:3"], "epochs 0:1 are not of this run"),
         (["--id", "3", "--epochs", "1:1"], "first epoch after the range"),
         (["--id", "3", "--epochs", "1"], "START:STOP"),
         ([], "one of --step, --key and --id"),
