@@ -34,6 +34,9 @@ GREY_SIDE = 64
 MANY_SAMPLES = 20_000
 HUGE_SAMPLES = 500_000
 LARGE_SIZE, LARGE_SIZE_CPU = 224, 128
+RATE = 3e-3
+FINE_TUNING_RATE = 2e-3
+"""Close to the best for two models on two small sets (docs/log/train.md); both rates are for batches of 256."""
 RESIZE = 8 / 7
 """An evaluation resizes the shorter side to 256 for a crop of 224."""
 
@@ -147,7 +150,7 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
 def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the batch size."""
     is_pretrained = settings.get("model.pretrained") is not None
-    rate = (2e-4 if is_pretrained and not settings.get("model.freeze") else 3e-3) * _root(settings)
+    rate = (FINE_TUNING_RATE if is_pretrained and not settings.get("model.freeze") else RATE) * _root(settings)
     rate = settings.get("optimizer.learning_rate", float(f"{rate:.1g}"))
     head = {"optimizer.head_learning_rate": 10 * rate} if is_pretrained and not settings.get("model.freeze") else {}
     return {
