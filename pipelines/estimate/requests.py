@@ -139,7 +139,8 @@ def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.
     # Each reader takes a contiguous part of every batch.
     ids = order.slots(0, range(num_steps), 0, order.global_batch_size).ids
     shards = np.searchsorted(order.first_ids, ids, side="right") - 1
-    return [np.unique(columns) for columns in np.array_split(shards, num_readers, axis=1)]
+    cuts = [rank_part(order.global_batch_size, rank, num_readers).start for rank in range(1, num_readers)]
+    return [np.unique(columns) for columns in np.split(shards, cuts, axis=1)]
 
 
 def build_requests(stored: StoredSet) -> BuildRequests | None:
