@@ -13,6 +13,8 @@ BENCHMARKS = {
     "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
     "stream": "the stream against seven readers (an hour)",
     "memory": "the estimate of a step's memory against measured peaks (minutes)",
+    "pod": "what readers of a pod read and hold, by their number (minutes)",
+    "chaos": "40 readers that are lost and come back (minutes)",
     "writing": "what writing a shard costs, and its parts (a minute)",
     "decoding": "what crops of JPEGs and small PNGs cost (seconds)",
     "damage": "the same damage to the stream and to webdataset (seconds)",

@@ -4,8 +4,9 @@ python -m benchmarks.pod [--n 1e6,1e9] [--world 1,8,64,512,8192] [--bytes 110000
 
 Order and block reads are the real ones; the samples are not there. Every point is a process of its own. It plans the
 first steps of a few readers and counts the samples that the ranged reads of these steps would bring for each that the
-reader wants. `256 lanes` is the order of versions before 0.2, which cut every epoch into at most 256 lanes and divided
-the budget as if one reader held all of them.
+reader wants. `before` is the order of versions before 0.2, which cut every epoch into at most 256 lanes and divided the
+budget as if one reader held all of them. `one lost` is a run that goes on without one of its readers, in the order of
+all of them.
 """
 
 import argparse
@@ -28,8 +29,8 @@ SHARD_BYTES = 128 << 20
 SIZES = (10**6, 10**8, 10**9)
 WORLDS = (1, 8, 64, 512, 8192)
 MIN_BATCH = 1024
-NUM_READERS = 3
-"""Readers whose steps are planned: the first, one in the middle and the last."""
+NUM_READERS = 9
+"""Readers whose steps are planned, from the first to the last."""
 
 NUM_ROWS = 1500
 """Rows of each lane that are planned at most: several times the window, so that the ends count for little."""
@@ -37,10 +38,14 @@ NUM_ROWS = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One order and what its readers do. `bytes_factor` is bytes read for each that is wanted."""
+    """One order and what its readers do. `bytes_factor` is bytes read for each that is wanted.
+
+    `num_lost` of the `world_size` readers that the order was made for are gone.
+    """
 
     num_samples: int
     world_size: int
+    num_lost: int
     fixed_lanes: bool
     num_lanes: int
     window: int
@@ -69,22 +74,26 @@ def order_of(num_samples: int, world_size: int, mean_bytes: int, per_reader: int
     )
 
 
-def measure(num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool) -> Point:
+def measure(
+    num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool, num_lost: int = 0
+) -> Point:
     """Plans the first steps of a few readers in this process."""
     began = time.process_time()
     order = order_of(num_samples, world_size, mean_bytes, per_reader, fixed_lanes=fixed_lanes)
-    part = rank_part(order.global_batch_size, 0, world_size)
+    num_readers = world_size - num_lost
+    part = rank_part(order.global_batch_size, num_readers - 1, num_readers)
     order.slots(0, range(1), part.start, part.stop)
     first_step_s = time.process_time() - began
     peak_bytes = peak_bytes_of(os.getpid())  # getrusage counts what the process that started this one had
     num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
-    ranks = sorted({0, world_size // 2, world_size - 1})[:NUM_READERS]
-    counts = np.sum([_reads(order, rank, world_size, num_steps) for rank in ranks], axis=0)
+    ranks = sorted(set(np.linspace(0, num_readers - 1, NUM_READERS).astype(int).tolist()))
+    counts = np.sum([_reads(order, rank, num_readers, num_steps) for rank in ranks], axis=0)
     num_wanted, num_read, num_requests = counts.tolist()
     lanes = len(order.part_lanes(part))
     return Point(
         num_samples=num_samples,
         world_size=world_size,
+        num_lost=num_lost,
         fixed_lanes=fixed_lanes,
         num_lanes=order.num_lanes,
         window=order.window,
@@ -113,10 +122,13 @@ def _reads(order: Order, rank: int, world_size: int, num_steps: int) -> tuple[in
     return int(real.sum()), int(reads.num_samples[once].sum()), len(first)
 
 
-def run_point(num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool) -> Point:
+def run_point(
+    num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool, num_lost: int = 0
+) -> Point:
     """`measure` in a fresh process."""
     words = [sys.executable, "-m", "benchmarks.pod", "--one", str(num_samples), str(world_size)]
     words += ["--bytes", str(mean_bytes), "--per-reader", str(per_reader), *(["--fixed-lanes"] if fixed_lanes else [])]
+    words += ["--lost", str(num_lost)]
     return Point(**json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout))
 
 
@@ -130,9 +142,10 @@ def table(points: list[Point]) -> str:
 
 
 def _row(point: Point) -> str:
-    before = " (before)" if point.fixed_lanes else ""
+    before, lost = " (before)" if point.fixed_lanes else "", " (one lost)" if point.num_lost else ""
+    readers = f"{point.world_size - point.num_lost:,}{lost}"
     return (
-        f"| {point.num_samples:,} | {point.world_size:,} | {point.num_lanes:,}{before} | {point.window} "
+        f"| {point.num_samples:,} | {readers} | {point.num_lanes:,}{before} | {point.window} "
         f"| {point.bytes_factor:.2f}x | {point.requests_per_step:,.0f} | {point.held_bytes / 2**20:,.0f} MiB "
         f"| {point.first_step_s:.2f} | {point.peak_bytes / 2**20:,.0f} |"
     )
@@ -146,16 +159,19 @@ def main() -> None:
     parser.add_argument("--bytes", type=int, default=110_000, help="bytes of a sample")
     parser.add_argument("--per-reader", type=int, default=4, help="samples of a step for each reader, at least")
     parser.add_argument("--one", nargs=2, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--lost", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--fixed-lanes", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(asdict(measure(*args.one, args.bytes, args.per_reader, fixed_lanes=args.fixed_lanes))))
+        sizes = (*args.one, args.bytes, args.per_reader)
+        print(json.dumps(asdict(measure(*sizes, fixed_lanes=args.fixed_lanes, num_lost=args.lost))))
         return
     points = [
-        run_point(n, world, args.bytes, args.per_reader, fixed_lanes=fixed)
+        run_point(n, world, args.bytes, args.per_reader, fixed_lanes=fixed, num_lost=num_lost)
         for n in args.n
         for world in args.world
-        for fixed in (True, False)
+        for fixed, num_lost in ((True, 0), (False, 0), (False, 1))
+        if num_lost < world
     ]
     print(f"{environment.machine()}, commit {environment.commit()}\n\n{table(points)}")
 

@@ -176,7 +176,7 @@ def test_every_message_of_reading_is_what_the_stream_raises(tmp_path: Path, monk
         "WORLD_SIZE is 2": as_one_of_two,
         "stream[0]": lambda: stream()[0],
         "a global batch of 10": lambda: shardset.Stream(
-            "shards", "train", global_batch_size=10, rank=0, world_size=3, image_size=32
+            "shards", "train", global_batch_size=10, rank=0, world_size=11, image_size=32
         ),
         "BudgetTooSmall": lambda: stream(budget_bytes=1000),
         "from that state": lambda: stream(seed=1).load_state_dict(saved),

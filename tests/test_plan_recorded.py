@@ -195,6 +195,7 @@ def assert_requests(reads: ReadEstimate, requests: list[Seen]) -> None:
     found = kinds(requests)
     assert reads.amplification == 1
     assert found["manifest"] == reads.manifest_gets
+    assert found["look"] == found["list"] == 0
     # With 38 samples a reader some shards are missed; one reader has them all.
     assert 0.7 * reads.index_gets <= found["index"] <= reads.index_gets
     assert reads.num_readers > 1 or found["index"] == reads.index_gets

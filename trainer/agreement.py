@@ -17,14 +17,14 @@ from trainer.supervise.run_lock import RunLock, acquire_run_lock
 
 
 def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
-    """Raises ConfigError unless every device gets the same whole number of samples in every pass."""
-    divisor = runtime.num_devices * config.accumulate
-    if config.global_batch_size % divisor:
-        lower = config.global_batch_size // divisor * divisor
+    """Raises ConfigError unless there is a sample for every device in every pass."""
+    least = runtime.num_devices * config.accumulate
+    if config.global_batch_size < least:
         raise ConfigError(
-            f"global_batch_size {config.global_batch_size} does not divide over {runtime.num_devices} devices"
-            + (f" in {config.accumulate} passes" if config.accumulate > 1 else "")
-            + f"; use {' or '.join(str(size) for size in (lower, lower + divisor) if size)}"
+            f"global_batch_size {config.global_batch_size} does not have a sample for each of {runtime.num_devices} "
+            f"devices"
+            + (f" in each of {config.accumulate} passes" if config.accumulate > 1 else "")
+            + f"; use at least {least}, or fewer devices"
         )
 
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardset.format import manifest as manifests
 from shardset.order.budget import BUDGET_BYTES
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
+from trainer.data.loaded import load_once
 from trainer.flags import FLAGS, ConfigFlags
 from trainer.record import checkpoint_names
 from trainer.runtime.machine import GIB, Machine, machine
@@ -143,7 +143,7 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
     """`steps_of` for the training split of a shard set; nothing without one. Reads the manifest only."""
     if given.get("manifest") is None:
         return {}
-    split = manifests.load(given["manifest"]).manifest.split(given.get("train_split", TrainConfig().train_split))
+    split = load_once(given["manifest"]).manifest.split(given.get("train_split", TrainConfig().train_split))
     return steps_of(split.num_samples, given)
 
 
@@ -211,7 +211,7 @@ def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:
     from trainer.data.survey import survey  # decodes images, which --help must not need
     from trainer.model import memory
 
-    loaded = manifests.load(given["manifest"])
+    loaded = load_once(given["manifest"])
     facts = survey(loaded, given.get("train_split", TrainConfig().train_split))
     here = machine()
     chosen = choose(facts, here, given, _input_of)

@@ -57,13 +57,16 @@ def evaluate(
     must_stop: Callable[[], bool],
     gives_up: Callable[[], bool] = lambda: False,
     fetch_every: int = FETCH_EVERY,
+    *,
+    num_rows: int = 0,
 ) -> Totals | None:
     """Sums over every sample of a split, each once, for any number of replicas; None if asked to stop on the way.
 
-    `must_stop` is asked after each fetch, `gives_up` while there is no batch.
+    `must_stop` is asked after each fetch, `gives_up` while there is no batch; `num_rows` is that of a DeviceFeed.
     """
     totals, rows = Totals(), []
-    with DeviceFeed(steps_of(stream, 0, len(stream)), runtime.to_device, stream.stop, gives_up) as feed:
+    steps = steps_of(stream, 0, len(stream))
+    with DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows) as feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
             if len(rows) == fetch_every:
@@ -86,7 +89,8 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     checkpoint.check_identity(commit.identity, model_identity_of(config, data), f"step {commit.step}")
     learner = Learner(runtime, _with_averages(config, state), data.num_classes, state)
     start = time.perf_counter()
-    totals = evaluate(runtime, learner, data.evaluation, lambda: False) or Totals()
+    num_rows = runtime.num_rows(config.global_batch_size, 1)
+    totals = evaluate(runtime, learner, data.evaluation, lambda: False, num_rows=num_rows) or Totals()
     check_evaluation(totals, data.num_eval_samples)
     if runtime.is_master:
         print(
@@ -104,6 +108,7 @@ def _end_epoch(run: Run, fetch_every: int) -> None:
         run.stop_requested_while_evaluating,
         run.stop_requested_while_waiting,
         fetch_every,
+        num_rows=run.num_rows,
     )
     run.close_epoch(totals)
 

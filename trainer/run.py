@@ -102,11 +102,20 @@ class Run:
         if self.is_done():
             return iter(())
         feed = DeviceFeed(
-            self._steps(), self.runtime.to_device, self.data.train.stop, self.stop_requested_while_waiting
+            self._steps(),
+            self.runtime.to_device,
+            self.data.train.stop,
+            self.stop_requested_while_waiting,
+            num_rows=self.num_rows,
         )
         self._exits.enter_context(feed)
         self._telemetry.watch_feed(feed)
         return iter(feed)
+
+    @property
+    def num_rows(self) -> int:
+        """The rows that this process brings to a step."""
+        return self.runtime.num_rows(self.config.global_batch_size, self.config.accumulate)
 
     def epoch_is_done(self) -> bool:
         """Whether the last step of an epoch has been taken and the epoch not been closed."""

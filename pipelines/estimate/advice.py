@@ -16,6 +16,7 @@ def advice_on(
     return [
         *_on_shard_sizes(stored),
         *_on_batches(order, steps),
+        *_on_shares(order, reading),
         *_on_lanes(order, reads),
         *_on_plain_readers(stored, reading),
         *_on_window(stored, order, reading),
@@ -52,6 +53,18 @@ def _on_batches(order: Order, steps: Steps) -> list[str]:
     return [
         f"{order.num_samples:,} samples over batches of {size:,}: the last batch has {steps.num_last:,}, and "
         f"{steps.num_pads:,} repeats of weight 0, which count nowhere.{also}"
+    ]
+
+
+def _on_shares(order: Order, reading: Reading) -> list[str]:
+    size, replicas = order.global_batch_size, reading.num_replicas
+    most = -(-size // replicas)
+    if not size % replicas or size < replicas:
+        return []
+    return [
+        f"Batches of {size:,} over {replicas:,} replicas: {most * replicas - size:,} of them have {most - 1:,} samples "
+        f"and a repeat of weight 0, the others {most:,}. Batches of {or_list(nearest_multiples(replicas, size))} would "
+        "divide."
     ]
 
 

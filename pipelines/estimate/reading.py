@@ -120,7 +120,7 @@ def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
         cache_bytes = 3 * stored.plan.num_stored * (reading.image_size + 2 * reading.crop_padding) ** 2
     return fit_memory(
         order,
-        rank_part(order.global_batch_size, 0, reading.num_readers),
+        rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),  # the largest share
         order_within=lambda budget: order_of(stored, replace(reading, budget_bytes=budget)),
         stored_bytes=stored.num_bytes,
         image_bytes=3 * reading.image_size**2,

@@ -38,9 +38,8 @@ class ReadEstimate:
     """Requests of all readers together.
 
     `block_gets` are the range reads of an epoch. Readers read the samples of a run's first batch and the pads of each
-    epoch's last batch one by one; manifests, indexes and `looks` (a shard's generation) once per run; indexes that do
-    not fit in memory again in every epoch. `amplification` is bytes read over bytes stored; `num_bytes` counts the
-    samples of the first epoch.
+    epoch's last batch one by one; manifests and indexes once per run; indexes that do not fit in memory again
+    in every epoch. `amplification` is bytes read over bytes stored; `num_bytes` counts the samples of the first epoch.
     """
 
     num_readers: int
@@ -48,7 +47,6 @@ class ReadEstimate:
     first_batch_gets: int
     pad_gets: int
     index_gets: int
-    looks: int
     manifest_gets: int
     num_bytes: int
     index_bytes: int
@@ -58,7 +56,7 @@ class ReadEstimate:
     @property
     def first_gets(self) -> int:
         """All requests of a run's first epoch."""
-        once = self.first_batch_gets + self.looks + self.manifest_gets + self.index_gets
+        once = self.first_batch_gets + self.manifest_gets + self.index_gets
         return self.block_gets + self.pad_gets + once
 
     @property
@@ -105,7 +103,6 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
         first_batch_gets=first_batch,
         pad_gets=steps.num_pads,
         index_gets=index_gets,
-        looks=num_shards * num_readers,
         manifest_gets=num_readers,
         num_bytes=math.ceil(stored.num_bytes * amplification + single_bytes),
         index_bytes=math.ceil(index_gets * sum(stored.index_bytes) / num_shards),
@@ -139,7 +136,8 @@ def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.
     # Each reader takes a contiguous part of every batch.
     ids = order.slots(0, range(num_steps), 0, order.global_batch_size).ids
     shards = np.searchsorted(order.first_ids, ids, side="right") - 1
-    return [np.unique(columns) for columns in np.array_split(shards, num_readers, axis=1)]
+    cuts = [rank_part(order.global_batch_size, rank, num_readers).start for rank in range(1, num_readers)]
+    return [np.unique(columns) for columns in np.split(shards, cuts, axis=1)]
 
 
 def build_requests(stored: StoredSet) -> BuildRequests | None:

@@ -103,8 +103,8 @@ def _requests(reads: ReadEstimate, prices: Prices) -> str:
     first, later = (_dollars(prices.requests(class_b=number)) for number in (reads.first_gets, reads.later_gets))
     return (
         f"{reads.first_gets:,} in the first epoch, {first}: {reads.block_gets:,} reads of blocks, "
-        f"{reads.first_batch_gets + reads.pad_gets:,} of single samples, {reads.index_gets:,} of indexes, "
-        f"{reads.looks:,} looks at shards; hedging adds 3 % at most. Each epoch after it {reads.later_gets:,}, {later}"
+        f"{reads.first_batch_gets + reads.pad_gets:,} of single samples, {reads.index_gets:,} of indexes; "
+        f"hedging adds 3 % at most. Each epoch after it {reads.later_gets:,}, {later}"
     )
 
 

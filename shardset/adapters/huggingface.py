@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 
 from shardset.stream.batch import Batch
-from shardset.stream.finish import row_of
+from shardset.stream.fill.finish import row_of
 from shardset.stream.stream import Stream
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from shardset.errors import NotFound, PreconditionFailed
+from shardset.errors import NotFound, StorageError, TransientError
 from shardset.read.indexes import LostShard, ShardTable
 from shardset.read.threads import Threads, outcome_of, settle
+from shardset.storage.base import Stat
 from shardset.storage.checked import read_twice
 
 NUM_FETCHERS = 32
@@ -38,7 +39,7 @@ class RangeReader(Protocol):
 
 
 class RemoteReader:
-    """Reads ranges of shards from storage; each must come from the object that the manifest describes.
+    """Reads ranges of shards from storage, one request each; the answers must be of the objects in the manifest.
 
     A read that takes longer than 95 % of the reads of about its size is hedged: requested again, and the first answer
     counts. Hedges are limited to 3 % of the reads of each size.
@@ -48,7 +49,6 @@ class RemoteReader:
         self.table = table
         self.num_bytes_read = 0
         self.hedges = HedgePolicy()
-        self._generations = _Generations(table)
         self._lock = threading.Lock()
         self._running: set[_RangeRead] = set()
         self._fetchers = Threads("shardset-fetch", num_fetchers)
@@ -79,10 +79,10 @@ class RemoteReader:
 
     def _attempt(self, read: "_RangeRead", threads: Threads) -> None:
         read.attempts += 1
-        threads.submit(partial(self._run, read, is_hedge=threads is self._hedgers), read.result)
+        threads.submit(partial(self._run, read), read.result)
 
-    def _run(self, read: "_RangeRead", *, is_hedge: bool) -> None:
-        outcome = outcome_of(partial(self._read, read, is_hedge=is_hedge))
+    def _run(self, read: "_RangeRead") -> None:
+        outcome = outcome_of(partial(self._read, read))
         with self._lock:
             read.attempts -= 1
             if isinstance(outcome, BaseException) and read.attempts:
@@ -90,17 +90,10 @@ class RemoteReader:
             self._running.discard(read)
         settle(read.result, outcome)
 
-    def _read(self, read: "_RangeRead", *, is_hedge: bool) -> bytes:
+    def _read(self, read: "_RangeRead") -> bytes:
         begun = time.monotonic()
         read.started = read.started or begun
-        name = self.table.split.shards[read.shard].path
-        generation = self._generations.of(read.shard, is_hedge=is_hedge)
-        try:
-            data = self.table.storage.read(name, read.start, read.stop, generation=generation)
-        except (NotFound, PreconditionFailed):
-            # Deleted or replaced since it was pinned. If the same shard was written again, read on; else raise.
-            generation = self._generations.renew(read.shard)
-            data = self.table.storage.read(name, read.start, read.stop, generation=generation)
+        data = _listed_range(self.table, read.shard, read.start, read.stop)
         with self._lock:
             self.num_bytes_read += len(data)
             self.hedges.note(read.size_class, time.monotonic() - begun)
@@ -169,47 +162,26 @@ class _RangeRead:
         return (self.stop - self.start).bit_length()
 
 
-class _Generations:
-    """The generation of each shard's object, checked against the manifest once and then required of all reads."""
+def _listed_range(table: ShardTable, shard: int, start: int, stop: int) -> bytes:
+    """The bytes [start, stop) of a shard; raises LostShard if another object than the manifest's has its name."""
+    listed = table.split.shards[shard]
 
-    def __init__(self, table: ShardTable) -> None:
-        self.table = table
-        self._pinned: dict[int, Future[str]] = {}
-        self._lock = threading.Lock()
+    def is_listed(answer: tuple[bytes, Stat]) -> bool:
+        return answer[1].num_bytes == listed.num_bytes and answer[1].crc32c in (None, listed.crc32c)
 
-    def of(self, shard: int, *, is_hedge: bool) -> str:
-        """The first read of a shard asks storage and the others wait for its answer; a hedge never waits."""
-        with self._lock:
-            pinned = self._pinned.get(shard)
-            asks = pinned is None or (is_hedge and not pinned.done())
-            pinned = self._pinned.setdefault(shard, Future())
-        if asks:
-            settle(pinned, outcome_of(partial(self._checked, shard)))
-            if pinned.exception() is not None:
-                self._pinned.pop(shard, None)  # so that the next read asks again
-        return pinned.result()
-
-    def renew(self, shard: int) -> str:
-        """Asks storage again, after the pinned generation is gone."""
-        pinned: Future[str] = Future()
-        pinned.set_result(generation := self._checked(shard))
-        with self._lock:
-            self._pinned[shard] = pinned
-        return generation
-
-    def _checked(self, shard: int) -> str:
-        expected = self.table.split.shards[shard]
-        try:
-            stat = read_twice(
-                lambda: self.table.storage.stat(expected.path),
-                lambda stat: stat.num_bytes == expected.num_bytes and stat.crc32c in (None, expected.crc32c),
-            )
-        except NotFound as error:
-            raise self.table.missing(shard) from error
-        self.table.check_size(shard, stat.num_bytes)
-        if stat.crc32c not in (None, expected.crc32c):
-            raise LostShard(
-                f"{self.table.url(shard)}: crc32c is {stat.crc32c}, expected {expected.crc32c}; "
-                "another object stands there, fetch or rebuild the shard"
-            )
-        return stat.generation
+    try:
+        data, stat = read_twice(lambda: table.storage.read_with_stat(listed.path, start, stop), is_listed)
+    except NotFound as error:
+        raise table.missing(shard) from error
+    except TransientError:
+        raise
+    except StorageError:
+        table.check_size(shard, table.storage.stat(listed.path).num_bytes)  # a shard that was cut lacks the range
+        raise
+    table.check_size(shard, stat.num_bytes)
+    if stat.crc32c not in (None, listed.crc32c):
+        raise LostShard(
+            f"{table.url(shard)}: crc32c is {stat.crc32c}, expected {listed.crc32c}; "
+            "another object stands there, fetch or rebuild the shard"
+        )
+    return data

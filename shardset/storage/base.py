@@ -94,6 +94,10 @@ class Storage(Protocol):
         """
         ...
 
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        """`read`, and the facts about the object that the bytes are of: one request where the storage sends both."""
+        ...
+
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """Objects whose names start with `prefix`, recursively, in the order of `utf8`; no temporary files.
 

@@ -128,23 +128,32 @@ class GcsStorage:
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """See Storage.read. Compares a whole object with the CRC32C that the server keeps."""
+        return self._read(name, start, stop, generation)[0]
+
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        """See Storage.read_with_stat."""
+        return self._read(name, start, stop, None)
+
+    def _read(self, name: str, start: int, stop: int | None, generation: str | None) -> tuple[bytes, Stat]:
         where = f"{self.url}/{name}"
         if start == stop:  # no Range header asks for zero bytes
             stat = self.stat(name)
             check_generation(stat.generation, generation, where)
             check_range(start, stop, stat.num_bytes, where)
-            return b""
+            return b"", stat
         download = Download(
             policy=self.retry,
             path=self._path(self._full(name)),
             where=where,
+            name=name,
             stat=lambda: self.stat(name),
             start=start,
             stop=stop,
             generation=generation,
             piece_bytes=self.limits.piece_bytes,
         )
-        return persist(self.retry, download.attempt, lambda: download.farthest)
+        data = persist(self.retry, download.attempt, lambda: download.farthest)
+        return data, download.found
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Storage.list. Leaves out objects whose names end with `/`, by which consoles draw folders."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import urllib3
 
@@ -18,16 +18,19 @@ class Download:
     """The bytes [start, stop) of one generation of an object, in as many requests as that takes.
 
     `farthest` is the last byte that any attempt reached; receiving lost or damaged bytes again does not move it.
+    `found` are the facts about the object, as the headers of its last answer say.
     """
 
     policy: RetryPolicy
     path: str
     where: str
+    name: str
     stat: Callable[[], Stat]
     start: int
     stop: int | None
     generation: str | None
     piece_bytes: int
+    found: Stat = field(init=False)
 
     def __post_init__(self) -> None:
         self._is_whole = self.start == 0 and self.stop is None
@@ -72,7 +75,7 @@ class Download:
 
     def _past_the_end(self) -> int:
         """The end of the wanted bytes after a 416; raises unless the object's size confirms that none are left."""
-        stat = self.stat()
+        stat = self.found = self.stat()
         check_generation(stat.generation, self._pinned, self.where)
         end = check_range(self.start, self.stop, stat.num_bytes, self.where)
         if self._position < end:
@@ -90,8 +93,10 @@ class Download:
         self._pinned = generation  # later requests must not mix in bytes of another generation
         if self._position < end and first != self._position:
             raise TransientError(f"{self.where}: answered from byte {first}, expected {self._position}")
+        crc32c = _crc32c_header(response.headers.get("X-Goog-Hash", ""))
         if self._is_whole and not self._position:
-            self._crc32c = _crc32c_header(response.headers.get("X-Goog-Hash", ""))
+            self._crc32c = crc32c
+        self.found = Stat(name=self.name, num_bytes=size, generation=generation, crc32c=crc32c)
         return end
 
     def _collect(self, body: urllib3.BaseHTTPResponse, end: int, began: float) -> None:

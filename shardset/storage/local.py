@@ -81,6 +81,11 @@ class LocalStorage:
             )
         return data
 
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        """See Storage.read_with_stat."""
+        stat = self.stat(name)
+        return self.read(name, start, stop, generation=stat.generation), stat
+
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Storage.list. Raises StorageError for an unreadable folder or a dangling link."""
         folder = check_prefix(prefix, self.root).rpartition("/")[0]

@@ -27,10 +27,10 @@ from shardset.storage.base import (
 class _Object:
     data: bytes
     generation: str
+    crc32c: str
 
     def stat(self, name: str) -> Stat:
-        crc32c = crc32c_text(crc32c_of(self.data))
-        return Stat(name=name, num_bytes=len(self.data), generation=self.generation, crc32c=crc32c)
+        return Stat(name=name, num_bytes=len(self.data), generation=self.generation, crc32c=self.crc32c)
 
 
 _memories: dict[str, dict[str, _Object]] = {}
@@ -67,6 +67,11 @@ class MemoryStorage:
         item, where = self._get(name), f"{self.url}/{name}"
         check_generation(item.generation, generation, where)
         return item.data[start : check_range(start, stop, len(item.data), where)]
+
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        """See Storage.read_with_stat."""
+        item = self._get(name)
+        return item.data[start : check_range(start, stop, len(item.data), f"{self.url}/{name}")], item.stat(name)
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
         """See Storage.list."""
@@ -127,10 +132,11 @@ class _MemoryWriter:
             self._publish(self._storage._objects, self._data.getvalue())
 
     def _publish(self, objects: dict[str, _Object], data: bytes) -> None:
+        crc32c = crc32c_text(crc32c_of(data))
         with _memory_lock:
             item = objects.get(self._full)
             if self._if_generation in (None, item.generation if item else ABSENT):
-                objects[self._full] = _Object(data, str(next(_generations)))
+                objects[self._full] = _Object(data, str(next(_generations)), crc32c)
                 return
         stored, where = item.stat(self._full) if item else None, f"memory://{self._storage.name}/{self._full}"
-        accept_identical_object(stored, len(data), crc32c_text(crc32c_of(data)), where)
+        accept_identical_object(stored, len(data), crc32c, where)

@@ -11,11 +11,11 @@ from shardset.order.budget import READ_AHEAD
 from shardset.read.open import open_sample_reader
 from shardset.read.pending import SampleReader
 from shardset.stream.batch import Batch
-from shardset.stream.fill import open_filler
-from shardset.stream.finish import finishing
-from shardset.stream.slots import SlotWriter
+from shardset.stream.fill.fillers import open_filler
+from shardset.stream.fill.finish import finishing
+from shardset.stream.fill.slots import SlotWriter
+from shardset.stream.fill.steps import PlannedStep, Spans, StepPlanner, empty_batch
 from shardset.stream.source import DecodeAids, StreamSource
-from shardset.stream.steps import PlannedStep, Spans, StepPlanner, empty_batch
 
 POLL_S = 0.1
 JOIN_S = 2.0

@@ -4,7 +4,7 @@
     for batch in stream:                      # one epoch; the next `for` is the next epoch
         batch["image"], batch["label"], batch["weight"], batch["id"]
 
-One thread plans and requests bytes, one begins to fill batches, a pool decodes (`pipeline`, `fill`). All end with the
+One thread plans and requests bytes, one begins to fill batches, a pool decodes (`pipeline`, `fill/`). All end with the
 generator. An error in one of them is raised at the batch that it prevented.
 """
 
@@ -24,11 +24,11 @@ from shardset.order.state import OrderState
 from shardset.read.addresses import SampleAddresses
 from shardset.stream.batch import Batch
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
+from shardset.stream.fill.steps import Spans
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.position import StreamPosition, state_of_values, values_of_state
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
-from shardset.stream.steps import Spans
 from shardset.stream.world import refuse_copies, which_process
 
 _log = logging.getLogger(__name__)

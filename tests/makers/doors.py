@@ -45,6 +45,9 @@ class Door:
         data = self.inner.read(name, start, stop, generation=generation)
         return _changed[self.key](f"{name} {start} {stop}", data) if self.key in _changed else data
 
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        return self.read(name, start, stop), self.inner.stat(name)
+
     def list(self, prefix: str = "") -> Iterator[Stat]:
         return self.inner.list(prefix)
 

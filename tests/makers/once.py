@@ -55,6 +55,10 @@ class DamagesOnce:
         data[len(data) // 2 if self.at is None else self.at] ^= 1
         return bytes(data)
 
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        """The same bytes as `read`, and the facts of `stat`."""
+        return self.read(name, start, stop), self.stat(name)
+
     def stat(self, name: str) -> Stat:
         """As of a storage that keeps no checksums."""
         found = self.inner.stat(name)

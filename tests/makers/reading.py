@@ -14,13 +14,12 @@ NUM_SAMPLES = 60
 
 @dataclass
 class RecordingStorage:
-    """Another storage, with a record of its reads and looks, and a hook that may delay or fail each."""
+    """Another storage, with a record of its reads and looks, and a hook that may delay or fail each read."""
 
     inner: MemoryStorage
     reads: list = field(default_factory=list)
     before: object = lambda number, name: None
     looks: list = field(default_factory=list)
-    before_look: object = lambda number: None
 
     @property
     def url(self):
@@ -32,7 +31,6 @@ class RecordingStorage:
 
     def stat(self, name) -> Stat:
         self.looks.append(name)
-        self.before_look(len(self.looks))
         return self.inner.stat(name)
 
     def read(self, name, start=0, stop=None, *, generation=None):
@@ -40,6 +38,9 @@ class RecordingStorage:
         self.reads.append((name, start, stop, generation))
         self.before(number, name)
         return self.inner.read(name, start, stop, generation=generation)
+
+    def read_with_stat(self, name, start=0, stop=None):
+        return self.read(name, start, stop), self.inner.stat(name)
 
 
 def order_of(split, **options):

@@ -40,6 +40,8 @@ class DeviceBatch:
 class DeviceFeed:
     """Iterates over `DeviceBatch`es that a thread prepares. `wait_s` is how long the consumer has waited for them.
 
+    Tensors have at least `num_rows` rows: a smaller share of a batch repeats samples with weight 0 (see `filled_up`).
+
     Raises an exception of the source in place of the batch that is missing. The loader of torch_xla ends normally
     instead, so that a damaged shard would look like a short epoch.
 
@@ -53,10 +55,12 @@ class DeviceFeed:
         to_device: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
         stop: Callable[[], None] = lambda: None,
         gives_up: Callable[[], bool] = lambda: False,
+        *,
+        num_rows: int = 0,
     ) -> None:
         self.wait_s = 0.0
         self.gave_up = False
-        self._to_device = to_device
+        self._to_device, self._num_rows = to_device, num_rows
         self._stop, self._gives_up = stop, gives_up
         self._queue: queue.Queue[DeviceBatch | BaseException | None] = queue.Queue(DEPTH)
         self._stopped = threading.Event()
@@ -99,7 +103,10 @@ class DeviceFeed:
     def _run(self, batches: Iterator[tuple[int, int, dict[str, Any]]]) -> None:
         try:
             for epoch, step, batch in batches:
-                tensors = {name: torch.from_numpy(np.asarray(batch[name])) for name in ON_DEVICE if name in batch}
+                arrays = filled_up(
+                    {name: np.asarray(batch[name]) for name in ON_DEVICE if name in batch}, self._num_rows
+                )
+                tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
                 self._offer(DeviceBatch(epoch, step, self._to_device(tensors), batch["id"], batch["weight"]))
                 if self._stopped.is_set():
                     return
@@ -115,3 +122,17 @@ class DeviceFeed:
             except queue.Full:
                 continue
             return
+
+
+def filled_up(arrays: dict[str, np.ndarray], num_rows: int) -> dict[str, np.ndarray]:
+    """The arrays with at least `num_rows` rows: samples are repeated, first ones first, with weight 0.
+
+    Repeats, because BatchNorm sees every row: its statistics stay those of real images.
+    """
+    size = len(arrays["weight"])
+    if size >= num_rows:
+        return arrays
+    rows = np.arange(num_rows) % size
+    repeated = {name: array[rows] for name, array in arrays.items()}
+    repeated["weight"][size:] = 0
+    return repeated

@@ -11,7 +11,6 @@ from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
-from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.state import OrderState
@@ -19,6 +18,7 @@ from shardset.read.disk_cache import DiskCache
 from shardset.stream.batch import Batch
 from shardset.stream.stream import Stream
 from trainer.config import ImageConfig, TrainConfig
+from trainer.data.loaded import load_once
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
 from trainer.errors import PlanMismatch
 from trainer.model.build import DEFAULT_CLASSES
@@ -99,7 +99,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         return synthetic_data(config, host, num_hosts)
     if config.manifest is None:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
-    loaded = manifests.load(config.manifest)
+    loaded = load_once(config.manifest)
     manifest = loaded.manifest
     check_splits(config, manifest)
     eval_split = eval_split_of(config, manifest)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardset.order.lanes import rank_part
 from shardset.order.state import OrderState
 from shardset.stream.batch import Batch
 
@@ -41,13 +42,14 @@ class SyntheticStream:
 
     def run(self, spans: Iterator[tuple[int, range]]) -> Iterator[tuple[int, int, Batch]]:
         """Yields (epoch, step, batch) for spans (epoch, steps), as a Stream does."""
-        per_host = self.global_batch_size // self.world_size
+        part = rank_part(self.global_batch_size, self.rank, self.world_size)
+        per_host = len(part)
         draw = np.random.default_rng(0)
         image = draw.integers(0, 256, (per_host, self.image_size, self.image_size, 3), dtype=np.uint8)
         label = draw.integers(0, self.num_classes, per_host, dtype=np.int64)
         for epoch, steps in spans:
             for step in steps:
-                ids = step * self.global_batch_size + self.rank * per_host + np.arange(per_host)
+                ids = step * self.global_batch_size + part.start + np.arange(per_host)
                 weight = (ids < self.num_samples).astype(np.float32)
                 flip, ids = label % 2 == 0, ids % self.num_samples
                 yield epoch, step, {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight}

@@ -137,14 +137,19 @@ def check_devices(devices: Devices | str, num_chips: int) -> CheckResult:
 
 
 def check_batch(global_batch_size: int, accumulate: int, num_devices: int) -> CheckResult:
-    """Every device gets the same number of samples in every pass."""
+    """Every device has samples in every pass, and as many as the others."""
     unit = num_devices * accumulate
     device_batch, rest = divmod(global_batch_size, unit)
     passes = f" in {accumulate} passes" if accumulate > 1 else ""
+    text = f"{global_batch_size} samples over {_count(num_devices, 'device')}{passes}"
+    if not device_batch:
+        advice = f"use --global-batch-size {unit}, or fewer devices"
+        return CheckResult("global batch", "fail", f"{text}: some have none", advice)
     if rest:
-        sizes = " or ".join(str(size) for size in (device_batch * unit, (device_batch + 1) * unit) if size)
-        text = f"{global_batch_size} samples do not divide over {_count(num_devices, 'device')}{passes}"
-        return CheckResult("global batch", "fail", text, f"use --global-batch-size {sizes}")
+        sizes = f"{device_batch * unit} or {(device_batch + 1) * unit}"
+        text += f": {(device_batch + 1) * unit} rows, {unit - rest} of them of weight 0"
+        advice = f"good enough to go on with fewer devices; for a new run use --global-batch-size {sizes}"
+        return CheckResult("global batch", "warn", text, advice)
     text = f"{global_batch_size} samples = {_count(num_devices, 'device')} x {device_batch}{passes}"
     if device_batch < SMALL_DEVICE_BATCH and num_devices > 1:
         advice = f"less than {SMALL_DEVICE_BATCH} samples a device leave most of it idle"
@@ -299,7 +304,7 @@ def target_of(run: RecordedRun, config: TrainConfig) -> TargetRate | str | None:
 
 def check_batches(config: TrainConfig, num_hosts: int) -> CheckResult:
     """The memory of decoded batches fits the budget of a stream: all that is known without a shard set."""
-    needed = (PREFETCH + 2) * (config.global_batch_size // num_hosts) * 3 * config.image.size**2
+    needed = (PREFETCH + 2) * -(-config.global_batch_size // num_hosts) * 3 * config.image.size**2
     text = f"decoded batches take {needed / MIB:,.0f} MiB of a budget of {config.budget_bytes / MIB:,.0f} MiB a stream"
     if needed > config.budget_bytes:
         return CheckResult("memory", "fail", text, "raise --set budget_bytes, use more hosts or a smaller global batch")

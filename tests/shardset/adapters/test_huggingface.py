@@ -4,7 +4,7 @@ from datasets import IterableDataset
 from torch.utils.data import DataLoader
 
 from shardset.adapters.huggingface import iterable_dataset
-from shardset.stream.finish import row_of
+from shardset.stream.fill.finish import row_of
 from tests.shardset.adapters.conftest import RAW
 
 

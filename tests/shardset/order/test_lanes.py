@@ -35,9 +35,24 @@ def test_no_reader_has_more_lanes_than_it_is_given_room_for(num_lanes, rows, wor
     )
 
 
-def test_a_world_that_does_not_divide_is_refused_with_those_that_do():
-    with pytest.raises(ConfigError, match="12 does not divide over 5 replicas; use 2, 3, 4, 6 replicas"):
-        check_world(12, 0, 5)
+@given(st.integers(1, 9000), st.data())
+def test_the_shares_of_any_world_are_the_whole_batch_and_differ_by_at_most_one_sample(batch, data):
+    world = data.draw(st.integers(1, min(batch, 300)) | st.just(batch) | st.just(max(1, batch - 1)))
+    parts = [rank_part(batch, rank, world) for rank in range(world)]
+    assert [slot for part in parts for slot in part] == list(range(batch))
+    assert {len(part) for part in parts} <= {batch // world, -(-batch // world)}
+    check_world(batch, world - 1, world)
+
+
+def test_a_pod_that_loses_one_of_8192_readers_goes_on_with_the_rest():
+    sizes = {len(rank_part(32_768, rank, 8191)) for rank in range(8191)}
+    assert sizes == {4, 5}
+
+
+@pytest.mark.parametrize("world", [0, 13])
+def test_a_world_in_which_a_replica_would_have_no_sample_is_refused(world):
+    with pytest.raises(ConfigError, match=f"12 does not have a sample for each of {world} replicas; use 1 to 12"):
+        check_world(12, 0, world)
 
 
 @pytest.mark.parametrize("rank", [-1, 4])

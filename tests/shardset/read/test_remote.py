@@ -7,17 +7,21 @@ from concurrent.futures import CancelledError, wait
 import pytest
 
 from shardset.errors import DamagedShard, TransientError
-from shardset.read.indexes import ShardTable
+from shardset.format.manifest import load
+from shardset.read.blocks import BlockSampleReader
+from shardset.read.indexes import LostShard, ShardTable
 from shardset.read.remote import RemoteReader
-from tests.makers.shardset import put
+from shardset.storage.open import open_storage
+from tests.faulty_proxy import FaultyProxy, is_media
+from tests.makers.reading import NUM_SAMPLES, order_of, read_epoch
+from tests.makers.shardset import png_samples, put, write_shard_set
 
 
-def test_reads_are_pinned_to_the_generation_that_was_checked(recorded):
+def test_every_read_is_compared_with_the_manifest_and_a_replaced_shard_is_refused(recorded):
     storage, split = recorded
     table = ShardTable(storage, split)
     reader = RemoteReader(table)
     before = reader.submit(0, 0, 100).result()
-    assert storage.reads[-1][3] == storage.stat(split.shards[0].path).generation
     put(storage.inner, split.shards[0].path, storage.inner.read(split.shards[0].path)[:-1] + b"x")
     with pytest.raises(DamagedShard, match=r"train-000000.tar: crc32c is .*, expected"):
         reader.submit(0, 0, 100).result()
@@ -32,8 +36,6 @@ def test_a_shard_that_is_written_again_with_its_own_bytes_is_read_on(recorded):
     put(storage.inner, path, storage.inner.read(path))
     for _ in range(2):
         assert reader.submit(0, 0, 100).result() == before
-    assert storage.looks == [path] * 2
-    assert storage.reads[-1][3] == storage.inner.stat(path).generation
     reader.close()
 
 
@@ -47,52 +49,47 @@ def test_a_shard_that_goes_while_it_is_read_is_damage(recorded):
     reader.close()
 
 
-def test_another_object_under_a_shards_name_is_refused_before_it_is_read(recorded):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: whole[:-1] + b"x", r"train-000000.tar: crc32c is .*, expected"),
+        (lambda whole: whole + b"x", r"train-000000.tar: \d+ bytes, expected \d+; the shard is cut or replaced"),
+        (lambda whole: whole[:50], r"train-000000.tar: 50 bytes, expected \d+; the shard is cut or replaced"),
+    ],
+)
+def test_another_object_under_a_shards_name_is_refused(recorded, change, message):
     storage, split = recorded
-    whole = storage.inner.read(split.shards[0].path)
-    put(storage.inner, split.shards[0].path, whole[:-1] + b"x")
+    put(storage.inner, split.shards[0].path, change(storage.inner.read(split.shards[0].path)))
     reader = RemoteReader(ShardTable(storage, split))
-    with pytest.raises(DamagedShard, match=r"train-000000.tar: crc32c is .*, expected"):
+    with pytest.raises(DamagedShard, match=message):
         reader.submit(0, 0, 100).result()
     reader.close()
 
 
-def test_reads_that_begin_together_look_at_their_shard_once(recorded):
+@pytest.mark.gcs
+def test_a_block_takes_one_request_and_the_index_of_its_shard_another(gcs_root, gcs_emulator, monkeypatch):
+    write_shard_set(open_storage(gcs_root), {"train": png_samples("train", NUM_SAMPLES, size=8)}, num_shards=3)
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        manifest, storage = load(gcs_root)
+        table = ShardTable(storage, manifest.split("train"))
+        order = order_of(table.split, window=0, block_size=20)
+        reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 20)
+        assert len(read_epoch(reads, table, order)) == NUM_SAMPLES
+        reads.close()
+    assert all(is_media(seen) for seen in proxy.seen)
+    manifests, indexes, tars = (sum(mark in seen.path for seen in proxy.seen) for mark in ("json", ".npy?", ".tar?"))
+    assert (manifests, indexes) == (1, 3)
+    # The samples of the first batch come alone; a block that they cover is not read.
+    assert order.num_reads(0) - 1 <= tars - order.global_batch_size <= order.num_reads(0)
+
+
+def test_a_cut_shard_of_which_the_range_is_left_is_named_by_its_sizes(recorded):
     storage, split = recorded
-    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
-    storage.before_look = lambda number: held.wait(600)
-    reads = [reader.submit(0, 0, 100) for _ in range(20)]
-    held.set()
-    assert {read.result(timeout=300) for read in reads} == {storage.inner.read(split.shards[0].path, 0, 100)}
-    assert storage.looks == [split.shards[0].path]
-    reader.close()
-
-
-def test_a_look_that_fails_is_raised_to_all_that_wait_and_the_next_read_looks_again(recorded):
-    storage, split = recorded
-    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
-
-    def fail(number):
-        held.wait(600)
-        raise TransientError("no answer")
-
-    storage.before_look = fail
-    reads = [reader.submit(0, 0, 100) for _ in range(20)]
-    held.set()
-    assert {str(read.exception(timeout=300)) for read in reads} == {"no answer"}
-    storage.before_look = lambda number: None
-    assert len(reader.submit(0, 0, 100).result(timeout=300)) == 100
-    reader.close()
-
-
-def test_a_hedge_does_not_wait_for_a_look_that_stalls(recorded):
-    storage, split = recorded
-    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
-    wait([reader.submit(0, 0, 1000) for _ in range(100)])
-    storage.before_look = lambda number: held.wait(600) if number == 2 else None
-    assert len(reader.submit(1, 0, 1000).result(timeout=300)) == 1000
-    assert [name == split.shards[1].path for name in storage.looks] == [False, True, True]
-    held.set()
+    put(storage.inner, split.shards[0].path, storage.inner.read(split.shards[0].path, 0, 512))
+    reader = RemoteReader(ShardTable(storage, split))
+    with pytest.raises(LostShard, match=r"512 bytes, expected"):
+        reader.submit(0, 0, 100).result()
     reader.close()
 
 

@@ -120,6 +120,16 @@ def test_an_empty_object_is_an_object(storage):
     assert names(storage) == ["empty"]
 
 
+@pytest.mark.parametrize(("start", "stop"), [(0, None), (0, 11), (3, 7), (4, None), (5, 5)])
+def test_a_range_comes_with_the_facts_about_its_object(storage, start, stop):
+    put(storage, "a", HELLO)
+    assert storage.read_with_stat("a", start, stop) == (HELLO[start:stop], storage.stat("a"))
+    put(storage, "empty", b"")
+    assert storage.read_with_stat("empty") == (b"", storage.stat("empty"))
+    with pytest.raises(NotFound, match="nothing is stored there"):
+        storage.read_with_stat("b", start, stop)
+
+
 def test_stat_tells_size_and_checksum_without_reading(storage):
     put(storage, "a")
     found = storage.stat("a")

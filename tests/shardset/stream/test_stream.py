@@ -76,7 +76,7 @@ def test_a_batch_has_the_documented_arrays(shards):
     }
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 6, 12])
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 6, 7, 11, 12])
 def test_the_replicas_of_any_world_see_the_same_global_batches(shards, world):
     whole = list(make(shards).epoch(1))
     parts = [list(make(shards, rank=rank, world_size=world, num_threads=1).epoch(1)) for rank in range(world)]
@@ -135,6 +135,18 @@ def test_resuming_gives_the_same_batches_crops_and_flips(shards, step):
     )
     epoch, start = again.resume(state)
     assert all(same(one, other) for one, other in zip(again.epoch(epoch, start), rest, strict=True))
+
+
+@pytest.mark.parametrize(("before", "after"), [(12, 11), (11, 12), (5, 7), (7, 1)])
+def test_any_number_of_replicas_goes_on_where_another_number_stopped(shards, before, after):
+    whole = list(make(shards).epoch(0))
+    for step in range(4):
+        parts = [next(make(shards, rank=rank, world_size=before).epoch(0, step)) for rank in range(before)]
+        assert same(together(parts), whole[step])
+    saved = make(shards, rank=before - 1, world_size=before).state(0, 4)
+    streams = [make(shards, rank=rank, world_size=after) for rank in range(after)]
+    steps = zip(*(stream.epoch(*stream.resume(saved)) for stream in streams), strict=True)
+    assert all(same(together(list(step)), expected) for step, expected in zip(steps, whole[4:], strict=True))
 
 
 def test_epochs_go_on_across_the_border_with_the_same_batches(shards):
@@ -329,7 +341,7 @@ def test_a_lower_budget_lowers_the_window(shards):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"world_size": 5}, "use 2, 3, 4, 6 replicas"),
+        ({"world_size": 13}, "a global batch of 12 does not have a sample for each of 13 replicas"),
         ({"rank": 1}, "rank is 1, expected 0 to 0"),
         ({"num_lanes": 5}, "not a multiple of 5 lanes"),
         ({"num_lanes": 0}, "num_lanes is 0, expected at least 1"),

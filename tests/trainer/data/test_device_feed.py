@@ -102,3 +102,15 @@ def test_who_gives_up_while_it_waits_gets_the_batches_that_are_there_and_no_more
     with DeviceFeed(waiting(), dict, told.set, asked.is_set) as feed:
         assert [fed.step for fed in feed] == [0, 1]
         assert feed.gave_up
+
+
+def test_a_small_share_is_filled_up_with_repeats_of_weight_0() -> None:
+    images, weights = np.arange(3 * 4, dtype=np.uint8).reshape(3, 4), np.array([1, 1, 0], np.float32)
+    batch = {"image": images, "label": np.arange(3), "weight": weights, "id": np.arange(3), "key": ["a", "b", "c"]}
+    with DeviceFeed(iter([(0, 0, batch)]), dict, num_rows=5) as feed:
+        [fed] = feed
+    assert fed.tensors["image"].tolist() == images[[0, 1, 2, 0, 1]].tolist()
+    assert fed.tensors["label"].tolist() == [0, 1, 2, 0, 1]
+    assert fed.tensors["weight"].tolist() == [1, 1, 0, 0, 0]
+    assert weights.tolist() == [1, 1, 0]
+    assert (fed.ids.tolist(), fed.weights.tolist()) == ([0, 1, 2], [1, 1, 0])

@@ -78,13 +78,28 @@ def test_hosts_that_read_in_other_orders_are_refused(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "passes", "message"), [(3, 1, "3 devices; use 6 or 9"), (16, 1, "use 16"), (4, 4, "4 passes")]
+    ("world", "passes", "message"), [(9, 1, "9 devices; use at least 9"), (4, 4, "4 devices in each of 4 passes")]
 )
-def test_a_batch_that_does_not_divide_over_the_world_is_refused(world: int, passes: int, message: str) -> None:
+def test_a_batch_without_a_sample_for_every_device_is_refused(world: int, passes: int, message: str) -> None:
     here = Single("fp32")
     here.num_hosts = world
     with pytest.raises(ConfigError, match=message):
         check_batch_size(tiny_config(None, "run", accumulate=passes), here)
+
+
+@given(st.integers(1, 64), st.integers(1, 8), st.integers(1, 4), st.integers(1, 4096))
+def test_every_process_brings_the_fewest_rows_that_hold_its_share_and_divide_over_its_devices_and_passes(
+    hosts: int, local_devices: int, passes: int, batch: int
+) -> None:
+    class Pod(Single):
+        num_devices = hosts * local_devices
+
+    here = Pod("fp32")
+    here.num_hosts = hosts
+    rows, unit = here.num_rows(batch, passes), local_devices * passes
+    assert rows % unit == 0
+    assert rows - unit < -(-batch // hosts) <= rows
+    assert here.num_rows(hosts * unit * 3, passes) == 3 * unit
 
 
 @pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])

@@ -122,6 +122,24 @@ def test_two_ddp_processes_equal_one_device(manifest: str, tmp_path: Path, plain
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["host-000.log", "host-001.log"]
 
 
+def test_three_ddp_processes_that_share_eight_samples_equal_one_device(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]]
+) -> None:
+    # Shares of 2, 3 and 3 samples, and one row of weight 0.
+    succeed(tiny_config(manifest, tmp_path, epochs=3, strategy="ddp", model=GROUP_NORM, optimizer=CALM), processes=3)
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+    assert {record["samples"] for record in read_records(tmp_path, "eval")} == {NUM_EVAL}
+
+
+def test_a_mesh_of_three_devices_that_share_eight_samples_equals_one_device(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]]
+) -> None:
+    config = tiny_config(manifest, tmp_path, epochs=3, strategy="spmd", model=GROUP_NORM, optimizer=CALM)
+    succeed(config, devices=3)
+    assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+    assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
+
+
 def test_two_replicas_equal_one_device(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
     config = tiny_config(manifest, tmp_path, epochs=3, strategy="replica", model=GROUP_NORM, optimizer=CALM)
     script("tests.makers.replicas", "2", in_json(config))

@@ -108,9 +108,11 @@ def test_devices(found, num_chips, status, text):
         (4096, 2, 16, "pass", "16 devices x 128 in 2 passes"),
         (4, 1, 1, "pass", "1 device x 4"),
         (64, 1, 16, "warn", "less than 8"),
-        (100, 1, 16, "fail", "--global-batch-size 96 or 112"),
+        (100, 1, 16, "warn", "112 rows, 12 of them of weight 0"),
+        (100, 1, 16, "warn", "--global-batch-size 96 or 112"),
         (8, 1, 16, "fail", "--global-batch-size 16"),
-        (48, 2, 16, "fail", "32 or 64"),
+        (48, 2, 16, "warn", "32 or 64"),
+        (24, 2, 16, "fail", "--global-batch-size 32, or fewer devices"),
     ],
 )
 def test_global_batch(size, accumulate, num_devices, status, text):

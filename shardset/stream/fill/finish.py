@@ -12,9 +12,9 @@ import numpy as np
 from shardset.errors import ConfigError
 from shardset.order.permutation import Purpose, hash64
 from shardset.stream.batch import Batch
-from shardset.stream.fill import BatchFiller, FillHere, even_slices
+from shardset.stream.fill.fillers import BatchFiller, FillHere, even_slices
+from shardset.stream.fill.steps import PlannedStep
 from shardset.stream.spec import RowTransform, StreamSpec
-from shardset.stream.steps import PlannedStep
 
 KEPT_NAMES = ("id", "weight")
 """What a transform can't change: which sample a slot holds, and whether it counts."""

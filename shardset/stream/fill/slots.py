@@ -15,9 +15,9 @@ from shardset.format import stored_png
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.read.pending import Contents, PendingSamples, SampleReader
 from shardset.stream.batch import Batch, mask, set_sample
+from shardset.stream.fill.steps import PlannedStep
+from shardset.stream.fill.substitutes import Substitutes
 from shardset.stream.source import StreamSource
-from shardset.stream.steps import PlannedStep
-from shardset.stream.substitutes import Substitutes
 
 StoredContents = tuple[int, Contents]
 """A slot and the stored fields of its sample."""

@@ -14,8 +14,8 @@ from shardset.order.epoch import Slots
 from shardset.read.addresses import SampleAddresses
 from shardset.read.pending import PendingSamples, SampleReader
 from shardset.stream.batch import Batch
+from shardset.stream.fill.substitutes import growing_slices
 from shardset.stream.source import StreamSource
-from shardset.stream.substitutes import growing_slices
 
 Spans = Iterator[tuple[int, range]]
 """(epoch, steps), one after the other; steps may be every n-th."""

@@ -12,9 +12,9 @@ from shardset.decode.crops import use_one_opencv_thread
 from shardset.decode.memory_cache import MemoryCache
 from shardset.decode.workers import Worker, WorkerPool
 from shardset.stream.batch import Batch
-from shardset.stream.slots import SlotWriter, StoredContents, slots_of
+from shardset.stream.fill.slots import SlotWriter, StoredContents, slots_of
+from shardset.stream.fill.steps import PlannedStep
 from shardset.stream.source import StreamSource
-from shardset.stream.steps import PlannedStep
 
 SLICES_PER_THREAD = 4
 
