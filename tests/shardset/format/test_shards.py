@@ -1,9 +1,11 @@
 """Manifests of version 2: the same shards as in version 1, from pages that are verified, read twice, then refused."""
 
 import io
+import json
 import pickle
 from typing import Any
 
+import jsonschema
 import msgspec
 import numpy as np
 import pytest
@@ -63,6 +65,14 @@ def test_a_paged_manifest_is_written_back_as_it_was_read(storage):
     to_pages(storage)
     data = storage.read(naming.MANIFEST)
     assert manifests.to_json(manifests.read(storage)) == data == manifests.to_json(manifests.parse(data))
+
+
+def test_a_paged_manifest_fits_the_published_schema_and_a_mixture_of_the_versions_does_not(storage):
+    to_pages(storage)
+    schema, paged = json.loads(golden.SCHEMA.read_bytes()), json.loads(storage.read(naming.MANIFEST))
+    jsonschema.Draft202012Validator(schema).validate(paged)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(schema).validate(paged | {"version": 1})
 
 
 def test_pages_are_plain_arrays_of_numpy(storage):
