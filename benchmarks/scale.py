@@ -200,14 +200,17 @@ def gather_group(n: int) -> tuple[int, int, int]:
 
 
 def commit_all(n: int) -> tuple[int, int, int]:
-    """The records of all shards to the manifest: the one step that sees all shards."""
+    """The records of all shards to the manifest and its pages, which in a build many workers write."""
     plan = plan_file(plan_of(n), num_units(n))
     split = plan.splits["train"]
     with tempfile.TemporaryDirectory() as folder:
         files = made_files(lambda number: _record(split, number), folder)
         committer = Committer(files, BuildConfig(source="folder", input="synthetic", output=folder), suffix="")
         started()
-        committer.write_manifest(plan, {"train": committer.read_records(plan, "train")})
+        if pages := committer.pages(plan, split.num_shards):
+            committer.write_head(plan, [committer.page_writer.write(plan, *page) for page in pages])
+        else:
+            committer.write_manifest(plan, {"train": committer.read_records(plan, "train")})
         return n, split.num_shards, os.path.getsize(os.path.join(folder, naming.MANIFEST))
 
 

@@ -15,6 +15,7 @@ Balance = Literal["none", "stratified"]
 
 _NOT_IN_BYTES = (
     *("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"),
+    "max_listed_shards",  # no shard depends on it
     *("class_depth", "path_column", "label_column"),  # the survey has what they lead to
 )
 
@@ -40,6 +41,7 @@ class BuildConfig:
     image: ImageOptions = field(default_factory=ImageOptions)
     overwrite: bool = False
     only_shards: frozenset[tuple[str, int]] = frozenset()
+    max_listed_shards: int = 10_000
     within_input: bool = False
     class_depth: int = 1
     path_column: str | None = None
@@ -48,6 +50,8 @@ class BuildConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
+        if self.max_listed_shards < 0:
+            raise ConfigError(f"--max-listed-shards is {self.max_listed_shards}, expected a whole number from 0")
         Holdout(self.holdout, self.seed)
         if not 0 <= self.seed < 2**63:
             raise ConfigError(f"--seed is {self.seed}, expected a whole number from 0 to 2**63 - 1")

@@ -94,6 +94,9 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
     where.add_argument("--only-shards", action=Merge, type=arguments.shard_numbers, default=frozenset(),
                        metavar="SPLIT:0,4-7",
                        help="write only these; in a finished set, mend those that are missing or damaged")  # fmt: skip
+    where.add_argument("--max-listed-shards", type=int, default=10_000, metavar="N",
+                       help="list up to N shards in manifest.json itself, and more in pages beside it (format version "
+                            "2; default 10,000)")  # fmt: skip
     where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
     where.add_argument("--no-report", action="store_true", help="do not write report.html, a page about the set")
     size = _add_sizes(build)

@@ -26,6 +26,7 @@ from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
 from pipelines.plan.survey import UnitRef
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
+from pipelines.write.pages import PagePart, PageWriter
 from pipelines.write.shard import ShardWriter
 
 Slot = tuple[str, int]
@@ -88,11 +89,19 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         | "Write shards" >> beam.ParDo(WriteShard(files, writer), plan)
         | "Count shards" >> combiners.Count.Globally()  # int
     )
+    finished = beam.pvalue.AsSingleton(num_written)
+    parts = (
+        pipeline
+        | "Once all is written" >> beam.Create([committer])
+        | "List pages" >> beam.FlatMap(Committer.pages, plan, finished)  # (split, page)
+        | "Spread pages" >> beam.Reshuffle()
+        | "Write pages" >> beam.ParDo(WritePage(files, committer.page_writer), plan)  # PagePart
+    )
     _ = (
         pipeline
-        | "Once all is written" >> beam.Create([None])
+        | "Once pages are written" >> beam.Create([None])
         | "Commit"  # the manifest's digest
-        >> beam.ParDo(CommitManifest(files, committer), beam.pvalue.AsSingleton(num_written), plan)
+        >> beam.ParDo(CommitManifest(files, committer), finished, plan, beam.pvalue.AsList(parts))
     )
 
 
@@ -206,14 +215,25 @@ class WriteShard(BuildStep):
 
 
 @dataclass(eq=False, repr=False)
+class WritePage(BuildStep):
+    """Writes a page of a manifest that does not list its shards itself."""
+
+    writer: PageWriter
+
+    def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[PagePart]:
+        with self.files.while_current():
+            yield self.writer.write(plan, *element)
+
+
+@dataclass(eq=False, repr=False)
 class CommitManifest(BuildStep):
     """Publishes the manifest once the wanted shards are written, if these are all."""
 
     committer: Committer
 
-    def process(self, element: None, num_finished: int, plan: PlanFile) -> Iterator[str]:
+    def process(self, element: None, num_finished: int, plan: PlanFile, parts: Sequence[PagePart]) -> Iterator[str]:
         with self.files.while_current():
-            digest = self.committer.commit(plan, num_finished)
+            digest = self.committer.commit(plan, num_finished, parts)
         if digest:
             yield digest
 

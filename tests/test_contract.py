@@ -24,8 +24,10 @@ from shardset.format import naming
 from shardset.format.images import IMAGE_FIELDS, MAX_PIXELS
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest
+from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
 from tests.makers.folders import write_images
+from tests.makers.paged import to_pages
 from trainer import cli as trainer
 
 CLASSES = ["cat", "dog", "owl"]
@@ -51,14 +53,22 @@ class Built:
         return [self.folder / shard.path for shard in self.manifest.split(split).shards]
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+@pytest.fixture(scope="module", params=["listed", "paged"])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """A set whose manifest lists the shards, and one with pages of one or two shards."""
     folder = tmp_path_factory.mktemp("contract")
     raw = write_images(folder / "raw", [f"{split}/{name}" for split, names in NAMES.items() for name in names])
     config = BuildConfig(
-        source="folder", input=str(raw), output=str(folder / "set"), num_shards={"train": 3, "test": 1}
+        source="folder",
+        input=str(raw),
+        output=str(folder / "set"),
+        num_shards={"train": 3, "test": 1},
+        max_listed_shards=3 if request.param == "paged" else 4,
     )
     build(config, ["--direct_running_mode=in_memory"])
+    if request.param == "paged":
+        assert manifests.load(config.output).manifest.version == 2
+        to_pages(open_storage(config.output), shards_per_page=2, shards_per_count_page=1)
     manifest, _ = manifests.load(str(folder / "set"))
     return Built(folder / "set", manifest, {split: expected(raw, split) for split in NAMES})
 
@@ -179,6 +189,12 @@ def test_the_pixels_that_arrive_are_those_of_the_raw_file(built):
         for key, pixels in zip(batch["key"], batch["image"], strict=True):
             raw = Image.open(io.BytesIO(built.expected["test"][key]["png"])).convert("RGB")
             assert np.array_equal(pixels, np.asarray(raw))
+
+
+def test_the_manifest_of_every_set_has_its_version_and_passes_the_deep_verification(built):
+    kinds = {type(split.shards) is list for split in built.manifest.splits.values()}
+    assert kinds == {built.manifest.version == 1}
+    assert pipelines.main(["verify", str(built.folder), "--deep"]) == 0
 
 
 def test_the_pixel_limit_of_both_sides_is_that_of_pillow():

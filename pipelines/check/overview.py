@@ -72,13 +72,14 @@ class Overview:
 def overview(manifest: Manifest, url: str, *, split: str | None = None, label: int | None = None) -> Overview:
     """The overview of `split` (or all splits) and of the class `label` (or all classes)."""
     splits = dict(manifest.splits) if split is None else {split: manifest.split(split)}
+    totals = {name: one.class_totals for name, one in splits.items()}
     return Overview(
         url=url,
         digest=manifest.digest,
         source=manifest.provenance.source,
         seed=manifest.seed,
         splits=[_split_row(name, one) for name, one in splits.items()],
-        classes=[_class_row(info, splits) for info in manifest.classes if label in (None, info.label)],
+        classes=[_class_row(info, totals) for info in manifest.classes if label in (None, info.label)],
         shards=[row for name, one in splits.items() for row in _shard_rows(name, one, label)],
         num_quarantined=manifest.quarantine.count,
         fixes=manifest.fixes,
@@ -100,20 +101,20 @@ def find_label(manifest: Manifest, wanted: str) -> int:
 
 
 def _split_row(name: str, split: Split) -> SplitRow:
-    sizes = [shard.num_samples for shard in split.shards]
+    sizes = split.shard_sizes
     same = ("num_samples", "num_shards", "fields", "num_source_samples", "num_dropped", "num_repeats")
     return SplitRow(
         name=name,
         smallest=min(sizes, default=0),
         largest=max(sizes, default=0),
-        num_bytes=sum(shard.num_bytes for shard in split.shards),
+        num_bytes=sum(split.tar_bytes),
         mean_bytes=split.mean_bytes,
         **{field: getattr(split, field) for field in same},
     )
 
 
-def _class_row(info: ClassInfo, splits: dict[str, Split]) -> ClassRow:
-    counts = {name: sum(shard.class_counts[info.label] for shard in split.shards) for name, split in splits.items()}
+def _class_row(info: ClassInfo, totals: dict[str, list[int]]) -> ClassRow:
+    counts = {name: counts[info.label] for name, counts in totals.items()}
     return ClassRow(label=info.label, name=info.name, wnid=info.wnid, counts=counts)
 
 

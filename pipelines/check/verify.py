@@ -3,13 +3,13 @@
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.check import quarantine
+from pipelines.check import pages, quarantine
 from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
@@ -74,9 +74,11 @@ def verify(
     shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
     manifest, storage = manifests.load(url)
-    tasks = _tasks(storage, manifest, deep=deep)
+    damaged = pages.check(manifest)
+    tasks = _tasks(storage, manifest, damaged, deep=deep)
     checked = _check_all(tasks, progress, min_process_bytes)
-    problems = [problem for findings in checked for problem in findings.problems]
+    problems = [problem for found in damaged.values() for problem in found]
+    problems += [problem for findings in checked for problem in findings.problems]
     problems += _unlisted(storage, manifest)
     problems += quarantine.check(storage, manifest.quarantine)[1]
     if deep:
@@ -111,12 +113,12 @@ def to_json(report: VerifyReport) -> str:
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
 
 
-def _tasks(storage: Storage, manifest: Manifest, *, deep: bool) -> list[ShardTask]:
+def _tasks(storage: Storage, manifest: Manifest, without_counts: Container[str], *, deep: bool) -> list[ShardTask]:
     return [
         ShardTask(
             storage=storage,
             split=name,
-            shard=shard,
+            shard=msgspec.structs.replace(shard, class_counts=[]) if name in without_counts else shard,
             fields=split.fields,
             num_source_samples=split.num_source_samples,
             num_classes=len(manifest.classes),
@@ -157,7 +159,7 @@ def _executor(tasks: list[ShardTask], min_process_bytes: int) -> Executor:
 
 
 def _unlisted(storage: Storage, manifest: Manifest) -> Iterator[Problem]:
-    paths = {path for split in manifest.splits.values() for s in split.shards for path in (s.path, s.index.path)}
+    paths = {path for path in manifests.files_of(manifest) if path.endswith((".tar", ".idx.npy"))}
     for folder in sorted({path.rpartition("/")[0] for path in paths}):
         try:
             names = [stat.name for stat in storage.list(f"{folder}/" if folder else "")]

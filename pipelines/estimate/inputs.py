@@ -24,6 +24,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.index import index_dtype, index_to_bytes
 from shardset.format.manifest import Split
+from shardset.format.shards import PAGE_DTYPE
 from shardset.format.tar import END
 from shardset.storage.base import Stat, Storage
 
@@ -103,7 +104,7 @@ def from_manifest(url: str) -> StoredSet:
     return StoredSet(
         title=url,
         splits={name: _existing_split(name, split) for name, split in sorted(manifest.splits.items())},
-        manifest_bytes=len(manifests.to_json(manifest)),
+        manifest_bytes=manifests.num_bytes(manifest),
         num_classes=len(manifest.classes),
         raw=None,
     )
@@ -189,7 +190,7 @@ def _planned_set(
     return StoredSet(
         title=title,
         splits=splits,
-        manifest_bytes=_manifest_bytes(splits, num_classes),
+        manifest_bytes=_manifest_bytes(splits, num_classes, config.max_listed_shards),
         num_classes=num_classes,
         raw=raw,
         assumption=assumption,
@@ -220,8 +221,11 @@ def _planned_split(config: BuildConfig, name: str, stats: SplitStats) -> StoredS
     )
 
 
-def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:
+def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int, max_listed_shards: int) -> int:
     total = MANIFEST_BYTES + CLASS_ENTRY_BYTES * num_classes
+    num_shards = sum(split.plan.num_shards for split in splits.values())
+    if num_shards > max_listed_shards:
+        return total + PAGE_DTYPE.itemsize * num_shards
     for split in splits.values():
         count = split.plan.num_stored / split.plan.num_shards / max(1, num_classes)
         total += split.plan.num_shards * (SHARD_ENTRY_BYTES + num_classes * (2 + len(str(round(count)))))
@@ -229,7 +233,7 @@ def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int) -> int:
 
 
 def _existing_split(name: str, split: Split) -> StoredSplit:
-    tar_bytes = [shard.num_bytes for shard in split.shards]
+    tar_bytes = split.tar_bytes
     return StoredSplit(
         plan=SplitPlan(
             name=name,
@@ -242,9 +246,9 @@ def _existing_split(name: str, split: Split) -> StoredSplit:
             fields=split.fields,
             strata={},
         ),
-        shard_sizes=[shard.num_samples for shard in split.shards],
+        shard_sizes=split.shard_sizes,
         tar_bytes=tar_bytes,
-        index_bytes=[shard.index.num_bytes for shard in split.shards],
+        index_bytes=split.index_bytes,
     )
 
 

@@ -58,10 +58,7 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
 def dataset(manifest: Manifest) -> dict[str, Any]:
     """What samples become: images with labels where all have one, and otherwise dicts of their raw fields."""
     images = image_fields(manifest)
-    labelled = (
-        sum(sum(shard.class_counts) for shard in split.shards) == split.num_samples
-        for split in manifest.splits.values()
-    )
+    labelled = (sum(split.class_totals) == split.num_samples for split in manifest.splits.values())
     if not images or not all(labelled):
         return {"__module__": "megatron.energon", "__class__": "CrudeWebdataset"}
     return {

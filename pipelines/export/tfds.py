@@ -45,7 +45,7 @@ def _split(shard_set: ShardSet, name: str, split: Split) -> dict[str, Any]:
         "name": name,
         # 64-bit numbers are strings in the JSON form of a protocol buffer.
         "numBytes": str(split.num_content_bytes),
-        "shardLengths": [str(shard.num_samples) for shard in split.shards],
+        "shardLengths": [*map(str, split.shard_sizes)],
         "filepathTemplate": f"{shard_set.prefix}{_stem(split)}0{{SHARD_INDEX}}.tar",
     }
 

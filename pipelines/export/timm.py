@@ -14,7 +14,7 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
             "name": name,
             "num_samples": split.num_samples,
             "filenames": [shard_set.address(shard) for shard in split.shards],
-            "shard_lengths": [shard.num_samples for shard in split.shards],
+            "shard_lengths": split.shard_sizes,
         }
         for name, split in shard_set.manifest.splits.items()
     }

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from pipelines.report.classes import class_counts
 from pipelines.report.collect import ReportData
 from shardset.format.manifest import Manifest
 from shardset.html import plots
@@ -17,7 +16,7 @@ MAX_SHARD_BARS = 40
 
 def class_plot(manifest: Manifest) -> Plot:
     """Samples of each class: a bar for each of a few classes, a curve of many."""
-    counts = {name: class_counts(split) for name, split in manifest.splits.items()}
+    counts = {name: split.class_totals for name, split in manifest.splits.items()}
     if len(manifest.classes) <= MAX_CLASS_BARS:
         labels = [clip(info.name, 60) for info in manifest.classes]
         return plots.rows("Samples of each class", labels, counts, x_label="samples")
@@ -27,8 +26,8 @@ def class_plot(manifest: Manifest) -> Plot:
 
 def shard_plots(manifest: Manifest) -> list[Plot]:
     """Samples and bytes of the shards: a bar for each of a few shards, histograms of many."""
-    samples = {name: [shard.num_samples for shard in split.shards] for name, split in manifest.splits.items()}
-    sizes = {name: [shard.num_bytes for shard in split.shards] for name, split in manifest.splits.items()}
+    samples = {name: split.shard_sizes for name, split in manifest.splits.items()}
+    sizes = {name: split.tar_bytes for name, split in manifest.splits.items()}
     if sum(map(len, samples.values())) > MAX_SHARD_BARS:
         return [
             _histogram("Shards by their samples", samples, "samples"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from pipelines.report.classes import class_counts, class_name
+from pipelines.report.classes import class_name
 from pipelines.report.collect import ReportData
 from shardset.format.manifest import Manifest
 from shardset.html.page import Finding, clip, count
@@ -56,7 +56,7 @@ def _duplicates(data: ReportData) -> Iterable[Finding]:
 
 
 def _classes(manifest: Manifest) -> Iterable[Finding]:
-    counts = {name: class_counts(split) for name, split in manifest.splits.items()}
+    counts = {name: split.class_totals for name, split in manifest.splits.items()}
     for name, numbers in counts.items():
         empty = [label for label, number in enumerate(numbers) if not number]
         if empty and len(empty) < len(numbers):

@@ -176,14 +176,13 @@ def _tiles(manifest: Manifest) -> list[tuple[str, str, str]]:
     """(name, number, details) of the large numbers at the top."""
     splits = manifest.splits
     first = list(splits.items())[:4]
-    shards = [shard for split in splits.values() for shard in split.shards]
     samples = ", ".join(f"{name} {split.num_samples:,}" for name, split in first)
     by_split = ", ".join(f"{name} {split.num_shards:,}" for name, split in first)
     return [
         ("samples", f"{sum(split.num_samples for split in splits.values()):,}", samples),
         ("classes", f"{len(manifest.classes):,}", ""),
-        ("shards", f"{len(shards):,}", by_split),
-        ("size", page.size(sum(shard.num_bytes for shard in shards)), "of all tars"),
+        ("shards", f"{sum(split.num_shards for split in splits.values()):,}", by_split),
+        ("size", page.size(sum(sum(split.tar_bytes) for split in splits.values())), "of all tars"),
         ("quarantined", f"{manifest.quarantine.count:,}", ""),
         ("fixed", f"{sum(manifest.fixes.values()):,}", ""),
     ]

@@ -98,7 +98,8 @@ class WebDataset:
         if self.tars or not any(stat.name == MANIFEST for stat in self.input.list(MANIFEST)):
             return None
         data = self.input.read(MANIFEST)
-        return manifests.parse(data, f"{self.input.url}/{MANIFEST}") if _is_ours(data) else None
+        where = f"{self.input.url}/{MANIFEST}"
+        return manifests.opened(self.input, manifests.parse(data, where), where) if _is_ours(data) else None
 
 
 def _unit(tar: Stat, split: str) -> Unit:

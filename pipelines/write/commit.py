@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -17,6 +17,7 @@ from pipelines.plan.layout import SplitPlan
 from pipelines.plan.partitions import copy_range
 from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.write import replace
+from pipelines.write.pages import PagePart, PageWriter, read_records
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -34,10 +35,22 @@ class Committer:
     config: BuildConfig
     suffix: str
 
-    def commit(self, plan: PlanFile, num_finished: int) -> str | None:
+    @property
+    def page_writer(self) -> PageWriter:
+        """What writes the pages of a manifest of version 2."""
+        return PageWriter(self.files, self.suffix)
+
+    def pages(self, plan: PlanFile, num_finished: int) -> list[tuple[str, int]]:
+        """The split and the number of each page to write before `commit`; none if `manifest.json` lists the shards."""
+        num_shards = sum(split.num_shards for split in plan.splits.values())
+        is_paged = num_finished == num_shards > self.config.max_listed_shards
+        return [*self.page_writer.numbers(plan)] if is_paged else []
+
+    def commit(self, plan: PlanFile, num_finished: int, parts: Iterable[PagePart] = ()) -> str | None:
         """Publishes the manifest if all shards are finished and returns its digest; None if shards are missing.
 
-        A replaced set stays complete until the new manifest is published; then its files are removed.
+        `parts` are the written `pages`. A replaced set stays complete until the new manifest is published; then its
+        files are removed.
         """
         if num_finished != sum(split.num_shards for split in plan.splits.values()):
             return None
@@ -46,18 +59,35 @@ class Committer:
             raise plan_files.another_build(self.files.output, paths.PLAN)
         quarantine = naming.quarantine_path(self.suffix)
         copy_range(self.files.output, complete.rejected, quarantine, self.files.replaceable(quarantine))
-        digest = self.write_manifest(complete, {name: self.read_records(plan, name) for name in plan.splits})
+        if pages := self.pages(plan, num_finished):
+            found = sorted(parts, key=lambda part: (part.split, part.number))
+            assert [(part.split, part.number) for part in found] == sorted(pages), "every page is written once"
+            digest = self.write_head(complete, found)
+        else:
+            digest = self.write_manifest(complete, {name: self.read_records(plan, name) for name in plan.splits})
         self._remove_replaced()
         return digest
 
     def read_records(self, plan: PlanFile, split: str) -> Iterator[ShardRecord]:
         """The records of all shards of a split, in order, read one at a time."""
-        names = [paths.record_path(split, number) for number in range(plan.splits[split].num_shards)]
-        for name, content in zip(names, self.files.read_each(names), strict=True):
-            record = plan_files.decode_record(self.files.output, name, content, ShardRecord)
-            if record.plan_digest != plan.digest:
-                raise plan_files.another_build(self.files.output, name)
-            yield record
+        return read_records(self.files, plan, split, range(plan.splits[split].num_shards))
+
+    def write_head(self, plan: PlanFile, parts: Iterable[PagePart], pages: PageWriter | None = None) -> str:
+        """Writes the manifest of a plan whose shards are in pages, and returns its digest."""
+        by_split = {name: [part for part in parts if part.split == name] for name in sorted(plan.splits)}
+        writer = pages or self.page_writer
+        splits = {
+            name: _split_of(
+                plan.splits[name],
+                sum(part.num_content_bytes for part in found),
+                dict.fromkeys(field for part in found for field in part.fields),
+                writer.pages_of(name, found),
+            )
+            for name, found in by_split.items()
+        }
+        manifest = manifests.seal(self._manifest(plan, splits, manifests.PAGED))
+        self._publish(manifest.digest, [manifests.to_json(manifest)])
+        return manifest.digest
 
     def write_manifest(self, plan: PlanFile, records: Mapping[str, Iterable[ShardRecord]]) -> str:
         """Writes the manifest of a plan whose shards are all finished and returns its digest."""
@@ -65,16 +95,16 @@ class Committer:
         with os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"), ExitStack() as stack:
             lines = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
             splits = {name: _split(split, records[name], lines[name]) for name, split in sorted(plan.splits.items())}
-            manifest = self._manifest(plan, splits)
+            manifest = self._manifest(plan, splits, manifests.LISTED)
             digest, pieces = manifests.json_of_entries(manifest, lambda split: _read_lines(lines[split]))
             self._publish(digest, pieces)
         return digest
 
-    def _manifest(self, plan: PlanFile, splits: dict[str, Split]) -> Manifest:
+    def _manifest(self, plan: PlanFile, splits: dict[str, Split], version: Literal[1, 2]) -> Manifest:
         config = self.config
         return Manifest(
             kind=manifests.KIND,
-            version=manifests.VERSION,
+            version=version,
             digest="",
             plan_digest=plan.digest,
             seed=config.seed,
@@ -128,6 +158,10 @@ def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> 
         fields.update(dict.fromkeys(record.fields))
         file.write(manifests.entry_of(msgspec.structs.replace(record.shard, first_id=first_id)) + b"\n")
         first_id += record.shard.num_samples
+    return _split_of(plan, num_content_bytes, fields, [])
+
+
+def _split_of(plan: SplitPlan, num_content_bytes: int, fields: Iterable[str], shards: Any) -> Split:
     return Split(
         num_samples=plan.num_stored,
         num_shards=plan.num_shards,
@@ -136,7 +170,7 @@ def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> 
         num_repeats=plan.num_repeats,
         num_content_bytes=num_content_bytes,
         fields=list(fields),
-        shards=[],
+        shards=shards,
     )
 
 

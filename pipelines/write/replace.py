@@ -49,10 +49,7 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
 
 def files_of(manifest: Manifest | None) -> set[str]:
     """All files that a manifest lists; none without a manifest."""
-    if manifest is None:
-        return set()
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    return {manifest.quarantine.path, *(path for shard in shards for path in (shard.path, shard.index.path))}
+    return set() if manifest is None else {*manifests.files_of(manifest)}
 
 
 def unfinished_files(output: Storage) -> set[str]:
@@ -65,6 +62,7 @@ def unfinished_files(output: Storage) -> set[str]:
         return names
     for suffix in {build.suffix, *build.before}:
         names.add(naming.quarantine_path(suffix))
+        names.update(stat.name for stat in output.list(naming.page_folder(suffix)) if naming.is_page(stat.name))
         for split, sizes in plan.splits.items():
             shards = [naming.shard_path(split + suffix, split, number) for number in range(sizes.num_shards)]
             names.update(shards, map(naming.index_path, shards))

@@ -1,22 +1,32 @@
-"""The manifest of a shard set: frozen records that refuse to be wrong, to and from JSON.
+"""The manifest of a shard set, to and from JSON.
 
 `docs/manifest.md` explains each field, `docs/manifest.schema.json` is the same for programs.
 """
 
 import hashlib
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from shardset.errors import ManifestError, NotFound
-from shardset.format import naming
+from shardset.format import naming, records
+from shardset.format.records import LISTED as LISTED
+from shardset.format.records import PAGED as PAGED
+from shardset.format.records import VERSION as VERSION
+from shardset.format.records import ClassInfo as ClassInfo
+from shardset.format.records import Manifest as Manifest
+from shardset.format.records import Provenance as Provenance
+from shardset.format.records import Quarantine as Quarantine
+from shardset.format.records import Remainder as Remainder
+from shardset.format.records import Split as Split
+from shardset.format.shards import IndexFile as IndexFile
+from shardset.format.shards import PagedShards, Sha256, ShardPages, pages_of
+from shardset.format.shards import Shard as Shard
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 
-VERSION: Final = 1
 KIND: Final = "shardset"
 
 _NUMBERS = re.compile(rb"\[\n *[0-9]+(,\n *[0-9]+)*\n *\]")
@@ -26,102 +36,10 @@ _END_OF_ENTRIES = b"\n   "
 _SPLITS = b',\n "splits": '
 _PIECE = 1 << 18
 
-Remainder = Literal["spread", "drop", "pad"]
-Count = Annotated[int, msgspec.Meta(ge=0)]
-Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
-Crc32c = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9+/]{6}==$", max_length=8)]
 
-
-class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    pass
-
-
-class ClassInfo(_Record, frozen=True, kw_only=True):
-    """One class: its 0-based label, its name, and its WordNet id if it has one."""
-
-    label: Count
-    name: str
-    wnid: str | None = None
-
-
-class IndexFile(_Record, frozen=True, kw_only=True):
-    """The index of a shard: path relative to the manifest, size, CRC32C (base64, as GCS reports it)."""
-
-    path: str
-    num_bytes: Count
-    crc32c: Crc32c
-
-
-class Shard(_Record, frozen=True, kw_only=True):
-    """One tar. `first_id` is the id of its first sample in the split; `class_counts[label]` counts its samples."""
-
-    path: str
-    num_samples: Count
-    num_bytes: Count
-    crc32c: Crc32c
-    sha256: Sha256
-    first_id: Count
-    index: IndexFile
-    class_counts: list[Count]
-
-
-class Split(_Record, frozen=True, kw_only=True):
-    """All shards of one split, in id order. `fields` are all that occur, in the order of the index's columns."""
-
-    num_samples: Count
-    num_shards: Count
-    num_source_samples: Count
-    num_dropped: Count
-    num_repeats: Count
-    num_content_bytes: Count
-    fields: list[str]
-    shards: list[Shard]
-
-    @property
-    def mean_bytes(self) -> float:
-        """Mean content bytes of a sample, over all its fields and without tar headers."""
-        return self.num_content_bytes / max(1, self.num_samples)
-
-
-class Quarantine(_Record, frozen=True, kw_only=True):
-    """How many raw samples were rejected, and the file that lists them with their reasons."""
-
-    count: Count
-    path: str
-
-
-class Provenance(_Record, frozen=True, kw_only=True):
-    """Where the set comes from. Nothing here depends on when, where or on how many machines it was built."""
-
-    tool: str
-    source: str
-    source_digest: Sha256
-    options: dict[str, Any]
-    libraries: dict[str, str]
-    notes: list[str]
-
-
-class Manifest(_Record, frozen=True, kw_only=True):
-    """A shard set. Present means complete: it is written after everything it lists."""
-
-    kind: Literal["shardset"]
-    version: Literal[1]
-    digest: Sha256
-    plan_digest: Sha256
-    seed: Count
-    order_version: Count
-    remainder: Remainder
-    classes: list[ClassInfo]
-    splits: dict[str, Split]
-    quarantine: Quarantine
-    fixes: dict[str, Count]
-    provenance: Provenance
-
-    def split(self, name: str) -> Split:
-        """The split of that name; raises ManifestError naming those that exist."""
-        if name not in self.splits:
-            raise ManifestError(f"no split {name!r} in this shard set; it has {', '.join(sorted(self.splits))}")
-        return self.splits[name]
+class _Version(msgspec.Struct):
+    kind: Any = None
+    version: Any = None
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,13 +53,13 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 def seal(manifest: Manifest) -> Manifest:
     """The manifest with its digest filled in: the sha256 of its canonical JSON with an empty digest."""
     blank = msgspec.structs.replace(manifest, digest="")
-    digest = hashlib.sha256(msgspec.json.encode(blank, order="sorted")).hexdigest()
+    digest = hashlib.sha256(_encode(blank)).hexdigest()
     return msgspec.structs.replace(manifest, digest=digest)
 
 
 def to_json(manifest: Manifest) -> bytes:
     """Canonical, readable JSON with a final newline; `parse` gives the same manifest back."""
-    return _readable(msgspec.json.encode(manifest, order="sorted")) + b"\n"
+    return _readable(_encode(manifest)) + b"\n"
 
 
 def entry_of(shard: Shard) -> bytes:
@@ -155,6 +73,7 @@ def json_of_entries(manifest: Manifest, entries: Callable[[str], Iterable[bytes]
     The splits of `manifest` list no shards; `entries` yields the shards of a split, at least one, as `entry_of` does.
     It is called twice for each split, because the digest covers the shards and precedes them.
     """
+    assert manifest.version == LISTED
     assert not any(split.shards for split in manifest.splits.values())
     splits = sorted(manifest.splits)
     blank = msgspec.json.encode(msgspec.structs.replace(manifest, digest=""), order="sorted")
@@ -168,12 +87,18 @@ def json_of_entries(manifest: Manifest, entries: Callable[[str], Iterable[bytes]
 
 
 def parse(data: bytes, where: str = naming.MANIFEST) -> Manifest:
-    """A checked Manifest from JSON; raises ManifestError with one sentence on what is wrong."""
+    """A checked Manifest from JSON; raises ManifestError with one sentence on what is wrong.
+
+    In version 2 `shards` are still ShardPages, which only `opened` turns into shards.
+    """
     try:
-        manifest = msgspec.convert(_decode(data, where), Manifest)
+        _check_version(data, where)
+        manifest = msgspec.json.decode(data, type=Manifest)
         check(manifest, where)
     except msgspec.ValidationError as error:
         raise ManifestError(f"{where}: {error}; restore or rebuild the shard set") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
     except RecursionError as error:
         raise ManifestError(f"{where}: nested too deeply for a manifest; restore or rebuild it") from error
     return manifest
@@ -191,18 +116,56 @@ def load(url: str) -> LoadedSet:
     storage, name = open_file(url) if url.endswith(".json") else (open_storage(url), naming.MANIFEST)
     target = url if url.endswith(".json") else f"{url.rstrip('/')}/{name}"
     try:
-        data = storage.read(name)
-        try:
-            return LoadedSet(parse(data, target), storage)
-        except ManifestError:
-            again = storage.read(name)  # damage in transfer does not repeat
-            if again == data:
-                raise
+        return LoadedSet(read(storage, name, target), storage)
     except NotFound as error:
         raise ManifestError(
             f"{target}: no manifest there, so no finished shard set; build one with `python -m pipelines build`"
         ) from error
-    return LoadedSet(parse(again, target), storage)
+
+
+def read(storage: Storage, name: str = naming.MANIFEST, where: str | None = None) -> Manifest:
+    """The manifest of that name, with its shards; raises NotFound, or ManifestError for damage that two reads found."""
+    where = where or f"{storage.url}/{name}"
+    data = storage.read(name)
+    try:
+        manifest = parse(data, where)
+    except ManifestError:
+        again = storage.read(name)  # damage in transfer does not repeat
+        if again == data:
+            raise
+        manifest = parse(again, where)
+    return opened(storage, manifest, where)
+
+
+def opened(storage: Storage, manifest: Manifest, where: str) -> Manifest:
+    """A parsed manifest with its shards, for which version 2 reads their pages; raises ManifestError."""
+    if manifest.version == LISTED:
+        return manifest
+    splits = {name: _opened(storage, name, split) for name, split in manifest.splits.items()}
+    found = msgspec.structs.replace(manifest, splits=splits)
+    for problem in records.problems_in_pages(found, where):
+        raise ManifestError(f"{problem}; restore or rebuild the shard set")
+    return found
+
+
+def num_bytes(manifest: Manifest) -> int:
+    """The bytes that a reader fetches to know the shards: the manifest and, in version 2, pages."""
+    pages = [page for split in manifest.splits.values() if (found := pages_of(split.shards)) for page in found.pages]
+    return len(to_json(manifest)) + sum(page.num_bytes for page in pages)
+
+
+def files_of(manifest: Manifest) -> Iterator[str]:
+    """The paths of all files that a manifest lists; of version 2 no page is read."""
+    yield manifest.quarantine.path
+    for name, split in manifest.splits.items():
+        pages = pages_of(split.shards)
+        if pages is None:
+            yield from (path for shard in split.shards for path in (shard.path, shard.index.path))
+            continue
+        yield from (page.path for page in pages.files)
+        for number in range(split.num_shards):
+            path = naming.shard_path(pages.folder, name, number)
+            yield from (path, naming.index_path(path))
 
 
 def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
@@ -225,13 +188,22 @@ def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of a manifest. Only `check` compares records with each other (sums, digest)."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Manifest)}
+    kinds = {
+        "if": {"properties": {"version": {"const": LISTED}}},
+        "then": _shards_of("array"),
+        "else": _shards_of("object"),
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(Manifest), **kinds}
 
 
 def check(manifest: Manifest, where: str = naming.MANIFEST) -> None:
     """Raises ManifestError unless counts add up, paths stay inside, labels are 0..n-1 and the digest fits."""
-    for problem in _problems(manifest, where):
+    for problem in records.problems(manifest, where):
         raise ManifestError(f"{problem}; restore or rebuild the shard set")
+    if seal(manifest).digest != manifest.digest:
+        raise ManifestError(
+            f"{where}: the content does not fit its digest {manifest.digest[:12]}…; restore or rebuild the shard set"
+        )
 
 
 def _readable(data: bytes) -> bytes:
@@ -253,79 +225,40 @@ def _filled(
         yield at_end + b"]" + after
 
 
-def _decode(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object; raises ManifestError unless its kind and version are those of a manifest."""
+def _encode(manifest: Manifest) -> bytes:
+    return msgspec.json.encode(manifest, order="sorted", enc_hook=_pages_in_file)
+
+
+def _pages_in_file(value: object) -> ShardPages:
+    """What stands in the file for the shards of version 2."""
+    assert isinstance(value, PagedShards)
+    return value.pages
+
+
+def _opened(storage: Storage, name: str, split: Split) -> Split:
+    pages = pages_of(split.shards)
+    assert pages is not None
+    return msgspec.structs.replace(split, shards=PagedShards(storage, name, split.num_shards, pages))
+
+
+def _shards_of(kind: str) -> dict[str, Any]:
+    split = {"properties": {"shards": {"type": kind}}}
+    return {"properties": {"splits": {"additionalProperties": split}}}
+
+
+def _check_version(data: bytes, where: str) -> None:
+    """Raises ManifestError unless the kind and the version are those of a manifest."""
     try:
-        head = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
-    if not isinstance(head, dict) or head.get("kind") != KIND:
+        head = msgspec.json.decode(data, type=_Version)
+    except msgspec.ValidationError:
+        msgspec.json.decode(data)  # no object: is it JSON at all?
+        head = _Version()
+    if head.kind != KIND:
         raise ManifestError(f'{where}: not a shardset manifest: expected an object with "kind": "{KIND}"')
-    version = head.get("version")
+    version = head.version
     if type(version) is not int or version < 1:
         raise ManifestError(f"{where}: version is {version!r}, expected a whole number from 1 to {VERSION}")
     if version > VERSION:
         raise ManifestError(
             f"{where}: version {version} is newer than this program reads (up to {VERSION}); upgrade shardset"
         )
-    return head
-
-
-def _problems(manifest: Manifest, where: str) -> Iterator[str]:
-    num_classes = len(manifest.classes)
-    if [info.label for info in manifest.classes] != list(range(num_classes)):
-        yield f"{where}: class labels are not 0 to {num_classes - 1} in order"
-    naming.check_relative(manifest.quarantine.path, where)
-    for name, split in manifest.splits.items():
-        if not naming.is_split(name):
-            yield f"{where}: {name!r} can't name a split (letters, digits, - and _, not plan)"
-        yield from _split_problems(split, num_classes, f"{where}: split {name!r}")
-        yield from _size_problems(split, manifest.remainder, f"{where}: split {name!r}")
-    shards = [shard for split in manifest.splits.values() for shard in split.shards]
-    for path, count in Counter(path for shard in shards for path in (shard.path, shard.index.path)).items():
-        if count > 1:
-            yield f"{where}: path {path!r} is listed twice"
-    if seal(manifest).digest != manifest.digest:
-        yield f"{where}: the content does not fit its digest {manifest.digest[:12]}…"
-
-
-def _split_problems(split: Split, num_classes: int, where: str) -> Iterator[str]:
-    if split.num_shards != len(split.shards) or not split.shards:
-        yield f"{where}: num_shards is {split.num_shards} but {len(split.shards)} are listed"
-    is_unique = len(set(split.fields)) == len(split.fields) > 0
-    if not is_unique or not all(map(naming.is_field, split.fields)):
-        yield f"{where}: fields {split.fields} can't be those of a sample"
-    first_id = 0
-    for shard in split.shards:
-        yield from _shard_problems(shard, first_id, num_classes, f"{where}: shard {shard.path!r}")
-        first_id += shard.num_samples
-    if first_id != split.num_samples:
-        yield f"{where}: num_samples is {split.num_samples} but its shards hold {first_id}"
-
-
-def _size_problems(split: Split, remainder: Remainder, where: str) -> Iterator[str]:
-    expected = split.num_source_samples - split.num_dropped + split.num_repeats
-    if split.num_samples != expected:
-        terms = (
-            f"{split.num_source_samples} source samples, {split.num_dropped} dropped and {split.num_repeats} repeats"
-        )
-        yield f"{where}: {terms} make {expected}, but num_samples is {split.num_samples}"
-    sizes = {shard.num_samples for shard in split.shards}
-    most_apart, allowed = (1, "at most one apart") if remainder == "spread" else (0, "all equal")
-    if max(sizes) - min(sizes) > most_apart:
-        sentence = f"shards hold {min(sizes)} to {max(sizes)} samples, expected sizes {allowed}"
-        yield f"{where}: {sentence} with remainder {remainder!r}"
-
-
-def _shard_problems(shard: Shard, first_id: int, num_classes: int, where: str) -> Iterator[str]:
-    naming.check_relative(shard.path, where)
-    naming.check_relative(shard.index.path, where)
-    if shard.num_samples < 1 or shard.num_bytes < 1 or shard.index.num_bytes < 1:
-        yield f"{where}: num_samples and num_bytes must be positive"
-    if shard.first_id != first_id:
-        yield f"{where}: first_id is {shard.first_id}, expected {first_id} from the shards before it"
-    if len(shard.class_counts) != num_classes:
-        yield f"{where}: {len(shard.class_counts)} class counts for {num_classes} classes"
-    num_counted = sum(shard.class_counts)
-    if num_counted > shard.num_samples:
-        yield f"{where}: class counts add up to {num_counted}, but it holds {shard.num_samples} samples"

@@ -138,7 +138,7 @@ class BlockCache:
         return used + size <= self.spec.num_bytes
 
     def _check_budget(self) -> None:
-        largest = max(shard.num_bytes + shard.num_samples for shard in self.split.shards)
+        largest = max(map(sum, zip(self.split.tar_bytes, self.split.shard_sizes, strict=True)))
         if self.spec.num_bytes < largest:
             raise ConfigError(
                 f"a cache of {self.spec.num_bytes} bytes holds not one shard of {largest} bytes; raise its num_bytes, "

@@ -71,7 +71,7 @@ class SampleSet:
         self.manifest, storage = loaded
         self.split, self.split_name, self.transform = self.manifest.split(split), split, transform
         self.table = ShardTable(storage, self.split, with_keys=True)
-        self._order = _stored_order([shard.num_samples for shard in self.split.shards])
+        self._order = _stored_order(self.split.shard_sizes)
         self._lock = ProcessLock()
         self._reader: tuple[int, SampleReader] | None = None
         self._closing: weakref.finalize[..., SampleSet] | None = None

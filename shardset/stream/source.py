@@ -118,12 +118,12 @@ def open_decode_aids(source: StreamSource) -> DecodeAids:
 
 def stored_bytes(split: Split) -> int:
     """Bytes of all shards of a split."""
-    return sum(shard.num_bytes for shard in split.shards)
+    return sum(split.tar_bytes)
 
 
 def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
     return fit_order(
-        [shard.num_samples for shard in split.shards],
+        split.shard_sizes,
         stored_bytes=stored_bytes(split),
         seed=spec.seed,
         global_batch_size=spec.global_batch_size,

@@ -229,7 +229,7 @@ def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
 def check_labels(setting: str, name: str, manifest: Manifest) -> None:
     """Raises ConfigError unless every sample of the split has a label, without which its loss means nothing."""
     split = manifest.split(name)
-    missing = split.num_samples - sum(sum(shard.class_counts) for shard in split.shards)
+    missing = split.num_samples - sum(split.class_totals)
     if missing:
         raise ConfigError(
             f"{setting} is {name!r}, where {missing} of {split.num_samples} samples have no label, and this trainer "

@@ -133,8 +133,8 @@ def _recorded_order(folder: Storage) -> OrderState | None:
 
 def _order_of(config: TrainConfig, split: Split, num_hosts: int) -> Order:
     return fit_order(
-        [shard.num_samples for shard in split.shards],
-        stored_bytes=sum(shard.num_bytes for shard in split.shards),
+        split.shard_sizes,
+        stored_bytes=sum(split.tar_bytes),
         seed=config.seed,
         global_batch_size=config.global_batch_size,
         world_size=num_hosts,
@@ -152,7 +152,7 @@ def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"
         )
     order = Order(
-        shard_sizes=[shard.num_samples for shard in split.shards],
+        shard_sizes=split.shard_sizes,
         seed=state.seed,
         global_batch_size=config.global_batch_size,
         num_lanes=state.num_lanes,

@@ -217,7 +217,7 @@ def test_a_split_is_found_by_its_name_or_the_others_are_named():
         (b'{"kind": "shardset"}', "version is None, expected a whole number from 1"),
         (b'{"kind": "shardset", "version": true}', "version is True, expected a whole number"),
         (b'{"kind": "shardset", "version": 0}', "version is 0, expected a whole number"),
-        (b'{"kind": "shardset", "version": 2}', "version 2 is newer than this program reads .up to 1.; upgrade"),
+        (b'{"kind": "shardset", "version": 3}', "version 3 is newer than this program reads .up to 2.; upgrade"),
     ],
 )
 def test_what_is_no_manifest_of_this_version_is_refused(data, sentence):
