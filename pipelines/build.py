@@ -113,7 +113,7 @@ def run(
     with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
         result = pipeline.run()
         if show and dataflow.is_wanted(beam_options):
-            show(f"the job continues at {dataflow.page_of(beam_options, result)}")
+            show(dataflow.started(beam_options, result))
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):  # some runners return no state after a success
         raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun continues where it stopped")

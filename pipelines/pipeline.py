@@ -4,7 +4,9 @@ Image bytes never pass through the runner. A step leaves its results in files be
 steps are only the names of these files, or the byte ranges that a receiver has to read.
 """
 
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,9 @@ Slot = tuple[str, int]
 
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
+
+_planning = threading.Lock()
+"""Held by the thread of a process that plans a batch, bucket or group: a runner may have a dozen threads in each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +151,7 @@ class SpreadKeys(BuildStep):
     """Cuts the key hashes of a batch of units by bucket."""
 
     def process(self, element: tuple[int, UnitOffsets], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
-        with self.files.while_current():
+        with _one_at_a_time(self.files):
             return spread_keys(self.files, plan, element[0])
 
 
@@ -154,7 +159,7 @@ class FindDuplicateKeys(BuildStep):
     """Finds the rows of one bucket that want a key that is taken, by batch of units."""
 
     def process(self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
-        with self.files.while_current():
+        with _one_at_a_time(self.files):
             return find_duplicate_keys(self.files, plan, *element)
 
 
@@ -167,7 +172,7 @@ class AssignBatch(BuildStep):
     def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterable[tuple[Group, ByteRange]]:
         batch, joined = element
         (offsets,) = joined["offsets"]
-        with self.files.while_current():
+        with _one_at_a_time(self.files):
             return assign_batch(
                 self.files,
                 plan,
@@ -184,7 +189,7 @@ class PlanGroup(BuildStep):
 
     def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterator[Slot]:
         (split, _), partitions = element
-        with self.files.while_current():
+        with _one_at_a_time(self.files):
             for number in plan_group(self.files, plan.splits[split], partitions):
                 yield split, number
 
@@ -216,6 +221,13 @@ class CommitManifest(BuildStep):
             digest = self.committer.commit(plan, num_finished)
         if digest:
             yield digest
+
+
+@contextmanager
+def _one_at_a_time(files: PlanFiles) -> Iterator[None]:
+    """`while_current` for a step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
+    with _planning, files.while_current():
+        yield
 
 
 def _count(name: str, number: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from apache_beam.options.pipeline_options import (
+    DebugOptions,
     GoogleCloudOptions,
     PipelineOptions,
     SetupOptions,
@@ -20,6 +21,10 @@ from apache_beam.options.pipeline_options import (
 
 from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage.regions import holds
+
+HARNESS_THREADS = 4
+"""Threads of a worker process, unless --number_of_worker_harness_threads says otherwise: Dataflow's own number is 12 or
+more, and each holds a unit of input (40 MiB), or a shard that it writes."""
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -72,6 +77,21 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
     for bucket in dict.fromkeys(buckets.values()):
         flags = " and ".join(flag for flag, other in buckets.items() if other == bucket)
         _check_location(flags, bucket, _region_of_workers(options, cloud.region), locate)
+
+
+def set_threads(options: PipelineOptions) -> None:
+    """Limits the threads of a worker process unless a number is given."""
+    debug = options.view_as(DebugOptions)
+    debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or HARNESS_THREADS
+
+
+def started(options: PipelineOptions, result: Any) -> str:
+    """What to tell the user once a job runs: its page, and the threads of its workers."""
+    threads = options.view_as(DebugOptions).number_of_worker_harness_threads
+    return (
+        f"the job continues at {page_of(options, result)}; {threads} threads in each worker process "
+        "(--number_of_worker_harness_threads)"
+    )
 
 
 def page_of(options: PipelineOptions, result: Any) -> str:
