@@ -17,6 +17,7 @@ from apache_beam.runners.runner import PipelineState
 
 from pipelines import sources
 from pipelines.config import BuildConfig
+from pipelines.estimate.egress import crossing
 from pipelines.images.encode import libraries
 from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import files as plan_files
@@ -81,6 +82,8 @@ def _run(
 ) -> Result:
     started = time.monotonic()
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    if progress and (warning := _crossing(config, beam_options)):
+        progress.print(warning)
     prepared = prepare(config, output)
     with ProgressWatcher(output, len(prepared.units), progress):
         counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
@@ -95,6 +98,13 @@ def _run(
         counters=counters,
         seconds=time.monotonic() - started,
     )
+
+
+def _crossing(config: BuildConfig, beam_options: PipelineOptions) -> str | None:
+    """A warning if the input's bucket is in another region than the workers."""
+    workers = dataflow.region_of_workers(beam_options) if dataflow.is_wanted(beam_options) else None
+    num_reads = 1 if config.verify == "none" else 2
+    return crossing(config.input, config.output, workers, dataflow.location, num_reads=num_reads)
 
 
 def run(

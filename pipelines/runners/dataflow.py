@@ -76,7 +76,7 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
         buckets[flag] = _bucket_of(flag, folder, "Dataflow keeps its own files there", in_folder=True)
     for bucket in dict.fromkeys(buckets.values()):
         flags = " and ".join(flag for flag, other in buckets.items() if other == bucket)
-        _check_location(flags, bucket, _region_of_workers(options, cloud.region), locate)
+        _check_location(flags, bucket, region_of_workers(options), locate)
 
 
 def set_threads(options: PipelineOptions) -> None:
@@ -119,11 +119,12 @@ def _check_region(region: str | None) -> None:
         raise ConfigError(f"--region {region}: expected a region such as europe-west4 or us-central1")
 
 
-def _region_of_workers(options: PipelineOptions, region: str) -> str:
+def region_of_workers(options: PipelineOptions) -> str:
     """The region of the workers: that of their zone, the one given for them, or the job's."""
     workers = options.view_as(WorkerOptions)
     zone = _ZONE.fullmatch(workers.worker_zone or "")
-    return zone[1] if zone else workers.worker_region or region
+    region: str = zone[1] if zone else workers.worker_region or options.view_as(GoogleCloudOptions).region
+    return region
 
 
 def _check_package(options: PipelineOptions) -> None:
