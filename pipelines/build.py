@@ -85,7 +85,7 @@ def _run(
     if progress and (warning := _crossing(config, beam_options)):
         progress.print(warning)
     prepared = prepare(config, output)
-    with ProgressWatcher(output, len(prepared.units), progress):
+    with ProgressWatcher(output, prepared.units.num_units, progress):
         counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
     files = prepared.files
     with files.while_current():
@@ -146,9 +146,9 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
         os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"),
         tempfile.TemporaryFile() as lines,
     ):
-        digest, units = write_units(survey.units, lines)
+        units = write_units(survey.units, lines)
         start = _Start(config, output, source.input, survey)
-        files, file = start.begin(_describe(config, survey, digest), lines)
+        files, file = start.begin(_describe(config, survey, units.digest), lines)
     return PreparedBuild(config=config, source=source, files=files, file=file, units=units)
 
 
@@ -223,7 +223,7 @@ class _Start:
             return file
         survey = sources.open_source(replace(self.config, **old_options)).survey()
         with tempfile.TemporaryFile() as lines:
-            digest, _ = write_units(survey.units, lines)
+            digest = write_units(survey.units, lines).digest
         return msgspec.structs.replace(file, survey=digest, classes=survey.classes)
 
     def _refuse_existing(self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]) -> None:

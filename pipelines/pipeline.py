@@ -5,9 +5,10 @@ steps are only the names of these files, or the byte ranges that a receiver has 
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import apache_beam as beam
@@ -25,7 +26,7 @@ from pipelines.plan.partitions import ByteRange
 from pipelines.plan.records import BuildFile, PlanFile
 from pipelines.plan.splits import make_plan
 from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
-from pipelines.plan.survey import UnitRef
+from pipelines.plan.survey import UnitBlock, UnitRef, WrittenUnits, units_in
 from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
 from pipelines.write.shard import ShardWriter
@@ -48,7 +49,7 @@ class PreparedBuild:
     source: Source
     files: PlanFiles
     file: BuildFile
-    units: Sequence[UnitRef]
+    units: WrittenUnits
 
 
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
@@ -58,7 +59,9 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
     # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
     num_indexed = (
         pipeline
-        | "List units" >> beam.Create(build.units)  # UnitRef
+        | "List blocks" >> beam.Create(build.units.blocks)  # UnitBlock
+        | "Spread blocks" >> beam.Reshuffle()
+        | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
         | "Index" >> beam.ParDo(IndexUnit(files, build.source, config))  # unit
         | "Count units" >> combiners.Count.Globally()  # int
@@ -228,6 +231,11 @@ def _one_at_a_time(files: PlanFiles) -> Iterator[None]:
     """`while_current` for a step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
     with _planning, files.while_current():
         yield
+
+
+def _units_in(files: PlanFiles, block: UnitBlock) -> Iterator[UnitRef]:
+    with files.while_current():
+        yield from units_in(files.output, block)
 
 
 def _count(name: str, number: int) -> None:
