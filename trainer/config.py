@@ -135,6 +135,7 @@ class TrainConfig:
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
+    join_timeout_s: Seconds = setting(300, "seconds that the processes of a run wait for each other at the start")
     budget_bytes: Count = setting(BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation")
     num_lanes: Count | None = setting(None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes")
     block_size: Count | None = setting(None, "samples of a read (docs/order.md); none makes reads of about 4 MiB")

@@ -18,7 +18,7 @@ from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.errors import PeerLost
 from trainer.runtime.base import Single, Step
-from trainer.supervise.heartbeat import AGAIN, TIMING, Address, HeartbeatServer
+from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer, HeartbeatTiming
 
 SERVER_PORT_KEY = "heartbeat port"
 """The key of the store under which RANK 0 publishes the port of its heartbeat server."""
@@ -108,7 +108,8 @@ class Ddp(Single):
     @functools.cached_property
     def _store(self) -> Store:
         # torchrun's agent may serve a store already.
-        return _open_store(is_server=self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
+        is_server = self.is_master and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        return _open_store(self.heartbeat.timing, is_server=is_server)
 
     @contextmanager
     def _peer_errors(self) -> Iterator[None]:
@@ -124,34 +125,34 @@ class Ddp(Single):
             ) from error
 
 
-def _open_store(*, is_server: bool) -> Store:
+def _open_store(timing: HeartbeatTiming, *, is_server: bool) -> Store:
     """The store through which the ddp processes find each other. RANK 0 opens it unless torchrun has done so."""
     host, port = os.environ["MASTER_ADDR"], _integer_variable("MASTER_PORT")
     if not is_server:
-        _wait_for_port((host, port))
+        _wait_for_port((host, port), timing)
     try:
-        store = TCPStore(host, port, is_master=is_server, timeout=_duration(TIMING.grace_s), wait_for_workers=False)
+        store = TCPStore(host, port, is_master=is_server, timeout=_duration(timing.grace_s), wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"strategy ddp: can't {'listen on' if is_server else 'use'} port {port} of {host}, as MASTER_ADDR and "
             f"MASTER_PORT say ({_first_line(error)}); each process needs a RANK of its own, each run a port of its own"
         ) from error
-    store.set_timeout(_duration(TIMING.join_s))
+    store.set_timeout(_duration(timing.join_s))
     return store
 
 
-def _wait_for_port(address: Address) -> None:
+def _wait_for_port(address: Address, timing: HeartbeatTiming) -> None:
     """Returns once a process listens there. torch would wait too, but up to twice as long as it is told."""
-    deadline = time.monotonic() + TIMING.join_s
+    deadline = time.monotonic() + timing.join_s
     while True:
         try:
-            socket.create_connection(address, timeout=TIMING.grace_s).close()
+            socket.create_connection(address, timeout=timing.grace_s).close()
             return
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeerLost(
                     f"the process of RANK 0 did not open port {address[1]} of {address[0]} within "
-                    f"{TIMING.join_s:.0f} s ({error}): see in its log whether it ended at its start, and start all "
+                    f"{timing.join_s:.0f} s ({error}): see in its log whether it ended at its start, and start all "
                     "processes with the same MASTER_ADDR and MASTER_PORT"
                 ) from error
         time.sleep(0.1)

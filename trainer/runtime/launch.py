@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,15 @@ from trainer.errors import PeerLost
 from trainer.runtime import xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
-from trainer.supervise.heartbeat import AGAIN, PORT, TIMING, HeartbeatServer, HeartbeatTiming, LauncherHeartbeat
+from trainer.supervise.heartbeat import (
+    AGAIN,
+    PORT,
+    TIMING,
+    HeartbeatClient,
+    HeartbeatServer,
+    HeartbeatTiming,
+    LauncherHeartbeat,
+)
 from trainer.supervise.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
@@ -65,6 +74,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         exits.callback(faulthandler.cancel_dump_traceback_later)
         faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
         runtime = exits.enter_context(running(strategy, config.precision))
+        runtime.heartbeat = HeartbeatClient(_timing(config))
         exits.enter_context(watched(runtime))
         runtime.join(config.stall_timeout_s)
         faulthandler.cancel_dump_traceback_later()
@@ -95,6 +105,10 @@ def watched(runtime: Runtime) -> Iterator[None]:
         yield
 
 
+def _timing(config: TrainConfig) -> HeartbeatTiming:
+    return replace(TIMING, join_s=config.join_timeout_s)
+
+
 def _refuse_old_switches() -> None:
     for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
         if name in os.environ:
@@ -121,7 +135,7 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
             "wait for each other for ever; use --strategy spmd, or unset CPU_NUM_DEVICES"
         )
     workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
-    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own):
+    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own, timing=_timing(config)):
         relay(Path(folder) / "asked to stop")
         with _ctrl_c_kills_replicas():
             xla.spawn_replicas(run_replica, worker, config)

@@ -47,7 +47,7 @@ class HeartbeatTiming:
 
     beat_s: float = 1.0
     silent_s: float = 30.0
-    join_s: float = 40.0
+    join_s: float = 300.0
     grace_s: float = 5.0
 
 

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from shardset.format.tar import StoredSample
 from shardset.program import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
-from tests.faulty_proxy import Fault, FaultyProxy
+from tests.faulty_proxy import Fault, FaultyProxy, Seen
 from tests.makers import kills
 from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
@@ -410,11 +410,11 @@ def test_a_process_whose_peer_dies_says_so_in_one_line(manifest: str, tmp_path: 
 def test_a_process_whose_peer_dies_before_it_comes_names_it_within_a_minute(
     manifest: str, tmp_path: Path, dying: int, expected: str
 ) -> None:
-    config = tiny_config(manifest, tmp_path, strategy="ddp")
+    config = tiny_config(manifest, tmp_path, strategy="ddp", join_timeout_s=40)
     both = pair(config, config)
     both[dying].kill()
     assert finish(both[dying])[0] == -signal.SIGKILL
-    code, output = finish(both[1 - dying], timeout_s=TIMING.join_s + TIMING.grace_s + START_S)
+    code, output = finish(both[1 - dying], timeout_s=config.join_timeout_s + TIMING.grace_s + START_S)
     assert code == FAILED, output
     assert re.match(expected, output.splitlines()[-1]), output
     assert not (tmp_path / "logs").exists()
@@ -534,12 +534,20 @@ def test_a_process_of_ddp_waits_as_long_for_the_data_of_another_as_the_stall_tim
     copy_set(manifest, gcs_root)
     image = ImageConfig(size=8, train_crop="random", eval_resize=8)
     config = tiny_config(gcs_root, tmp_path, epochs=1, max_steps=6, strategy="ddp", image=image)
-    port, lifted = free_port(), math.inf
+    port, lifted, num_resets = free_port(), math.inf, 0
+
+    def without_data_once_both_have_joined(seen: Seen) -> Fault | None:
+        nonlocal num_resets
+        if "train-" not in seen.path or not (tmp_path / "logs").exists() or time.monotonic() > lifted:
+            return None
+        num_resets += 1
+        return Fault("reset")
+
     with FaultyProxy(gcs_emulator) as proxy:
-        proxy.script = lambda seen: Fault("reset") if "train-" in seen.path and time.monotonic() < lifted else None
+        proxy.script = without_data_once_both_have_joined
         near = alone(config, 0, port)
         far = alone(config, 1, port, {"STORAGE_EMULATOR_HOST": proxy.url})
-        while near.poll() is None and not any("train-" in seen.path for seen in proxy.seen):
+        while near.poll() is None and not num_resets:
             time.sleep(0.1)
         lifted = time.monotonic() + 65
         for process in (near, far):
