@@ -219,8 +219,8 @@ def survey_folder(n: int) -> tuple[int, int, int]:
     source = Folder(_Listing(n))
     started()
     with tempfile.TemporaryFile() as file:
-        _, lines = write_units(source.survey().units, file)
-        return n, len(lines), lines[-1].stop
+        written = write_units(source.survey().units, file)
+        return n, written.num_units, written.blocks[-1].stop
 
 
 STEPS: dict[str, Callable[[int], tuple[int, int, int]]] = {

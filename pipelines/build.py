@@ -17,6 +17,7 @@ from apache_beam.runners.runner import PipelineState
 
 from pipelines import sources
 from pipelines.config import BuildConfig
+from pipelines.estimate.egress import crossing
 from pipelines.images.encode import libraries
 from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import files as plan_files
@@ -81,8 +82,10 @@ def _run(
 ) -> Result:
     started = time.monotonic()
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
+    if progress and (warning := _crossing(config, beam_options)):
+        progress.print(warning)
     prepared = prepare(config, output)
-    with ProgressWatcher(output, len(prepared.units), progress):
+    with ProgressWatcher(output, prepared.units.num_units, progress):
         counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
     files = prepared.files
     with files.while_current():
@@ -95,6 +98,13 @@ def _run(
         counters=counters,
         seconds=time.monotonic() - started,
     )
+
+
+def _crossing(config: BuildConfig, beam_options: PipelineOptions) -> str | None:
+    """A warning if the input's bucket is in another region than the workers."""
+    workers = dataflow.region_of_workers(beam_options) if dataflow.is_wanted(beam_options) else None
+    num_reads = 1 if config.verify == "none" else 2
+    return crossing(config.input, config.output, workers, dataflow.location, num_reads=num_reads)
 
 
 def run(
@@ -113,7 +123,7 @@ def run(
     with local.local_workers(), errors.translated(dataflow.failures(beam_options)):
         result = pipeline.run()
         if show and dataflow.is_wanted(beam_options):
-            show(f"the job continues at {dataflow.page_of(beam_options, result)}")
+            show(dataflow.started(beam_options, result))
         state = result.wait_until_finish()
     if state not in (PipelineState.DONE, None):  # some runners return no state after a success
         raise ShardsetError(f"the Beam job ended as {state}; see the runner's log; a rerun continues where it stopped")
@@ -136,9 +146,9 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
         os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"),
         tempfile.TemporaryFile() as lines,
     ):
-        digest, units = write_units(survey.units, lines)
+        units = write_units(survey.units, lines)
         start = _Start(config, output, source.input, survey)
-        files, file = start.begin(_describe(config, survey, digest), lines)
+        files, file = start.begin(_describe(config, survey, units.digest), lines)
     return PreparedBuild(config=config, source=source, files=files, file=file, units=units)
 
 
@@ -213,7 +223,7 @@ class _Start:
             return file
         survey = sources.open_source(replace(self.config, **old_options)).survey()
         with tempfile.TemporaryFile() as lines:
-            digest, _ = write_units(survey.units, lines)
+            digest = write_units(survey.units, lines).digest
         return msgspec.structs.replace(file, survey=digest, classes=survey.classes)
 
     def _refuse_existing(self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]) -> None:

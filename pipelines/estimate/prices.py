@@ -2,8 +2,8 @@
 
 Source: Google's price list, https://cloud.google.com/storage/pricing, Standard storage in one region of North America
 (us-central1), US dollars, as of 2026-09-20. Writes and lists are class A operations, reads and metadata requests class
-B. Reading inside the bucket's region costs nothing for the bytes. Traffic elsewhere, taxes, discounts and free quotas
-are not counted.
+B. Reading inside the bucket's region costs nothing for the bytes. Taxes, discounts and free quotas are not counted, nor
+is traffic to another region, except where it is named: EGRESS.
 """
 
 from dataclasses import dataclass, fields
@@ -11,6 +11,9 @@ from dataclasses import dataclass, fields
 from shardset.errors import ConfigError
 
 GIB = 2**30
+
+EGRESS = 0.02
+"""US dollars for a GiB from one region to another in North America; $0.05 and more to another continent."""
 
 
 @dataclass(frozen=True, kw_only=True)

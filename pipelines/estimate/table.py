@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pipelines.estimate import ramp
 from pipelines.estimate.model import Estimate
 from pipelines.estimate.prices import Prices
 from pipelines.estimate.requests import ReadEstimate
@@ -96,7 +97,12 @@ def _cost_rows(estimate: Estimate, about: str) -> Iterator[tuple[str, str, str]]
     if build := estimate.build:
         price = _dollars(prices.requests(**asdict(build)))
         text = f"about {build.class_b:,} reads and {build.class_a:,} writes and lists, {price}"
-        yield "build", "build", f"{text}, if the raw files are in a bucket"
+        yield "build", "build", f"{text}, if the raw files are in a bucket{_ramp(ramp.build_s(**asdict(build)))}"
+
+
+def _ramp(seconds: float) -> str:
+    """What a build waits for the bucket; nothing below an hour, which only very many workers would notice."""
+    return f"; at least {seconds / 3600:.1f} hours while the bucket scales up" if seconds >= 3600 else ""
 
 
 def _requests(reads: ReadEstimate, prices: Prices) -> str:

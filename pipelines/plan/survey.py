@@ -1,9 +1,12 @@
-"""The units of a survey as lines of `plan/survey.jsonl`, each read by its byte range."""
+"""The units of a survey as lines of `plan/survey.jsonl`, each read by its byte range.
+
+A job lists blocks of lines, not units: Dataflow refuses a job above 20 MB, which two million units would be.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import IO
 
 from pipelines.plan import paths
@@ -11,6 +14,9 @@ from pipelines.plan.partitions import ByteRange, read_range
 from pipelines.sources.base import Unit
 from shardset.checksum import extend_crc32c
 from shardset.storage.base import Storage
+
+BLOCK_BYTES = 4 << 20
+"""About so many bytes of lines are a block, or one longer line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +29,49 @@ class UnitRef:
     crc32c: int
 
 
-def write_units(units: Iterable[Unit], file: IO[bytes]) -> tuple[str, list[UnitRef]]:
-    """Writes the units as JSON lines; returns the SHA-256 of all lines, and a reference to each."""
-    hasher, references, start = hashlib.sha256(), [], 0
-    for number, unit in enumerate(units):
+@dataclass(frozen=True, slots=True)
+class UnitBlock:
+    """Neighbouring lines of the survey: the number of the first unit, their byte range, and its CRC32C."""
+
+    first: int
+    start: int
+    stop: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenUnits:
+    """The units of a survey, as they were written: their number, the SHA-256 of all lines, and the blocks."""
+
+    num_units: int = 0
+    digest: str = ""
+    blocks: list[UnitBlock] = field(default_factory=list)
+
+
+def write_units(units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK_BYTES) -> WrittenUnits:
+    """Writes the units as JSON lines, in blocks of about `block_bytes`."""
+    hasher, blocks, number = hashlib.sha256(), [], 0
+    block = UnitBlock(0, 0, 0, 0)
+    for number, unit in enumerate(units, 1):
         line = json.dumps(unit, sort_keys=True, ensure_ascii=False).encode() + b"\n"
-        references.append(UnitRef(number, start, start + len(line), extend_crc32c(0, line)))
-        start += len(line)
         hasher.update(line)
         file.write(line)
-    return hasher.hexdigest(), references
+        block = replace(block, stop=block.stop + len(line), crc32c=extend_crc32c(block.crc32c, line))
+        if block.stop - block.start >= block_bytes:
+            blocks.append(block)
+            block = UnitBlock(number, block.stop, block.stop, 0)
+    if block.stop > block.start:
+        blocks.append(block)
+    return WrittenUnits(num_units=number, digest=hasher.hexdigest(), blocks=blocks)
+
+
+def units_in(output: Storage, block: UnitBlock) -> Iterator[UnitRef]:
+    """The units of a block."""
+    start = block.start
+    lines = read_range(output, ByteRange(paths.SURVEY, block.start, block.stop, block.crc32c)).splitlines(keepends=True)
+    for number, line in enumerate(lines, block.first):
+        yield UnitRef(number, start, start + len(line), extend_crc32c(0, line))
+        start += len(line)
 
 
 def read_unit(output: Storage, unit: UnitRef) -> Unit:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 from apache_beam.options.pipeline_options import (
+    DebugOptions,
     GoogleCloudOptions,
     PipelineOptions,
     SetupOptions,
@@ -20,6 +21,10 @@ from apache_beam.options.pipeline_options import (
 
 from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage.regions import holds
+
+HARNESS_THREADS = 4
+"""Threads of a worker process, unless --number_of_worker_harness_threads says otherwise: Dataflow's own number is 12 or
+more, and each holds a unit of input (40 MiB), or a shard that it writes."""
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -71,7 +76,22 @@ def check(options: PipelineOptions, *, source: str, output: str, locate: Callabl
         buckets[flag] = _bucket_of(flag, folder, "Dataflow keeps its own files there", in_folder=True)
     for bucket in dict.fromkeys(buckets.values()):
         flags = " and ".join(flag for flag, other in buckets.items() if other == bucket)
-        _check_location(flags, bucket, _region_of_workers(options, cloud.region), locate)
+        _check_location(flags, bucket, region_of_workers(options), locate)
+
+
+def set_threads(options: PipelineOptions) -> None:
+    """Limits the threads of a worker process unless a number is given."""
+    debug = options.view_as(DebugOptions)
+    debug.number_of_worker_harness_threads = debug.number_of_worker_harness_threads or HARNESS_THREADS
+
+
+def started(options: PipelineOptions, result: Any) -> str:
+    """What to tell the user once a job runs: its page, and the threads of its workers."""
+    threads = options.view_as(DebugOptions).number_of_worker_harness_threads
+    return (
+        f"the job continues at {page_of(options, result)}; {threads} threads in each worker process "
+        "(--number_of_worker_harness_threads)"
+    )
 
 
 def page_of(options: PipelineOptions, result: Any) -> str:
@@ -99,11 +119,12 @@ def _check_region(region: str | None) -> None:
         raise ConfigError(f"--region {region}: expected a region such as europe-west4 or us-central1")
 
 
-def _region_of_workers(options: PipelineOptions, region: str) -> str:
+def region_of_workers(options: PipelineOptions) -> str:
     """The region of the workers: that of their zone, the one given for them, or the job's."""
     workers = options.view_as(WorkerOptions)
     zone = _ZONE.fullmatch(workers.worker_zone or "")
-    return zone[1] if zone else workers.worker_region or region
+    region: str = zone[1] if zone else workers.worker_region or options.view_as(GoogleCloudOptions).region
+    return region
 
 
 def _check_package(options: PipelineOptions) -> None:

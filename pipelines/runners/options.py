@@ -50,6 +50,8 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
     if "--runner" not in given:
         options.view_as(StandardOptions).runner = "FnApiRunner"
         _set_workers(options.view_as(DirectOptions), given, in_memory=not output.is_shared)
+    if dataflow.is_wanted(options):
+        dataflow.set_threads(options)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
     return options
 

@@ -1,10 +1,12 @@
 """Reads raw bytes by extent, in order: neighbours in one request, concurrently on gs://, and only as planned."""
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import groupby, islice
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import groupby
+from typing import NamedTuple, Self
 
 from pipelines.plan.files import START_OVER
 from pipelines.sources.base import UNREAD, Extent
@@ -25,22 +27,55 @@ SPOOLED = "spool:///"
 class Window:
     """The limit of reads in flight: grows by one after each read, and halves when a request must be retried.
 
-    All workers may read the same object, and a bucket accepts more load only gradually.
+    All workers may read the same object, and a bucket accepts more load only gradually. Threads share a window: all
+    their reads together stay below its size. So do the contents that they read ahead, but for one of each thread.
     """
 
     def __init__(self) -> None:
         self.size = FIRST_IN_FLIGHT
+        self._num_held = 0
+        self._num_reading = 0
+        self._changed = threading.Condition()
 
     def grow(self) -> None:
         """Call after each read."""
-        self.size = min(MOST_IN_FLIGHT, self.size + 1)
+        with self._changed:
+            self.size = min(MOST_IN_FLIGHT, self.size + 1)
+            self._changed.notify()
 
     def shrink(self) -> None:
         """Call before each retry."""
-        self.size = max(1, self.size // 2)
+        with self._changed:
+            self.size = max(1, self.size // 2)
+
+    def hold(self, num_own: int) -> bool:
+        """Whether a thread that holds `num_own` contents may read one more ahead, which then counts as held."""
+        with self._changed:
+            may_read = self._num_held < self.size or not num_own  # without one of its own, a thread would stand still
+            self._num_held += may_read
+            return may_read
+
+    def release(self, number: int = 1) -> None:
+        """Call when contents are no longer held."""
+        with self._changed:
+            self._num_held -= number
+
+    def __enter__(self) -> Self:
+        """Waits until one more read may be in flight."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._num_reading < self.size)
+            self._num_reading += 1
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self._changed:
+            self._num_reading -= 1
+            self._changed.notify()
 
 
 _of_process = Window()
+_pools: dict[tuple[int, int], ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
 
 
 def fetch(
@@ -49,16 +84,20 @@ def fetch(
     """The contents of each group of extents, such as those of a sample; neighbours in a group share a request.
 
     Holds only the groups in flight. Reads an extent once more if its CRC32C differs. Raises ChangedInput if an object
-    is no longer the planned one, or if its bytes changed.
+    is no longer the planned one, or if its bytes changed. All threads of a process share its window and its readers.
     """
 
     num_threads = max(source.reads_at_once, output.reads_at_once)
     if num_threads == 1:
         yield from (_read_group(group, source, output) for group in groups)
         return
-    source, output = source.on_retry(window.shrink), output.on_retry(window.shrink)
-    with ThreadPoolExecutor(num_threads) as pool:
-        yield from _ahead(lambda group: pool.submit(_read_group, group, source, output), groups, window)
+    source, output, pool = source.on_retry(window.shrink), output.on_retry(window.shrink), _pool(num_threads)
+
+    def read(group: Sequence[Extent]) -> list[bytes]:
+        with window:
+            return _read_group(group, source, output)
+
+    yield from _ahead(lambda group: pool.submit(read, group), groups, window)
 
 
 def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int) -> Iterator[slice]:
@@ -77,6 +116,15 @@ def coalesce(ranges: Sequence[tuple[int, int]], *, max_gap: int, max_bytes: int)
         yield slice(first, len(ranges))
 
 
+def _pool(num_threads: int) -> ThreadPoolExecutor:
+    """The reading threads of this process, started at the first use."""
+    key = (os.getpid(), num_threads)
+    with _pools_lock:
+        if key not in _pools:
+            _pools[key] = ThreadPoolExecutor(num_threads, "range-reads")
+        return _pools[key]
+
+
 def _ahead(
     submit: Callable[[Sequence[Extent]], Future[list[bytes]]], groups: Iterable[Sequence[Extent]], window: Window
 ) -> Iterator[list[bytes]]:
@@ -85,14 +133,33 @@ def _ahead(
     remaining = iter(groups)
     try:
         while True:
-            pending.extend(map(submit, islice(remaining, max(0, window.size - len(pending)))))
+            while (group := _next(remaining, window, len(pending))) is not None:
+                pending.append(submit(group))
             if not pending:
                 return
-            yield pending.popleft().result()
+            contents = pending[0].result()
+            pending.popleft()
+            window.release()
+            yield contents
             window.grow()
     finally:
         for future in pending:
             future.cancel()
+        window.release(len(pending))
+        wait(pending)
+
+
+def _next(groups: Iterator[Sequence[Extent]], window: Window, num_own: int) -> Sequence[Extent] | None:
+    """The next group, which then counts as held; None at the end, or while the window has no room for it."""
+    if not window.hold(num_own):
+        return None
+    group = None
+    try:
+        group = next(groups, None)
+    finally:
+        if group is None:
+            window.release()
+    return group
 
 
 class _Located(NamedTuple):

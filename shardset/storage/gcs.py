@@ -11,10 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import IO, Annotated, ClassVar, Literal, Self, TypeVar
+from typing import IO, ClassVar, Self, TypeVar
 from urllib.parse import quote
 
-import msgspec
 import requests
 
 from shardset.checksum import crc32c_text, extend_crc32c
@@ -31,56 +30,15 @@ from shardset.storage.base import (
     join,
     os_errors_as_storage_errors,
 )
+from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
 from shardset.storage.gcs_http import body_of, json_object, send
+from shardset.storage.gcs_upload import Body, ResumableUpload, UploadGone
 from shardset.storage.retry import RetryPolicy, persist
 
 T = TypeVar("T")
 
-_SENT_AT_ONCE = 1 << 16  # urllib3 gives each of these the connect timeout; a mebibyte is too much for a slow line
-_SLOWEST_UPLOAD = 1 << 16  # bytes a second, for each of the uploads that share a line
 _STAT_FIELDS = "kind,name,size,generation,crc32c"
-_CRC32C_OF_NOTHING = crc32c_text(0)
-
-# -- the JSON answers that are asked for ------------------------------------------------------------------------
-
-
-class _Item(msgspec.Struct, frozen=True):
-    """An object in a listing. A server may leave out the size of an empty object."""
-
-    name: str
-    generation: int
-    size: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    crc32c: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.size is None and self.crc32c not in (None, _CRC32C_OF_NOTHING):
-            raise ValueError(f"no size, though the CRC32C {self.crc32c} is not that of zero bytes")
-
-    def stat(self, name: str) -> Stat:
-        """The object as a Stat; `name` is its name in the folder."""
-        return Stat(name=name, num_bytes=self.size or 0, generation=str(self.generation), crc32c=self.crc32c)
-
-
-class _Object(_Item, frozen=True, kw_only=True):
-    kind: Literal["storage#object"]
-
-
-class _Page(msgspec.Struct, frozen=True, rename="camel"):
-    kind: Literal["storage#objects"]
-    items: list[_Item] = []
-    next_page_token: str = ""
-
-
-class _PlacementConfig(msgspec.Struct, frozen=True, rename="camel"):
-    data_locations: list[str] = []
-
-
-class _Bucket(msgspec.Struct, frozen=True, rename="camel"):
-    kind: Literal["storage#bucket"]
-    location: str = "unknown"
-    custom_placement_config: _PlacementConfig = _PlacementConfig()
-
 
 # -- a bucket ---------------------------------------------------------------------------------------------------
 
@@ -91,6 +49,9 @@ class GcsLimits:
 
     piece_bytes: int = 8 << 20  # one allocation for a usual range: two halves and their sum take three times as long
     spool_bytes: int = 16 << 20
+    stream_bytes: int = 256 << 20
+    """What is larger is sent while it is written, in parts of `part_bytes`, and not from a temporary file."""
+    part_bytes: int = 8 << 20
     page_size: int = 1000
 
 
@@ -160,7 +121,10 @@ class GcsStorage:
         return self._list(join(self.prefix, check_prefix(prefix, self.url)), len(join(self.prefix, "")))
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """See Storage.writer. Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end."""
+        """See Storage.writer. Keeps up to 16 MiB in memory, more in a temporary file; sends all at the block's end.
+
+        Sends an object of more than 256 MiB while it is written.
+        """
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
@@ -204,7 +168,7 @@ class GcsStorage:
             if not token:
                 return
 
-    def _page(self, wanted: str, last: str, token: str) -> _Page:
+    def _page(self, wanted: str, last: str, token: str) -> ListingPage:
         """The page of a listing for `token`; all of its names come after `last`."""
         where = f"gs://{self.bucket}/{wanted}"
         params = {
@@ -214,8 +178,8 @@ class GcsStorage:
         }
         params |= {"pageToken": token} if token else {}
 
-        def accept(response: requests.Response) -> _Page:
-            page = json_object(response, where, _Page)
+        def accept(response: requests.Response) -> ListingPage:
+            page = json_object(response, where, ListingPage)
             foreign = [item.name for item in page.items if not item.name.startswith(wanted) or item.name <= last]
             if foreign or (token and page.next_page_token == token):
                 name = f"object {foreign[0]!r}" if foreign else "page token"
@@ -231,7 +195,7 @@ def bucket_location(bucket: str, retry: RetryPolicy) -> str:
     Raises NotFound if there is no such bucket. Needs the permission storage.buckets.get.
     """
     where, params = f"gs://{bucket}", {"fields": "kind,location,customPlacementConfig"}
-    answer = _ask(retry, "GET", _bucket_path(bucket), where, params, lambda r: json_object(r, where, _Bucket))
+    answer = _ask(retry, "GET", _bucket_path(bucket), where, params, lambda r: json_object(r, where, BucketFacts))
     return "+".join(answer.custom_placement_config.data_locations or [answer.location])
 
 
@@ -256,9 +220,9 @@ def _bucket_path(bucket: str) -> str:
     return f"/storage/v1/b/{quote(bucket, safe='')}"
 
 
-def _named(response: requests.Response, full: str, where: str) -> _Object:
+def _named(response: requests.Response, full: str, where: str) -> StoredObject:
     """The object in an answer; raises TransientError if it has another name."""
-    item = json_object(response, where, _Object)
+    item = json_object(response, where, StoredObject)
     if item.name != full:
         raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
     return item
@@ -278,10 +242,13 @@ class _GcsWriter:
     """Collects the bytes and their CRC32C, then sends them in one request that the server accepts or refuses whole.
 
     One request instead of a resumable session: the server checks generation and CRC32C before the object appears, an
-    aborted body was never sent, and a retry can't join halves of two attempts.
+    aborted body was never sent, and a retry can't join halves of two attempts. Only an object that would fill the disk
+    is sent in parts, and its CRC32C compared at the end.
     """
 
     _file: IO[bytes]
+    _stream: ResumableUpload | None = None
+    _refused: PreconditionFailed | None = None
 
     def __init__(self, bucket: GcsStorage, full: str, if_generation: str | None) -> None:
         self._bucket = bucket
@@ -302,8 +269,15 @@ class _GcsWriter:
         """Takes the next bytes."""
         self._num_bytes += len(data)
         self._crc = extend_crc32c(self._crc, data)
+        if self._refused:  # only counted from now on, to compare them with what stands there
+            return
+        if self._stream:
+            self._stream.write(data)
+            return
         with self._spool_errors:
             self._file.write(data)
+        if self._num_bytes > self._bucket.limits.stream_bytes:
+            self._begin_stream()
 
     def __exit__(self, *exc: object) -> None:
         try:
@@ -311,9 +285,19 @@ class _GcsWriter:
                 with self._spool_errors:
                     self._file.flush()
                 self._commit()
+            elif self._stream:
+                self._stream.abort()
         finally:
             with suppress(OSError):  # on a full disk, closing complains about bytes that nobody wants any more
                 self._file.close()
+
+    @property
+    def _condition(self) -> dict[str, str]:
+        return {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
+
+    @property
+    def _content_type(self) -> str:
+        return mimetypes.guess_type(self._full)[0] or "application/octet-stream"
 
     @property
     def _crc32c(self) -> str:
@@ -321,12 +305,51 @@ class _GcsWriter:
 
     def _commit(self) -> None:
         try:
-            if self._if_generation is not None:  # saves an upload that the server would refuse at its end
-                stored = self._stored()
-                check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
+            if self._refused:
+                raise self._refused
+            if self._stream:
+                self._stream.finish(self._crc32c, lambda r: self._verify(_named(r, self._full, self._where)))
+                return
+            self._check_generation()
             self._verify(persist(self._bucket.retry, self._upload))
-        except PreconditionFailed:
+        except (PreconditionFailed, UploadGone):
             accept_identical_object(self._stored(), self._num_bytes, self._crc32c, self._where)
+
+    def _check_generation(self) -> None:
+        """Raises PreconditionFailed now: saves an upload that the server would refuse at its end."""
+        if self._if_generation is not None:
+            stored = self._stored()
+            check_generation(stored.generation if stored else ABSENT, self._if_generation, self._where)
+
+    def _begin_stream(self) -> None:
+        """Sends what was collected so far as the first parts of an upload."""
+        stream = ResumableUpload(
+            policy=self._bucket.retry,
+            path=f"/upload{_bucket_path(self._bucket.bucket)}/o",
+            name=self._full,
+            where=self._where,
+            params={"fields": _STAT_FIELDS} | self._condition,
+            content_type=self._content_type,
+            part_bytes=self._bucket.limits.part_bytes,
+        )
+        try:
+            self._check_generation()
+            stream.begin()
+        except PreconditionFailed as error:
+            self._refused = error
+            return
+        self._stream = stream
+        with self._spool_errors:
+            self._file.seek(0)
+        while piece := self._read_spool():
+            stream.write(piece)
+        with self._spool_errors:
+            self._file.seek(0)
+            self._file.truncate()
+
+    def _read_spool(self) -> bytes:
+        with self._spool_errors:
+            return self._file.read(self._bucket.limits.part_bytes)
 
     def _stored(self) -> Stat | None:
         try:
@@ -334,31 +357,30 @@ class _GcsWriter:
         except NotFound:
             return None
 
-    def _upload(self) -> _Object:
+    def _upload(self) -> StoredObject:
         boundary = f"shardset-{secrets.token_hex(16)}"  # random for each attempt, so that no content can contain it
         tail = f"\r\n--{boundary}--\r\n".encode()
-        condition = {} if self._if_generation is None else {"ifGenerationMatch": self._if_generation}
         response = send(
             self._bucket.retry,
             "POST",
             f"/upload{_bucket_path(self._bucket.bucket)}/o",
             self._where,
-            params={"uploadType": "multipart", "fields": _STAT_FIELDS} | condition,
+            params={"uploadType": "multipart", "fields": _STAT_FIELDS} | self._condition,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
-            data=_Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
+            data=Body(self._head(boundary), self._file, self._num_bytes, self._bucket.retry, tail),
         )
         with closing(response):
             return _named(response, self._full, self._where)
 
     def _head(self, boundary: str) -> bytes:
-        kind = mimetypes.guess_type(self._full)[0] or "application/octet-stream"
+        kind = self._content_type
         facts = json.dumps({"name": self._full, "contentType": kind, "crc32c": self._crc32c})
         return (
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{facts}\r\n"
             f"--{boundary}\r\nContent-Type: {kind}\r\n\r\n"
         ).encode()
 
-    def _verify(self, reply: _Object) -> None:
+    def _verify(self, reply: StoredObject) -> None:
         """Compares what the server stored with what was sent; deletes it and raises StorageError if they differ."""
         stored = reply.stat(self._full)
         if (stored.num_bytes, stored.crc32c) == (self._num_bytes, self._crc32c):
@@ -368,27 +390,3 @@ class _GcsWriter:
             f"{self._where}: stored as {stored.num_bytes} bytes with CRC32C {stored.crc32c}, expected "
             f"{self._num_bytes} bytes, {self._crc32c}; that generation was deleted, write it again"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Body:
-    """The body of an upload: has a length, and can be sent again for a retry."""
-
-    head: bytes
-    file: IO[bytes]
-    num_bytes: int
-    policy: RetryPolicy
-    tail: bytes
-
-    def __len__(self) -> int:
-        return len(self.head) + self.num_bytes + len(self.tail)
-
-    def __iter__(self) -> Iterator[bytes]:
-        began = self.policy.clock()
-        yield self.head
-        self.file.seek(0)
-        while piece := self.file.read(_SENT_AT_ONCE):
-            if self.policy.clock() - began > self.policy.request_deadline_s + self.num_bytes / _SLOWEST_UPLOAD:
-                raise TimeoutError("the upload is slower than 64 KiB/s")
-            yield piece
-        yield self.tail

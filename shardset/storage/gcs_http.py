@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 _POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a process does
 _PROBE_TIMEOUT_S = 1.0
+INCOMPLETE = 308
+"""The status of the answer to a part of an upload that is not the last."""
 _AGAIN = frozenset({408, 416, 429, 500, 502, 503, 504})
 BROKEN = (
     requests.ConnectionError,
@@ -106,7 +108,9 @@ def _raw(response: requests.Response) -> urllib3.BaseHTTPResponse:
 
 
 def _is_answer(status: int, headers: Mapping[str, str]) -> bool:
-    return status < 300 or (status == 416 and "Range" in headers)
+    return (
+        status < 300 or (status == 416 and "Range" in headers) or (status == INCOMPLETE and "Content-Range" in headers)
+    )
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def test_many_classes_do_not_travel_with_the_plan(tmp_path):
     assert [info.name for info in manifest.classes] == [str(label) for label in range(10_000)]
     assert manifest.split("train").shards[0].class_counts == [0] * 9_999 + [1]
     prepared = builds.prepare(config, open_storage(config.output))
-    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, len(prepared.units))
+    plan, *_ = MakePlan(prepared.files, config, prepared.file).process(None, prepared.units.num_units)
     assert len(pickle.dumps(plan)) < 2000
 
 

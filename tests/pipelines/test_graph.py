@@ -1,5 +1,7 @@
 """The pipeline's shape: what a runner may scale is cut off from what feeds it."""
 
+import tempfile
+
 import apache_beam as beam
 import pytest
 from apache_beam.pipeline import PipelineVisitor
@@ -9,7 +11,7 @@ from pipelines.config import BuildConfig
 from pipelines.pipeline import PreparedBuild, construct
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.records import BuildFile
-from pipelines.plan.survey import UnitRef
+from pipelines.plan.survey import write_units
 from pipelines.sources.folder import Folder
 from shardset.storage.memory import MemoryStorage
 
@@ -38,7 +40,12 @@ def pipeline_of(num_units):
     config = BuildConfig(source="folder", input="raw", output=output.url)
     file = BuildFile(tool="", options={}, survey="", num_units=num_units, suffix="", classes=None, notes=[])
     pipeline = beam.Pipeline(runner="FnApiRunner")
-    units = [UnitRef(unit, unit * 293, unit * 293 + 293, 0) for unit in range(num_units)]
+    tars = (
+        {"tar": f"train/{n:07d}.tar", "generation": str(n), "num_bytes": n, "split": "train"} for n in range(num_units)
+    )
+    with tempfile.TemporaryFile() as lines:
+        units = write_units(tars, lines)
+    assert units.num_units == num_units
     files = PlanFiles(output, file.digest)
     construct(pipeline, PreparedBuild(config=config, source=Folder(output), files=files, file=file, units=units))
     return pipeline
@@ -77,5 +84,7 @@ def test_the_two_barriers_take_what_is_before_them_as_a_side_input(steps, name):
     assert len(steps[name].side_inputs) == {"MakePlan": 1, "CommitManifest": 3}[name]
 
 
-def test_a_hundred_thousand_units_of_input_fit_into_a_job():
-    assert pipeline_of(100_000).to_runner_api().ByteSize() < JOB_LIMIT_BYTES // 4
+def test_the_job_does_not_grow_with_the_units_of_input():
+    # 21 bytes for each 4 MiB of the survey: two million tars are 200 MB of it.
+    small, large = (pipeline_of(num_units).to_runner_api().ByteSize() for num_units in (60_000, 180_000))
+    assert large < small + 1000 < JOB_LIMIT_BYTES // 4

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.options.pipeline_options import DebugOptions, PipelineOptions
 from apache_beam.portability.api import beam_runner_api_pb2
 
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from pipelines.runners import dataflow, errors
+from pipelines.runners import options as runner_options
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TooManyBad
+from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.stored import files_of
@@ -50,6 +52,13 @@ def test_a_complete_command_is_accepted():
     check(region="europe-west4", where="EU")
     check(worker_region="europe-west4", where="EUROPE-WEST4")  # the job is led from one region, its workers in another
     check(worker_zone="europe-west4-a", where="EUROPE-WEST4")
+
+
+@pytest.mark.parametrize(("given", "threads"), [([], 4), (["--number_of_worker_harness_threads=12"], 12)])
+def test_the_threads_of_a_worker_process_are_few_unless_a_number_is_given(given, threads):
+    flags = [f"--{name}={value}" for name, value in GOOD.items()]
+    found = runner_options.beam_options([*flags, *given], MemoryStorage("nothing"))
+    assert found.view_as(DebugOptions).number_of_worker_harness_threads == threads
 
 
 @pytest.mark.parametrize(
@@ -212,6 +221,7 @@ def test_a_job_carries_its_package_and_options_and_writes_what_the_local_runner_
     assert carried["pickle_library"] == "cloudpickle"
     (pool,) = job["environment"]["workerPools"]
     assert pool["machineType"] == "n2d-standard-4"
+    assert pool["numThreadsPerWorker"] == 4
     assert pool["autoscalingSettings"]["maxNumWorkers"] == 7
     assert "beam_python3.11_sdk" in pool["sdkHarnessContainerImages"][0]["containerImage"]
     (package,) = [package for package in pool["packages"] if package["name"] == "workflow.tar.gz"]
@@ -224,6 +234,7 @@ def test_a_job_carries_its_package_and_options_and_writes_what_the_local_runner_
     assert files_of(f"{root}/out") == files_of(tmp_path / "out")
     assert json.loads(done.stdout)["counters"] == {"shards_written": 6}
     assert "https://console.cloud.google.com/dataflow/jobs/us-central1/job-0?project=my-project" in done.stderr
+    assert "4 threads in each worker process" in done.stderr
 
 
 def staged_bytes(location: str) -> bytes:

@@ -1,8 +1,12 @@
 """Many readers of one object: few reads at first, more after each, fewer when the server refuses."""
 
+import threading
+import time
 import uuid
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import pytest
 
@@ -26,6 +30,52 @@ def archive(gcs_root):
     with storage.writer("all.tar") as out:
         out.write(bytes(i % 251 for i in range(NUM_READS * 10)))
     return replace(storage, retry=RetryPolicy(first_pause_s=0.01))
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A storage that waits for a network: notes how many reads are in flight at once, and how many there were."""
+
+    inner: MemoryStorage
+    most: list[int]
+    now: list[int]
+    told: list[Callable[[], None]]
+
+    url: ClassVar[str] = "memory://slow"
+    is_remote: ClassVar[bool] = True
+    is_shared: ClassVar[bool] = False
+    reads_at_once: ClassVar[int] = 16
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+        self.now.append(1)
+        self.most.append(len(self.now))
+        time.sleep(0.001)
+        self.now.pop()
+        return self.inner.read(name, start, stop, generation=generation)
+
+    def on_retry(self, tell: Callable[[], None]) -> "Slow":
+        self.told.append(tell)
+        return self
+
+
+def slow(num_reads):
+    storage = MemoryStorage(uuid.uuid4().hex)
+    with storage.writer("all.tar") as out:
+        out.write(bytes(i % 251 for i in range(num_reads * 10)))
+    return Slow(storage, [], [], [])
+
+
+def in_threads(num_threads, act):
+    """What `act` returns in each of so many threads that begin at once."""
+    results, begin = [], threading.Barrier(num_threads)
+    threads = [
+        threading.Thread(target=lambda: (begin.wait(), results.append(act()))) for _ in range(num_threads)
+    ]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
 
 
 class NotingWindow(Window):
@@ -65,6 +115,54 @@ def test_a_window_never_closes():
     for _ in range(10):
         window.shrink()
     assert window.size == 1
+
+
+def test_a_dozen_threads_of_a_process_begin_with_as_few_reads_as_one():
+    storage, window = slow(12), Window()
+    [generation] = [stat.generation for stat in storage.inner.list()]
+    group = [Extent("all.tar", generation, 0, 10)]
+    found = in_threads(12, lambda: next(fetch([group] * 4, storage, NOWHERE, window)))
+    assert found == [[bytes(range(10))]] * 12
+    assert max(storage.most[:FIRST_IN_FLIGHT]) <= FIRST_IN_FLIGHT
+    assert max(storage.most) <= window.size
+
+
+def test_a_dozen_threads_of_a_process_read_no_more_at_once_than_one_and_each_gets_its_own():
+    storage, window = slow(NUM_READS), Window()
+    found = in_threads(12, lambda: list(fetch(extents(storage.inner), storage, NOWHERE, window)))
+    assert found == [contents()] * 12
+    assert max(storage.most) <= storage.reads_at_once
+    assert window.size == MOST_IN_FLIGHT
+
+
+def test_a_window_that_closed_to_one_read_lets_every_thread_go_on():
+    storage, window = slow(NUM_READS), Window()
+
+    def act():
+        contents_in_order = fetch(extents(storage.inner), storage, NOWHERE, window)
+        first = next(contents_in_order)
+        while window.size > 1:
+            storage.told[0]()
+        return [first, *contents_in_order]
+
+    assert in_threads(4, act) == [contents()] * 4
+
+
+def test_a_read_that_fails_and_a_reader_that_stops_leave_room_for_the_others():
+    storage, window = slow(NUM_READS), Window()
+    gone = [[Extent("gone.tar", "1", 0, 10)]]
+    for _ in range(2 * MOST_IN_FLIGHT):
+        with pytest.raises(ChangedInput, match=r"gone\.tar: not the object that was planned"):
+            list(fetch(gone, storage, NOWHERE, window))
+        stopped = fetch(extents(storage.inner), storage, NOWHERE, window)
+        next(stopped)
+        stopped.close()
+    asked = []
+    groups = (asked.append(group) or group for group in extents(storage.inner))
+    last = fetch(groups, storage, NOWHERE, window)
+    next(last)
+    assert len(asked) == window.size
+    last.close()
 
 
 @pytest.mark.gcs

@@ -1,0 +1,70 @@
+"""Many threads of one worker process, as Dataflow starts them: they plan one after the other, in the memory of one."""
+
+import threading
+import time
+import uuid
+from itertools import groupby
+
+import pytest
+
+from pipelines import build as builds
+from pipelines.config import BuildConfig
+from pipelines.pipeline import AssignBatch, SpreadKeys
+from pipelines.plan import paths
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.layout import UnitOffset
+from pipelines.plan.records import PlanFile
+from pipelines.runners import options as runner_options
+from shardset.storage.open import open_storage
+from tests.makers.doors import told
+from tests.makers.folders import write_class_folders
+
+NUM_THREADS = 12
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A build whose plan is made, and of which no shard is written."""
+    folder = write_class_folders(tmp_path_factory.mktemp("threads") / "raw", ["cat", "dog"], 8, splits=["train"])
+    output = open_storage(f"memory://{uuid.uuid4().hex}")
+    config = BuildConfig(source="folder", input=str(folder), output=output.url, num_shards={"": 2})
+    prepared = builds.prepare(config, output)
+    builds.run(prepared, runner_options.beam_options(["--direct_running_mode=in_memory"], output), dry_run=True)
+    return prepared
+
+
+OFFSETS = {"train": UnitOffset(serial=0, strata={0: 0})}
+STEPS = {
+    "SpreadKeys": (lambda build, files: SpreadKeys(files), (0, OFFSETS)),
+    "AssignBatch": (
+        lambda build, files: AssignBatch(files, build.config),
+        (0, {"offsets": [OFFSETS], "duplicate_keys": []}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_threads_of_a_process_plan_one_batch_at_a_time(planned, name):
+    readers = []
+
+    def note(verb, path):
+        readers.append(threading.get_ident())
+        time.sleep(0.001)
+
+    door = told(planned.files.output, uuid.uuid4().hex, note)
+    plan = planned.files.read_record(paths.PLAN, PlanFile)
+    make, element = STEPS[name]
+    begin, written = threading.Barrier(NUM_THREADS), []
+
+    def work():
+        step = make(planned, PlanFiles(door, planned.files.build))
+        begin.wait()
+        written.append(list(step.process(element, plan)))
+
+    threads = [threading.Thread(target=work) for _ in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert written == [written[0]] * NUM_THREADS
+    assert len(list(groupby(readers))) == NUM_THREADS
