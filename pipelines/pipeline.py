@@ -5,7 +5,7 @@ steps are only the names of these files, or the byte ranges that a receiver has 
 """
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
