@@ -20,6 +20,7 @@ from pipelines.sources.formats import parquet
 from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
+from pipelines.sources.formats.second_read import read_again, rows_again
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from pipelines.sources.holdout import REST, ClassHoldout, Holdout, Label
 from pipelines.sources.objects import first_names
@@ -63,8 +64,7 @@ class HuggingFace:
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
         files = self._files()
-        with self._surveyed(files[0]) as first:
-            table = self._table(*first)
+        table = read_again(lambda: self._table_of(files[0]))
         listed = _Listed(table)
         for file, scanned in zip(files, self._scan_all(files, table), strict=True):
             listed.add(file, *scanned, rows_per_unit=self.rows_per_unit)
@@ -85,20 +85,23 @@ class HuggingFace:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The rows of a run of row groups, in order, with their images in the spool."""
+        records = rows_again(lambda: self._records(unit))
+        for number, (row, (table, record)) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
+            yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
+
+    def _records(self, unit: Unit) -> Iterator[tuple[ImageTable, dict[str, Any]]]:
         where = f"{self.input.url}/{unit['file']}"
         with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"]) as file:
             opened = parquet.open_parquet(file, where)
             table = self._table(opened, where)
-            batches = parquet.batches(
+            for batch in parquet.batches(
                 opened,
                 where,
                 columns=[table.columns.path, *table.extra],
                 row_groups=range(*unit["row_groups"]),
                 batch_size=_IMAGES_AT_ONCE,
-            )
-            records = (record for batch in batches for record in batch.to_pylist())
-            for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
-                yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
+            ):
+                yield from ((table, record) for record in batch.to_pylist())
 
     def _files(self) -> list["_File"]:
         stats = [stat for stat in self.input.list(self.file) if self._is_wanted(stat.name)]
@@ -139,6 +142,10 @@ class HuggingFace:
     def _table(self, opened: ParquetFile, where: str) -> ImageTable:
         return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
 
+    def _table_of(self, file: "_File") -> ImageTable:
+        with self._surveyed(file) as opened:
+            return self._table(*opened)
+
     @contextmanager
     def _surveyed(self, file: "_File") -> Iterator[tuple[ParquetFile, str]]:
         """A file whose footer and small columns are read, and how messages call it."""
@@ -151,7 +158,7 @@ class HuggingFace:
         remaining = iter(files)
         with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
             while some := list(islice(remaining, _SURVEY_THREADS)):  # so that the rows of few files wait in memory
-                yield from threads.map(self._scan, some, [table] * len(some))
+                yield from threads.map(lambda file: read_again(lambda: self._scan(file, table)), some)
 
     def _scan(self, file: "_File", table: ImageTable) -> tuple[list[int], list[Entry]]:
         with self._surveyed(file) as (opened, where):

@@ -16,6 +16,7 @@ from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import READERS, Record, compact
+from pipelines.sources.formats.second_read import read_again
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import ClassHoldout, Holdout, Label, NamesBelow
 from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
@@ -99,9 +100,7 @@ class Listing:
         Raises SourceError for a row that is not what is expected. A missing image is no error here: `index` rejects it.
         """
         listing = self._stat_listing()
-        listed = _Listed()
-        for row in self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes), listed.notes):
-            listed.add(row)
+        listed = read_again(lambda: self._listed(listing))
         names = self._class_names(listed)
         entries, seen = SpilledList(), set()
         for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
@@ -137,6 +136,12 @@ class Listing:
     @property
     def _where(self) -> str:
         return f"{self.input.url}/{self.file}"
+
+    def _listed(self, listing: Stat) -> "_Listed":
+        listed = _Listed()
+        for row in self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes), listed.notes):
+            listed.add(row)
+        return listed
 
     def _rows(self, file: IO[bytes], notes: list[str]) -> Iterator[_Row]:
         """The checked rows; adds to `notes` which columns were taken."""

@@ -21,6 +21,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers.images import image_bytes
+from tests.makers.once import DamagesOnce
 from tests.makers.spools import MemorySpool
 
 CLASSES = ["cat", "dog", "emu"]
@@ -294,6 +295,39 @@ def test_a_file_that_is_cut_is_an_error(tmp_path, cut):
     path.write_bytes(path.read_bytes()[:cut])
     with pytest.raises(SourceError, match=r"train\.parquet: not readable as Parquet"):
         opened(tmp_path).survey()
+
+
+def with_page_checksums(folder: Path) -> Path:
+    """A file whose pages have checksums, which pyarrow writes only if asked to."""
+    rows = [{**row(number), "label": CLASSES[number % 3]} for number in range(20)]
+    schema = pa.schema([("image", IMAGE), ("label", pa.string())])
+    options = {"write_page_checksum": True, "write_statistics": False, "use_dictionary": False, "compression": "none"}
+    return write_plain(folder / "train.parquet", rows, schema, row_group_size=5, **options)
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+
+
+@pytest.mark.parametrize(("turn", "start"), [(0, 0), (1, 4)])
+def test_damage_of_an_image_that_comes_once_is_read_again(tmp_path, turn, start):
+    data = with_page_checksums(tmp_path).read_bytes()
+    whole, spools = open_storage(str(tmp_path)), [MemorySpool(), MemorySpool()]
+    (unit,) = HuggingFace(whole).survey().units
+    storage = DamagesOnce(whole, turn, at=data.index(image_bytes(7)) + 40 - start)
+    expected, again = (
+        list(HuggingFace(door).index(unit, spool)) for door, spool in zip((whole, storage), spools, strict=True)
+    )
+    assert storage.damaged == ["train.parquet"]
+    assert (again, bytes(spools[1].data)) == (expected, bytes(spools[0].data))
+
+
+def test_damage_of_an_image_that_stays_is_an_error(tmp_path):
+    path = with_page_checksums(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, data.index(image_bytes(7)) + 40))
+    with pytest.raises(SourceError, match=r"not readable as Parquet .*CRC"):
+        read(opened(tmp_path))
 
 
 def test_metadata_that_means_nothing_is_passed_over(tmp_path):
