@@ -85,8 +85,7 @@ class Ddp(Single):
         return synchronized
 
     def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
-        assert isinstance(parallel, DistributedDataParallel)
-        return parallel.no_sync()
+        return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else super().no_sync(parallel)
 
     def compiled(self, step: Step, name: str) -> Step:
         return self._peer_errors()(super().compiled(step, name))
