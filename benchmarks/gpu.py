@@ -256,8 +256,8 @@ def rate_of_timm(place: Place) -> float:
 def call(words: Sequence[str]) -> str:
     """What a command prints; its errors go to those of this script. Ends this script if it fails."""
     # Threads that spin while they wait would take the time of those that decode.
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=environment)
+    variables = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=variables)
     if done.returncode:
         raise SystemExit(f"{shlex.join(words)[:300]} ended with code {done.returncode}\n{done.stdout[-3000:]}")
     return done.stdout
