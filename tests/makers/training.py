@@ -62,13 +62,14 @@ def trainer(
     processes: int = 0,
     environment: dict[str, str] | None = None,
     program: str = "trainer",
+    python: str = sys.executable,
 ) -> subprocess.Popen[str]:
     """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with so many processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
     extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "OMP_NUM_THREADS": "1", **(environment or {})}
     return subprocess.Popen(
-        [sys.executable, *launcher, *arguments(config, verb, program)],
+        [python, *launcher, *arguments(config, verb, program)],
         env=clean | extra,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
