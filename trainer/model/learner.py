@@ -3,6 +3,7 @@
 import copy
 import itertools
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -199,11 +200,13 @@ def _update(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> Non
 @torch.no_grad()
 def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
-    pairs = list(zip(_saved_once(average), _saved_once(net), strict=True))
-    moving = [pair for pair in pairs if pair[0].is_floating_point()]
-    torch._foreach_lerp_([old for old, _ in moving], [new for _, new in moving], 1 - decay)
-    if counters := [pair for pair in pairs if not pair[0].is_floating_point()]:
-        torch._foreach_copy_([old for old, _ in counters], [new for _, new in counters])
+    # All at once, but for sharded weights and whole statistics, which no call takes together.
+    groups = defaultdict[tuple[type, bool], list[tuple[torch.Tensor, torch.Tensor]]](list)
+    for old, new in zip(_saved_once(average), _saved_once(net), strict=True):
+        groups[type(old), old.is_floating_point()].append((old, new))
+    for (_, is_moving), pairs in groups.items():
+        olds, news = [old for old, _ in pairs], [new for _, new in pairs]
+        torch._foreach_lerp_(olds, news, 1 - decay) if is_moving else torch._foreach_copy_(olds, news)
 
 
 def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
