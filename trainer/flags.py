@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "machine": {
         "strategy": ("--strategy",),
         "precision": ("--precision",),
+        "compile": ("--compile",),
         "profile_steps": ("--profile-steps",),
     },
 }
@@ -49,7 +50,7 @@ FLAGS = {key: flags[0] for group in GROUPS.values() for key, flags in group.item
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-BARE = {"model.pretrained": "timm", "model.freeze": "true", "show_steps": "true"}
+BARE = {"model.pretrained": "timm", "model.freeze": "true", "show_steps": "true", "compile": "true"}
 """What a flag without a value means."""
 
 

@@ -165,7 +165,8 @@ class Run:
             raise PlanMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
         self._telemetry.profile(step)
         key = step_key(self.config.seed, batch.epoch, batch.step)
-        self._telemetry.add(batch, self.learner.train_step(batch.tensors, self._rate_at(step), key))
+        weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)
+        self._telemetry.add(batch, self.learner.train_step(batch.tensors, self._rate_at(step), key, weight))
         self.position = replace(self.position, step=step + 1)
         self.runtime.heartbeat.set_step(step + 1)
 

@@ -47,11 +47,11 @@ def tiny_config(manifest: str | None, run_dir: Path | str, **changes: Any) -> Tr
     return replace(base, **changes)
 
 
-def arguments(config: TrainConfig, verb: str = "train") -> list[str]:
-    """The command line of `python -m trainer VERB` that means this config."""
+def arguments(config: TrainConfig, verb: str = "train", program: str = "trainer") -> list[str]:
+    """The command line of `python -m PROGRAM VERB` that means this config."""
     values = values_of(config)
     known = [f"--set={key}={value_text(value)}" for key, value in values.items() if key != "recipe"]
-    return ["-m", "trainer", verb, *known]
+    return ["-m", program, verb, *known]
 
 
 def trainer(
@@ -61,6 +61,7 @@ def trainer(
     devices: int = 1,
     processes: int = 0,
     environment: dict[str, str] | None = None,
+    program: str = "trainer",
     python: str = sys.executable,
 ) -> subprocess.Popen[str]:
     """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with so many processes."""
@@ -68,7 +69,7 @@ def trainer(
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
     extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "OMP_NUM_THREADS": "1", **(environment or {})}
     return subprocess.Popen(
-        [python, *launcher, *arguments(config, verb)],
+        [python, *launcher, *arguments(config, verb, program)],
         env=clean | extra,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -89,6 +89,11 @@ class Data:
         """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
         return plan_of(self.num_train_samples, self.quarantined)
 
+    def weight_of_step(self, step: int, global_batch_size: int) -> int:
+        """The sum of the weights of a step of an epoch over all hosts: its training samples, without pads."""
+        left = self.num_train_samples - len(self.quarantined) - step * global_batch_size
+        return min(global_batch_size, left)
+
 
 # --- opening ---------------------------------------------------------------------------------------------------------
 

@@ -72,10 +72,7 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
         raise ConfigError(
             f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
         )
-    # A device step count: with one on the host, Adam's bias correction is a constant of the compiled graph.
-    options: dict[str, Any] = {}
-    if config.name in ("adam", "adamw", "nadam") and on_accelerator(model):
-        options["capturable"] = True
+    options: dict[str, Any] = device_options(config.name, next(model.parameters()).device)
     try:
         made = create_optimizer_v2(
             model,
@@ -91,6 +88,14 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
         heads = pretrained.heads_of(model, type(model).__name__)
         _split_groups(made, heads, config.head_learning_rate / config.learning_rate)
     return made
+
+
+def device_options(name: str, device: torch.device) -> dict[str, Any]:
+    """The options of an optimizer that suit a device: one kernel for all weights, or a step count on the device."""
+    if device.type == "cuda" and name in ("sgd", "momentum", "adam", "adamw"):
+        return {"fused": True}
+    # With a step count on the host, Adam's bias correction is a constant of the compiled graph.
+    return {"capturable": True} if device.type != "cpu" and name in ("adam", "adamw", "nadam") else {}
 
 
 def _split_groups(made: torch.optim.Optimizer, heads: list[nn.Module], scale: float) -> None:
@@ -139,11 +144,6 @@ def check_logits(logits: Any, name: str, num_classes: int) -> None:
             f"model {name!r} returned {output} for a batch of images, expected a tensor [images, {num_classes}], a "
             "number for each class; change its last layer"
         )
-
-
-def on_accelerator(model: nn.Module) -> bool:
-    """Whether the weights are anywhere but in host memory."""
-    return next(model.parameters()).device.type != "cpu"
 
 
 def tiny_resnet(num_classes: int) -> nn.Module:

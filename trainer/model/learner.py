@@ -3,6 +3,7 @@
 import copy
 import itertools
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +44,8 @@ class Learner:
         net = build.build(fresh, num_classes, config.seed, class_names)
         build.check_size(net, config.model.name, config.image.size)
         build.freeze(net, config.model)
+        if config.sync_batch_norm:
+            net = runtime.synchronize_norms(net)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
@@ -58,19 +61,25 @@ class Learner:
         elif runtime.compiles:
             _load_moments(self._optimizer, zeros, {})
         runtime.mark_replicated(self._tensors())
+        runtime.accelerate(filter(None, (self.net, self._average)), compile=config.compile, tf32=config.tf32)
         self._parallel = runtime.data_parallel(self.net)
         self._train = runtime.compiled(self._train_step, "train step")
         self._eval = runtime.compiled(self._eval_step, "evaluation step")
 
-    def train_step(self, batch: TensorBatch, learning_rate: float, key: int) -> torch.Tensor:
+    def train_step(
+        self, batch: TensorBatch, learning_rate: float, key: int, weight: float | None = None
+    ) -> torch.Tensor:
         """One update; returns the step's sums over this replica's samples (see metrics.stats_row), on the device.
 
-        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`.
+        `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. `weight`
+        is the sum of the weights of the global batch; None where one replica has all of it.
         """
         self._parallel.train()
         build.set_training(self.net, self._config.model)
         self._runtime.seed(key)
-        return self._train(batch, self._runtime.rate(learning_rate))
+        assert weight is not None or self._runtime.num_replicas == 1, "a replica does not know the weights of others"
+        total = None if weight is None else self._runtime.number(weight)
+        return self._train(batch, self._runtime.number(learning_rate), total)
 
     def eval_step(self, batch: TensorBatch) -> torch.Tensor:
         """The sums over this replica's samples, with the averaged weights if the run keeps them."""
@@ -106,9 +115,14 @@ class Learner:
     def _eval_net(self) -> nn.Module:
         return self.net if self._average is None else self._average
 
-    def _train_step(self, batch: TensorBatch, rate: float | torch.Tensor) -> torch.Tensor:
-        total = self._runtime.sum_replicas(batch["weight"].sum()).clamp(min=1)
-        rows = [self._pass(part, total) for part in _parts(batch, self._config.accumulate)]
+    def _train_step(
+        self, batch: TensorBatch, rate: float | torch.Tensor, weight: float | torch.Tensor | None
+    ) -> torch.Tensor:
+        total = batch["weight"].sum().clamp(min=1) if weight is None else weight
+        *parts, last = _parts(batch, self._config.accumulate)
+        with self._runtime.no_sync(self._parallel):
+            rows = [self._pass(part, total) for part in parts]
+        rows.append(self._pass(last, total))
         self._runtime.reduce_gradients(self._optimizer)
         if self._config.regularize.clip_norm:
             nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
@@ -117,7 +131,7 @@ class Learner:
             _average_in(self._average, self.net, self._config.regularize.ema_decay)
         return torch.stack(rows).sum(0)
 
-    def _pass(self, batch: TensorBatch, total: torch.Tensor) -> torch.Tensor:
+    def _pass(self, batch: TensorBatch, total: float | torch.Tensor) -> torch.Tensor:
         """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
         images, own_share = self._images(batch)
         logits = self._logits(self._parallel, images)
@@ -186,8 +200,13 @@ def _update(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> Non
 @torch.no_grad()
 def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
+    # All at once, but for sharded weights and whole statistics, which no call takes together.
+    groups = defaultdict[tuple[type, bool], list[tuple[torch.Tensor, torch.Tensor]]](list)
     for old, new in zip(_saved_once(average), _saved_once(net), strict=True):
-        old.lerp_(new, 1 - decay) if old.is_floating_point() else old.copy_(new)
+        groups[type(old), old.is_floating_point()].append((old, new))
+    for (_, is_moving), pairs in groups.items():
+        olds, news = [old for old, _ in pairs], [new for _, new in pairs]
+        torch._foreach_lerp_(olds, news, 1 - decay) if is_moving else torch._foreach_copy_(olds, news)
 
 
 def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:

@@ -6,7 +6,7 @@ loop knows none of that. A new back end is a subclass of `Runtime`.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
+from trainer.runtime import cuda
 from trainer.runtime.machine import available_memory, local_processes
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
@@ -25,7 +26,7 @@ STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
 TEXT_BYTES = 4
 """Bytes of text in each number that `gather_texts` sums. Sums of 32-bit numbers fit every runtime."""
 
-TensorBatch = dict[str, torch.Tensor]
+TensorBatch = cuda.TensorBatch
 """`image`, `label` and `weight`, and where used `flip` and `mix`. The first dimension is the sample."""
 
 Step = Callable[..., torch.Tensor]
@@ -113,9 +114,20 @@ class Runtime:
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         """Declares that every replica holds a full copy of these device tensors for the whole run."""
 
+    def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
+        """Has the device compute these models fast, as the config says. XLA compiles whole steps in any case."""
+
+    def synchronize_norms(self, model: nn.Module) -> nn.Module:
+        """The model with a BatchNorm that sees the global batch. Raises ConfigError where it can't."""
+        return model
+
     def data_parallel(self, model: nn.Module) -> nn.Module:
         """The module that the training step calls in place of the model, so that gradients are averaged."""
         return model
+
+    def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
+        """Backward passes of `data_parallel`'s module that only add to the gradients, which a later one averages."""
+        return nullcontext()
 
     # --- stepping ----------------------------------------------------------------------------------------------------
 
@@ -131,8 +143,8 @@ class Runtime:
         """Computes in bfloat16 where that is safe, if the run asks for it. Weights and loss stay float32."""
         return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
 
-    def rate(self, value: float) -> float | torch.Tensor:
-        """The learning rate as a step takes it: a tensor if a number would become part of the graph."""
+    def number(self, value: float) -> float | torch.Tensor:
+        """A number that changes between steps, as a step takes it: a tensor if it would become part of the graph."""
         return value
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -209,14 +221,14 @@ class Single(Runtime):
     """One process, one device: a CUDA device if there is one, else the CPU."""
 
     strategy = "single"
+    compile_backend = "inductor"
 
     def __init__(self, precision: Precision) -> None:
         super().__init__(precision)
         self._busy_s = 0.0
         self._spans: list[tuple[Any, Any]] = []
         self._profiler: torch.profiler.profile | None = None
-        self._copy_stream: Any = None
-        self._cuda: Any = torch.cuda  # its streams and events are not typed
+        self._copies = cuda.PinnedCopies(self.device) if self.device.type == "cuda" else None
 
     def _find_device(self) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -230,22 +242,25 @@ class Single(Runtime):
         return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
-        if self.device.type != "cuda":
-            return batch
-        stream = self._copy_stream = self._copy_stream or self._cuda.Stream(self.device)
-        with self._cuda.stream(stream):
-            copies = {name: tensor.pin_memory().to(self.device, non_blocking=True) for name, tensor in batch.items()}
-        stream.synchronize()
-        # The step reads the copies on another stream, so the allocator must not reuse their memory before that.
-        for tensor in copies.values():
-            tensor.record_stream(self._cuda.default_stream(self.device))
-        return copies
+        return batch if self._copies is None else self._copies.start(batch)
 
     def to_host(self, tree: Any) -> Any:
         return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
 
+    def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
+        if self.device.type == "cuda":
+            cuda.set_flags(tf32=tf32)
+        obstacle = cuda.compile_obstacle(self.device) if self.compile_backend == "inductor" else None
+        if compile and obstacle is not None:
+            raise ConfigError(
+                f"compile is true, but torch.compile can't make kernels here: {obstacle}; or set it to false"
+            )
+        if compile or (compile is None and self.device.type == "cuda" and obstacle is None):
+            for module in modules:
+                module.compile(backend=self.compile_backend, dynamic=False)
+
     def compiled(self, step: Step, name: str) -> Step:
-        return self._timed_by_events(step) if self.device.type == "cuda" else self._timed_by_clock(step)
+        return self._timed_by_clock(step) if self._copies is None else self._timed_by_events(step, self._copies)
 
     def seed(self, key: int) -> None:
         torch.manual_seed(replica_key(key, self.replica))
@@ -279,11 +294,15 @@ class Single(Runtime):
 
         return timed
 
-    def _timed_by_events(self, step: Step) -> Step:
-        def timed(*args: Any) -> torch.Tensor:
-            start, stop = (self._cuda.Event(enable_timing=True) for _ in range(2))
+    def _timed_by_events(self, step: Step, copies: cuda.PinnedCopies) -> Step:
+        make_event: Any = torch.cuda.Event  # its constructor is not typed
+
+        def timed(batch: TensorBatch, *args: Any) -> torch.Tensor:
+            if isinstance(batch, cuda.CopiedBatch):
+                copies.wait(batch)
+            start, stop = (make_event(enable_timing=True) for _ in range(2))
             start.record()
-            result = step(*args)
+            result = step(batch, *args)
             stop.record()
             self._spans.append((start, stop))
             return result

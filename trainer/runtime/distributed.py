@@ -6,10 +6,11 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
+from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
 from torch._C._distributed_c10d import Store, TCPStore
 from torch.nn.parallel import DistributedDataParallel
@@ -72,7 +73,19 @@ class Ddp(Single):
     def data_parallel(self, model: nn.Module) -> nn.Module:
         # Training does not read the buffers, so they are broadcast only before an evaluation or a checkpoint.
         with self._peer_errors():
-            return DistributedDataParallel(model, broadcast_buffers=False)
+            return DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def synchronize_norms(self, model: nn.Module) -> nn.Module:
+        if self.device.type != "cuda" and self.num_hosts > 1:
+            raise ConfigError(
+                "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only; use --strategy single, "
+                "or --set model.norm=group"
+            )
+        synchronized: nn.Module = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        return synchronized
+
+    def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:
+        return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else super().no_sync(parallel)
 
     def compiled(self, step: Step, name: str) -> Step:
         return self._peer_errors()(super().compiled(step, name))
@@ -84,6 +97,8 @@ class Ddp(Single):
         return summed
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        if self.num_hosts == 1:
+            return list(values)  # asked at every step, where it must not wait for the device
         return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64, device=self.device)).tolist()
 
     def broadcast_buffers(self, module: nn.Module) -> None:

@@ -86,7 +86,7 @@ class Xla(Runtime):
 
         return counted
 
-    def rate(self, value: float) -> torch.Tensor:
+    def number(self, value: float) -> torch.Tensor:
         return self._send(torch.tensor(value, dtype=torch.float32))
 
     def seed(self, key: int) -> None:
@@ -215,6 +215,9 @@ class Replica(Xla):
                 if tensor.dim() == 0 and tensor.dtype != torch.bool:
                     tensor.add_(0)
         self._torch_xla.sync()
+
+    def synchronize_norms(self, model: nn.Module) -> nn.Module:
+        raise ConfigError("sync_batch_norm is true, which strategy replica can't do; use --strategy spmd")
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         tensors = self._xm.send_cpu_data_to_device(list(batch.values()), self.device)

@@ -40,6 +40,24 @@ def test_quarantined_samples_are_not_in_the_plan() -> None:
     assert plan_of(6, np.array([1, 4])) == SampleDigest().add(np.array([5, 0, 2, 3]))
 
 
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_plan_knows_the_weights_of_every_step_of_all_hosts(manifest: str, hosts: int, fake: bool) -> None:
+    config = tiny_config(None, "run", fake_data=True) if fake else tiny_config(manifest, "run")
+    opened = [
+        synthetic_data(config, host, hosts, num_samples=NUM_TRAIN) if fake else open_data(config, host, hosts)
+        for host in range(hosts)
+    ]
+    parts = [[batch["weight"].sum() for _, _, batch in steps_of(data.train, 0, STEPS)] for data in opened]
+    found = [opened[0].weight_of_step(step, config.global_batch_size) for step in range(STEPS)]
+    assert found == np.sum(parts, axis=0).tolist() == [8] * (STEPS - 1) + [4]
+
+
+def test_quarantined_samples_are_not_among_the_weights(manifest: str) -> None:
+    data = replace(open_data(tiny_config(manifest, "run"), 0, 1), quarantined=np.array([3, 17]))
+    assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
+
+
 class Cut:
     """A stream that ends early, as a loader that swallowed an error does."""
 

@@ -45,7 +45,7 @@ def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
         (ModelConfig(name="resnet18.no_such_tag"), "Invalid pretrained tag .* leave the tag out"),
         (ModelConfig(name="no.such.module:function"), "importable"),
         (ModelConfig(name="trainer.model:nothing"), "importable"),
-        (ModelConfig(name="trainer.model.build:on_accelerator"), "num_classes"),
+        (ModelConfig(name="trainer.model.build:set_training"), "num_classes"),
         (ModelConfig(name="builtins:dict"), "num_classes"),
         (ModelConfig(name="trainer.model.build:DEFAULT_CLASSES"), "num_classes"),
         (ModelConfig(name="tests.trainer.model.test_build:no_model"), "returned a str"),

@@ -2,12 +2,16 @@
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from timm.layers.norm_act import convert_sync_batchnorm
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.functional import cross_entropy, log_softmax, one_hot
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
@@ -41,6 +45,31 @@ def linear(num_classes: int) -> nn.Module:
 
 def too_few(num_classes: int) -> nn.Module:
     return linear(num_classes - 2)
+
+
+class OneOfTwo(Single):
+    """A replica that computes half of each global batch, and must not ask the other one within a step."""
+
+    num_replicas = 2
+
+    def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
+        pytest.fail("a step asked the other replicas")
+
+
+class Eager(Single):
+    """Compiles without a compiler of C++."""
+
+    compile_backend = "aot_eager"
+
+
+class NoSync(TorchDispatchMode):
+    """Fails where a step would wait for a device: numbers and shapes that depend on values."""
+
+    WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert func.overloadpacket.__name__ not in self.WAITING, func
+        return func(*args, **(kwargs or {}))
 
 
 class TwoOutputs(nn.Module):
@@ -80,6 +109,10 @@ def batch_of(size: int, *, seed: int = 0) -> Batch:
     }
 
 
+def mixing(size: int, *, seed: int = 0) -> Batch:
+    return {**batch_of(size, seed=seed), "mix": torch.tensor([0.75, 0, 0, 0, 0]).repeat(size, 1)}
+
+
 def weights(net: nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().clone().flatten() for parameter in net.parameters()])
 
@@ -113,6 +146,164 @@ def test_samples_of_weight_0_count_in_no_gradient_and_no_sum(passes: int) -> Non
     row = learner_of().train_step(whole, 0.0, key=1)
     torch.testing.assert_close(row, learner_of().train_step(part, 0.0, key=1))
     assert row[1] == 5
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_replica_takes_the_weights_of_the_global_batch_from_the_plan(passes: int) -> None:
+    whole = batch_of(8)
+    whole["weight"][5:] = 0
+    own = {name: tensor[:4] for name, tensor in whole.items()}
+    learner = Learner(OneOfTwo("fp32"), config_of(accumulate=passes), CLASSES, None)
+    before = weights(learner.net)
+    learner.train_step(own, 0.5, key=1, weight=5)
+    # Replicas average their gradients, so each must have twice its share: 4 of 5 samples.
+    torch.testing.assert_close((before - weights(learner.net)) / 0.5, gradient(own, cross_entropy) * 2 * 4 / 5)
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum"])
+def test_a_step_waits_for_no_number_of_the_device(name: str) -> None:
+    learner = learner_of(
+        model=ModelConfig(name="trainer.model:tiny_resnet"),
+        optimizer=OptimizerConfig(name=name),
+        accumulate=2,
+        regularize=RegularizeConfig(label_smoothing=0.1, ema_decay=0.9, clip_norm=1.0),
+    )
+    batch = mixing(8) | {"flip": torch.arange(8) % 2 == 0}
+    learner.train_step(batch, 0.1, key=1, weight=8)
+    with NoSync():
+        learner.train_step(batch, 0.1, key=2, weight=8)
+        learner.eval_step(batch)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("fields", [(), ("flip",), ("mix",), ("flip", "mix")])
+def test_images_reach_the_model_in_channels_last_layout(fields: tuple[str, ...], passes: int) -> None:
+    class Looking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = linear(CLASSES)
+            self.seen: list[torch.Tensor] = []
+
+        def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+            self.seen.append(images_NCHW)
+            return self.net(images_NCHW)
+
+    learner = learner_of(accumulate=passes)
+    looking = learner._parallel = Looking()
+    batch = mixing(8) | {"flip": torch.arange(8) % 2 == 0}
+    learner.train_step({k: v for k, v in batch.items() if k in ("image", "label", "weight", *fields)}, 0.1, key=1)
+    assert len(looking.seen) == passes
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images in looking.seen)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_compiled_model_takes_the_steps_of_the_plain_one(passes: int) -> None:
+    config = config_of(
+        model=ModelConfig(name="trainer.model:tiny_resnet"),
+        accumulate=passes,
+        regularize=RegularizeConfig(ema_decay=0.9, clip_norm=1.0),
+    )
+    learners = [Learner(Eager("fp32"), replace(config, compile=compile), CLASSES, None) for compile in (None, True)]
+    assert [learner.net._compiled_call_impl is not None for learner in learners] == [False, True]
+    rows = [[learner.train_step(mixing(8, seed=n), 0.05, key=n) for n in range(4)] for learner in learners]
+    torch.testing.assert_close(rows[1], rows[0])
+    states = [learner.state() for learner in learners]
+    assert [list(state["model"]) for state in states] == [list(states[0]["model"])] * 2
+    torch.testing.assert_close(states[1]["ema"], states[0]["ema"])
+    torch.testing.assert_close(learners[1].eval_step(batch_of(8)), learners[0].eval_step(batch_of(8)))
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_steps_are_those_of_a_loop_that_knows_nothing_of_the_trainer(compile: bool) -> None:
+    learner = Learner(
+        Eager("fp32"),
+        config_of(
+            accumulate=2,
+            compile=compile,
+            optimizer=OptimizerConfig(name="sgd", weight_decay=0.0),
+            regularize=RegularizeConfig(label_smoothing=0.1, ema_decay=0.9, clip_norm=0.5),
+        ),
+        CLASSES,
+        None,
+    )
+    net = linear(CLASSES)
+    net.load_state_dict(learner.net.state_dict())
+    averaged = [parameter.detach().clone() for parameter in net.parameters()]
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9, nesterov=True)
+    mean, std = (255 * torch.tensor(one).view(3, 1, 1) for one in (ImageConfig().mean, ImageConfig().std))
+    for step in range(20):
+        batch = batch_of(8, seed=step)
+        real = 5 if step % 3 == 2 else 8
+        batch["weight"][real:] = 0
+        optimizer.param_groups[0]["lr"] = rate = 0.05 / (step + 1)
+        images = (batch["image"][:real].permute(0, 3, 1, 2) - mean) / std
+        loss = cross_entropy(net(images), batch["label"][:real], label_smoothing=0.1)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        averaged = [0.9 * old + 0.1 * new.detach() for old, new in zip(averaged, net.parameters(), strict=True)]
+        row = learner.train_step(batch, rate, key=step, weight=real)
+        assert row[0].item() / real == pytest.approx(loss.item(), abs=1e-6)
+    torch.testing.assert_close(weights(learner.net), weights(net), rtol=0, atol=1e-6)
+    found = torch.cat([one.flatten() for one in learner.state()["ema"].values()])
+    torch.testing.assert_close(found, torch.cat([one.flatten() for one in averaged]), rtol=0, atol=1e-6)
+
+
+def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    class Counting(Single):
+        compile_backend = counter
+
+    config = config_of(model=ModelConfig(name="trainer.model:tiny_resnet"), compile=True)
+    learner = Learner(Counting("fp32"), config, CLASSES, None)
+    for step in range(3):
+        learner.train_step(batch_of(8, seed=step), 0.1 / (step + 1), key=step, weight=8 - step)
+    assert counter.frame_count == 1
+    for step in range(2):
+        learner.eval_step(batch_of(8, seed=step))
+        learner.train_step(batch_of(8, seed=step), 0.1, key=step, weight=8)
+    assert counter.frame_count == 2
+
+
+def test_dropout_of_a_compiled_model_follows_the_key() -> None:
+    config = config_of(
+        model=ModelConfig(name="tests.makers.xla_host:dropping"), image=ImageConfig(size=8), compile=True
+    )
+    batch = {**batch_of(8), "image": torch.zeros(8, 8, 8, 3, dtype=torch.uint8)}
+    found = []
+    for key in (1, 1, 2):
+        learner = Learner(Eager("fp32"), config, CLASSES, None)
+        found.append(learner.train_step(batch, 0.1, key=key)[0].item())
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
+def test_a_fused_optimizer_takes_the_steps_of_the_plain_one_and_goes_on_from_its_state(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(optimizer=OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01))
+    plain = Learner(Single("fp32"), config, CLASSES, None)
+    plain.train_step(batch_of(8), 0.01, key=0)
+    monkeypatch.setattr(build, "device_options", lambda name, device: {"fused": True})
+    fused = Learner(Single("fp32"), config, CLASSES, plain.state())
+    assert all(group["fused"] for group in fused._optimizer.param_groups)
+    for step in range(1, 5):
+        for learner in (plain, fused):
+            learner.train_step(batch_of(8, seed=step), 0.01, key=step)
+    torch.testing.assert_close(weights(fused.net), weights(plain.net), rtol=1e-5, atol=1e-6)
+    Learner(Single("fp32"), config, CLASSES, fused.state())
+
+
+def test_a_batch_norm_of_all_replicas_has_the_weights_and_the_names_of_the_plain_one() -> None:
+    net = build.build(ModelConfig(name="trainer.model:tiny_resnet"), CLASSES, 0).eval()
+    images = Normalize()(batch_of(4)["image"])
+    expected, names = net(images), list(net.state_dict())
+    changed = convert_sync_batchnorm(net)
+    assert any(isinstance(module, nn.SyncBatchNorm) for module in changed.modules())
+    assert list(changed.state_dict()) == names
+    torch.testing.assert_close(changed(images), expected)
 
 
 def test_label_smoothing_gives_all_classes_a_share() -> None:
@@ -205,7 +396,7 @@ def test_any_optimizer_of_timm_lowers_the_loss(name: str) -> None:
 def test_a_rate_that_is_a_tensor_gives_the_steps_of_one_that_is_a_number(name: str) -> None:
     # What compiled runtimes do, so that a learning rate that changes is no new graph.
     class TensorRates(Single):
-        def rate(self, value: float) -> torch.Tensor:
+        def number(self, value: float) -> torch.Tensor:
             return torch.tensor(value)
 
     config = config_of(optimizer=OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01))

@@ -16,6 +16,7 @@ from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.data.splits import open_data, synthetic_data
 from trainer.runtime.base import Single, replica_key
+from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import launch
 
 
@@ -110,6 +111,16 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
         launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
+
+
+def test_a_ddp_process_alone_asks_nobody_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    # It would wait for its device each time.
+    names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in names.items():
+        monkeypatch.setenv(name, value)
+    alone = Ddp("fp32")  # which has joined no group
+    assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
+    assert alone.any_host(True)
 
 
 @pytest.mark.parametrize("key", [6, 7])

@@ -38,7 +38,7 @@ from tests.makers.training import (
 )
 from trainer import config as configs
 from trainer import recipes
-from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Strategy, TrainConfig
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, Strategy, TrainConfig
 from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
 from trainer.model.build import tiny_resnet
@@ -138,6 +138,29 @@ def test_a_mesh_of_three_devices_that_share_eight_samples_equals_one_device(
     succeed(config, devices=3)
     assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
     assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
+
+
+@pytest.mark.parametrize("program", ["trainer", "tests.makers.compiled"])
+def test_two_ddp_processes_with_passes_and_averages_equal_one_device(
+    manifest: str, tmp_path: Path, program: str
+) -> None:
+    averages = RegularizeConfig(ema_decay=0.9, clip_norm=1.0)
+    config = tiny_config(manifest, tmp_path / "single", model=GROUP_NORM, optimizer=CALM, regularize=averages)
+    succeed(config)
+    changed = replace(config, run_dir=str(tmp_path / "ddp"), strategy="ddp", accumulate=2, compile=program != "trainer")
+    # It stops in mid-epoch and goes on, compiled again.
+    succeed(replace(changed, max_steps=5), processes=2, program=program)
+    succeed(changed, processes=2, program=program)
+    assert largest_difference(losses(tmp_path / "ddp"), losses(tmp_path / "single")) < TOLERANCE
+    evaluated = [[one["loss"] for one in read_records(tmp_path / kind, "eval")] for kind in ("ddp", "single")]
+    assert largest_difference(*evaluated) < TOLERANCE
+
+
+def test_sync_batch_norm_where_torch_has_none_is_refused(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path, strategy="ddp", sync_batch_norm=True)
+    code, output = finish(trainer(config, processes=2))
+    assert code == FAILED, output
+    assert "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only" in output
 
 
 def test_two_replicas_equal_one_device(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:

@@ -1,0 +1,194 @@
+"""What CUDA devices get, as far as a machine without one can tell: the order of copies, flags, refusals."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shardset.errors import ConfigError
+from tests.makers.training import tiny_config
+from trainer.data.device_feed import DeviceFeed
+from trainer.model import build
+from trainer.model.learner import Learner
+from trainer.runtime import cuda
+from trainer.runtime.base import Single
+
+
+class LateStream:
+    """Does nothing of what it is given until somebody waits for it, as a slow device would."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], object]] = []
+        self.num_given = self.num_host_waits = 0
+        self.lock = threading.Lock()
+
+    def give(self, work: Callable[[], object]) -> None:
+        with self.lock:
+            self.waiting.append(work)
+            self.num_given += 1
+
+    def do(self, until: int) -> None:
+        with self.lock:
+            while self.num_given - len(self.waiting) < until:
+                self.waiting.pop(0)()
+
+    def synchronize(self) -> None:
+        pytest.fail("a stream was waited for on the host")
+
+
+class LateEvent:
+    def record(self, stream: LateStream) -> None:
+        self.stream, self.at = stream, stream.num_given
+
+    def synchronize(self) -> None:
+        if self.stream.num_given - len(self.stream.waiting) < self.at:
+            self.stream.num_host_waits += 1
+        self.stream.do(self.at)
+
+
+class Compute:
+    """The stream of the steps."""
+
+    def wait_event(self, event: LateEvent) -> None:
+        event.stream.do(event.at)
+
+
+class LateCuda:
+    Event = LateEvent
+
+    def __init__(self) -> None:
+        self.copies = LateStream()
+
+    def Stream(self, device: torch.device) -> LateStream:  # noqa: N802 - torch's name
+        return self.copies
+
+    def stream(self, stream: LateStream) -> Any:
+        return nullcontext()
+
+    def current_stream(self, device: torch.device) -> Compute:
+        return Compute()
+
+
+class LateCopies(cuda.PinnedCopies):
+    """The copies of a device that has not begun them when it says that it has."""
+
+    def __init__(self, late: LateCuda) -> None:
+        super().__init__(torch.device("cpu"), late)
+        self.late, self.allocated, self.kept = late.copies, 0, 0
+
+    def _pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.allocated += 1
+        return torch.empty_like(tensor)
+
+    def _copy(self, pinned: torch.Tensor) -> torch.Tensor:
+        copy = torch.full_like(pinned, 99)
+        self.late.give(lambda: copy.copy_(pinned))
+        return copy
+
+    def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        self.kept += 1
+
+
+def numbered(number: int, size: int = 4) -> dict[str, torch.Tensor]:
+    return {"image": torch.full((size, 2), number), "weight": torch.full((size,), float(number))}
+
+
+def test_each_batch_is_whole_once_the_step_has_waited_though_buffers_are_used_in_turns() -> None:
+    late = LateCuda()
+    copies = LateCopies(late)
+    for number in range(3 * cuda.NUM_BUFFERS):
+        own = numbered(number)
+        batch = copies.start(own)
+        own["image"].fill_(-1)  # the stream may use its memory again
+        copies.wait(batch)
+        assert batch["image"].unique().tolist() == batch["weight"].unique().tolist() == [number]
+    assert copies.allocated == 2 * cuda.NUM_BUFFERS
+    assert (copies.kept, late.copies.num_host_waits) == (6 * cuda.NUM_BUFFERS, 0)
+
+
+def test_a_buffer_is_not_filled_before_its_copy_is_done() -> None:
+    late = LateCuda()
+    copies = LateCopies(late)
+    batches = [copies.start(numbered(number)) for number in range(3 * cuda.NUM_BUFFERS)]
+    assert late.copies.num_host_waits == 2 * cuda.NUM_BUFFERS
+    for number, batch in enumerate(batches):
+        copies.wait(batch)
+        assert batch["image"].unique().tolist() == [number]
+
+
+def test_buffers_follow_batches_of_another_shape() -> None:
+    copies = LateCopies(LateCuda())
+    for size in (4, 4, 4, 2, 2, 2, 4):
+        batch = copies.start(numbered(7, size))
+        copies.wait(batch)
+        assert batch["image"].tolist() == [[7, 7]] * size
+
+
+def test_the_feed_runs_ahead_without_a_wait_for_the_device() -> None:
+    late = LateCuda()
+    copies = LateCopies(late)
+
+    def batches() -> Iterator[tuple[int, int, dict[str, Any]]]:
+        for step in range(20):
+            arrays = {name: one.numpy() for name, one in numbered(step).items()}
+            yield 0, step, arrays | {"id": np.arange(4)}
+
+    with DeviceFeed(batches(), copies.start) as feed:
+        for fed in feed:
+            assert isinstance(fed.tensors, cuda.CopiedBatch)
+            copies.wait(fed.tensors)
+            assert fed.tensors["image"].unique().tolist() == [fed.step]
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_tf32_is_for_products_and_convolutions_alike(tf32: bool) -> None:
+    flags = torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    try:
+        cuda.set_flags(tf32=tf32)
+        assert torch.backends.cudnn.allow_tf32 == torch.backends.cuda.matmul.allow_tf32 == tf32
+        assert torch.backends.cudnn.benchmark
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark, precision = flags
+        torch.set_float32_matmul_precision(precision)
+
+
+def test_a_run_on_the_cpu_changes_none_of_the_flags_of_cuda() -> None:
+    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
+    Learner(Single("fp32"), tiny_config(None, "run"), 10, None)
+    assert (torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()) == before
+
+
+def test_compiling_where_there_is_no_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ConfigError, match=r"^compile is true, .*it needs a compiler, g\+\+ or clang\+\+, or .* CXX"):
+        Learner(Single("fp32"), tiny_config(None, "run", compile=True), 10, None)
+    Learner(Single("fp32"), tiny_config(None, "run"), 10, None)
+
+
+def test_compiling_without_the_headers_of_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setattr(cuda.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "python3-dev" in str(cuda.compile_obstacle(torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("name", "device", "expected"),
+    [
+        ("sgd", "cuda", {"fused": True}),
+        ("adamw", "cuda", {"fused": True}),
+        ("lamb", "cuda", {}),
+        ("nadam", "cuda", {"capturable": True}),
+        ("adamw", "xla", {"capturable": True}),
+        ("sgd", "xla", {}),
+        ("adamw", "cpu", {}),
+    ],
+)
+def test_the_options_of_an_optimizer_follow_the_device(name: str, device: str, expected: dict[str, bool]) -> None:
+    assert build.device_options(name, torch.device(device)) == expected

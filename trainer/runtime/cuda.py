@@ -1,0 +1,106 @@
+"""What makes CUDA devices fast: flags of the process, kernels of torch.compile, and copies beside the computation."""
+
+import importlib.util
+import os
+import shutil
+import sysconfig
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TensorBatch = dict[str, torch.Tensor]
+
+NUM_BUFFERS = 3
+"""Batches that pinned memory holds: one is filled while the copies of others run."""
+
+TRITON_CAPABILITY = (7, 0)
+"""The oldest devices (Volta) that torch.compile makes kernels for."""
+
+
+def set_flags(*, tf32: bool) -> None:
+    """Sets how CUDA devices compute in float32; cuDNN takes the fastest of its algorithms, which it tries."""
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True
+
+
+def compile_obstacle(device: torch.device) -> str | None:
+    """Why torch.compile can make no kernels for a device on this machine; None if it can."""
+    variable, names = ("CC", ("gcc", "clang")) if device.type == "cuda" else ("CXX", ("g++", "clang++"))
+    if variable not in os.environ and not any(map(shutil.which, names)):
+        return f"it needs a compiler, {' or '.join(names)}, or the path of one in {variable}"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return f"it needs Python.h in {sysconfig.get_path('include')}, which the package python3-dev brings"
+    if device.type != "cuda":
+        return None
+    if torch.cuda.get_device_capability(device) < TRITON_CAPABILITY:
+        return f"{torch.cuda.get_device_name(device)} is older than Triton supports"
+    return None if importlib.util.find_spec("triton") else "it needs the package triton"
+
+
+class CopiedBatch(dict[str, torch.Tensor]):
+    """A batch whose copies to the device have begun. `copied` is the event of their end."""
+
+    copied: Any
+
+
+@dataclass(slots=True)
+class _PinnedBuffers:
+    """Pinned memory of one batch, by field. It is free again after `copied`."""
+
+    tensors: TensorBatch = field(default_factory=dict)
+    copied: Any = None
+
+
+class PinnedCopies:
+    """Copies batches to a CUDA device on a stream of its own, through pinned memory that is allocated once.
+
+    No step waits on the host. The thread that copies does only where all buffers are in flight.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda  # its streams and events are not typed
+        self._stream = cuda.Stream(device)
+        self._buffers = [_PinnedBuffers() for _ in range(NUM_BUFFERS)]
+        self._lock = threading.Lock()  # training and evaluation have a thread each
+
+    def start(self, batch: TensorBatch) -> CopiedBatch:
+        """The batch on the device once its copies are done. The caller may change its own at once."""
+        with self._lock, self._cuda.stream(self._stream):
+            buffers = self._buffers.pop(0)
+            self._buffers.append(buffers)
+            if buffers.copied is not None:
+                buffers.copied.synchronize()
+            copies = CopiedBatch()
+            for name, tensor in batch.items():
+                pinned = self._hold(buffers, name, tensor)
+                copies[name] = self._copy(pinned)
+            copies.copied = buffers.copied = self._cuda.Event()
+            copies.copied.record(self._stream)
+            return copies
+
+    def wait(self, batch: CopiedBatch) -> None:
+        """Has the current stream of the device, and not the host, wait for the batch."""
+        stream = self._cuda.current_stream(self._device)
+        stream.wait_event(batch.copied)
+        for tensor in batch.values():
+            self._keep(tensor, stream)
+
+    def _hold(self, buffers: _PinnedBuffers, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        pinned = buffers.tensors.get(name)
+        if pinned is None or (pinned.shape, pinned.dtype) != (tensor.shape, tensor.dtype):
+            pinned = buffers.tensors[name] = self._pinned_like(tensor)
+        return pinned.copy_(tensor)
+
+    def _pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+
+    def _copy(self, pinned: torch.Tensor) -> torch.Tensor:
+        return pinned.to(self._device, non_blocking=True)
+
+    def _keep(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Keeps the allocator from reusing the tensor, which is of the stream that copies, before the other is done."""
+        tensor.record_stream(stream)
