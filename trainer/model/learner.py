@@ -53,7 +53,7 @@ class Learner:
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(config.optimizer, self.net)
         if state is not None:
-            _load_optimizer(self._optimizer, self.net, state)
+            _load_optimizer(runtime, self._optimizer, self.net, state)
             _check_moments(self._optimizer, self.net, config.optimizer.name)
         elif runtime.compiles:
             _load_moments(self._optimizer, zeros, {})
@@ -220,12 +220,17 @@ def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.param_groups[0].items() if name in COUNTERS}
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
+def _load_optimizer(runtime: Runtime, optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
     names = _weight_names(optimizer, net)
     # Older checkpoints have neither names nor counters.
     saved_numbers = {name: number for number, name in enumerate(state.get("optimizer_weights", names))}
     saved = {name: state["optimizer"].get(number) for name, number in saved_numbers.items()}
-    moments = {number: saved[name] for number, name in enumerate(names) if saved.get(name) is not None}
+    weights = dict(net.named_parameters())
+    moments = {
+        number: {key: runtime.shard_like(value, weights[name]) for key, value in moments.items()}
+        for number, name in enumerate(names)
+        if (moments := saved.get(name)) is not None
+    }
     _load_moments(optimizer, moments, state.get("optimizer_counters", {}))
 
 

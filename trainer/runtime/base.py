@@ -108,6 +108,10 @@ class Runtime:
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         """Declares that every replica holds a full copy of these device tensors for the whole run."""
 
+    def shard_like(self, value: Any, weight: torch.Tensor) -> Any:
+        """This process's part of a whole moment, where it has such a part of the moment's weight; else the value."""
+        return value
+
     def data_parallel(self, model: nn.Module) -> nn.Module:
         """The module that the training step calls in place of the model, so that gradients are averaged."""
         return model

@@ -94,7 +94,9 @@ def check_versions(installed: Mapping[str, str | None], pins: Mapping[str, str],
         advice = f"torch_xla {xla} was built for libtpu {pins['libtpu']}; another one can be slow or fail; {reinstall}"
         return CheckResult("versions", "warn", text, advice)
     if xla is None:
-        return CheckResult("versions", "warn", text, "without torch_xla there are the strategies ddp and single only")
+        return CheckResult(
+            "versions", "warn", text, "without torch_xla there are the strategies ddp, fsdp and single only"
+        )
     return CheckResult("versions", "pass", text)
 
 

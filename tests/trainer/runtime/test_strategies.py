@@ -27,6 +27,7 @@ from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
     NUM_EVAL,
     STEPS,
+    clean_environment,
     finish,
     largest_difference,
     losses,
@@ -95,12 +96,6 @@ def script(name: str, *arguments: str, environment: dict[str, str] | None = None
     return done.stdout
 
 
-def clean_environment() -> dict[str, str]:
-    """Without what chooses devices, and with one thread, as in the other processes: sums depend on their number."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
-    return clean | {"OMP_NUM_THREADS": "1"}
-
-
 # --- the same numbers ------------------------------------------------------------------------------------------------
 
 
@@ -158,7 +153,9 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
         ("spmd", {"devices": 4}, 3),
         ("spmd", {"devices": 2}, 6),
         ("ddp", {"processes": 2}, 11),
+        ("fsdp", {"processes": 4}, 13),
         ("single", {}, 16),
+        ("fsdp", {"processes": 2}, 18),
         ("spmd", {"devices": 4}, None),
     ]
     for strategy, how, stop in lives:
@@ -174,7 +171,7 @@ def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest:
     succeed(config)
     record = read_records(tmp_path, "eval")[0]
     expected = f"step {STEPS}: accuracy {record['top1']:.4f} (top-5 {record['top5']:.4f}), loss {record['loss']:.4f}"
-    for strategy, how in (("spmd", {"devices": 4}), ("ddp", {"processes": 2})):
+    for strategy, how in (("spmd", {"devices": 4}), ("ddp", {"processes": 2}), ("fsdp", {"processes": 2})):
         changed = replace(config, strategy=strategy)  # type: ignore[arg-type]
         assert expected in succeed(changed, verb="evaluate", **how)
 
