@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -18,6 +19,7 @@ from tests.makers.training import tiny_config
 from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.model.learner import Learner
 from trainer.record import checkpoint_state
+from trainer.record.checkpoint_parts import joined
 from trainer.runtime.base import Runtime, Single, TensorBatch
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.fsdp import Fsdp
@@ -120,16 +122,26 @@ def numbers_of(kind: type[Runtime], config: TrainConfig) -> torch.Tensor:
     learner, rows = Learner(kind(config.precision), config, CLASSES, None), []
     for step in range(NUM_STEPS):
         if step == NUM_STEPS // 2:
-            state = torch.load(io.BytesIO(checkpoint_state.encode(learner.state())), weights_only=True)
+            state = whole_state(learner)
             learner = Learner(kind(config.precision), config, CLASSES, state)
         runtime = learner._runtime
         row = learner.train_step(share_of(batch_of(step, config), runtime), 0.01 * (step + 1), key=step)
         rows.append(runtime.fetch([row])[0])
     learner.broadcast_buffers()
     rows.append(runtime.fetch([learner.eval_step(share_of(batch_of(99, config), runtime))])[0])
-    state = learner.state()
+    state = whole_state(learner)
     weights = (state["ema"] or state["model"]).values()
     return torch.cat([*rows, *(weight.double().flatten() for weight in weights)])
+
+
+def whole_state(learner: Learner) -> Any:
+    """The state as a checkpoint gives it back."""
+    states: list[Any] = [learner.state()]
+    if isinstance(learner._runtime, Fsdp):
+        states = [None] * learner._runtime.num_hosts
+        dist.all_gather_object(states, learner.state())
+    first, *parts = (torch.load(io.BytesIO(checkpoint_state.encode(state)), weights_only=True) for state in states)
+    return joined(first, parts)
 
 
 def batch_of(seed: int, config: TrainConfig) -> TensorBatch:

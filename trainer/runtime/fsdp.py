@@ -2,11 +2,14 @@
 
 import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -45,8 +48,14 @@ class Fsdp(Ddp):
         return distribute_tensor(value.to(weight.device), weight.device_mesh, weight.placements, src_data_rank=None)
 
     def to_host(self, tree: Any) -> Any:
-        with self._peer_errors():
-            return super().to_host(map_tensors(tree, _whole))
+        return super().to_host(map_tensors(tree if self.is_master else _sharded(tree), _local))
+
+    def state_exchange(self) -> Callable[[str], list[str]] | None:
+        if self.num_hosts == 1:
+            return None
+        # A group of its own: a collective of the training may be under way in another thread.
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        return lambda text: self._exchange(text, group)
 
     def compiled(self, step: Step, name: str) -> Step:
         return _refusals()(super().compiled(step, name))
@@ -60,6 +69,17 @@ class Fsdp(Ddp):
             fully_shard(block, mesh=self._mesh, reshard_after_forward=True, mp_policy=policy)
         else:
             fully_shard(block, mesh=self._mesh, reshard_after_forward=True)
+
+    def _exchange(self, text: str, group: dist.ProcessGroup | None) -> list[str]:
+        own = np.frombuffer(text.encode(), dtype=np.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.num_hosts)]
+        with self._peer_errors():
+            dist.all_gather(sizes, torch.tensor([len(own)]), group=group)
+            padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+            padded[: len(own)] = torch.from_numpy(own.copy())
+            rows = [torch.empty_like(padded) for _ in sizes]
+            dist.all_gather(rows, padded, group=group)
+        return [row[: int(size)].numpy().tobytes().decode() for row, size in zip(rows, sizes, strict=True)]
 
     @functools.cached_property
     def _mesh(self) -> DeviceMesh:
@@ -96,8 +116,16 @@ def _counts(module: nn.Module) -> Counter[int]:
     return Counter(id(weight) for _, weight in module.named_parameters(remove_duplicate=False))
 
 
-def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _sharded(tree: Any) -> Any:
+    """Nested dicts with the sharded tensors only."""
+    if isinstance(tree, dict):
+        kept = {name: _sharded(value) for name, value in tree.items()}
+        return {name: value for name, value in kept.items() if value is not None}
+    return tree if isinstance(tree, DTensor) else None
 
 
 @contextmanager

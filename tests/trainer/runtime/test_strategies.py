@@ -46,6 +46,7 @@ from trainer.model.build import tiny_resnet
 from trainer.record import checkpoint
 from trainer.runtime.base import STATIC_OPTIMIZERS
 from trainer.supervise.heartbeat import TIMING
+from trainer.tools import trained
 
 pytestmark = pytest.mark.slow
 
@@ -160,6 +161,9 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     ]
     for strategy, how, stop in lives:
         succeed(replace(config, strategy=strategy, max_steps=stop), **how)  # type: ignore[arg-type]
+        commit = checkpoint.commits(open_storage(str(tmp_path)))[-1]
+        assert len(commit.files) == (how["processes"] if strategy == "fsdp" else 1)
+        assert trained.of_run(str(tmp_path)).step in (commit.step, *(one * STEPS for one in (1, 2, 3)))
     assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
     digests = [record["key_digest"] for record in read_records(tmp_path, "epoch")]
     assert len(digests) == 3
@@ -365,8 +369,9 @@ def test_sigterm_ends_a_run_with_its_exit_code_and_everything_saved(manifest: st
     assert f"resumed at step {saved}" in succeed(replace(config, max_steps=saved + 2))
 
 
-def test_all_ddp_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp_path: Path) -> None:
-    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp_path: Path, strategy: Strategy) -> None:
+    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy=strategy), processes=2)
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
     os.kill(workers_of(process.pid)[1], signal.SIGTERM)
     code, output = finish(process)
@@ -375,8 +380,13 @@ def test_all_ddp_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp
     assert output.count("asked to stop") >= 2
 
 
-def test_when_one_ddp_process_dies_the_others_end_within_a_minute(manifest: str, tmp_path: Path) -> None:
-    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_when_one_process_dies_the_others_end_within_a_minute(
+    manifest: str, tmp_path: Path, strategy: Strategy
+) -> None:
+    # The background threads of fsdp talk to each other too, about the checkpoint of each step.
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy=strategy, checkpoint_every_steps=1)
+    process = trainer(config, processes=2)
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
     os.kill(workers_of(process.pid)[1], signal.SIGKILL)
     code, output = finish(process, timeout_s=60 + START_S)
