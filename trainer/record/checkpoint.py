@@ -263,7 +263,6 @@ def _store(storage: Storage, folder: str, name: str, state: CheckpointState) -> 
 
 def _mark_of(state: CheckpointState, top1: float | None, files: Sequence[StoredFile]) -> CommitMark:
     first, *parts = files
-    assert first.name in (STATE, STATE_AGAIN)
     return CommitMark(
         format=IN_PARTS if parts else FORMAT,
         step=state["step"],
@@ -272,7 +271,7 @@ def _mark_of(state: CheckpointState, top1: float | None, files: Sequence[StoredF
         crc32c=first.crc32c,
         top1=top1,
         identity=state["identity"],
-        state=first.name,
+        state=STATE if first.name == STATE else STATE_AGAIN,
         parts=parts or msgspec.UNSET,
     )
 
