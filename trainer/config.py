@@ -16,7 +16,7 @@ from shardset.storage.base import Storage
 from trainer import settings
 from trainer.settings import setting
 
-Strategy = Literal["auto", "spmd", "replica", "ddp", "fsdp", "single"]
+Strategy = Literal["auto", "spmd", "spmd_sharded", "replica", "ddp", "fsdp", "single"]
 Precision = Literal["fp32", "bf16"]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]

@@ -36,7 +36,8 @@ from trainer.supervise.preemption import relay
 Worker = Callable[[Runtime, TrainConfig], None]
 
 _RUNTIMES: dict[str, type[Runtime]] = {
-    "single": Single, "ddp": Ddp, "fsdp": Fsdp, "spmd": xla.Spmd, "replica": xla.Replica,
+    "single": Single, "ddp": Ddp, "fsdp": Fsdp,
+    "spmd": xla.Spmd, "spmd_sharded": xla.SpmdSharded, "replica": xla.Replica,
 }  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
 def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
     """A runtime of this process, closed when the block ends."""
     # Before torch_xla is imported, which reads the choice only once.
-    if strategy in ("spmd", "replica"):
+    if strategy in ("spmd", "spmd_sharded", "replica"):
         xla.select_device()
     runtime = _RUNTIMES[strategy](precision)
     try:

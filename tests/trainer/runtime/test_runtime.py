@@ -17,6 +17,7 @@ from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.data.splits import open_data, synthetic_data
 from trainer.runtime.base import Single, replica_key
 from trainer.runtime.launch import launch
+from trainer.runtime.xla import partition_of
 
 
 class Threads(Single):
@@ -87,7 +88,7 @@ def test_a_batch_that_does_not_divide_over_the_world_is_refused(world: int, pass
         check_batch_size(tiny_config(None, "run", accumulate=passes), here)
 
 
-@pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])
+@pytest.mark.parametrize("strategy", ["single", "spmd", "spmd_sharded", "replica"])
 def test_processes_that_would_know_nothing_of_each_other_are_refused(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,6 +96,24 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"2 processes.*all of the data"):
         launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((), ()),
+        ((7,), (None,)),
+        ((8,), ("data",)),
+        ((4, 192), (None, "data")),
+        ((192, 30), ("data", None)),
+        ((64, 64, 3, 3), ("data", None, None, None)),
+        ((0, 5), (None, None)),
+    ],
+)
+def test_the_largest_dimension_that_divides_over_the_devices_is_cut(
+    shape: tuple[int, ...], expected: tuple[str | None, ...]
+) -> None:
+    assert partition_of(shape, 4) == expected
 
 
 @pytest.mark.parametrize("key", [6, 7])

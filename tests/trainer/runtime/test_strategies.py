@@ -203,9 +203,13 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert facts["alone"] == facts["over the mesh"] == facts["values"]
     assert facts["graphs"] == [1, 0]
     assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
-    for way, (graphs, far) in facts["steps"].items():
+    assert facts["sharded graphs"] == [1, 0]
+    for way, (graphs, far) in [*facts["steps"].items(), *facts["sharded steps"].items()]:
         assert graphs == 1, way
         assert far < TOLERANCE, way
+    # The largest dimension of the matrix, [16, 192], is cut over the devices, and stays so from step to step.
+    assert {facts["kept"][name] for name in ("weight", "exp_avg", "exp_avg_sq")} == {"{devices=[1,4]0,1,2,3}"}
+    assert facts["kept"]["step"] == "{replicated}"
 
 
 def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> None:
