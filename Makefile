@@ -10,7 +10,7 @@ CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} 
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow emulator flink peers flink-up flink-down dataflow docs bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow test-torch emulator flink peers torch flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -20,7 +20,7 @@ $(STAMP): setup.py shardset/version.py
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -c "$(CHECK)"
 	$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
-	$(PY) -m pip install --quiet -e '.[pipelines,trainer,export,wandb,mlflow,dev,docs]'
+	$(PY) -m pip install --quiet -e '.[pipelines,trainer,xla,export,wandb,mlflow,dev,docs]'
 	@touch $@
 
 demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads the real archive
@@ -51,8 +51,14 @@ FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py fo
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not gcs" $(FAST)
 
-slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, damage, README commands
+slow: env emulator flink peers torch  ## the slow suites: emulator, Flink, kills, damage, README commands
 	$(PY) -m pytest -q -n auto -m slow
+
+NEWEST := tests/trainer/runtime/test_runtime.py tests/trainer/test_loop.py tests/trainer/record/test_checkpoint.py \
+	$(addprefix tests/trainer/model/test_,learner.py build.py augment.py pretrained.py) tests/trainer/tools/test_trained.py \
+	tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device
+test-torch: torch  ## tests of the trainer with the newest torch; those of `make test` run with the oldest
+	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not gcs" $(NEWEST)
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):
@@ -64,6 +70,9 @@ flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; 
 
 peers: env  ## other readers of shards (wids, Energon, DALI, ...), which the slow tests load exports with (1.3 GB)
 	$(PY) -m scripts.venvs peers
+
+torch: env  ## the newest torch that the trainer is tested with, in .tools/torch-venv (5 GB)
+	$(PY) -m scripts.venvs torch
 
 flink-up: env  ## start a Flink cluster here: a job manager, two task managers, their Python workers
 	$(PY) -m scripts.flink up

@@ -39,9 +39,8 @@ PIPELINES = [
 TRAINER = [
     *READ,
     "jinja2>=3.1.4,<4",
-    "torch>=2.9,<2.10",
-    "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
-    "torchvision>=0.24,<0.25",
+    "torch>=2.9,<2.16",  # the newest that tests/torch/requirements.txt names
+    "torchvision>=0.24,<0.30",
     "timm>=1.0.20,<1.1",
     "safetensors>=0.4.5,<1",
     "webdataset>=1.0.2,<1.1",
@@ -51,11 +50,18 @@ TRAINER = [
 EXPORT = ["onnx>=1.17,<2"]
 WANDB = ["wandb>=0.19,<1"]
 MLFLOW = ["mlflow-skinny>=3,<4", "sqlalchemy>=2,<3", "alembic>=1.13,<2"]  # with the database of an offline run
-TPU = ["torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
+# The back ends for TPUs. An environment takes one of them: each loads with its own versions of torch and libtpu only.
+XLA = [
+    "torch>=2.9,<2.10",
+    "torch_xla>=2.9,<2.10; platform_system == 'Linux' and platform_machine == 'x86_64'",
+    "torchvision>=0.24,<0.25",
+]
+TPU = [*XLA, "torch_xla[tpu]>=2.9,<2.10"]  # brings the libtpu that it was built for
+TORCHTPU = ["torch>=2.11,<2.16", "torch-tpu>=0.2,<0.3"]
 # What each adapter of the reader needs beside it. That of NVIDIA DALI needs no library of its own.
 ADAPTERS = {
-    "torch": ["torch>=2.9,<2.10", "torchdata>=0.11,<0.12"],
-    "webdataset": ["torch>=2.9,<2.10", "webdataset>=1.0.2,<1.1"],
+    "torch": ["torch>=2.9,<2.16", "torchdata>=0.11,<0.12"],
+    "webdataset": ["torch>=2.9,<2.16", "webdataset>=1.0.2,<1.1"],
     "huggingface": ["datasets>=5.2,<6"],
     "grain": ["grain>=0.2.18,<0.3"],
     "jax": ["jax>=0.10,<0.11"],
@@ -102,7 +108,9 @@ setup(
         "export": EXPORT,
         "wandb": WANDB,
         "mlflow": MLFLOW,
+        "xla": XLA,
         "tpu": TPU,
+        "torchtpu": TORCHTPU,
         "dev": DEV,
         "docs": DOCS,
     },

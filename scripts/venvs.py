@@ -1,4 +1,8 @@
-"""Python environments beside the project's own: `python -m scripts.venvs peers` installs the other readers."""
+"""Python environments beside the project's own.
+
+python -m scripts.venvs peers    the other readers that tests compare with
+python -m scripts.venvs torch    the newest torch that the trainer is tested with
+"""
 
 import argparse
 import subprocess
@@ -9,6 +13,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parent.parent
 PEERS = REPOSITORY / ".tools" / "peers-venv"
 REQUIREMENTS = REPOSITORY / "tests" / "peers" / "requirements.txt"
+TORCH = REPOSITORY / ".tools" / "torch-venv"
+NEWEST_TORCH = REPOSITORY / "tests" / "torch" / "requirements.txt"
+
+ENVIRONMENTS = {"peers": (PEERS, REQUIREMENTS), "torch": (TORCH, NEWEST_TORCH)}
 
 _STAMP = ".requirements"
 
@@ -46,11 +54,16 @@ def _packages(python: Path) -> Path:
 
 
 def main() -> None:
-    """`peers`."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.venvs", description=__doc__, allow_abbrev=False)
-    parser.add_argument("name", choices=["peers"], help="the readers that tests compare with")
-    parser.parse_args()
-    print(install(PEERS, REQUIREMENTS, on_top=True))
+    """`peers` or `torch`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.venvs",
+        description=__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", choices=sorted(ENVIRONMENTS))
+    folder, requirements = ENVIRONMENTS[parser.parse_args().name]
+    print(install(folder, requirements, on_top=True))
 
 
 if __name__ == "__main__":

@@ -184,7 +184,7 @@ def requirements() -> dict[str, set[str]]:
     }
     base, read = lists["BASE"], lists["BASE"] | lists["READ"]
     pipelines, trainer = base | lists["PIPELINES"], read | lists["TRAINER"]
-    trainer |= lists["EXPORT"] | lists["WANDB"] | lists["MLFLOW"]
+    trainer |= lists["XLA"] | lists["EXPORT"] | lists["WANDB"] | lists["MLFLOW"]
     both = lists["PIPELINES"] & lists["TRAINER"]  # the templates of both reports
     return {"shardset": read | both, "pipelines": pipelines, "trainer": trainer, "worker": base}
 

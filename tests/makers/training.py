@@ -61,12 +61,13 @@ def trainer(
     devices: int = 1,
     processes: int = 0,
     environment: dict[str, str] | None = None,
+    python: str = sys.executable,
 ) -> subprocess.Popen[str]:
     """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with so many processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
     extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), **(environment or {})}
     return subprocess.Popen(
-        [sys.executable, *launcher, *arguments(config, verb)],
+        [python, *launcher, *arguments(config, verb)],
         env=clean_environment() | extra,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

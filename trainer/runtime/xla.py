@@ -3,6 +3,7 @@
 torch_xla is imported when one of them starts, not before: importing it chooses the devices of the process.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 from collections import defaultdict
@@ -273,14 +274,17 @@ class Replica(Xla):
 
 
 def is_installed() -> bool:
-    """Whether torch_xla can be imported; does not import it."""
-    return importlib.util.find_spec("torch_xla") is not None
+    """Whether torch_xla can be imported; does not import it. One that was built for another torch can't."""
+    return importlib.util.find_spec("torch_xla") is not None and _release("torch_xla") == _release("torch")
 
 
 def select_device() -> str:
     """The PJRT device, chosen before torch_xla starts: "TPU" if this machine has one, else "CPU"."""
     if not is_installed():
-        raise ConfigError("torch_xla is not installed; install torch_xla 2.9 or use --strategy ddp or single")
+        raise ConfigError(
+            f"there is no torch_xla for torch {torch.__version__}: use --strategy ddp or single, or run "
+            "pip install 'shardset[trainer,xla]' in an environment of its own"
+        )
     if "PJRT_DEVICE" not in os.environ:
         from torch_xla._internal import tpu
 
@@ -304,6 +308,11 @@ def spawn_replicas(function: Callable[..., None], *args: Any) -> None:
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _release(distribution: str) -> list[str]:
+    """The first two numbers of a version, ["2", "9"]."""
+    return importlib.metadata.version(distribution).split(".")[:2]
 
 
 def _shared_parameters(module: nn.Module) -> list[list[str]]:

@@ -12,7 +12,6 @@ from shardset.storage.regions import holds, is_known
 from trainer.config import TrainConfig
 from trainer.model import memory
 from trainer.settings import values_of
-from trainer.tools import probes
 from trainer.tools.probes import DecodeRate, Devices, PortState, RecordedRun
 from trainer.tpu.commands import REFUSED
 
@@ -27,8 +26,7 @@ MIN_BUSY = 0.1
 PYTHONS = ((3, 11), (3, 13))
 """Oldest and newest Python that both this project and torch_xla support."""
 
-TORCH = "2.9"
-TORCHVISION = "0.24"
+TORCH_XLA = "2.9"
 MIB, GIB = 1 << 20, 1 << 30
 LOW_DISK, NO_DISK = 10 * GIB, GIB
 """A checkpoint of ResNet-50 with momentum takes 0.2 GB. A run keeps the best one and `keep_checkpoints` more."""
@@ -73,31 +71,8 @@ def check_python(version: tuple[int, int]) -> CheckResult:
     if version < low:
         return CheckResult("python", "fail", text, f"use Python {low[0]}.{low[1]} or newer")
     if version > high:
-        return CheckResult("python", "warn", text, f"torch_xla {TORCH} is built for up to {high[0]}.{high[1]}")
+        return CheckResult("python", "warn", text, f"torch_xla {TORCH_XLA} is built for up to {high[0]}.{high[1]}")
     return CheckResult("python", "pass", text)
-
-
-def check_versions(installed: Mapping[str, str | None], pins: Mapping[str, str], num_chips: int) -> CheckResult:
-    """The versions of torch, torch_xla, torchvision and libtpu match. A mix fails to load, or is slow."""
-    text = ", ".join(f"{name} {version or 'missing'}" for name, version in installed.items())
-    reinstall = "install them together: pip install 'shardset[trainer" + (",tpu]'" if num_chips else "]'")
-    torch, xla, vision, libtpu = (installed.get(name) for name in probes.DISTRIBUTIONS)
-    if torch is None or not _is_of(torch, TORCH):
-        return CheckResult("versions", "fail", text, f"torch {TORCH} is needed; {reinstall}")
-    if xla is not None and not _is_of(xla, TORCH):
-        return CheckResult("versions", "fail", text, f"torch_xla must be of the same version as torch; {reinstall}")
-    if num_chips and (xla is None or libtpu is None):
-        return CheckResult("versions", "fail", text, f"a TPU needs torch_xla and libtpu; {reinstall}")
-    if vision is not None and not _is_of(vision, TORCHVISION):
-        return CheckResult("versions", "fail", text, f"torchvision {TORCHVISION} belongs to torch {TORCH}; {reinstall}")
-    if num_chips and libtpu != pins.get("libtpu", libtpu):
-        advice = f"torch_xla {xla} was built for libtpu {pins['libtpu']}; another one can be slow or fail; {reinstall}"
-        return CheckResult("versions", "warn", text, advice)
-    if xla is None:
-        return CheckResult(
-            "versions", "warn", text, "without torch_xla there are the strategies ddp, fsdp and single only"
-        )
-    return CheckResult("versions", "pass", text)
 
 
 def check_variables(environment: Mapping[str, str]) -> CheckResult:
@@ -380,7 +355,3 @@ def check_open_files(limit: int) -> CheckResult:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _is_of(version: str, series: str) -> bool:
-    return version.split("+")[0].split(".")[:2] == series.split(".")

@@ -16,7 +16,7 @@ from trainer.config import TrainConfig
 from trainer.errors import TrainingError
 from trainer.runtime import machine
 from trainer.supervise import heartbeat
-from trainer.tools import checks, probes
+from trainer.tools import checks, probes, versions
 from trainer.tools.checks import CheckResult, TargetRate
 from trainer.tools.probes import Devices
 
@@ -32,7 +32,7 @@ def run_checks(config: TrainConfig, target: TargetRate | None) -> Iterator[Check
     """
     num_chips = machine.num_chips()
     yield checks.check_python(sys.version_info[:2])
-    yield checks.check_versions(probes.versions(), probes.pins(), num_chips)
+    yield versions.check_versions(probes.versions(), probes.pins(), num_chips)
     yield checks.check_variables(os.environ)
     devices = probes.devices(config.strategy)
     yield checks.check_devices(devices, num_chips)

@@ -31,7 +31,7 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record.log_files import METRICS, records
 
-DISTRIBUTIONS = ("torch", "torch_xla", "torchvision", "libtpu")
+DISTRIBUTIONS = ("torch", "torchvision", "torch_xla", "torch_tpu", "libtpu")
 STORAGE_API = "https://storage.googleapis.com"
 METADATA_SERVER = "169.254.169.254"
 

@@ -10,11 +10,13 @@ from shardset.errors import ManifestError, NotFound, StorageError, TransientErro
 from shardset.format.manifest import Manifest, load
 from tests.makers.training import shard_set, tiny_config
 from trainer.recipes import RECIPES
-from trainer.tools import checks
+from trainer.tools import checks, versions
 from trainer.tools.checks import CheckResult, TargetRate
 from trainer.tools.probes import DecodeRate, Devices, RecordedRun
 
-GOOD = {"torch": "2.9.1+cpu", "torch_xla": "2.9.0", "torchvision": "0.24.1", "libtpu": "0.0.21"}
+GOOD = {"torch": "2.9.1+cpu", "torchvision": "0.24.1", "torch_xla": "2.9.0", "torch_tpu": None, "libtpu": "0.0.21"}
+NEWEST = {"torch": "2.15.0", "torchvision": "0.29.2", "torch_xla": None}
+TORCHTPU = NEWEST | {"torch_tpu": "0.2.0", "libtpu": "0.0.52"}
 PINS = {"libtpu": "0.0.21", "jax": "0.7.1"}
 GIB = 1 << 30
 
@@ -51,10 +53,24 @@ def test_python(version, status):
         ({"torchvision": None}, 0, "pass", "torchvision missing"),
         ({"libtpu": "0.0.30"}, 4, "warn", "built for libtpu 0.0.21"),
         ({"libtpu": "0.0.30"}, 0, "pass", "libtpu 0.0.30"),
-        ({"torch_xla": None}, 0, "warn", "ddp and single only"),
+        ({"torch_xla": None}, 0, "pass", "back end for TPUs: none, so the strategies are ddp, fsdp and single"),
+        ({}, 0, "pass", "back end for TPUs: torch_xla"),
+        (NEWEST, 0, "pass", "torch 2.15.0"),
+        (NEWEST | {"torch": "2.16.0"}, 0, "warn", "newer than 2.15"),
+        (NEWEST | {"torchvision": "0.24.1"}, 0, "fail", "torchvision 0.29 belongs to torch 2.15"),
+        ({"torch": "2.12.0", "torchvision": "0.27.0", "torch_xla": None}, 0, "pass", "torchvision 0.27.0"),
+        (TORCHTPU, 4, "pass", "back end for TPUs: torch_tpu"),
+        (
+            TORCHTPU | {"torch": "2.10.0"},
+            4,
+            "fail",
+            "needs torch 2.11 to 2.15; install them together: pip install 'shardset[trainer,torchtpu]'",
+        ),
+        (TORCHTPU | {"torch_xla": "2.9.0"}, 4, "fail", "keep one of them"),
         ({"torch_xla": None}, 4, "fail", "a TPU needs"),
         ({"libtpu": None}, 4, "fail", "pip install 'shardset[trainer,tpu]'"),
-        ({"torch": None}, 0, "fail", "torch 2.9 is needed"),
+        ({"torch": None}, 0, "fail", "torch 2.9 or newer is needed"),
+        ({"torch": "2.8.1"}, 0, "fail", "torch 2.9 or newer is needed"),
         ({"torch": "2.13.0"}, 0, "fail", "torch 2.9 is needed"),
         ({"torch": "2.90.0"}, 0, "fail", "torch 2.9 is needed"),
         ({"torch_xla": "2.8.0"}, 0, "fail", "same version as torch"),
@@ -62,7 +78,7 @@ def test_python(version, status):
     ],
 )
 def test_versions(changes, num_chips, status, text):
-    stands(checks.check_versions(GOOD | changes, PINS, num_chips), status, text)
+    stands(versions.check_versions(GOOD | changes, PINS, num_chips), status, text)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,58 @@
+"""One run that moves between the oldest and the newest torch, and a reader of checkpoints for each of them."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import venvs
+from shardset.program import OK
+from tests.makers.training import finish, largest_difference, losses, shard_set, tiny_config, trainer
+from trainer.config import ModelConfig, OptimizerConfig, Strategy
+
+pytestmark = pytest.mark.slow
+
+TOLERANCE = 1e-5
+"""Between versions over 21 steps: their kernels add up in another order."""
+
+
+@pytest.fixture(scope="module")
+def newest() -> str:
+    """The Python of the environment with the newest torch."""
+    assert venvs.is_current(venvs.TORCH, venvs.NEWEST_TORCH), "run `make torch` first"
+    return str(venvs.python_of(venvs.TORCH))
+
+
+def test_a_run_moves_between_the_oldest_and_the_newest_torch_in_mid_epoch(tmp_path: Path, newest: str) -> None:
+    config = tiny_config(
+        shard_set(tmp_path / "set"),
+        tmp_path / "moving",
+        epochs=3,
+        model=ModelConfig(name="trainer.model:tiny_resnet", norm="group"),
+        optimizer=OptimizerConfig(name="adamw", learning_rate=0.001),
+    )
+    lives: list[tuple[Strategy, dict[str, Any], int | None]] = [
+        ("single", {}, 4),
+        ("ddp", {"python": newest, "processes": 2}, 9),
+        ("spmd", {"devices": 2}, 16),
+        ("single", {"python": newest}, None),
+    ]
+    for strategy, how, stop in lives:
+        code, output = finish(trainer(replace(config, strategy=strategy, max_steps=stop), **how))
+        assert code == OK, output
+    whole = replace(config, run_dir=str(tmp_path / "whole"))
+    code, output = finish(trainer(whole))
+    assert code == OK, output
+    assert largest_difference(losses(tmp_path / "moving"), losses(tmp_path / "whole")) < TOLERANCE
+    for python in ({}, {"python": newest}):
+        code, output = finish(trainer(replace(config, run_dir=str(tmp_path / "moving")), verb="evaluate", **python))
+        assert code == OK, output
+
+
+def test_the_newest_torch_chooses_no_torch_xla_of_another_version(tmp_path: Path, newest: str) -> None:
+    config = tiny_config(None, tmp_path, fake_data=True, epochs=1, max_steps=2, strategy="auto")
+    code, output = finish(trainer(config, python=newest))
+    assert code == OK, output
+    code, output = finish(trainer(replace(config, strategy="spmd"), python=newest))
+    assert "there is no torch_xla for torch 2.15" in output
