@@ -16,7 +16,7 @@ from shardset.storage.base import Storage
 from trainer import settings
 from trainer.settings import setting
 
-Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
+Strategy = Literal["auto", "spmd", "spmd_sharded", "replica", "ddp", "fsdp", "single"]
 Precision = Literal["fp32", "bf16"]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -122,7 +122,7 @@ class TrainConfig:
     accumulate: Count = setting(1, "forward and backward passes that each step is cut into")
     max_steps: Count | None = setting(None, "stop after this many steps, without changing the schedule")
     target_accuracy: Accuracy | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
-    strategy: Strategy = setting("auto", "how to use the devices; start ddp with torchrun")
+    strategy: Strategy = setting("auto", "how to use the devices; start ddp and fsdp with torchrun")
     precision: Precision = setting("fp32", "bf16 computes in bfloat16 where autocast allows it")
     compile: bool | None = setting(None, "compile the model with torch.compile; none does so on CUDA devices")
     tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")

@@ -200,8 +200,9 @@ class Run:
         self._report_pending()
         self.learner.broadcast_buffers()
         state = self._state(self._telemetry.seen_by_all())
-        if self._writer is not None and self._run_lock is not None:
+        if self._run_lock is not None:
             self._run_lock.check()
+        if self._writer is not None:
             self._writer.save(state, top1=top1)
         self._saved = self.position
         self._telemetry.pause()

@@ -66,15 +66,20 @@ def trainer(
 ) -> subprocess.Popen[str]:
     """The trainer in a process of its own: with that many XLA:CPU devices, or under torchrun with so many processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes else []
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
-    extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), "OMP_NUM_THREADS": "1", **(environment or {})}
+    extra = {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices), **(environment or {})}
     return subprocess.Popen(
         [python, *launcher, *arguments(config, verb, program)],
-        env=clean | extra,
+        env=clean_environment() | extra,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def clean_environment() -> dict[str, str]:
+    """Without what chooses devices, and with one thread, as in the other processes: sums depend on their number."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
+    return clean | {"OMP_NUM_THREADS": "1"}
 
 
 def finish(process: subprocess.Popen[str], timeout_s: float = 600) -> tuple[int, str]:

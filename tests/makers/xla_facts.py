@@ -29,6 +29,8 @@ def main() -> None:
 
     with running("spmd", "fp32") as spmd:
         facts = {**_placing(spmd), **_agreeing(spmd), "graphs": _graphs(spmd), "steps": _steps(spmd)}
+        with running("spmd_sharded", "fp32") as sharded:
+            facts |= {"sharded graphs": _graphs(sharded), "sharded steps": _steps(sharded), **_kept(sharded)}
         print(json.dumps({**facts, "part of a pod": _part_of_a_pod()}))
 
 
@@ -61,6 +63,32 @@ def _graphs(spmd: Any) -> list[int]:
     for step, rate in enumerate(RATES):
         learner.train_step(spmd.to_device(_batch(64, step)), rate, key=step)
     return list(spmd.graphs.values())
+
+
+def _kept(sharded: Any) -> dict[str, object]:
+    """The sharding of each weight and moment of a matrix after three steps, one of them after a resume."""
+    import torch_xla
+
+    from trainer.config import OptimizerConfig
+    from trainer.model.learner import Learner
+    from trainer.recipes import digits_smoke
+
+    config = replace(
+        digits_smoke(),
+        model=ModelConfig(name="tests.makers.xla_facts:small"),
+        optimizer=OptimizerConfig(name="adamw"),
+        global_batch_size=16,
+    )
+    state, specs = None, {}
+    for step in range(3):
+        if step < 2:
+            learner = Learner(sharded, config, 10, state)
+        learner.train_step(sharded.to_device(_batch(16, step)), 0.001, key=step)
+        state = learner.state()
+    weight = learner.net.get_parameter("1.weight")
+    for name, tensor in {"weight": weight, **learner._optimizer.state[weight]}.items():
+        specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+    return {"kept": specs}
 
 
 def _steps(spmd: Any) -> dict[str, list[float]]:

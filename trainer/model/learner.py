@@ -56,7 +56,7 @@ class Learner:
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(config.optimizer, self.net)
         if state is not None:
-            _load_optimizer(self._optimizer, self.net, state)
+            _load_optimizer(runtime, self._optimizer, self.net, state)
             _check_moments(self._optimizer, self.net, config.optimizer.name)
         elif runtime.compiles:
             _load_moments(self._optimizer, zeros, {})
@@ -206,7 +206,11 @@ def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
         groups[type(old), old.is_floating_point()].append((old, new))
     for (_, is_moving), pairs in groups.items():
         olds, news = [old for old, _ in pairs], [new for _, new in pairs]
-        torch._foreach_lerp_(olds, news, 1 - decay) if is_moving else torch._foreach_copy_(olds, news)
+        if is_moving:
+            torch._foreach_lerp_(olds, news, 1 - decay)
+        else:
+            for old, new in pairs:
+                old.copy_(new)
 
 
 def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
@@ -239,12 +243,17 @@ def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.param_groups[0].items() if name in COUNTERS}
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
+def _load_optimizer(runtime: Runtime, optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
     names = _weight_names(optimizer, net)
     # Older checkpoints have neither names nor counters.
     saved_numbers = {name: number for number, name in enumerate(state.get("optimizer_weights", names))}
     saved = {name: state["optimizer"].get(number) for name, number in saved_numbers.items()}
-    moments = {number: saved[name] for number, name in enumerate(names) if saved.get(name) is not None}
+    weights = dict(net.named_parameters())
+    moments = {
+        number: {key: runtime.shard_like(value, weights[name]) for key, value in moments.items()}
+        for number, name in enumerate(names)
+        if (moments := saved.get(name)) is not None
+    }
     _load_moments(optimizer, moments, state.get("optimizer_counters", {}))
 
 

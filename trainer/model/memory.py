@@ -10,6 +10,7 @@ from torch import nn
 from shardset.errors import ConfigError
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.model import build
+from trainer.runtime.fsdp import blocks_of
 from trainer.runtime.machine import Machine
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -18,6 +19,8 @@ WORKSPACE = 4
 the layout of the library that computes it."""
 LIBRARIES = 64 << 20
 """What the libraries that compute keep for themselves."""
+GATHERED = 3
+"""Copies of the largest block that `fsdp` holds at once: its weights, those of the next block, and its gradients."""
 UPDATE = 2
 """Copies of all weights that an optimizer's update holds for a moment."""
 
@@ -30,7 +33,10 @@ SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryNeed:
-    """Bytes of a device for one training step. `evaluation` is what an evaluation holds beside the weights."""
+    """Bytes of a device for one training step. `evaluation` is what an evaluation holds beside the weights.
+
+    `gathered` is what `fsdp` holds of weights and gradients for a moment, besides the parts that it keeps.
+    """
 
     weights: int
     gradients: int
@@ -40,14 +46,15 @@ class MemoryNeed:
     largest: int
     batch: int
     evaluation: int
+    gathered: int = 0
 
     @property
     def total(self) -> int:
         """The peak: at the end of the forward pass, in the optimizer's update, or in an evaluation."""
         moving = (
-            self.activations + self.gradients + WORKSPACE * self.largest,
+            self.gathered + self.activations + self.gradients + WORKSPACE * self.largest,
             self.gradients + UPDATE * self.gradients,
-            self.evaluation,
+            self.gathered + self.evaluation,
         )
         return LIBRARIES + self.weights + self.optimizer + self.average + self.batch + max(moving)
 
@@ -69,8 +76,9 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
     pass_batch = max(2, -(-device_batch // config.accumulate))  # BatchNorm refuses a single value
     shapes = net.to("meta")
     pixels = config.image.size**2 * 3
-    weights = _num_bytes(shapes.parameters()) + _num_bytes(shapes.buffers())
-    gradients = _num_bytes(one for one in shapes.parameters() if one.requires_grad)
+    num_parts = num_processes if config.strategy == "fsdp" else 1
+    weights = -(-_num_bytes(shapes.parameters()) // num_parts) + _num_bytes(shapes.buffers())
+    gradients = -(-_num_bytes(one for one in shapes.parameters() if one.requires_grad) // num_parts)
     try:
         saved = _saved_bytes(shapes, config, pass_batch)
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
@@ -87,6 +95,7 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
         # uint8 batches that wait on the device, and the float one of a pass, mirrored.
         batch=3 * device_batch * pixels + 2 * 4 * pass_batch * pixels,
         evaluation=WORKSPACE * largest * config.accumulate + 4 * device_batch * pixels,
+        gathered=GATHERED * _largest_block(shapes) if num_parts > 1 else 0,
     )
 
 
@@ -129,6 +138,12 @@ def advice(config: TrainConfig, excess: float = 2.0) -> str:
     times = 2 ** max(1, math.ceil(math.log2(excess)))
     passes = f"--set accumulate={times * config.accumulate} (the same batches in more passes), "
     return f"{passes}--batch-size, --image-size or --model make it smaller"
+
+
+def _largest_block(shapes: nn.Module) -> int:
+    """The weights that are gathered at once: those of a block, or all that are in none."""
+    blocks = [_num_bytes(block.parameters()) for block in blocks_of(shapes)]
+    return max([*blocks, _num_bytes(shapes.parameters()) - sum(blocks)])
 
 
 def _saved_bytes(shapes: nn.Module, config: TrainConfig, batch: int) -> list[int]:

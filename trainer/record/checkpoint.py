@@ -1,14 +1,15 @@
 """Checkpoints: independent of the devices, committed as a whole, written in the background.
 
 A checkpoint is the folder `checkpoints/step-000000123/` with `state.pt` (see checkpoint_state.py) and `commit.json`,
-which is written once the stored state has been verified. A folder without a commit mark does not count. Saving a step
+which is written once the stored state has been verified. A folder without a commit mark does not count. Where each
+process keeps a part of the state (`fsdp`), each stores its own, and the mark lists all of them. Saving a step
 again, after an interrupted evaluation, stores the new state as `state-again.pt` beside the old one, so that one of the
 two is complete and committed at every moment.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,16 +21,20 @@ from shardset.storage.checked import facts_of, read_object
 from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite
 from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, step_of, steps
+from trainer.record.checkpoint_parts import ALONE, Peers, StoredFile, first_says, part_name, together
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
 
 FORMAT = 1
+IN_PARTS = 2
+"""The format of a checkpoint in several files, which versions that know no parts refuse."""
 
 
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of `commit.json`: the size and checksum of the state file, and what the checkpoint is.
 
     `identity` names the run that the checkpoint belongs to. `top1` is the accuracy of these weights, if they were
-    evaluated. `state` is the name of the state file.
+    evaluated. `state` is the name of the state file. `parts` are those of the other processes, in order, if there are
+    any.
     """
 
     format: int
@@ -40,6 +45,13 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     top1: float | None
     identity: dict[str, Any]
     state: Literal["state.pt", "state-again.pt"] = STATE
+    parts: list[StoredFile] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def files(self) -> list[StoredFile]:
+        """All files of the state; that of the first process comes first."""
+        first = StoredFile(name=self.state, num_bytes=self.num_bytes, crc32c=self.crc32c)
+        return [first, *(self.parts or [])]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -58,18 +70,25 @@ def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -
 
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
     """The state of a committed checkpoint. Raises CheckpointError unless its bytes are those that were committed."""
-    name = (folder_of(commit.step) if folder is None else folder) + commit.state
-    where = f"{storage.url}/{name}"
-    try:
-        data = read_object(storage, name, commit.num_bytes, commit.crc32c, "it was cut or changed after it was written")
-    except NotFound as error:
-        raise CheckpointError(f"{where}: the checkpoint is committed, but its state file is gone") from error
-    except DamagedShard as error:
-        raise CheckpointError(str(error)) from error
-    state = decode(data, where)
+    inside = folder_of(commit.step) if folder is None else folder
+    where = f"{storage.url}/{inside}{commit.state}"
+    first, *parts = (_read_file(storage, inside, file) for file in commit.files)
+    state = decode(first, where, parts)
     if state["step"] != commit.step:
         raise CheckpointError(f"{where}: the state of step {state['step']}, expected that of step {commit.step}")
     return state
+
+
+def _read_file(storage: Storage, folder: str, file: StoredFile) -> bytes:
+    name = folder + file.name
+    try:
+        return read_object(storage, name, file.num_bytes, file.crc32c, "it was cut or changed after it was written")
+    except NotFound as error:
+        raise CheckpointError(
+            f"{storage.url}/{name}: the checkpoint is committed, but its state file is gone"
+        ) from error
+    except DamagedShard as error:
+        raise CheckpointError(str(error)) from error
 
 
 def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState] | None:
@@ -128,10 +147,10 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
     # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that goes on without it.
-    if commit.format != FORMAT:
+    if commit.format not in (FORMAT, IN_PARTS):
         raise ConfigError(
-            f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads format "
-            f"{FORMAT}; continue with the version that wrote it, or start again in another --run-dir"
+            f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads formats "
+            f"{FORMAT} and {IN_PARTS}; continue with the version that wrote it, or start again in another --run-dir"
         )
     return commit
 
@@ -141,6 +160,8 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
 
 class CheckpointWriter:
     """Writes checkpoints to a run folder on a background thread; keeps the newest `keep` and the best.
+
+    With `peers`, each process has a writer, which stores its part: a checkpoint counts in all of them or in none.
 
     The thread calls `before_commit` when a state is stored but not yet committed, and `tell` when a checkpoint could
     not be written. One failure is forgiven if the next checkpoint succeeds; else `save` or `close` raises it.
@@ -152,8 +173,10 @@ class CheckpointWriter:
         keep: int,
         before_commit: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda text: None,
+        peers: Peers = ALONE,
     ) -> None:
         self._storage = storage
+        self._peers = peers
         self._keep = keep
         self._before_commit = before_commit
         self._tell = tell
@@ -189,8 +212,9 @@ class CheckpointWriter:
         while (item := self._queue.get()) is not None:
             state, top1 = item
             try:
-                write(self._storage, state, top1, self._before_commit)
-                retain(self._storage, self._keep)
+                write(self._storage, state, top1, self._before_commit, self._peers)
+                if self._peers.host == 0:
+                    retain(self._storage, self._keep)
                 self._error = None
             except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
                 self._error = error
@@ -204,30 +228,52 @@ def write(
     state: CheckpointState,
     top1: float | None,
     before_commit: Callable[[], None] = lambda: None,
+    peers: Peers = ALONE,
 ) -> None:
-    """Stores a state, verifies what is stored, then commits it. Raises NotFinite if a weight is not finite."""
-    _check_weights(state)
+    """Stores a state, verifies what is stored, then commits it. Raises NotFinite if a weight is not finite.
+
+    All peers must call it, each with its part; only the first one looks at what is committed, and commits.
+    """
     folder = folder_of(state["step"])
+    replaced = _committed(storage, folder) if peers.host == 0 else None
+    # Under the other name: the old state must stay intact until its mark is replaced.
+    name = first_says(peers, STATE_AGAIN if replaced is not None and replaced.state == STATE else STATE)
+    files = together(peers, lambda: _store(storage, folder, part_name(name, peers.host), state))
+
+    def commit() -> None:
+        if peers.host == 0:
+            before_commit()
+            _put(storage, folder + COMMIT, msgspec.json.encode(_mark_of(state, top1, files)))
+            for file in [] if replaced is None else replaced.files:
+                storage.delete(folder + file.name)
+
+    together(peers, commit)
+
+
+def _store(storage: Storage, folder: str, name: str, state: CheckpointState) -> StoredFile:
+    """Stores what this process saves, and verifies what is stored."""
+    _check_weights(state)
     data = encode(state)
     num_bytes, crc32c = facts_of(data)
-    replaced = _committed_state(storage, folder)
-    commit = CommitMark(
-        format=FORMAT,
+    file = StoredFile(name=name, num_bytes=num_bytes, crc32c=crc32c)
+    _put(storage, folder + name, data)
+    _verify(storage, folder, file)
+    return file
+
+
+def _mark_of(state: CheckpointState, top1: float | None, files: Sequence[StoredFile]) -> CommitMark:
+    first, *parts = files
+    return CommitMark(
+        format=IN_PARTS if parts else FORMAT,
         step=state["step"],
         epoch=state["epoch"],
-        num_bytes=num_bytes,
-        crc32c=crc32c,
+        num_bytes=first.num_bytes,
+        crc32c=first.crc32c,
         top1=top1,
         identity=state["identity"],
-        state=STATE_AGAIN if replaced == STATE else STATE,
+        state=STATE if first.name == STATE else STATE_AGAIN,
+        parts=parts or msgspec.UNSET,
     )
-    # Under the other name: the old state must stay intact until its mark is replaced.
-    _put(storage, folder + commit.state, data)
-    _verify(storage, folder + commit.state, commit)
-    before_commit()
-    _put(storage, folder + COMMIT, msgspec.json.encode(commit))
-    if replaced is not None:
-        storage.delete(folder + replaced)
 
 
 def _check_weights(state: CheckpointState) -> None:
@@ -241,10 +287,10 @@ def _check_weights(state: CheckpointState) -> None:
         )
 
 
-def _committed_state(storage: Storage, folder: str) -> str | None:
-    """The name of the state file that is committed in the folder; None if there is none, or its mark is damaged."""
+def _committed(storage: Storage, folder: str) -> CommitMark | None:
+    """The mark in the folder; None if there is none, or it is damaged."""
     try:
-        return _read_commit(storage, folder + COMMIT).state
+        return _read_commit(storage, folder + COMMIT)
     except (NotFound, CheckpointError):
         return None
 
@@ -254,13 +300,13 @@ def _put(storage: Storage, name: str, data: bytes) -> None:
         writer.write(data)
 
 
-def _verify(storage: Storage, name: str, commit: CommitMark) -> None:
+def _verify(storage: Storage, folder: str, file: StoredFile) -> None:
     """Raises CheckpointError unless the storage holds what was sent: its size, and its CRC32C where it keeps one."""
-    stat = storage.stat(name)
-    if stat.num_bytes != commit.num_bytes or stat.crc32c not in (None, commit.crc32c):
+    stat = storage.stat(folder + file.name)
+    if stat.num_bytes != file.num_bytes or stat.crc32c not in (None, file.crc32c):
         raise CheckpointError(
-            f"{storage.url}/{name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
-            f"expected {commit.num_bytes} with {commit.crc32c}"
+            f"{storage.url}/{folder}{file.name}: {stat.num_bytes} bytes with CRC32C {stat.crc32c} arrived, "
+            f"expected {file.num_bytes} with {file.crc32c}"
         )
 
 

@@ -11,6 +11,7 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
+from trainer.record.checkpoint_parts import ALONE, Peers
 from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog
@@ -22,7 +23,7 @@ class RunOutput:
     """The run folder and the log of this process, open until the exits run. Construct it while holding the run lock."""
 
     def __init__(self, runtime: Runtime, config: TrainConfig, exits: ExitStack) -> None:
-        self._config, self._exits, self._is_master = config, exits, runtime.is_master
+        self._runtime, self._config, self._exits, self._is_master = runtime, config, exits, runtime.is_master
         appended = [log_name(runtime.host), *([METRICS] if self._is_master else [])]
         self.folder = RunFolder(config.run_dir, appended)
         exits.callback(self.folder.close)
@@ -50,12 +51,14 @@ class RunOutput:
             self.folder.write(configs.CLASSES, json.dumps(classes) + "\n")
 
     def open_writer(self) -> CheckpointWriter | None:
-        """The writer of the run's checkpoints; None on all hosts but the first."""
-        if not self._is_master:
+        """The writer of the run's checkpoints; None on all hosts but the first, unless each saves its part."""
+        exchange = self._runtime.state_exchange()
+        if not self._is_master and exchange is None:
             return None
+        peers = ALONE if exchange is None else Peers(self._runtime.host, exchange)
         # Metrics are flushed before the commit: after a kill the resumed run would leave a gap in them otherwise.
         writer = CheckpointWriter(
-            self.folder.storage, self._config.keep_checkpoints, before_commit=self.folder.flush, tell=self.log.note
+            self.folder.storage, self._config.keep_checkpoints, self.folder.flush, self.log.note, peers
         )
         self._exits.callback(writer.close)
         return writer

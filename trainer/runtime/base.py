@@ -108,7 +108,10 @@ class Runtime:
         raise NotImplementedError
 
     def to_host(self, tree: Any) -> Any:
-        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its own."""
+        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its own.
+
+        Where each process keeps a part of a tensor, the copy is that part. All but the first leave out what all have.
+        """
         raise NotImplementedError
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -120,6 +123,10 @@ class Runtime:
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
         """The model with a BatchNorm that sees the global batch. Raises ConfigError where it can't."""
         return model
+
+    def shard_like(self, value: Any, weight: torch.Tensor) -> Any:
+        """This process's part of a whole moment, where it has such a part of the moment's weight; else the value."""
+        return value
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         """The module that the training step calls in place of the model, so that gradients are averaged."""
@@ -185,6 +192,13 @@ class Runtime:
         sums = self.sum_hosts([number * is_own for is_own in one_hot for number in numbers])
         texts = np.array(sums, dtype="<u4").tobytes()
         return [texts[width * host : width * host + size].decode() for host, size in enumerate(sizes)]
+
+    def state_exchange(self) -> Callable[[str], list[str]] | None:
+        """What another thread tells texts to all processes with; None unless each of them saves a part of the state.
+
+        Every process must call it. It returns what `gather_texts` does, and works beside it.
+        """
+        return None
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Copies the buffers (BatchNorm statistics) of replica 0 to every replica."""

@@ -34,11 +34,12 @@ class Ddp(Single):
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             if name not in os.environ:
                 raise ConfigError(
-                    f"strategy ddp: {name} is not set; start it with `torchrun --nproc-per-node N -m trainer ...`"
+                    f"strategy {self.strategy}: {name} is not set; start it with `torchrun --nproc-per-node N -m "
+                    "trainer ...`"
                 )
         self.host, self.num_hosts = _integer_variable("RANK"), _integer_variable("WORLD_SIZE")
         if self.host >= self.num_hosts:
-            raise ConfigError(f"strategy ddp: RANK {self.host} is not below WORLD_SIZE {self.num_hosts}")
+            raise ConfigError(f"strategy {self.strategy}: RANK {self.host} is not below WORLD_SIZE {self.num_hosts}")
         self.num_replicas = self.num_hosts
         super().__init__(precision)
 
@@ -62,7 +63,7 @@ class Ddp(Single):
             if (loss := self.heartbeat.loss()) is not None:
                 raise PeerLost(loss) from error
             raise ConfigError(
-                f"strategy ddp: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
+                f"strategy {self.strategy}: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
                 f"({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE"
             ) from error
 

@@ -21,6 +21,7 @@ from trainer.errors import PeerLost
 from trainer.runtime import xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
+from trainer.runtime.fsdp import Fsdp
 from trainer.supervise.heartbeat import (
     AGAIN,
     PORT,
@@ -34,7 +35,10 @@ from trainer.supervise.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
 
-_RUNTIMES: dict[str, type[Runtime]] = {"single": Single, "ddp": Ddp, "spmd": xla.Spmd, "replica": xla.Replica}
+_RUNTIMES: dict[str, type[Runtime]] = {
+    "single": Single, "ddp": Ddp, "fsdp": Fsdp,
+    "spmd": xla.Spmd, "spmd_sharded": xla.SpmdSharded, "replica": xla.Replica,
+}  # fmt: skip
 
 
 def launch(config: TrainConfig, worker: Worker) -> None:
@@ -85,7 +89,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
 def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
     """A runtime of this process, closed when the block ends."""
     # Before torch_xla is imported, which reads the choice only once.
-    if strategy in ("spmd", "replica"):
+    if strategy in ("spmd", "spmd_sharded", "replica"):
         xla.select_device()
     runtime = _RUNTIMES[strategy](precision)
     try:
@@ -117,10 +121,10 @@ def _refuse_old_switches() -> None:
 
 def _refuse_torchrun(strategy: str) -> None:
     """Raises ConfigError if torchrun has started several processes that would not know of each other."""
-    if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
+    if strategy not in ("ddp", "fsdp") and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
         raise ConfigError(
             f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
-            "each would train on all of the data; use --strategy ddp, or start it without torchrun"
+            "each would train on all of the data; use --strategy ddp or fsdp, or start it without torchrun"
         )
 
 

@@ -1,4 +1,4 @@
-"""`spmd` and `replica`: the strategies of torch_xla, and the only module that imports it.
+"""`spmd`, `spmd_sharded` and `replica`: the strategies of torch_xla, and the only module that imports it.
 
 torch_xla is imported when one of them starts, not before: importing it chooses the devices of the process.
 """
@@ -161,7 +161,7 @@ class Spmd(Xla):
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         # Otherwise the outputs of the first step would set the sharding, and the second step compile another graph.
         for tensor in tensors:
-            self._spmd.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
+            self._spmd.mark_sharding(tensor, self._mesh, self._partition_of(tensor))
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         return {name: self._shard(tensor) for name, tensor in batch.items()}
@@ -189,10 +189,23 @@ class Spmd(Xla):
         compiled: Step = self._torch_xla.compile(step, full_graph=True, name=name)
         return compiled
 
+    def _partition_of(self, tensor: torch.Tensor) -> tuple[str | None, ...]:
+        """Over what each dimension of a tensor is cut that lives from step to step."""
+        return (None,) * tensor.dim()
+
     def _shard(self, tensor: torch.Tensor) -> torch.Tensor:
         # Every tensor needs a spec of its own rank: torch_xla silently leaves it whole if the rank differs.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
         return self._send(tensor, input_sharding=self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True))
+
+
+class SpmdSharded(Spmd):
+    """The same mesh and numbers; weights, averages and moments are cut over the devices, each on one dimension."""
+
+    strategy = "spmd_sharded"
+
+    def _partition_of(self, tensor: torch.Tensor) -> tuple[str | None, ...]:
+        return partition_of(tuple(tensor.shape), self._num_devices)
 
 
 class Replica(Xla):
@@ -311,6 +324,13 @@ def _shared_parameters(module: nn.Module) -> list[list[str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names[id(parameter)].append(name)
     return [same for same in names.values() if len(same) > 1]
+
+
+def partition_of(shape: tuple[int, ...], num_devices: int) -> tuple[str | None, ...]:
+    """Cuts the largest dimension that divides over the devices; none of a tensor without one."""
+    sizes = {size: dimension for dimension, size in reversed(list(enumerate(shape))) if size and not size % num_devices}
+    cut = sizes[max(sizes)] if sizes else None
+    return tuple("data" if dimension == cut else None for dimension in range(len(shape)))
 
 
 def _words_of(values: Sequence[int]) -> list[int]:

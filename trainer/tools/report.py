@@ -242,7 +242,8 @@ def _evaluation_row(one: EvalRecord) -> tuple[object, ...]:
 
 def _checkpoint_row(one: CommitMark, note: str) -> tuple[object, ...]:
     accuracy = "" if one.top1 is None else _percent(one.top1)
-    return checkpoint_names.folder_of(one.step), one.step, one.epoch, accuracy, page.size(one.num_bytes), note
+    size = page.size(sum(file.num_bytes for file in one.files))
+    return checkpoint_names.folder_of(one.step), one.step, one.epoch, accuracy, size, note
 
 
 def _subtitle(run: RunRecord) -> str:

@@ -57,6 +57,23 @@ def test_half_precision_halves_activations_and_averages_double_weights() -> None
     assert need(regularize=RegularizeConfig(ema_decay=0.9)).average == need().weights
 
 
+def test_sharded_processes_keep_a_part_of_everything_that_grows_with_the_model_and_gather_a_block() -> None:
+    changes = {
+        "model": ModelConfig(name="vit_tiny_patch16_224"), "image": ImageConfig(size=224, eval_resize=224),
+        "optimizer": OptimizerConfig(name="adamw"), "regularize": RegularizeConfig(ema_decay=0.9),
+    }  # fmt: skip
+    whole, parts = (need_of(config_of(strategy=strategy, **changes), 10, 4) for strategy in ("ddp", "fsdp"))
+    assert whole is not None
+    assert parts is not None
+    for name in ("weights", "gradients", "optimizer", "average"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name) / 4, rel=0.001)
+    assert parts.activations == whole.activations
+    # One of twelve blocks, the next one, and its gradients.
+    assert parts.gathered == pytest.approx(3 * whole.weights / 12.5, rel=0.1)
+    assert parts.total < whole.total
+    assert need_of(config_of(strategy="fsdp", **changes), 10, 1) == need_of(config_of(**changes), 10, 1)
+
+
 def test_a_frozen_backbone_keeps_nothing_for_a_backward_pass() -> None:
     frozen, free = need(model=ModelConfig(name="resnet18", freeze=True)), need(model=ModelConfig(name="resnet18"))
     assert frozen.activations < free.activations / 10

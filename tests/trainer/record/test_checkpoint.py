@@ -484,10 +484,10 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
     # Passed over like a damaged one, it would be removed by the run that went on from an older one.
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, 5, 12)
-    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":1', b'"format":2')
+    mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":1', b'"format":3')
     put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
     for read in (checkpoint.newest, checkpoint.at):
-        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 2, this version .* reads format 1"):
+        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 3, this .* reads formats 1 and 2"):
             read(storage, unexpected)
 
 

@@ -18,6 +18,7 @@ from trainer.data.splits import open_data, synthetic_data
 from trainer.runtime.base import Single, replica_key
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import launch
+from trainer.runtime.xla import partition_of
 
 
 class Threads(Single):
@@ -103,7 +104,7 @@ def test_every_process_brings_the_fewest_rows_that_hold_its_share_and_divide_ove
     assert here.num_rows(hosts * unit * 3, passes) == 3 * unit
 
 
-@pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])
+@pytest.mark.parametrize("strategy", ["single", "spmd", "spmd_sharded", "replica"])
 def test_processes_that_would_know_nothing_of_each_other_are_refused(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +122,24 @@ def test_a_ddp_process_alone_asks_nobody_at_every_step(monkeypatch: pytest.Monke
     alone = Ddp("fp32")  # which has joined no group
     assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
     assert alone.any_host(True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((), ()),
+        ((7,), (None,)),
+        ((8,), ("data",)),
+        ((4, 192), (None, "data")),
+        ((192, 30), ("data", None)),
+        ((64, 64, 3, 3), ("data", None, None, None)),
+        ((0, 5), (None, None)),
+    ],
+)
+def test_the_largest_dimension_that_divides_over_the_devices_is_cut(
+    shape: tuple[int, ...], expected: tuple[str | None, ...]
+) -> None:
+    assert partition_of(shape, 4) == expected
 
 
 @pytest.mark.parametrize("key", [6, 7])

@@ -27,6 +27,7 @@ from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
     NUM_EVAL,
     STEPS,
+    clean_environment,
     finish,
     largest_difference,
     losses,
@@ -45,6 +46,7 @@ from trainer.model.build import tiny_resnet
 from trainer.record import checkpoint
 from trainer.runtime.base import STATIC_OPTIMIZERS
 from trainer.supervise.heartbeat import TIMING
+from trainer.tools import trained
 
 pytestmark = pytest.mark.slow
 
@@ -93,12 +95,6 @@ def script(name: str, *arguments: str, environment: dict[str, str] | None = None
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def clean_environment() -> dict[str, str]:
-    """Without what chooses devices, and with one thread, as in the other processes: sums depend on their number."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("XLA_", "PJRT_", "CPU_NUM"))}
-    return clean | {"OMP_NUM_THREADS": "1"}
 
 
 # --- the same numbers ------------------------------------------------------------------------------------------------
@@ -199,11 +195,16 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
         ("spmd", {"devices": 4}, 3),
         ("spmd", {"devices": 2}, 6),
         ("ddp", {"processes": 2}, 11),
+        ("fsdp", {"processes": 4}, 13),
         ("single", {}, 16),
+        ("fsdp", {"processes": 2}, 18),
         ("spmd", {"devices": 4}, None),
     ]
     for strategy, how, stop in lives:
         succeed(replace(config, strategy=strategy, max_steps=stop), **how)  # type: ignore[arg-type]
+        commit = checkpoint.commits(open_storage(str(tmp_path)))[-1]
+        assert len(commit.files) == (how["processes"] if strategy == "fsdp" else 1)
+        assert trained.of_run(str(tmp_path)).step in (commit.step, *(one * STEPS for one in (1, 2, 3)))
     assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
     digests = [record["key_digest"] for record in read_records(tmp_path, "epoch")]
     assert len(digests) == 3
@@ -215,7 +216,7 @@ def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest:
     succeed(config)
     record = read_records(tmp_path, "eval")[0]
     expected = f"step {STEPS}: accuracy {record['top1']:.4f} (top-5 {record['top5']:.4f}), loss {record['loss']:.4f}"
-    for strategy, how in (("spmd", {"devices": 4}), ("ddp", {"processes": 2})):
+    for strategy, how in (("spmd", {"devices": 4}), ("ddp", {"processes": 2}), ("fsdp", {"processes": 2})):
         changed = replace(config, strategy=strategy)  # type: ignore[arg-type]
         assert expected in succeed(changed, verb="evaluate", **how)
 
@@ -243,9 +244,13 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert facts["alone"] == facts["over the mesh"] == facts["values"]
     assert facts["graphs"] == [1, 0]
     assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
-    for way, (graphs, far) in facts["steps"].items():
+    assert facts["sharded graphs"] == [1, 0]
+    for way, (graphs, far) in [*facts["steps"].items(), *facts["sharded steps"].items()]:
         assert graphs == 1, way
         assert far < TOLERANCE, way
+    # The largest dimension of the matrix, [16, 192], is cut over the devices, and stays so from step to step.
+    assert {facts["kept"][name] for name in ("weight", "exp_avg", "exp_avg_sq")} == {"{devices=[1,4]0,1,2,3}"}
+    assert facts["kept"]["step"] == "{replicated}"
 
 
 def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> None:
@@ -409,8 +414,9 @@ def test_sigterm_ends_a_run_with_its_exit_code_and_everything_saved(manifest: st
     assert f"resumed at step {saved}" in succeed(replace(config, max_steps=saved + 2))
 
 
-def test_all_ddp_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp_path: Path) -> None:
-    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_all_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp_path: Path, strategy: Strategy) -> None:
+    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy=strategy), processes=2)
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
     os.kill(workers_of(process.pid)[1], signal.SIGTERM)
     code, output = finish(process)
@@ -419,8 +425,13 @@ def test_all_ddp_processes_stop_at_one_step_when_one_is_asked(manifest: str, tmp
     assert output.count("asked to stop") >= 2
 
 
-def test_when_one_ddp_process_dies_the_others_end_within_a_minute(manifest: str, tmp_path: Path) -> None:
-    process = trainer(tiny_config(manifest, tmp_path, epochs=500, strategy="ddp"), processes=2)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_when_one_process_dies_the_others_end_within_a_minute(
+    manifest: str, tmp_path: Path, strategy: Strategy
+) -> None:
+    # The background threads of fsdp talk to each other too, about the checkpoint of each step.
+    config = tiny_config(manifest, tmp_path, epochs=500, strategy=strategy, checkpoint_every_steps=1)
+    process = trainer(config, processes=2)
     when(tmp_path / "metrics.jsonl", lambda found: len(found) > 3, process)
     os.kill(workers_of(process.pid)[1], signal.SIGKILL)
     code, output = finish(process, timeout_s=60 + START_S)

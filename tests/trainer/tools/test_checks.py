@@ -53,7 +53,7 @@ def test_python(version, status):
         ({"torchvision": None}, 0, "pass", "torchvision missing"),
         ({"libtpu": "0.0.30"}, 4, "warn", "built for libtpu 0.0.21"),
         ({"libtpu": "0.0.30"}, 0, "pass", "libtpu 0.0.30"),
-        ({"torch_xla": None}, 0, "pass", "back end for TPUs: none, so the strategies are ddp and single"),
+        ({"torch_xla": None}, 0, "pass", "back end for TPUs: none, so the strategies are ddp, fsdp and single"),
         ({}, 0, "pass", "back end for TPUs: torch_xla"),
         (NEWEST, 0, "pass", "torch 2.15.0"),
         (NEWEST | {"torch": "2.16.0"}, 0, "warn", "newer than 2.15"),
