@@ -17,6 +17,7 @@ from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 if TYPE_CHECKING:
+    from shardset.decode.augment import Chain, RandAugment, RandomErasing, TrivialAugment
     from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
     from shardset.decode.image import ImageSpec
     from shardset.order.state import OrderState, state_from_json
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "CenterCrop",
+    "Chain",
     "DiskCache",
     "ImageSpec",
     "Manifest",
     "MixedStream",
     "OrderState",
     "PadCrop",
+    "RandAugment",
+    "RandomErasing",
     "RandomResizedCrop",
     "Sample",
     "SampleSet",
@@ -46,6 +50,7 @@ __all__ = [
     "Storage",
     "Stream",
     "Timetable",
+    "TrivialAugment",
     "__version__",
     "load",
     "open",
@@ -57,17 +62,21 @@ __all__ = [
 _READER = {
     "Batch": "shardset.stream.batch",
     "CenterCrop": "shardset.decode.crops",
+    "Chain": "shardset.decode.augment",
     "DiskCache": "shardset.read.disk_cache",
     "ImageSpec": "shardset.decode.image",
     "MixedStream": "shardset.stream.mixture",
     "OrderState": "shardset.order.state",
     "PadCrop": "shardset.decode.crops",
+    "RandAugment": "shardset.decode.augment",
+    "RandomErasing": "shardset.decode.augment",
     "RandomResizedCrop": "shardset.decode.crops",
     "Sample": "shardset.stream.samples",
     "SampleSet": "shardset.stream.samples",
     "Share": "shardset.stream.mixture",
     "Stream": "shardset.stream.stream",
     "Timetable": "shardset.stream.timetable",
+    "TrivialAugment": "shardset.decode.augment",
     "open": "shardset.stream.samples",
     "order_options": "shardset.stream.stream",
     "state_from_json": "shardset.order.state",

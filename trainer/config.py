@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from shardset.decode import augment
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format.limits import DECODED_BYTES
@@ -26,6 +27,7 @@ Accuracy = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
+Kwargs = dict[str, bool | int | float | str | list[float]]
 
 RECORD = "config.json"
 """The file of the run folder that holds the configuration."""
@@ -51,6 +53,10 @@ class ModelConfig:
         None, "weights to start from: timm downloads its own; or a file, safetensors or a state dict; none: random ones"
     )
     freeze: bool = setting(False, "train the last layer only; the others keep their weights and statistics")
+    kwargs: Kwargs | None = setting(None, "further arguments of the model")
+    checkpoint_activations: bool = setting(
+        False, "compute activations again in the backward pass and keep few of them: less memory, about a third slower"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,14 +71,24 @@ class ImageConfig:
     size: Count = setting(224, "width and height in pixels")
     train_crop: Literal["random", "pad", "center"] = setting("random", "crop of training images")
     eval_resize: Count = setting(256, "length of the shorter side before an evaluation takes the centre")
+    eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Annotated[int, Meta(ge=0)] = setting(4, "black pixels around an image, for train_crop=pad")
     flip: bool = setting(True, "mirror half of the training images")
+    auto_augment: str | None = setting(
+        None, "random augmentation: trivial, or RandAugment as timm writes it, such as rand-m9-mstd0.5-inc1"
+    )
+    erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")
     mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
     std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
     background: str = setting("white", "color behind transparent images: white, black, grey or #rrggbb")
     decoded_bytes: Count = setting(
         DECODED_BYTES, "memory of the images that a process decodes at once; one that needs more is a bad sample"
     )
+
+    @property
+    def size_in_evaluation(self) -> int:
+        """Width and height of the images that an evaluation, and a trained model, sees."""
+        return self.eval_size or self.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +102,19 @@ class OptimizerConfig:
     head_learning_rate: Positive | None = setting(
         None, "peak learning rate of the last layer; none: that of all others"
     )
+    layer_decay: Annotated[float, Meta(gt=0, le=1)] | None = setting(
+        None, "each layer's learning rate as a share of that of the layer above it; none: all have the same"
+    )
+    kwargs: Kwargs | None = setting(None, "further arguments of the optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
     """The learning rate over time (trainer/model/schedule.py)."""
 
-    decay: Literal["cosine", "step", "constant"] = setting("cosine", "decay of the learning rate after the warm-up")
+    decay: Literal["cosine", "linear", "step", "constant"] = setting(
+        "cosine", "decay of the learning rate after the warm-up"
+    )
     warmup_epochs: Amount = setting(5.0, "epochs of linear warm-up")
 
 
@@ -100,6 +122,12 @@ class ScheduleConfig:
 class RegularizeConfig:
     """Regularization. 0 or None turns each of them off."""
 
+    loss: Literal["cross_entropy", "bce"] = setting(
+        "cross_entropy", "training loss: bce is binary cross-entropy, where each class is a yes or no of its own"
+    )
+    bce_threshold: Share | None = setting(
+        None, "targets of bce above this share count as 1 and the others as 0; none: as they are"
+    )
     label_smoothing: Share = setting(0.0, "label smoothing; 0 turns it off")
     mixup: Amount = setting(0.0, "alpha of mixup's Beta distribution; 0 turns it off")
     cutmix: Amount = setting(0.0, "alpha of cutmix's Beta distribution; 0 turns it off")
@@ -168,19 +196,24 @@ class TrainConfig:
                 "optimizer.learning_rate is 0, so the last layer can't have a rate of its own; to train only that "
                 "layer, set model.freeze=true"
             )
+        if self.regularize.bce_threshold is not None and self.regularize.loss != "bce":
+            raise ConfigError("regularize.bce_threshold is of regularize.loss=bce; set that too, or leave it out")
         _check_image(self.image, needs_resize=not self.fake_data)
 
 
 def _check_image(image: ImageConfig, *, needs_resize: bool) -> None:
     backgrounds.parse(image.background)
+    if image.auto_augment is not None:
+        augment.augmentation_of(image.auto_augment)
     if image.train_crop == "pad" and image.pad >= image.size:
         raise ConfigError(
             f"image.pad is {image.pad}, expected less than image.size, {image.size}: a window could miss the image"
         )
-    if needs_resize and image.eval_resize < image.size:
+    size, name = image.size_in_evaluation, "image.size" if image.eval_size is None else "image.eval_size"
+    if needs_resize and image.eval_resize < size:
         raise ConfigError(
-            f"image.eval_resize is {image.eval_resize}, expected at least image.size, {image.size}: an evaluation "
-            f"resizes to it and takes the centre; add --set image.eval_resize={image.size}, or more"
+            f"image.eval_resize is {image.eval_resize}, expected at least {name}, {size}: an evaluation "
+            f"resizes to it and takes the centre; add --set image.eval_resize={size}, or more"
         )
 
 

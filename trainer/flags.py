@@ -86,8 +86,9 @@ class ConfigFlags:
         """What `--image-size` changes besides: an evaluation resizes in proportion."""
         if "image.size" not in self.values:
             return {}
-        size = self.given["image.size"]
-        return {"image.eval_resize": math.ceil(size * config.image.eval_resize / config.image.size)}
+        scale = self.given["image.size"] / config.image.size
+        sizes = {"image.eval_resize": config.image.eval_resize, "image.eval_size": config.image.eval_size}
+        return {key: math.ceil(scale * size) for key, size in sizes.items() if size is not None}
 
 
 def add_config_flags(verb: argparse.ArgumentParser) -> None:

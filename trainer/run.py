@@ -16,7 +16,7 @@ from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
 from trainer.errors import CheckpointError, PlanMismatch, Preempted
-from trainer.model import augment, schedule
+from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState
@@ -69,6 +69,7 @@ class Run:
             self._output.folder.local,
             steps_per_epoch=self.steps_per_epoch,
             rate_at=self._rate_at,
+            share_of_peak=flops.share_of_peak(self.config, self.data.num_classes, self.runtime.device),
         )
         self._identity = identity_of(self.config, self.data)
         if (warning := check_memory(self.config, self.data, self.runtime)) is not None:
@@ -198,6 +199,7 @@ class Run:
     def save(self, top1: float | None = None) -> None:
         """Hands a checkpoint of this position to the writer; every host must call."""
         self._report_pending()
+        start = time.perf_counter()
         self.learner.broadcast_buffers()
         state = self._state(self._telemetry.seen_by_all())
         if self._run_lock is not None:
@@ -205,7 +207,7 @@ class Run:
         if self._writer is not None:
             self._writer.save(state, top1=top1)
         self._saved = self.position
-        self._telemetry.pause()
+        self._telemetry.pause(time.perf_counter() - start)
 
     def stop(self) -> None:
         """Saves what is not saved, and raises Preempted."""

@@ -5,7 +5,9 @@ A field made by `setting` carries its help line. Its type carries its limits, as
 
 import dataclasses
 import difflib
+import json
 import operator
+import re
 import shutil
 import sys
 import textwrap
@@ -58,8 +60,18 @@ class Setting:
         """The value that a text means: `none`, A:B, or what the type of the field reads. Raises ConfigError."""
         if text.lower() == "none":
             return self.convert(None)
-        is_tuple = any(typing.get_origin(option) is tuple for option in (self.hint, *typing.get_args(self.hint)))
+        origins = [typing.get_origin(option) for option in (self.hint, *typing.get_args(self.hint))]
+        if dict in origins:
+            return self.convert(self._pairs(text))
+        is_tuple = tuple in origins
         return self.convert(text.split(":") if is_tuple else text, strict=False)
+
+    def _pairs(self, text: str) -> dict[str, Any]:
+        """`a=1,b=[0.9,0.95],c=text` as values by name. Raises ConfigError."""
+        pairs = [part.partition("=") for part in re.split(r",(?![^\[]*\])", text)]
+        if not all(name.isidentifier() and equals for name, equals, _ in pairs):
+            raise ConfigError(f"{self.key} is {text}, expected {self.expected}")
+        return {name: _plain_value(value) for name, _, value in pairs}
 
 
 def setting(default: Default, help: str) -> Default:
@@ -144,6 +156,8 @@ def value_text(value: Any) -> str:
     """A value as `Setting.parse` reads it."""
     if isinstance(value, bool | None):
         return str(value).lower()
+    if isinstance(value, dict):
+        return ",".join(f"{name}={one if isinstance(one, str) else json.dumps(one)}" for name, one in value.items())
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -153,6 +167,14 @@ def did_you_mean(name: str, names: Collection[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1)
     near = near or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=1)]
     return f", did you mean {near[0]!r}?" if near else ""
+
+
+def _plain_value(text: str) -> Any:
+    """A number, a list of numbers, true or false as JSON has them; any other text as it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def _in_words(info: inspect.Type) -> str:
@@ -167,6 +189,8 @@ def _in_words(info: inspect.Type) -> str:
             return f"finite float{_limits_in_words(info)}"
         case inspect.TupleType(item_types=types):
             return "START:STOP, for example 10:15," if len(types) == 2 else "three numbers, for example 0.5:0.5:0.5"
+        case inspect.DictType():
+            return "NAME=VALUE, several with commas, for example a=0.1,b=[0.9,0.95],"
         case inspect.BoolType():
             return "true or false"
         case inspect.NoneType():

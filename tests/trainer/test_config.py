@@ -6,7 +6,7 @@ from shardset.errors import ConfigError
 from trainer import config as configs
 from trainer import recipes
 from trainer.config import TrainConfig
-from trainer.settings import assignments, settings_of, values_of, with_values
+from trainer.settings import assignments, settings_of, value_text, values_of, with_values
 
 
 def changed(*texts: str) -> TrainConfig:
@@ -36,6 +36,12 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
         ("regularize.ema_decay=none", "regularize.ema_decay", None),
         ("strategy=spmd", "strategy", "spmd"),
         ("profile_steps=20:25", "profile_steps", (20, 25)),
+        (
+            "model.kwargs=drop_path_rate=0.1,betas=[0.9,0.95],act_layer=gelu,qkv_bias=false,depth=2",
+            "model.kwargs",
+            {"drop_path_rate": 0.1, "betas": [0.9, 0.95], "act_layer": "gelu", "qkv_bias": False, "depth": 2},
+        ),
+        ("optimizer.layer_decay=0.75", "optimizer.layer_decay", 0.75),
     ],
 )
 def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: object) -> None:
@@ -64,11 +70,17 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
             "image.size=300",
             r"image\.eval_resize is 256, expected at least image\.size, 300.* --set image\.eval_resize=300",
         ),
+        ("image.eval_size=300", r"image\.eval_resize is 256, expected at least image\.eval_size, 300"),
         ("image.eval_resize=128", r"image\.eval_resize is 128, expected at least image\.size, 224"),
         ("stall_timeout_s=0", "stall_timeout_s is 0, expected int >= 1"),
         ("image.size=0", "image.size is 0, expected int >= 1"),
         ("image.eval_resize=0", "image.eval_resize is 0, expected int >= 1"),
         ("model.num_classes=0", "model.num_classes is 0, expected int >= 1"),
+        ("image.auto_augment=rand-m12", "magnitude 0 to 10"),
+        ("image.auto_augment=random", "augmentation 'random': expected trivial, or rand"),
+        ("model.kwargs=depth", "model.kwargs is depth, expected NAME=VALUE, several with commas"),
+        ("regularize.bce_threshold=0.2", "bce_threshold is of regularize.loss=bce"),
+        ("image.erase=1.5", "image.erase is 1.5, expected finite float >= 0 and <= 1"),
         ("image.pad=-1", "image.pad is -1, expected int >= 0"),
         ("schedule.warmup_epochs=-1", "schedule.warmup_epochs is -1, expected finite float >= 0"),
         ("regularize.mixup=-0.2", "regularize.mixup is -0.2, expected finite float >= 0"),
@@ -88,6 +100,13 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
 def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         changed(setting)
+
+
+def test_arguments_of_a_model_are_written_as_they_are_read() -> None:
+    config = changed("model.kwargs=a=0.1,b=[0.9,0.95],c=gelu,d=true")
+    again = changed(f"model.kwargs={value_text(config.model.kwargs)}")
+    assert again == config
+    assert configs.from_dict(configs.to_dict(config)) == config
 
 
 def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:

@@ -42,7 +42,7 @@ from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, 
 from trainer.model import schedule
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner, step_key
-from trainer.record import checkpoint
+from trainer.record import checkpoint, time_spent
 from trainer.record.log_files import log_name
 from trainer.record.run_output import from_anywhere
 from trainer.run import Run
@@ -209,6 +209,18 @@ def test_a_run_ends_with_a_line_that_says_the_accuracy(manifest: str, tmp_path: 
     run(tiny_config(manifest, tmp_path, epochs=1))
     accuracy = read_records(tmp_path, "eval")[-1]["top1"]
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"test accuracy {accuracy:.4f} (best")
+
+
+def test_a_run_says_what_it_spent_its_time_on(manifest: str, tmp_path: Path) -> None:
+    run(tiny_config(manifest, tmp_path, epochs=2))
+    [final] = read_records(tmp_path, "final")
+    parts = [final[name] for name in time_spent.PARTS]
+    assert min(parts) > 0
+    assert sum(parts) <= final["seconds"]
+    assert "time: steps " in (tmp_path / "logs/host-000.log").read_text()
+    for epoch in read_records(tmp_path, "epoch"):
+        assert epoch["rate_per_device"] == epoch["reduced_global_rate"]
+        assert epoch["mfu_percent"] is None  # a CPU, whose peak is not known
 
 
 def test_a_loss_falls(manifest: str, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Protocol, cast
 
 import numpy as np
 
+from shardset.decode.augment import Chain, RandomErasing, augmentation_of
 from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
@@ -112,7 +113,14 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     for setting, name in (("train_split", config.train_split), ("eval_split", eval_split)):
         check_labels(setting, name, manifest)
     train = _open_stream(
-        config, loaded, config.train_split, host, num_hosts, image=train_spec(config.image), seed=config.seed
+        config,
+        loaded,
+        config.train_split,
+        host,
+        num_hosts,
+        image=train_spec(config.image),
+        seed=config.seed,
+        transform=train_transform(config.image),
     )
     return Data(
         train=train,
@@ -141,12 +149,11 @@ def synthetic_data(
         global_batch_size=config.global_batch_size,
         rank=host,
         world_size=num_hosts,
-        image_size=config.image.size,
         num_classes=num_classes,
     )
     return Data(
-        train=stream(num_samples=num_samples),
-        evaluation=stream(num_samples=num_eval_samples),
+        train=stream(num_samples=num_samples, image_size=config.image.size),
+        evaluation=stream(num_samples=num_eval_samples, image_size=config.image.size_in_evaluation),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         num_train_samples=num_samples,
@@ -164,9 +171,16 @@ def train_spec(image: ImageConfig) -> ImageSpec:
     return _image_spec(image, crops[image.train_crop], flip=image.flip)
 
 
+def train_transform(image: ImageConfig) -> Chain | None:
+    """What happens to the pixels of a cropped training image; None leaves them alone. Raises ConfigError."""
+    augment = () if image.auto_augment is None else (augmentation_of(image.auto_augment),)
+    erase = (RandomErasing(probability=image.erase, mean=image.mean, std=image.std),) if image.erase else ()
+    return Chain((*augment, *erase)) if augment or erase else None
+
+
 def eval_spec(image: ImageConfig) -> ImageSpec:
     """How evaluation images are cropped and resized."""
-    return _image_spec(image, CenterCrop(image.eval_resize), flip=False)
+    return replace(_image_spec(image, CenterCrop(image.eval_resize), flip=False), size=image.size_in_evaluation)
 
 
 def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
@@ -175,7 +189,15 @@ def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
 
 
 def _open_stream(
-    config: TrainConfig, loaded: LoadedSet, split: str, host: int, num_hosts: int, *, image: ImageSpec, seed: int | None
+    config: TrainConfig,
+    loaded: LoadedSet,
+    split: str,
+    host: int,
+    num_hosts: int,
+    *,
+    image: ImageSpec,
+    seed: int | None,
+    transform: Chain | None = None,
 ) -> Stream:
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
@@ -193,6 +215,7 @@ def _open_stream(
         window=config.window if seed is not None else None,
         budget_bytes=config.budget_bytes,
         disk_cache=disk_cache,
+        transform=transform,
     )
 
 

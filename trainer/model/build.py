@@ -5,7 +5,8 @@ import importlib
 import inspect
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
@@ -57,6 +58,33 @@ def freeze(model: nn.Module, config: ModelConfig) -> None:
             head.requires_grad_(True)
 
 
+def checkpoint_activations(model: Any, config: ModelConfig) -> None:
+    """Has the model compute activations again in the backward pass, if the config says so. Raises ConfigError."""
+    if not config.checkpoint_activations:
+        return
+    try:
+        model.set_grad_checkpointing(True)
+    except (AttributeError, AssertionError) as error:
+        raise ConfigError(
+            f"model {config.name!r} can't compute its activations again; leave model.checkpoint_activations out, or "
+            "give it a method set_grad_checkpointing(enable), as timm's have"
+        ) from error
+
+
+@contextmanager
+def unchanged_statistics(model: nn.Module) -> Iterator[None]:
+    """BatchNorm layers compute as before, but do not move their statistics a second time."""
+    norms = [one for one in model.modules() if isinstance(one, _BatchNorm)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, count) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, count
+
+
 def set_training(model: nn.Module, config: ModelConfig) -> None:
     """Puts the model in training mode. Frozen layers stay as in an evaluation: their statistics do not move."""
     model.train()
@@ -73,6 +101,8 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
             f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
         )
     options: dict[str, Any] = device_options(config.name, next(model.parameters()).device)
+    if config.layer_decay is not None:
+        options["layer_decay"] = config.layer_decay
     try:
         made = create_optimizer_v2(
             model,
@@ -80,9 +110,9 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
             momentum=config.momentum,
-            **options,
+            **{**options, **(config.kwargs or {})},
         )
-    except (ValueError, AssertionError) as error:
+    except (ValueError, AssertionError, TypeError) as error:
         raise ConfigError(f"optimizer {config.name!r}: {error}; see timm.optim.list_optimizers()") from error
     if config.head_learning_rate is not None:
         heads = pretrained.heads_of(model, type(model).__name__)
@@ -151,7 +181,7 @@ def tiny_resnet(num_classes: int) -> nn.Module:
     block: Any = BasicBlock
     model: Any = ResNet(block=block, layers=(1, 1, 1, 1), num_classes=num_classes, channels=(16, 32, 64, 64))
     model.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-    model.maxpool = model.layer4 = nn.Identity()
+    model.maxpool, model.layer4 = nn.Identity(), nn.Sequential()
     built: nn.Module = model
     return built
 
@@ -159,7 +189,7 @@ def tiny_resnet(num_classes: int) -> nn.Module:
 def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
     name = config.name
     if ":" in name:
-        return _of_function(name, num_classes)
+        return _of_function(config, num_classes)
     if not timm.is_model(name):
         known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
         raise ConfigError(f"no model {name!r} in timm {timm.__version__}; near it: {', '.join(known[:5]) or 'nothing'}")
@@ -169,13 +199,23 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
         raise ConfigError(
             f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
         ) from error
-    if config.pretrained == pretrained.TIMM:
-        return pretrained.download(name, num_classes)
-    model: nn.Module = timm.create_model(name, num_classes=num_classes)
+    kwargs: dict[str, Any] = config.kwargs or {}
+    try:
+        if config.pretrained == pretrained.TIMM:
+            return pretrained.download(config, num_classes)
+        model: nn.Module = timm.create_model(name, num_classes=num_classes, **kwargs)
+    except TypeError as error:
+        raise _not_taken(config, error) from error
     return model
 
 
-def _of_function(name: str, num_classes: int) -> nn.Module:
+def _not_taken(config: ModelConfig, error: TypeError) -> Exception:
+    """The error to raise for arguments that the model does not take; without arguments, the error itself."""
+    return error if config.kwargs is None else ConfigError(f"model {config.name!r}: {error}; change model.kwargs")
+
+
+def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
+    name = config.name
     module, _, function = name.partition(":")
     try:
         build_model = getattr(importlib.import_module(module), function)
@@ -183,7 +223,10 @@ def _of_function(name: str, num_classes: int) -> nn.Module:
         raise ConfigError(f"model {name!r}: {error}; expected importable.module:function") from error
     if not _takes_num_classes(build_model):
         raise ConfigError(f"model {name!r}: expected a function that takes num_classes")
-    model = build_model(num_classes=num_classes)
+    try:
+        model = build_model(num_classes=num_classes, **(config.kwargs or {}))
+    except TypeError as error:
+        raise _not_taken(config, error) from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r}: the function returned a {type(model).__name__}, expected a torch.nn.Module")
     return model

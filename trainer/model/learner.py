@@ -5,6 +5,7 @@ import itertools
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from shardset.order.permutation import derive_key
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.model import augment, build
+from trainer.model.losses import losses_of
 from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import STATIC_OPTIMIZERS, Runtime, TensorBatch
@@ -42,10 +44,14 @@ class Learner:
         # A checkpoint holds all weights, so none are downloaded again.
         fresh = config.model if state is None else replace(config.model, pretrained=None)
         net = build.build(fresh, num_classes, config.seed, class_names)
-        build.check_size(net, config.model.name, config.image.size)
+        for size in sorted({config.image.size, config.image.size_in_evaluation}):
+            build.check_size(net, config.model.name, size)
         build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
+        if config.model.checkpoint_activations and runtime.device.type == "xla":
+            raise ConfigError("model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA")
+        build.checkpoint_activations(net, config.model)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
@@ -135,10 +141,11 @@ class Learner:
         """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
         images, own_share = self._images(batch)
         logits = self._logits(self._parallel, images)
-        losses = self._losses(logits, batch["label"], own_share)
+        losses = losses_of(self._config.regularize, logits, batch["label"], own_share)
         # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
         loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
-        torch.autograd.backward(loss)
+        with build.unchanged_statistics(self.net) if self._config.model.checkpoint_activations else nullcontext():
+            torch.autograd.backward(loss)
         return metrics.stats_row(losses.detach(), logits.detach(), batch["label"], batch["weight"])
 
     def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:
@@ -150,14 +157,6 @@ class Learner:
     def _images(self, batch: TensorBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
         images = self._normalize(batch["image"], batch.get("flip"))
         return augment.mixed(images, batch["mix"]) if "mix" in batch else (images, None)
-
-    def _losses(self, logits: torch.Tensor, labels: torch.Tensor, own_share: torch.Tensor | None) -> torch.Tensor:
-        smoothing = self._config.regularize.label_smoothing
-        own = cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-        if own_share is None:
-            return own
-        partner = cross_entropy(logits, labels.flip(0), reduction="none", label_smoothing=smoothing)
-        return own_share * own + (1 - own_share) * partner
 
     @torch.no_grad()
     def _eval_step(self, batch: TensorBatch) -> torch.Tensor:

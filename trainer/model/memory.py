@@ -1,7 +1,9 @@
 """The memory that a training step needs, from shapes alone: nothing is computed."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,6 +74,7 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
     """
     net = build.build(replace(config.model, pretrained=None), num_classes, config.seed)
     build.freeze(net, config.model)
+    build.checkpoint_activations(net, config.model)
     device_batch = -(-config.global_batch_size // num_processes)
     pass_batch = max(2, -(-device_batch // config.accumulate))  # BatchNorm refuses a single value
     shapes = net.to("meta")
@@ -79,8 +82,10 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
     num_parts = num_processes if config.strategy == "fsdp" else 1
     weights = -(-_num_bytes(shapes.parameters()) // num_parts) + _num_bytes(shapes.buffers())
     gradients = -(-_num_bytes(one for one in shapes.parameters() if one.requires_grad) // num_parts)
+    growth = (config.image.size_in_evaluation / config.image.size) ** 2
     try:
         saved = _saved_bytes(shapes, config, pass_batch)
+        again = _recomputed_bytes(shapes, config, pass_batch) if config.model.checkpoint_activations else 0
     except (RuntimeError, TypeError, ValueError, AttributeError, AssertionError):
         # A model of yours that reads numbers, or one that takes no images of this size: `check_size` says so.
         return None
@@ -90,11 +95,11 @@ def need_of(config: TrainConfig, num_classes: int, num_processes: int) -> Memory
         gradients=gradients,
         optimizer=round(gradients * _moments_per_weight(config.optimizer)),
         average=weights if config.regularize.ema_decay else 0,
-        activations=sum(saved),
+        activations=sum(saved) + again,
         largest=largest,
         # uint8 batches that wait on the device, and the float one of a pass, mirrored.
         batch=3 * device_batch * pixels + 2 * 4 * pass_batch * pixels,
-        evaluation=WORKSPACE * largest * config.accumulate + 4 * device_batch * pixels,
+        evaluation=round(growth * (WORKSPACE * largest * config.accumulate + 4 * device_batch * pixels)),
         gathered=GATHERED * _largest_block(shapes) if num_parts > 1 else 0,
     )
 
@@ -148,6 +153,38 @@ def _largest_block(shapes: nn.Module) -> int:
 
 def _saved_bytes(shapes: nn.Module, config: TrainConfig, batch: int) -> list[int]:
     """The size of each tensor that the backward pass needs, without weights."""
+    saved: list[int] = []
+    _run_forward(shapes, config, batch, saved.append)
+    return saved
+
+
+def _recomputed_bytes(shapes: nn.Module, config: TrainConfig, batch: int) -> int:
+    """The most that the backward pass holds of one part of the model that it computes again."""
+    kept = _bytes_by_module(shapes, config, batch)
+    net: Any = shapes
+    net.set_grad_checkpointing(False)
+    whole = _bytes_by_module(shapes, config, batch)
+    return max((whole.get(name, 0) for name, num_bytes in kept.items() if not num_bytes), default=0)
+
+
+def _bytes_by_module(shapes: nn.Module, config: TrainConfig, batch: int) -> dict[str, int]:
+    """What the backward pass keeps of each module, with the modules inside it."""
+    saved: list[int] = []
+    starts: dict[str, int] = {}
+    found: dict[str, int] = {}
+    hooks = []
+    for name, module in shapes.named_modules():
+        begin = partial(lambda name, *_: starts.update({name: len(saved)}), name)
+        end = partial(lambda name, *_: found.update({name: sum(saved[starts[name] :])}), name)
+        hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    _run_forward(shapes, config, batch, saved.append)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def _run_forward(shapes: nn.Module, config: TrainConfig, batch: int, keep_size: Callable[[int], None]) -> None:
+    """A training pass over shapes, which tells the size of each tensor that is kept for the backward pass, once."""
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
     shapes = shapes.to(dtype)
     build.set_training(shapes, config.model)
@@ -155,15 +192,15 @@ def _saved_bytes(shapes: nn.Module, config: TrainConfig, batch: int) -> list[int
     saved: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if _storage(tensor) not in fixed:
+        if _storage(tensor) not in fixed and _storage(tensor) not in saved:
             # Kept alive: else another one could get its number.
             saved[_storage(tensor)] = tensor.untyped_storage()
+            keep_size(tensor.untyped_storage().nbytes())
         return tensor
 
     images = torch.empty(batch, 3, config.image.size, config.image.size, device="meta", dtype=dtype)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         shapes(images).float().log_softmax(-1)
-    return [storage.nbytes() for storage in saved.values()]
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -177,7 +214,7 @@ def _num_bytes(tensors: Any) -> int:
 def _moments_per_weight(config: OptimizerConfig) -> float:
     """Numbers that an optimizer keeps for each weight."""
     net = nn.Linear(64, 64)
-    optimizer = build.optimizer(replace(config, head_learning_rate=None), net)
+    optimizer = build.optimizer(replace(config, head_learning_rate=None, layer_decay=None), net)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()

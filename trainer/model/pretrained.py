@@ -55,10 +55,12 @@ def check(config: ModelConfig) -> None:
         )
 
 
-def download(name: str, num_classes: int) -> nn.Module:
+def download(config: ModelConfig, num_classes: int) -> nn.Module:
     """timm's model with timm's weights; the last layer is new unless it has that many classes. Raises ConfigError."""
+    name = config.name
+    kwargs: dict[str, Any] = config.kwargs or {}
     try:
-        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes)
+        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **kwargs)
     except (OSError, RuntimeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(

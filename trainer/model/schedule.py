@@ -11,7 +11,7 @@ STEP_MARKS = (1 / 3, 2 / 3, 8 / 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """`peak` after `warmup_steps` of linear warm-up, then `decay` until `num_steps`, where cosine reaches 0."""
+    """`peak` after `warmup_steps` of linear warm-up, then `decay` until `num_steps`, where cosine and linear are 0."""
 
     peak: float
     decay: str
@@ -38,6 +38,9 @@ def of(config: TrainConfig, steps_per_epoch: int) -> Schedule:
 def _decayed(decay: str, step: int, start: int, stop: int) -> float:
     if decay == "step":
         return 0.1 ** sum(step >= round(mark * stop) for mark in STEP_MARKS)
+    done = min(1.0, (step - start) / max(1, stop - start))
     if decay == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - start) / max(1, stop - start))))
+        return 0.5 * (1 + math.cos(math.pi * done))
+    if decay == "linear":
+        return 1 - done
     return 1.0

@@ -130,7 +130,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """One epoch. `samples` and `key_digest` are those of all hosts and equal the plan's."""
+    """One epoch. `samples` and `key_digest` are those of all hosts and equal the plan's.
+
+    `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their peak that the model's
+    FLOPs take at that rate; None where the peak is not known. Older records have neither.
+    """
 
     device: str
     epoch: int
@@ -144,6 +148,8 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     input_wait_percent: float
     busy_percent: float
     compilations: int
+    rate_per_device: float | None = None
+    mfu_percent: float | None = None
 
 
 class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
@@ -159,7 +165,10 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
-    """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation."""
+    """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation.
+
+    The seconds of each part (see time_spent.py) are those of this process since it began; older records lack them.
+    """
 
     accuracy: float | None
     best_accuracy: float | None
@@ -169,6 +178,11 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     reduced_global_rate: float
     seconds: float
     seconds_to_target: float | None
+    step_seconds: float = 0.0
+    input_wait_seconds: float = 0.0
+    first_step_seconds: float = 0.0
+    evaluation_seconds: float = 0.0
+    checkpoint_seconds: float = 0.0
 
 
 Record = StepRecord | EpochRecord | EvalRecord | FinalRecord
@@ -178,6 +192,7 @@ def line_of(record: Record) -> str:
     """`step device=cpu epoch=1 step=9 ... time=12:03:55`, without the time. People count epochs from 1."""
     values = asdict(record)
     values |= {name: values[name] + 1 for name in ("epoch", "best_epoch") if values.get(name) is not None}
+    values = {name: value for name, value in values.items() if name != "mfu_percent" or value is not None}
     texts = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in values.items()}
     return " ".join([_kind(record), *(f"{name}={text}" for name, text in texts.items())])
 

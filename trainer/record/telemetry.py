@@ -13,9 +13,11 @@ from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
+from trainer.record import time_spent
 from trainer.record.checkpoint_state import CheckpointState
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, advice
 from trainer.record.position import Position
+from trainer.record.time_spent import TimeSpent
 from trainer.runtime.base import Runtime
 
 PROFILE = "profile"
@@ -38,10 +40,13 @@ class Telemetry:
         *,
         steps_per_epoch: int,
         rate_at: Callable[[int], float],
+        share_of_peak: float | None = None,
     ) -> None:
         self._runtime, self._config, self._log = runtime, config, log
         self._trace_folder = folder / PROFILE
         self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
+        self._share_of_peak = share_of_peak
+        self._time_spent = TimeSpent()
         self._pending: list[tuple[DeviceBatch, torch.Tensor]] = []
         self._run_rates = Rates()
         self._has_reported = False
@@ -67,6 +72,7 @@ class Telemetry:
     def watch_feed(self, feed: DeviceFeed) -> None:
         """Measures how long the run waits for this feed."""
         self._feed = feed
+        self._time_spent = TimeSpent()
 
     def start_epoch(self) -> None:
         """Sets the counts of the epoch to zero."""
@@ -84,8 +90,9 @@ class Telemetry:
         self._pending.append((replace(batch, tensors={}), row))
         self._seen = self._seen.add(batch.real_ids)
 
-    def pause(self) -> None:
-        """Leaves the time since the last report out of the rates."""
+    def pause(self, checkpoint_s: float) -> None:
+        """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
+        self._time_spent.checkpoint += checkpoint_s
         self._epoch_rates.mark()
         self._run_rates.mark()
 
@@ -119,6 +126,8 @@ class Telemetry:
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
         self._pending.clear()
+        if not self._has_reported:
+            self._time_spent.first_step = time.perf_counter() - self._time_spent.started - self._wait_s()
         self._has_reported = True
         self._log_step(step - 1, Totals().add(rows))
 
@@ -126,6 +135,8 @@ class Telemetry:
         """Logs the epoch that ends here, with advice if it waited for data. Starts the clock of the evaluation."""
         seconds = max(1e-9, time.perf_counter() - self._epoch_started)
         input_wait_percent = 100 * (self._wait_s() - self._wait_s_before) / seconds
+        rate = self._rate_of_all(self._epoch_rates)
+        rate_per_device = rate / self._runtime.num_devices
         self._log.record(
             EpochRecord(
                 device=str(self._runtime.device),
@@ -136,10 +147,12 @@ class Telemetry:
                 key_digest=seen.text,
                 loss=self.epoch_totals.mean("loss"),
                 top1=self.epoch_totals.mean("top1"),
-                reduced_global_rate=self._rate_of_all(self._epoch_rates),
+                reduced_global_rate=rate,
                 input_wait_percent=input_wait_percent,
                 busy_percent=min(100.0, 100 * (self._runtime.busy_s - self._busy_s_before) / seconds),
                 compilations=self._runtime.compilations,
+                rate_per_device=rate_per_device,
+                mfu_percent=None if self._share_of_peak is None else 100 * rate_per_device * self._share_of_peak,
             )
         )
         if (text := advice(input_wait_percent)) is not None:
@@ -149,6 +162,8 @@ class Telemetry:
 
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
+        seconds = time.perf_counter() - self._evaluation_started
+        self._time_spent.evaluation += seconds
         self._log.record(
             EvalRecord(
                 epoch=position.closed_epochs,
@@ -157,7 +172,7 @@ class Telemetry:
                 loss=totals.mean("loss"),
                 top1=totals.mean("top1"),
                 top5=totals.mean("top5"),
-                seconds=time.perf_counter() - self._evaluation_started,
+                seconds=seconds,
             )
         )
         trained = self.epoch_totals
@@ -169,6 +184,8 @@ class Telemetry:
 
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run. Every host must call it."""
+        self._time_spent.input_wait = self._wait_s()
+        spent = self._time_spent.seconds()
         self._log.record(
             FinalRecord(
                 accuracy=position.last_top1,
@@ -179,8 +196,11 @@ class Telemetry:
                 reduced_global_rate=self._rate_of_all(self._run_rates),
                 seconds=seconds,
                 seconds_to_target=position.seconds_to_target,
+                **spent,
             )
         )
+        if self._has_reported:
+            self._log.note(f"time: {time_spent.in_words(spent)}")
         self._log.note(_summary(position, seconds))
 
     def _log_step(self, global_step: int, interval: Totals) -> None:

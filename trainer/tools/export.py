@@ -59,7 +59,7 @@ def _facts_of(trained: TrainedModel, files: list[str]) -> dict[str, Any]:
         "model": {"name": config.model.name, "stem": config.model.stem, "norm": config.model.norm},
         "classes": trained.classes,
         "input": {
-            "size": image.size,
+            "size": image.size_in_evaluation,
             "resize": image.eval_resize,
             "crop": "shorter side resized to `resize`, then the centre",
             "mean": list(image.mean),

@@ -18,7 +18,7 @@ from shardset.storage.open import open_file, open_storage
 from shardset.version import __version__
 from trainer.config import RECORD
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, checkpoint_names
+from trainer.record import checkpoint, checkpoint_names, time_spent
 from trainer.record.checkpoint import CommitMark
 from trainer.record.log_files import LOGS, METRICS
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice
@@ -267,11 +267,21 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         last = run.epochs[-1]
         tiles += [
             ("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"),
+            *_device_tiles(last),
             ("waiting for data", f"{last.input_wait_percent:.1f}\N{NO-BREAK SPACE}%", "of the time, last epoch"),
             ("compilations", f"{last.compilations:,}", ""),
         ]
     if run.final:
         tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
+    return tiles
+
+
+def _device_tiles(last: EpochRecord) -> list[tuple[str, str, str]]:
+    tiles = []
+    if last.rate_per_device is not None:
+        tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
+    if last.mfu_percent is not None:
+        tiles.append(("MFU", f"{last.mfu_percent:.1f}\N{NO-BREAK SPACE}%", "of the devices' peak, last epoch"))
     return tiles
 
 
@@ -281,6 +291,8 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
         if run.final.seconds_to_target is not None:
             text = f"It reached its target accuracy in {_duration(run.final.seconds_to_target)}."
             yield Finding(level="good", text=text)
+        if words := time_spent.in_words({part: getattr(run.final, part) for part in time_spent.PARTS}):
+            yield Finding(level="note", text=f"Time: {words}.")
     else:
         yield Finding(
             level="note", text=f"The run has not ended: it goes on, or was stopped at step {run.last_step:,}."

@@ -23,7 +23,7 @@ from shardset.storage.open import local_folder, open_storage
 from shardset.stream.stream import Stream
 from shardset.version import __version__
 from trainer.config import TrainConfig
-from trainer.data.splits import train_spec
+from trainer.data.splits import train_spec, train_transform
 
 AXES: dict[str, tuple[str, int]] = {
     "shard": ("manifest", 0),
@@ -128,6 +128,7 @@ def open_stream(config: TrainConfig, point: Point) -> Stream:
             seed=config.seed,
             image=train_spec(config.image),
             budget_bytes=config.budget_bytes,
+            transform=train_transform(config.image),
             **options,
         )
     except ConfigError as error:

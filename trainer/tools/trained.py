@@ -34,7 +34,7 @@ class TrainedModel:
     @property
     def size(self) -> int:
         """Width and height of its images."""
-        return self.config.image.size
+        return self.config.image.size_in_evaluation
 
 
 def of_run(url: str) -> TrainedModel:

@@ -14,7 +14,7 @@ from shardset.storage.open import open_storage
 from tests.faulty_proxy import FaultyProxy
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
-from trainer.config import ModelConfig
+from trainer.config import ModelConfig, TrainConfig
 from trainer.data.splits import SampleDigest, check_epoch, open_data, plan_of, steps_of, synthetic_data
 from trainer.errors import PlanMismatch
 
@@ -193,3 +193,38 @@ def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path
 def test_a_cache_needs_a_folder_and_a_size(tmp_path) -> None:
     with pytest.raises(ConfigError, match="belong together"):
         replace(tiny_config("memory://none/set", tmp_path), cache_dir=str(tmp_path))
+
+
+def test_augmented_images_are_the_same_on_any_number_of_hosts(manifest: str) -> None:
+    image = replace(tiny_config(manifest, "run").image, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5)
+    config = tiny_config(manifest, "run", image=image)
+
+    def images_of(config: TrainConfig, num_hosts: int) -> dict[int, bytes]:
+        streams = [open_data(config, host, num_hosts).train for host in range(num_hosts)]
+        batches = [batch for stream in streams for _, _, batch in steps_of(stream, 0, STEPS)]
+        return {int(id_): batch["image"][at].tobytes() for batch in batches for at, id_ in enumerate(batch["id"])}
+
+    whole = images_of(config, 1)
+    assert images_of(config, 2) == whole
+    plain = images_of(tiny_config(manifest, "run"), 1)
+    assert sum(plain[id_] != whole[id_] for id_ in whole) > NUM_TRAIN // 2
+
+
+def test_an_evaluation_augments_nothing(manifest: str) -> None:
+    image = replace(tiny_config(manifest, "run").image, auto_augment="trivial", erase=1.0)
+    augmented, plain = (
+        open_data(tiny_config(manifest, "run", **one), 0, 1).evaluation for one in ({"image": image}, {})
+    )
+    for (_, _, one), (_, _, other) in zip(steps_of(augmented, 0, 2), steps_of(plain, 0, 2), strict=True):
+        assert np.array_equal(one["image"], other["image"])
+
+
+def test_an_evaluation_may_have_larger_images_than_training(manifest: str) -> None:
+    image = replace(tiny_config(manifest, "run").image, eval_resize=16, eval_size=12)
+    for config in (
+        tiny_config(manifest, "run", image=image),
+        tiny_config(None, "run", fake_data=True, image=image),
+    ):
+        opened = open_data(config, 0, 1)
+        shapes = [next(steps_of(stream, 0, 1))[2]["image"].shape for stream in (opened.train, opened.evaluation)]
+        assert shapes == [(8, 8, 8, 3), (8, 12, 12, 3)]

@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -31,3 +32,10 @@ def test_cosine_decay_ends_near_zero_and_never_rises() -> None:
 def test_max_steps_does_not_change_the_rates() -> None:
     short = schedule.of(replace(CONFIG, max_steps=3), steps_per_epoch=4)
     assert short == schedule.of(CONFIG, steps_per_epoch=4)
+
+
+def test_linear_decay_falls_by_the_same_amount_in_every_step_to_zero() -> None:
+    rate = schedule.of(replace(CONFIG, schedule=ScheduleConfig(decay="linear", warmup_epochs=1)), steps_per_epoch=10)
+    rates = [rate(step) for step in range(10, 91)]
+    assert (rates[0], rates[-1]) == (2.0, 0.0)
+    assert all(abs(one - two - 2.0 / 80) < 1e-12 for one, two in itertools.pairwise(rates))

@@ -228,3 +228,23 @@ def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path):
     assert theirs.read_text() == "notes"
     report.write(run, str(theirs), force=True)
     report.write(run, str(theirs))
+
+
+def test_the_page_shows_the_rate_of_a_device_its_share_of_the_peak_and_where_the_time_went(tmp_path):
+    epoch = replace(EPOCH, rate_per_device=21.25, mfu_percent=41.5)
+    final = replace(FINAL, step_seconds=90.0, input_wait_seconds=10.0)
+    run = read(folder(tmp_path, [line(one) for one in (*steps(0, 10), epoch, EVALUATION, final)]))
+    shown = {name: value for name, value, _ in report._tiles(run)}
+    assert shown["samples/s per device"] == "21.2"
+    assert shown["MFU"] == "41.5\N{NO-BREAK SPACE}%"
+    assert "Time: steps 90 % (90.0 s), waiting for data 10 % (10.0 s)." in sentences(run)
+
+
+def test_records_of_older_versions_show_neither(tmp_path):
+    older = {
+        name: value for name, value in json.loads(line(EPOCH)).items() if name not in ("rate_per_device", "mfu_percent")
+    }
+    run = read(folder(tmp_path, [*(line(one) for one in steps(0, 10)), json.dumps(older), line(FINAL)]))
+    assert len(run.epochs) == 1
+    assert not {"MFU", "samples/s per device"} & {name for name, _, _ in report._tiles(run)}
+    assert not any(text.startswith("Time:") for text in sentences(run))

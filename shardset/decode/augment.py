@@ -1,0 +1,158 @@
+"""Random augmentation as transforms of a row: `Stream(..., transform=RandAugment())`.
+
+What is drawn depends on the generator alone, which a stream sets by seed, epoch and sample. So it is the same for any
+number of processes and threads, and after a resume.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from shardset.decode import operations
+from shardset.decode.operations import Operation
+from shardset.errors import ConfigError
+
+Row = dict[str, Any]
+Drawn = tuple[Operation, float, bool]
+"""An operation, its level of 0 to 1, and whether that is negated where the operation is signed."""
+
+MAX_MAGNITUDE = 10
+"""The magnitude at which an operation is as strong as it gets."""
+_TRIVIAL_LEVELS = 31
+_NUM_TRIES = 10
+
+_PART = re.compile(r"(mstd|m|p)(\d+(?:\.\d+)?)|(n)(\d+)|(inc)([01])")
+_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "m": ("magnitude", float),
+    "n": ("num_ops", int),
+    "mstd": ("magnitude_std", float),
+    "p": ("probability", float),
+    "inc": ("increasing", "1".__eq__),
+}
+"""What the letters of timm's text mean: the field of RandAugment, and how its value is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandAugment:
+    """`num_ops` random operations, each applied with `probability` and at a normal draw around `magnitude` (0 to 10).
+
+    The scale of the magnitude, the operations and the defaults are those of timm. torchvision's magnitude of 9 is 3
+    here, and its probability 1. Changes `image` of a row in place.
+    """
+
+    num_ops: int = 2
+    magnitude: float = MAX_MAGNITUDE
+    magnitude_std: float = 0.0
+    probability: float = 0.5
+    increasing: bool = False
+
+    def __post_init__(self) -> None:
+        if self.num_ops < 1 or not 0 <= self.magnitude <= MAX_MAGNITUDE or not 0 <= self.probability <= 1:
+            raise ConfigError(f"{self}: expected num_ops >= 1, magnitude 0 to {MAX_MAGNITUDE} and probability 0 to 1")
+
+    def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        return _apply(row, self.draw(rng))
+
+    def draw(self, rng: np.random.Generator) -> list[Drawn]:
+        """The operations that an image gets."""
+        table = operations.RAND_INCREASING if self.increasing else operations.RAND
+        chosen = []
+        for _ in range(self.num_ops):
+            # Always the same draws, so that an operation left out moves no other.
+            number, (skip, sign), noise = rng.integers(len(table)), rng.random(2), rng.standard_normal()
+            magnitude = min(MAX_MAGNITUDE, max(0.0, self.magnitude + self.magnitude_std * noise))
+            if skip < self.probability:
+                chosen.append((table[number], magnitude / MAX_MAGNITUDE, bool(sign < 0.5)))
+        return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class TrivialAugment:
+    """One random operation at a random strength: TrivialAugment in its wide form, which has nothing to set.
+
+    Changes `image` of a row in place.
+    """
+
+    def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        return _apply(row, self.draw(rng))
+
+    def draw(self, rng: np.random.Generator) -> list[Drawn]:
+        """The operation that an image gets."""
+        number, level = rng.integers(len(operations.TRIVIAL)), rng.integers(_TRIVIAL_LEVELS)
+        return [(operations.TRIVIAL[number], float(level / (_TRIVIAL_LEVELS - 1)), bool(rng.random() < 0.5))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomErasing:
+    """Noise in a random box of an image, with a probability: timm's rule in its mode `pixel`.
+
+    The box takes a share of the area between the ends of `area`, with an aspect (height to width) from `min_aspect` to
+    its inverse. The noise has the mean and the standard deviation of each colour. Changes `image` of a row in place.
+    """
+
+    probability: float
+    area: tuple[float, float] = (0.02, 1 / 3)
+    min_aspect: float = 0.3
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+
+    def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        if rng.random() < self.probability:
+            self._erase(row["image"], rng)
+        return row
+
+    def _erase(self, image: np.ndarray, rng: np.random.Generator) -> None:
+        rows, columns = image.shape[:2]
+        for _ in range(_NUM_TRIES):
+            area = rows * columns * rng.uniform(*self.area)
+            aspect = math.exp(rng.uniform(math.log(self.min_aspect), -math.log(self.min_aspect)))
+            height, width = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if height < rows and width < columns:
+                top, left = rng.integers(rows - height + 1), rng.integers(columns - width + 1)
+                noise = rng.standard_normal((height, width, 3), np.float32)
+                levels = 255 * (np.array(self.mean, np.float32) + np.array(self.std, np.float32) * noise)
+                image[top : top + height, left : left + width] = np.clip(np.rint(levels), 0, 255)
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Transforms of a row, one after the other, with one generator."""
+
+    transforms: tuple[Callable[[Row, np.random.Generator], Mapping[str, Any]], ...]
+
+    def __call__(self, row: Row, rng: np.random.Generator) -> Row:
+        for transform in self.transforms:
+            row = dict(transform(row, rng))
+        return row
+
+
+def augmentation_of(text: str) -> RandAugment | TrivialAugment:
+    """The augmentation that timm calls `rand-m9-mstd0.5-inc1`, or `trivial`. Raises ConfigError for any other text."""
+    kind, *parts = text.split("-")
+    if kind == "trivial" and not parts:
+        return TrivialAugment()
+    found = [_PART.fullmatch(part) for part in parts]
+    if kind != "rand" or not all(found):
+        raise ConfigError(
+            f"augmentation {text!r}: expected trivial, or rand with timm's parts, such as rand-m9-n2-mstd0.5-p0.5-inc1"
+        )
+    letters = [tuple(filter(None, part.groups())) for part in found if part]
+    values: dict[str, Any] = {_FIELDS[letter][0]: _FIELDS[letter][1](value) for letter, value in letters}
+    return RandAugment(**values)
+
+
+def _apply(row: Row, chosen: list[Drawn]) -> Row:
+    """Does the operations to the image of a row, one after the other."""
+    if chosen:
+        image = Image.fromarray(row["image"])
+        for operation, level, is_negated in chosen:
+            signed = -level if operation.is_signed and is_negated else level
+            image = operation.apply(image, operation.value(signed, image.width))
+        row["image"][:] = np.asarray(image)
+    return row

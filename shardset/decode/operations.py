@@ -1,0 +1,135 @@
+"""The pixel operations of RandAugment and TrivialAugment, done by Pillow, and how strong each is at a level.
+
+The tables follow timm (RandAugment, also in its `inc1` form) and torchvision (TrivialAugmentWide). Geometric operations
+interpolate linearly and fill with grey.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PIL import Image, ImageEnhance, ImageOps
+
+FILL = (128, 128, 128)
+"""The color of what a geometric operation leaves empty: that of the paper's code."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """`apply(image, value)`, where `value(level, side)` follows from a level of 0 to 1 and the image's width.
+
+    The level of a signed operation is negated half of the time.
+    """
+
+    name: str
+    apply: Callable[[Image.Image, float], Image.Image]
+    value: Callable[[float, int], float] = lambda level, side: 0.0
+    is_signed: bool = False
+
+
+def _affine(image: Image.Image, *matrix: float) -> Image.Image:
+    return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=FILL)
+
+
+def _shear_x(image: Image.Image, factor: float) -> Image.Image:
+    return _affine(image, 1, factor, 0, 0, 1, 0)
+
+
+def _shear_y(image: Image.Image, factor: float) -> Image.Image:
+    return _affine(image, 1, 0, 0, factor, 1, 0)
+
+
+def _translate_x(image: Image.Image, pixels: float) -> Image.Image:
+    return _affine(image, 1, 0, pixels, 0, 1, 0)
+
+
+def _translate_y(image: Image.Image, pixels: float) -> Image.Image:
+    return _affine(image, 1, 0, 0, 0, 1, pixels)
+
+
+def _rotate(image: Image.Image, degrees: float) -> Image.Image:
+    return image.rotate(degrees, Image.Resampling.BILINEAR, fillcolor=FILL)
+
+
+def _posterize(image: Image.Image, bits: float) -> Image.Image:
+    return ImageOps.posterize(image, int(bits))
+
+
+def _solarize(image: Image.Image, threshold: float) -> Image.Image:
+    return ImageOps.solarize(image, math.ceil(threshold))
+
+
+def _solarize_add(image: Image.Image, add: float) -> Image.Image:
+    return image.point([min(255, one + int(add)) if one < 128 else one for one in range(256)] * 3)
+
+
+def _color(image: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Color(image).enhance(factor)
+
+
+def _contrast(image: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Contrast(image).enhance(factor)
+
+
+def _brightness(image: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Brightness(image).enhance(factor)
+
+
+def _sharpness(image: Image.Image, factor: float) -> Image.Image:
+    return ImageEnhance.Sharpness(image).enhance(factor)
+
+
+_WITHOUT_VALUE = (
+    Operation("auto_contrast", lambda image, _: ImageOps.autocontrast(image)),
+    Operation("equalize", lambda image, _: ImageOps.equalize(image)),
+)
+_INVERT = Operation("invert", lambda image, _: ImageOps.invert(image))
+_ENHANCE = {"color": _color, "contrast": _contrast, "brightness": _brightness, "sharpness": _sharpness}
+
+
+def _enhancing(value: Callable[[float, int], float], *, is_signed: bool) -> tuple[Operation, ...]:
+    return tuple(Operation(name, apply, value, is_signed) for name, apply in _ENHANCE.items())
+
+
+def _geometric(rotate: float, shear: float, translate: Callable[[float, int], float]) -> tuple[Operation, ...]:
+    return (
+        Operation("rotate", _rotate, lambda level, side: rotate * level, is_signed=True),
+        Operation("shear_x", _shear_x, lambda level, side: shear * level, is_signed=True),
+        Operation("shear_y", _shear_y, lambda level, side: shear * level, is_signed=True),
+        Operation("translate_x", _translate_x, translate, is_signed=True),
+        Operation("translate_y", _translate_y, translate, is_signed=True),
+    )
+
+
+_COMMON = (
+    *_WITHOUT_VALUE,
+    _INVERT,
+    *_geometric(30, 0.3, lambda level, side: 0.45 * level * side),
+    Operation("solarize_add", _solarize_add, lambda level, side: min(128, int(110 * level))),
+)
+
+RAND = (
+    *_COMMON,
+    Operation("posterize", _posterize, lambda level, side: int(4 * level)),
+    Operation("solarize", _solarize, lambda level, side: min(256, int(256 * level))),
+    *_enhancing(lambda level, side: 1.8 * level + 0.1, is_signed=False),
+)
+"""RandAugment as in the paper's code: a higher magnitude weakens some of the operations."""
+
+RAND_INCREASING = (
+    *_COMMON,
+    Operation("posterize", _posterize, lambda level, side: 4 - int(4 * level)),
+    Operation("solarize", _solarize, lambda level, side: 256 - min(256, int(256 * level))),
+    *_enhancing(lambda level, side: max(0.1, 1 + 0.9 * level), is_signed=True),
+)
+"""timm's `inc1`: a higher magnitude strengthens every operation."""
+
+TRIVIAL = (
+    *_WITHOUT_VALUE,
+    Operation("identity", lambda image, _: image),
+    *_geometric(135, 0.99, lambda level, side: int(32 * level)),
+    Operation("posterize", _posterize, lambda level, side: 8 - round(6 * level)),
+    Operation("solarize", _solarize, lambda level, side: 255 * (1 - level)),
+    *_enhancing(lambda level, side: 1 + 0.99 * level, is_signed=True),
+)
+"""TrivialAugment in the wide form, which is the one that its paper recommends for ImageNet."""

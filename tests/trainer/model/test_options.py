@@ -1,0 +1,261 @@
+"""Options of a step against loops written down in plain torch: only the batches and first weights are the trainer's."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from timm.data.mixup import mixup_target
+from timm.loss import BinaryCrossEntropy
+from torch import nn
+from torch.nn.functional import logsigmoid
+
+from shardset.errors import ConfigError
+from tests.makers.training import tiny_config
+from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.model import augment, build, memory
+from trainer.model.learner import Learner
+from trainer.model.losses import losses_of
+from trainer.runtime.base import Single
+
+CLASSES = 5
+STEPS = 8
+TOLERANCE = 1e-6
+RESNET = ModelConfig(name="trainer.model:tiny_resnet")
+VIT = ModelConfig(
+    name="vit_tiny_patch16_224",
+    kwargs={"img_size": 16, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 2},
+)
+MEAN, STD = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
+
+Batch = dict[str, torch.Tensor]
+Groups = list[dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def config_of(**changes: Any) -> TrainConfig:
+    changes = {"model": RESNET, "image": ImageConfig(size=16, train_crop="pad", eval_resize=16), **changes}
+    return tiny_config(None, "run", **changes)
+
+
+def batches(config: TrainConfig, size: int = 8) -> list[Batch]:
+    draw = torch.Generator().manual_seed(1)
+    mix = augment.mix_of(config)
+    found = []
+    for step in range(STEPS):
+        labels = torch.randint(0, CLASSES, (size,), generator=draw)
+        batch = mix({"label": labels.numpy()}, 0, step)
+        found.append(
+            {
+                "image": torch.randint(0, 256, (size, 16, 16, 3), generator=draw, dtype=torch.uint8),
+                "label": labels,
+                "weight": torch.ones(size),
+                **({"mix": torch.from_numpy(batch["mix"])} if "mix" in batch else {}),
+            }
+        )
+    return found
+
+
+def rate_at(step: int) -> float:
+    return 0.002 * (step + 1)
+
+
+def learned(config: TrainConfig) -> tuple[list[float], Learner]:
+    learner = Learner(Single("fp32"), config, CLASSES, None)
+    rows = [learner.train_step(batch, rate_at(step), key=step) for step, batch in enumerate(batches(config))]
+    return [float(row[0] / row[1]) for row in rows], learner
+
+
+def images_of(batch: Batch) -> torch.Tensor:
+    return ((batch["image"].float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
+
+
+def plain_loop(
+    config: TrainConfig,
+    loss_of: Callable[[torch.Tensor, Batch], torch.Tensor],
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+) -> list[float]:
+    """The losses of the same steps. `scale` of a group is its share of the rate."""
+    net = build.build(config.model, CLASSES, config.seed).train()
+    optimizer = optimizer_of(net)
+    losses = []
+    for step, batch in enumerate(batches(config)):
+        images = images_of(batch)
+        if "mix" in batch:
+            share = batch["mix"][0, 0]
+            images = share * images + (1 - share) * images.flip(0)
+        loss = loss_of(net(images), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = rate_at(step) * group.get("scale", 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9, nesterov=True)
+
+
+def plain_bce(smoothing: float, threshold: float | None) -> Callable[[torch.Tensor, Batch], torch.Tensor]:
+    def loss_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+        targets = torch.full((len(logits), CLASSES), smoothing / CLASSES)
+        for row, label in enumerate(batch["label"].tolist()):
+            targets[row, label] = 1 - smoothing + smoothing / CLASSES
+        if "mix" in batch:
+            share = batch["mix"][0, 0]
+            targets = share * targets + (1 - share) * targets.flip(0)
+        if threshold is not None:
+            targets = (targets > threshold).float()
+        return -(targets * logsigmoid(logits) + (1 - targets) * logsigmoid(-logits)).mean()
+
+    return loss_of
+
+
+@pytest.mark.parametrize("mixup", [0.0, 0.4])
+@pytest.mark.parametrize(("smoothing", "threshold"), [(0.0, None), (0.1, None), (0.1, 0.2)])
+def test_bce_is_that_of_a_plain_loop(mixup: float, smoothing: float, threshold: float | None) -> None:
+    regularize = RegularizeConfig(loss="bce", label_smoothing=smoothing, bce_threshold=threshold, mixup=mixup)
+    config = config_of(regularize=regularize, optimizer=OptimizerConfig(weight_decay=0.0))
+    found, expected = learned(config)[0], plain_loop(config, plain_bce(smoothing, threshold), sgd)
+    assert found == pytest.approx(expected, abs=TOLERANCE)
+    assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("threshold", [None, 0.2])
+def test_bce_is_timms(threshold: float | None) -> None:
+    draw = torch.Generator().manual_seed(2)
+    logits, labels = torch.randn(6, CLASSES, generator=draw), torch.randint(0, CLASSES, (6,), generator=draw)
+    config = RegularizeConfig(loss="bce", label_smoothing=0.1, bce_threshold=threshold)
+    timm_loss: Any = BinaryCrossEntropy(smoothing=0.1, target_threshold=threshold)
+    expected = timm_loss(logits, labels)
+    torch.testing.assert_close(losses_of(config, logits, labels, None).mean(), expected)
+    targets: Any = mixup_target(labels, CLASSES, lam=0.7, smoothing=0.1)
+    found = losses_of(config, logits, labels, torch.full((6,), 0.7)).mean()
+    torch.testing.assert_close(found, timm_loss(logits, targets))
+
+
+def layer_of(name: str) -> int:
+    """The layer of a weight of the tiny transformer, from the stem on; the last norm belongs to the last block."""
+    if name.startswith("blocks."):
+        return 1 + int(name.split(".")[1])
+    return {"head": 3, "norm": 2}.get(name.split(".")[0], 0)
+
+
+def adamw(net: nn.Module, *, decay: float = 1.0, betas: tuple[float, float] = (0.9, 0.999)) -> torch.optim.Optimizer:
+    groups: Groups = []
+    for name, weight in net.named_parameters():
+        has_decay = weight.ndim > 1 and name not in ("pos_embed", "cls_token")
+        scale = decay ** (3 - layer_of(name))
+        groups.append({"params": [weight], "weight_decay": 0.05 if has_decay else 0.0, "scale": scale})
+    return torch.optim.AdamW(groups, lr=1.0, betas=betas)
+
+
+def cross_entropy(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits, batch["label"])
+
+
+@pytest.mark.parametrize("decay", [None, 0.7])
+def test_layer_decay_and_keyword_arguments_are_those_of_a_plain_loop(decay: float | None) -> None:
+    optimizer = OptimizerConfig(
+        name="adamw", weight_decay=0.05, learning_rate=1.0, layer_decay=decay, kwargs={"betas": [0.8, 0.95]}
+    )
+    config = config_of(model=VIT, optimizer=optimizer)
+    found = learned(config)[0]
+    expected = plain_loop(config, cross_entropy, lambda net: adamw(net, decay=decay or 1.0, betas=(0.8, 0.95)))
+    assert found == pytest.approx(expected, abs=TOLERANCE)
+    other = plain_loop(config, cross_entropy, lambda net: adamw(net, decay=decay or 1.0))
+    assert max(abs(one - two) for one, two in zip(found, other, strict=True)) > 100 * TOLERANCE
+
+
+def test_layer_decay_goes_on_from_a_checkpoint() -> None:
+    optimizer = OptimizerConfig(name="adamw", weight_decay=0.05, learning_rate=1.0, layer_decay=0.7)
+    config = config_of(model=VIT, optimizer=optimizer)
+    _, first = learned(config)
+    second = Learner(Single("fp32"), config, CLASSES, first.state())
+    for step, batch in enumerate(batches(config)):
+        rows = [learner.train_step(batch, rate_at(step), key=step) for learner in (first, second)]
+        assert torch.equal(*rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ModelConfig(name="resnet18", kwargs={"no_such": 1})}, "'resnet18': .*no_such.*change model.kwargs"),
+        ({"model": ModelConfig(name="trainer.model:tiny_resnet", kwargs={"depth": 1})}, "depth.*change model.kwargs"),
+        ({"optimizer": OptimizerConfig(kwargs={"no_such": 1})}, "optimizer 'sgd': .*no_such"),
+    ],
+)
+def test_an_argument_that_is_not_taken_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Learner(Single("fp32"), config_of(**changes), CLASSES, None)
+
+
+# --- activations that are computed again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    "model",
+    [
+        RESNET,
+        ModelConfig(name="resnet10t", kwargs={"drop_rate": 0.2, "drop_path_rate": 0.3}),
+        ModelConfig(name=VIT.name, kwargs={**(VIT.kwargs or {}), "drop_path_rate": 0.3}),
+    ],
+    ids=lambda model: model.name,
+)
+def test_activations_that_are_computed_again_change_nothing(model: ModelConfig, accumulate: int) -> None:
+    again = ModelConfig(name=model.name, kwargs=model.kwargs, checkpoint_activations=True)
+    plain, other = (learned(config_of(model=one, accumulate=accumulate)) for one in (model, again))
+    assert plain[0] == other[0]
+    # BatchNorm's statistics among them, which a second forward pass would move twice.
+    expected, found = plain[1].state()["model"], other[1].state()["model"]
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_activations_that_are_computed_again_are_not_kept() -> None:
+    found = []
+    for checkpoint in (False, True):
+        net = build.build(ModelConfig(name="resnet18"), CLASSES, 0)
+        build.checkpoint_activations(net, ModelConfig(checkpoint_activations=checkpoint))
+        saved: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, saved=saved: (saved.append(tensor.nbytes), tensor)[1], lambda tensor: tensor
+        ):
+            net(torch.zeros(2, 3, 64, 64))
+        found.append(sum(saved))
+    assert found[1] < 0.6 * found[0]
+
+
+def test_the_estimate_of_memory_follows() -> None:
+    def need(model: ModelConfig) -> memory.MemoryNeed:
+        found = memory.need_of(config_of(model=model, global_batch_size=64, image=ImageConfig()), CLASSES, 1)
+        assert found is not None
+        return found
+
+    whole, again = (need(ModelConfig(name="resnet50", checkpoint_activations=one)) for one in (False, True))
+    # What is kept between the blocks, and the largest of them while it is computed again.
+    assert 0.4 < again.activations / whole.activations < 0.6
+    assert again.weights == whole.weights
+    assert math.isfinite(again.total)
+
+
+class NoBlocks(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, num_classes)
+
+
+def test_a_model_that_can_not_compute_again_is_refused() -> None:
+    model = ModelConfig(name=f"{__name__}:NoBlocks", checkpoint_activations=True)
+    with pytest.raises(ConfigError, match=r"can't compute its activations again.*set_grad_checkpointing"):
+        build.checkpoint_activations(build.build(model, CLASSES, 0), model)

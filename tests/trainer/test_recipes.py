@@ -1,0 +1,62 @@
+"""Every recipe takes two steps at a tiny size, with the settings that make it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.makers.training import read_records, shard_set
+from trainer import recipes
+from trainer.config import ModelConfig, TrainConfig
+from trainer.loop import train
+from trainer.runtime.base import Single
+
+TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 24, "num_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"), size=32)
+
+
+def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
+    """A recipe on pictures of 32 pixels with a small model of its kind: two steps of eight samples."""
+    model = config.model
+    if model.name.startswith("vit"):
+        model = replace(model, kwargs={**(model.kwargs or {}), **TINY_VIT})
+    elif model.name.startswith("resnet"):
+        model = ModelConfig(
+            name="resnet10t" if model.stem == "imagenet" else "resnet18", stem=model.stem, norm=model.norm
+        )
+    size = 16 if model.stem == "cifar" else 32
+    return replace(
+        config,
+        manifest=manifest,
+        run_dir=str(run_dir),
+        model=model,
+        image=replace(config.image, size=size, eval_resize=32, eval_size=None),
+        global_batch_size=8,
+        max_steps=2,
+        precision="fp32",
+        epochs=1,
+        log_every_steps=1,
+        strategy="single",
+    )
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_a_recipe_takes_its_steps(name: str, manifest: str, tmp_path: Path) -> None:
+    config = tiny(recipes.recipe(name), manifest, tmp_path)
+    train(Single(config.precision), config)
+    assert [one["global_step"] for one in read_records(tmp_path, "step")] == [0, 1]
+
+
+def test_what_is_published_of_the_recipes_is_what_they_say() -> None:
+    # Rates for 256 samples, and weight decays, of the papers that the docstrings name.
+    plain, a3, vit = recipes.imagenet_resnet50(), recipes.imagenet_resnet50_a3(), recipes.imagenet_vit_s16()
+    assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
+    assert (plain.optimizer.name, plain.optimizer.weight_decay) == ("sgd", 1e-4)
+    assert (a3.epochs, a3.global_batch_size, a3.image.size, a3.image.size_in_evaluation) == (100, 2048, 160, 224)
+    assert round(a3.image.eval_resize * 0.95) == 224
+    assert vit.optimizer.learning_rate * vit.optimizer.weight_decay == pytest.approx(1e-4)
+    assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(10_000, rel=0.01)
