@@ -38,8 +38,8 @@ Slot = tuple[str, int]
 NAMESPACE = "shardset"
 """The namespace of our counters; runners have their own."""
 
-_planning = threading.Lock()
-"""Held by the thread of a process that plans a batch, bucket or group: a runner may have a dozen threads in each."""
+_planning: dict[str, threading.Lock] = {}
+"""By build: held by the thread of a process that plans a batch, bucket or group. A runner may have a dozen threads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +249,7 @@ class CommitManifest(BuildStep):
 @contextmanager
 def _one_at_a_time(files: PlanFiles) -> Iterator[None]:
     """`while_current` for a step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning, files.while_current():
+    with _planning.setdefault(files.build, threading.Lock()), files.while_current():
         yield
 
 

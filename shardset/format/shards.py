@@ -177,8 +177,6 @@ class PagedShards(Sequence[Shard]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PagedShards) and (self.split, self.pages) == (other.split, other.pages)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last_counts": None}
 
@@ -241,8 +239,6 @@ class ClassCounts(Sequence[int]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self[:] == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __reduce__(self) -> tuple[type[list[int]], tuple[list[int]]]:
         return list, (self[:],)
