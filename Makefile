@@ -68,7 +68,7 @@ $(EMULATOR):
 flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; needs Java 11 or 17 and Maven)
 	$(PY) -m scripts.flink fetch
 
-peers: env  ## other readers of shards (wids, Energon, DALI, ...), which the slow tests load exports with (1.3 GB)
+peers: env  ## other readers and writers (wids, Energon, DALI, MosaicML, ...) for the slow tests (2 GB)
 	$(PY) -m scripts.venvs peers
 
 torch: env  ## the newest torch that the trainer is tested with, in .tools/torch-venv (5 GB)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import shardset
-from benchmarks.environment import peers_python
 from pipelines.cli import main as pipelines
 from scripts import venvs
 from shardset.errors import ShardsetError
@@ -52,9 +51,13 @@ def python_for(code: str) -> list[str]:
     if "from streaming import" in code:
         return [peers_python(), "-c", code]
     if "tensorflow_datasets" in code:
-        python = venvs.install(venvs.PEERS, venvs.REQUIREMENTS, on_top=True)
-        return [str(python), "-c", MADE_UP_TFDS + code]
+        return [peers_python(), "-c", MADE_UP_TFDS + code]
     return [sys.executable, "-c", code]
+
+
+def peers_python() -> str:
+    """The environment of the libraries that people come from."""
+    return str(venvs.install(venvs.PEERS, venvs.REQUIREMENTS, on_top=True))
 
 
 @pytest.mark.slow
