@@ -16,6 +16,7 @@ from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_from_bytes
+from shardset.format.index_pages import entries_of
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.tar import TarMember, members, sample_members
 from shardset.storage.base import Storage
@@ -26,7 +27,10 @@ _REBUILD = "rebuild the shard with --only-shards"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTask:
-    """One shard to check; `fields` and `num_source_samples` are those of its split. Pickles."""
+    """One shard to check; `fields` and `num_source_samples` are those of its split. Pickles.
+
+    `index_pages` are the stored checksums of the pages of its index, if there are any.
+    """
 
     storage: Storage
     split: str
@@ -34,6 +38,7 @@ class ShardTask:
     fields: list[str]
     num_source_samples: int
     num_classes: int
+    index_pages: bytes = b""
     deep: bool
 
 
@@ -100,6 +105,11 @@ def _check_deep(task: ShardTask, findings: ShardFindings) -> None:
     # A damaged index has been reported; only a sound one is worth comparing with the tar.
     if data is not None and not findings.problems:
         index = _parse_index(task.shard, data, findings)
+    if data is not None and index is not None and task.index_pages not in (b"", entries_of(data)):
+        findings.add(
+            task.shard.index.path,
+            "its pages differ from their checksums beside the shards; remove the .idx-pages.npy files of the split",
+        )
     if index is not None:
         findings.key_hashes = hash_keys(index["key"])
     tar = _read_whole(task.storage, task.shard, findings)

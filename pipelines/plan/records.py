@@ -91,7 +91,10 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it."""
+    """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it.
+
+    `index_pages` are the checksums of the pages of its index, if that is large (`shardset.format.index_pages`).
+    """
 
     split: str
     number: int
@@ -99,6 +102,7 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_content_bytes: int
     fields: list[str]
     shard: Shard
+    index_pages: bytes = b""
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], sentence: str) -> Iterator[str]:

@@ -13,9 +13,10 @@ from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from shardset.errors import ConfigError, ManifestError, NotFound
+from shardset.format import index_pages, naming
 from shardset.format import manifest as manifests
-from shardset.format import naming
 from shardset.format.manifest import Manifest
+from shardset.format.shards import SHARDS_PER_PAGE
 from shardset.storage.base import Stat, Storage
 
 
@@ -48,8 +49,11 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
 
 
 def files_of(manifest: Manifest | None) -> set[str]:
-    """All files that a manifest lists; none without a manifest."""
-    return set() if manifest is None else {*manifests.files_of(manifest)}
+    """All files that a manifest lists, and those that its set may have besides; none without a manifest."""
+    if manifest is None:
+        return set()
+    beside = (name for each in manifest.splits.items() for name in index_pages.file_names(*each))
+    return {*manifests.files_of(manifest), *beside}
 
 
 def unfinished_files(output: Storage) -> set[str]:
@@ -66,6 +70,9 @@ def unfinished_files(output: Storage) -> set[str]:
         for split, sizes in plan.splits.items():
             shards = [naming.shard_path(split + suffix, split, number) for number in range(sizes.num_shards)]
             names.update(shards, map(naming.index_path, shards))
+            names.update(
+                naming.index_pages_path(shards[0], number) for number in range(-(-len(shards) // SHARDS_PER_PAGE))
+            )
     return names
 
 

@@ -40,8 +40,8 @@ class Slots:
     rows: Ints
     positions: Ints
 
-    def __getitem__(self, batch: int) -> "Slots":
-        """The slots of one batch of several."""
+    def __getitem__(self, batch: int | Sequence[int]) -> "Slots":
+        """The slots of one batch of several, or of some of them."""
         return Slots(self.ids[batch], self.weights[batch], self.lanes, self.rows[batch], self.positions[batch])
 
 

@@ -84,6 +84,11 @@ class ShardIndex(_SampleRows):
         """Memory in use."""
         return self.rows.nbytes + (0 if self.keys is None else self.keys.nbytes)
 
+    def extended(self, other: Self) -> Self:
+        """These rows, then those of another part of the same shard."""
+        keys = None if self.keys is None or other.keys is None else np.concatenate([self.keys, other.keys])
+        return type(self)(np.concatenate([self.rows, other.rows]), keys)
+
     def byte_range(self, first: int, last: int) -> tuple[int, int]:
         """The bytes [start, stop) that hold the samples [first, last)."""
         return self.rows.item(first, _START), _SampleRows(self.rows[last - 1 : last]).stops.item()

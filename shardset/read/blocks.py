@@ -52,6 +52,15 @@ class BlockSampleReader:
         """See SampleReader."""
         return self.reader.num_bytes_read
 
+    def prepare(self, epoch: int, slots: Slots) -> None:
+        """See SampleReader. The pages of a block are one request; before the first batch, those of its samples do."""
+        if not self.table.has_pages or not self._begun:
+            return
+        self._first_taken.wait()
+        is_real = slots.weights > 0
+        lanes = np.broadcast_to(slots.lanes, slots.positions.shape)[is_real]
+        self.table.load(self.order.reads_of(epoch, lanes, slots.positions[is_real]))
+
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """See SampleReader."""
         if not self._begun:
@@ -109,7 +118,7 @@ class BlockSampleReader:
         block = self._open.get((epoch, first))
         if block is None:
             shard, num_samples = reads.shard.item(number), reads.num_samples.item(number)
-            start, stop = self.table.index(shard).byte_range(reads.start.item(number), reads.stop.item(number))
+            start, stop = self.table.byte_range(shard, reads.start.item(number), reads.stop.item(number))
             block = self._open[epoch, first] = self._submit(shard, start, stop, num_samples=num_samples)
             last_row = first + num_samples - 1 - int(self.order.lane_starts(np.array(lane)))
             heapq.heappush(self._closing, (epoch, last_row + max(1, self.order.window), (epoch, first)))

@@ -1,8 +1,7 @@
 """The indexes of shards, verified against the manifest before anything uses them."""
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,10 +11,13 @@ from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
 from shardset.format.index import index_fields, index_from_bytes, index_header
+from shardset.format.index_pages import LARGE_BYTES
 from shardset.format.manifest import Shard, Split
+from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
-from shardset.read.threads import ProcessLock, Threads
+from shardset.read.index_pages import HeldRows, PageTable
+from shardset.read.threads import ProcessLock, results_in_order
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
@@ -107,13 +109,17 @@ class ShardTable:
         with_keys: bool = False,
         budget_bytes: int = INDEX_BUDGET_BYTES,
         max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
+        by_pages: bool = True,
     ) -> None:
         self.storage = storage
         self.split = split
         self.with_keys = with_keys
         self.budget_bytes = budget_bytes
         self.max_bytes_in_flight = max_bytes_in_flight
-        self.num_bytes_read = 0
+        self._whole_bytes_read = 0
+        self._pages: PageTable | None = None
+        if by_pages and storage.is_remote and max(split.index_bytes) > LARGE_BYTES:
+            self._pages = PageTable(storage, split, with_keys=with_keys, budget_bytes=budget_bytes // 4)
         self._cached: OrderedDict[int, ShardIndex] = OrderedDict()
         self._cached_bytes = 0
         self._last_keys: tuple[int, NDArray[np.bytes_]] | None = None
@@ -121,6 +127,16 @@ class ShardTable:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cached": OrderedDict(), "_cached_bytes": 0, "_last_keys": None}
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of indexes and of checksums of their pages that were read."""
+        return self._whole_bytes_read + (self._pages.num_bytes_read if self._pages else 0)
+
+    @property
+    def has_pages(self) -> bool:
+        """Whether the rows of some indexes may be read in pages."""
+        return self._pages is not None
 
     def url(self, shard: int) -> str:
         """The URL of a shard, as messages show it."""
@@ -181,18 +197,47 @@ class ShardTable:
             yield from map(self.index, shards)
             return
         num_threads = max(1, min(NUM_INDEX_READERS, len(missing), self.max_bytes_in_flight // max(missing)))
-        threads = Threads("shardset-index", num_threads)
-        pending: deque[Future[ShardIndex]] = deque()
-        try:
-            for shard in shards:
-                if len(pending) == num_threads:
-                    yield pending.popleft().result()
-                pending.append(threads.call(partial(self.index, shard)))
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            threads.close()
-            threads.join()
+        yield from results_in_order("shardset-index", num_threads, (partial(self.index, shard) for shard in shards))
+
+    def rows(self, shards: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> Iterator[HeldRows]:
+        """Where the index rows of some samples are, for several shards in this order; reads those that are missing.
+
+        Of a large index in a bucket it reads the pages of these samples, up to a quarter of the index; then all of it.
+        """
+        found = self._rows_in_pages(shards, positions)
+        whole = self.indexes([shard for shard, rows in zip(shards, found, strict=True) if rows is None])
+        for rows, where in zip(found, positions, strict=True):
+            yield rows or HeldRows(next(whole), where)
+
+    def _rows_in_pages(
+        self, shards: Sequence[int], positions: Sequence[NDArray[np.int64]]
+    ) -> Sequence[HeldRows | None]:
+        """The rows that were read in pages; None for those of whole indexes."""
+        if self._pages is None:
+            return [None] * len(shards)
+        with self._lock:
+            is_cached = [shard in self._cached for shard in shards]
+        wanted = [
+            pair for pair, cached in zip(zip(shards, positions, strict=True), is_cached, strict=True) if not cached
+        ]
+        found = iter([*self._pages.rows(wanted)])
+        return [None if cached else next(found) for cached in is_cached]
+
+    def byte_range(self, shard: int, first: int, last: int) -> tuple[int, int]:
+        """The bytes [start, stop) of a shard that hold the samples [first, last)."""
+        [(index, numbers)] = self.rows([shard], [np.array([first, last - 1])])
+        start, stop = numbers.tolist()
+        return index.byte_range(start, stop + 1)
+
+    def load(self, reads: RangeReads) -> None:
+        """Reads the index rows of some ranges of shards, all at the same time."""
+        shards, owners = np.unique(reads.shard, return_inverse=True)
+        once = np.unique(reads.first, return_index=True)[1]
+        ranges: list[list[NDArray[np.int64]]] = [[] for _ in shards]
+        for number in once.tolist():
+            ranges[owners[number]].append(np.arange(reads.start[number], reads.stop[number]))
+        for _ in self.rows(shards.tolist(), [np.concatenate(each) for each in ranges]):
+            pass
 
     def addresses(self, shards: NDArray[np.int64], positions: NDArray[np.int64]) -> SampleAddresses:
         """Where several samples are stored, in the order given. Looks up the index of each shard once."""
@@ -201,10 +246,11 @@ class ShardTable:
         rows = np.empty((len(shards), num_columns(len(self.split.fields))), dtype=np.int64)
         keys = np.empty(len(shards), dtype=object)
         groups = np.split(order, group_starts[1:])
-        for group, index in zip(groups, self.indexes(shards[order[group_starts]].tolist()), strict=True):
-            rows[group] = index.rows[positions[group]]
+        held = self.rows(shards[order[group_starts]].tolist(), [positions[group] for group in groups])
+        for group, (index, numbers) in zip(groups, held, strict=True):
+            rows[group] = index.rows[numbers]
             if index.keys is not None:
-                keys[group] = index.keys[positions[group]].astype(str)
+                keys[group] = index.keys[numbers].astype(str)
         return SampleAddresses(rows, shards, positions, keys.tolist() if self.with_keys else None)
 
     def _keys(self, shard: int) -> NDArray[np.bytes_]:
@@ -221,7 +267,7 @@ class ShardTable:
         except NotFound as error:
             raise DamagedShard(str(error)) from error
         with self._lock:
-            self.num_bytes_read += shard.index.num_bytes
+            self._whole_bytes_read += shard.index.num_bytes
         if index_fields(records) != list(self.split.fields):
             raise DamagedShard(
                 f"{self.storage.url}/{shard.index.path}: fields {index_fields(records)}, expected "

@@ -28,6 +28,9 @@ class LocalSampleReader:
         self.files: OrderedDict[int, _ShardFile] = OrderedDict()
         self._lock = threading.Lock()
 
+    def prepare(self, epoch: int, slots: Slots) -> None:
+        """See SampleReader. Nothing, because an index on a disk is read at once."""
+
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """See SampleReader."""
         return self.read_single(addresses)

@@ -84,6 +84,9 @@ class SampleReader(Protocol):
     def num_bytes_read(self) -> int:
         """Bytes received from storage so far, without indexes."""
 
+    def prepare(self, epoch: int, slots: Slots) -> None:
+        """Reads what the addresses of several steps need, before anything asks for these; arrays [steps, n]."""
+
     def read_step(self, epoch: int, slots: Slots, addresses: SampleAddresses) -> PendingSamples:
         """Requests the samples of a step's slots."""
 

@@ -3,7 +3,8 @@
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -58,6 +59,22 @@ class Threads:
         while job := self._jobs.get():
             job[0]()
             del job  # an idle thread must not keep the bytes of its last job alive
+
+
+def results_in_order(name: str, num_threads: int, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """The results of some calls in their order, of which `num_threads` run at a time."""
+    threads = Threads(name, num_threads)
+    pending: deque[Future[T]] = deque()
+    try:
+        for call in calls:
+            if len(pending) == num_threads:
+                yield pending.popleft().result()
+            pending.append(threads.call(call))
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        threads.close()
+        threads.join()
 
 
 class ProcessLock:

@@ -60,7 +60,7 @@ class StepPlanner:
         wanted = [step for step in together if step in steps]
         if not wanted:
             return
-        addresses = self._addresses(slots.ids[[step - together.start for step in wanted]])
+        addresses = self._addresses(epoch, slots[[step - together.start for step in wanted]])
         for number, step in enumerate(wanted):
             wait()
             if self._stopped.is_set():
@@ -73,11 +73,12 @@ class StepPlanner:
         if epoch < 0 or steps.step < 1 or (steps and (steps.start < 0 or steps[-1] >= num_steps)):
             raise ConfigError(f"steps {steps} of epoch {epoch} were asked for, expected some of 0 to {num_steps - 1}")
 
-    def _addresses(self, ids: np.ndarray) -> SampleAddresses | None:
+    def _addresses(self, epoch: int, slots: Slots) -> SampleAddresses | None:
         """Where the samples of several steps are stored; None if all of them are cached."""
-        if self._cache is not None and self._cache.holds(ids):
+        if self._cache is not None and self._cache.holds(slots.ids):
             return None
-        return self._source.addresses(ids.ravel())
+        self._reader.prepare(epoch, slots)
+        return self._source.addresses(slots.ids.ravel())
 
     def _plan_step(self, epoch: int, step: int, slots: Slots, addresses: SampleAddresses | None) -> PlannedStep:
         image, seed = self._source.spec.image, self._source.spec.seed

@@ -1,0 +1,260 @@
+"""Rows of large indexes read in pages: the same rows, few bytes, and no damage gets through."""
+
+import logging
+import threading
+import uuid
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardset.errors import DamagedShard, TransientError
+from shardset.format.index_pages import ROWS_PER_PAGE
+from shardset.format.manifest import LoadedSet, Split, load
+from shardset.format.tar import StoredSample
+from shardset.read.blocks import BlockSampleReader
+from shardset.read.indexes import ShardTable
+from shardset.read.remote import RemoteReader
+from shardset.storage.open import open_storage
+from shardset.stream.stream import Stream
+from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
+from tests.makers.shardset import put, write_shard_set
+
+SIZE = 2200
+ROW_BYTES = 76
+FILE = "train/train-00000.idx-pages.npy"
+
+
+def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
+    return [
+        StoredSample(
+            key=f"train-{number:06d}",
+            fields=(("bin", number.to_bytes(8, "little") * (num_bytes // 8)), ("cls", b"%d" % (number % 10))),
+            label=number % 10,
+            source=number,
+        )
+        for number in range(num_samples)
+    ]
+
+
+def made(num_samples: int, num_shards: int, num_bytes: int = 8) -> tuple[RecordingStorage, Split, LoadedSet]:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {"train": samples_of(num_samples, num_bytes)}, num_shards=num_shards)
+    manifest, storage = load(url)
+    recorded = RecordingStorage(storage)
+    return recorded, manifest.split("train"), LoadedSet(manifest, recorded)
+
+
+@pytest.fixture(scope="module")
+def shared() -> tuple[RecordingStorage, Split, LoadedSet]:
+    """A set of three shards with large indexes, for tests that change nothing."""
+    return made(3 * SIZE, 3)
+
+
+@pytest.fixture
+def large(shared) -> tuple[RecordingStorage, Split]:
+    """A copy of that set, to be damaged."""
+    storage, split, _ = shared
+    copy = open_storage(f"memory://{uuid.uuid4().hex}/set")
+    for stat in storage.inner.list():
+        put(copy, stat.name, storage.inner.read(stat.name))
+    return RecordingStorage(copy), split
+
+
+def flip(storage: RecordingStorage, name: str, place: int) -> None:
+    data = bytearray(storage.inner.read(name))
+    data[place] ^= 4
+    put(storage.inner, name, bytes(data))
+
+
+def names(storage: RecordingStorage) -> list[str]:
+    return [name for name, *_ in storage.reads]
+
+
+BORDERS = [0, ROWS_PER_PAGE - 1, ROWS_PER_PAGE, 2 * ROWS_PER_PAGE, SIZE - SIZE % ROWS_PER_PAGE, SIZE - 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(BORDERS) | st.integers(0, SIZE - 1)), min_size=1))
+def test_rows_read_in_pages_are_those_of_whole_indexes(shared, wanted):
+    storage, split, _ = shared
+    shards, positions = (np.array(column) for column in zip(*wanted, strict=True))
+    paged, whole = (ShardTable(storage, split, with_keys=True, by_pages=by_pages) for by_pages in (True, False))
+    for half in (slice(0, (len(wanted) + 1) // 2), slice(None)):  # what is held before, and what is not
+        found, expected = (table.addresses(shards[half], positions[half]) for table in (paged, whole))
+        assert found.rows.tolist() == expected.rows.tolist()
+        assert (found.keys, list(found)) == (expected.keys, list(expected))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(BORDERS[:-1]) | st.integers(0, SIZE - 2), st.integers(1, 600))
+def test_the_bytes_of_a_block_are_found_at_every_border_of_a_page(shared, first, num_samples):
+    storage, split, _ = shared
+    last = min(SIZE, first + num_samples)
+    paged, whole = (ShardTable(storage, split, by_pages=by_pages) for by_pages in (True, False))
+    assert paged.byte_range(1, first, last) == whole.index(1).byte_range(first, last)
+
+
+def test_the_rows_of_a_block_take_one_request_of_their_own_pages(large):
+    storage, split = large
+    table = ShardTable(storage, split)
+    shards, positions = np.full(100, 1), np.arange(60, 160)
+    table.addresses(shards, positions)
+    assert names(storage) == [FILE, split.shards[1].index.path]
+    _, start, stop, _ = storage.reads[1]
+    assert (
+        stop - start
+        == table.num_bytes_read - 3 * 37 * 4
+        == 3 * ROWS_PER_PAGE * ROW_BYTES
+        < split.shards[1].index.num_bytes / 10
+    )
+    table.addresses(shards, positions)
+    assert len(storage.reads) == 2
+    table.addresses(shards - 1, positions)
+    assert names(storage)[2:] == [split.shards[0].index.path]
+
+
+def test_from_a_quarter_of_its_pages_on_an_index_is_read_whole(large):
+    storage, split = large
+    table = ShardTable(storage, split)
+    for page in range(12):
+        table.addresses(np.array([0]), np.array([3 * page * ROWS_PER_PAGE]))
+    assert names(storage) == [FILE] + 9 * [split.shards[0].index.path]
+    assert [stop for _, _, stop, _ in storage.reads].count(None) == 1
+    assert storage.reads[-1][2] is None
+
+
+def test_pages_beyond_the_budget_are_read_again(large):
+    storage, split = large
+    table = ShardTable(storage, split, budget_bytes=4)
+    for shard in (0, 0, 1, 0):
+        table.addresses(np.array([shard]), np.array([5]))
+    assert names(storage)[1:] == [split.shards[shard].index.path for shard in (0, 1, 0)]
+
+
+def test_a_set_without_checksums_is_read_as_before_after_one_request_for_them(large, caplog):
+    storage, split = large
+    storage.inner.delete(FILE)
+    table = ShardTable(storage, split)
+    with caplog.at_level(logging.INFO, "shardset"):
+        addresses = table.addresses(np.array([2, 0, 1]), np.array([7, 8, 9]))
+    assert [address.position for address in addresses] == [7, 8, 9]
+    assert sorted(names(storage)) == sorted([FILE, *(shard.index.path for shard in split.shards)])
+    assert "reading whole indexes instead of their pages" in caplog.text
+
+
+def test_a_set_on_a_disk_is_read_as_before(shared, tmp_path):
+    storage, split, _ = shared
+    disk = open_storage(str(tmp_path))
+    put(disk, split.shards[0].index.path, storage.inner.read(split.shards[0].index.path))
+    assert ShardTable(disk, split).addresses(np.array([0]), np.array([5])).labels.tolist() == [5]
+
+
+@pytest.mark.parametrize("place", [128 + ROW_BYTES * 64 * 3, 128 + ROW_BYTES * 64 * 4 - 1])
+def test_a_damaged_page_ends_the_reading_as_a_damaged_index_does(large, place):
+    storage, split = large
+    header = len(storage.inner.read(split.shards[1].index.path)) - ROW_BYTES * SIZE
+    flip(storage, split.shards[1].index.path, place - 128 + header)
+    table = ShardTable(storage, split)
+    assert len(table.addresses(np.array([1, 1]), np.array([3 * 64 - 1, 4 * 64]))) == 2  # the pages next to it
+    with pytest.raises(
+        DamagedShard, match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is dam"
+    ):
+        table.addresses(np.array([1]), np.array([3 * 64 + 5]))
+
+
+def test_damage_in_transfer_is_read_again_and_costs_only_the_page(large):
+    storage, split = large
+    whole, damaged = storage.inner, []
+
+    class DamagedOnce(RecordingStorage):
+        def read(self, name, start=0, stop=None, *, generation=None):
+            data = super().read(name, start, stop, generation=generation)
+            if name in damaged:
+                return data
+            damaged.append(name)
+            return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+
+    once = DamagedOnce(whole)
+    addresses = ShardTable(once, split).addresses(np.array([2]), np.array([1999]))
+    assert addresses.labels.tolist() == [(2 * SIZE + 1999) % 10]
+    assert [name for name, *_ in once.reads] == 2 * [FILE] + 2 * [split.shards[2].index.path]
+    assert all(stop is not None for _, _, stop, _ in once.reads)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_damaged_checksums_are_said_and_the_whole_index_counts(large, caplog, cut):
+    storage, split = large
+    if cut:
+        put(storage.inner, FILE, storage.inner.read(FILE)[:200])
+    else:
+        flip(storage, FILE, 128 + 4 * 37 + 20)
+    table = ShardTable(storage, split)
+    assert table.addresses(np.array([1]), np.array([7])).labels.tolist() == [7]
+    assert "train-000001.idx.npy: the checksums of its pages do not make that of the manifest" in caplog.text
+    assert storage.reads[-1][:3] == (split.shards[1].index.path, 0, None)
+
+
+@pytest.mark.parametrize("name", [FILE, "train/train-000001.idx.npy"])
+def test_a_bucket_that_does_not_answer_is_no_damage(large, name):
+    storage, split = large
+
+    def fail(number, read):
+        if read == name:
+            raise TransientError("no answer after 5 tries")
+
+    storage.before = fail
+    with pytest.raises(TransientError):
+        ShardTable(storage, split).addresses(np.array([1]), np.array([7]))
+
+
+def test_the_pages_of_blocks_are_read_together_after_the_first_batch(large):
+    storage, split = large
+    order = order_of(split, block_size=512, window=256)
+    table = ShardTable(storage, split)
+    reads = BlockSampleReader(order, table, RemoteReader(table), 1 << 30)
+    slots = [rank_slots(order, 0, step, 0, 1) for step in (0, 1)]
+    reads.prepare(0, slots[0])
+    pending = reads.read_step(0, slots[0], addresses_of(table, order, slots[0].ids))
+    later = threading.Thread(target=reads.prepare, args=(0, slots[1]), daemon=True)
+    later.start()
+    singles = [list(pending.contents(0, len(slots[0].ids)))]
+    later.join(300)
+    before = len([name for name in names(storage) if name.endswith(".npy")])
+    step = reads.read_step(0, slots[1], addresses_of(table, order, slots[1].ids))
+    singles.append(list(step.contents(0, len(slots[1].ids))))
+    assert len([name for name in names(storage) if name.endswith(".npy")]) == before
+    for slot, contents in zip(slots, singles, strict=True):
+        assert [int.from_bytes(content[0], "little") for content in contents] == slot.ids.tolist()
+    reads.close()
+
+
+def test_a_stream_of_a_set_with_pages_gives_the_same_batches_and_goes_on_anywhere(shared):
+    storage, _, loaded = shared
+    inner = open_storage(f"memory://{uuid.uuid4().hex}/set")
+    for stat in storage.inner.list():
+        if stat.name != FILE:
+            put(inner, stat.name, storage.inner.read(stat.name))
+    found = [
+        [
+            (batch["id"].tolist(), batch["label"].tolist(), batch["bin"])
+            for _, _, batch in stream.run(iter([(0, range(len(stream))), (1, range(3, 6))]))
+        ]
+        for url in (loaded, LoadedSet(loaded.manifest, inner))
+        for stream in [Stream(url, "train", batch_size=600, image=None, fields=("bin",))]
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_first_batch_of_tiny_images_reads_at_most_four_times_its_own_bytes():
+    storage, split, loaded = made(24_000, 2, num_bytes=2264)
+    stream = Stream(loaded, "train", global_batch_size=256, rank=3, world_size=8, image=None, fields=("bin",))
+    storage.reads.clear()
+    [(_, _, batch)] = stream.run(iter([(0, range(1))]))
+    own = sum(stop - start for name, start, stop, _ in storage.reads if name.endswith(".tar"))
+    indexes = stream.source.table.num_bytes_read
+    whole = sum(split.index_bytes)
+    assert len(batch["id"]) == 32
+    assert whole > 16 * own  # what it read before
+    assert own + indexes <= 4 * own
