@@ -19,10 +19,11 @@ from pipelines.plan.splits import refuse_unknown_splits
 from pipelines.sources.base import Rejected
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
-from shardset.errors import ConfigError, SourceError
+from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.index import index_dtype, index_to_bytes
+from shardset.format.index_pages import LARGE_BYTES, file_names
 from shardset.format.manifest import Split
 from shardset.format.shards import PAGE_DTYPE
 from shardset.format.tar import END
@@ -99,11 +100,11 @@ def stored_set(asked: PlanInput) -> StoredSet:
 
 
 def from_manifest(url: str) -> StoredSet:
-    """An existing shard set, from its manifest alone."""
-    manifest, _ = manifests.load(url)
+    """An existing shard set, from its manifest; looks for the checksums of index pages where indexes are large."""
+    manifest, storage = manifests.load(url)
     return StoredSet(
         title=url,
-        splits={name: _existing_split(name, split) for name, split in sorted(manifest.splits.items())},
+        splits={name: _existing_split(storage, name, split) for name, split in sorted(manifest.splits.items())},
         manifest_bytes=manifests.num_bytes(manifest),
         num_classes=len(manifest.classes),
         raw=None,
@@ -232,8 +233,8 @@ def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int, max_lis
     return total
 
 
-def _existing_split(name: str, split: Split) -> StoredSplit:
-    tar_bytes = split.tar_bytes
+def _existing_split(storage: Storage, name: str, split: Split) -> StoredSplit:
+    tar_bytes, index_bytes = split.tar_bytes, split.index_bytes
     return StoredSplit(
         plan=SplitPlan(
             name=name,
@@ -248,8 +249,17 @@ def _existing_split(name: str, split: Split) -> StoredSplit:
         ),
         shard_sizes=split.shard_sizes,
         tar_bytes=tar_bytes,
-        index_bytes=split.index_bytes,
+        index_bytes=index_bytes,
+        has_index_pages=max(index_bytes) > LARGE_BYTES and _is_stored(storage, file_names(name, split)[0]),
     )
+
+
+def _is_stored(storage: Storage, name: str) -> bool:
+    try:
+        storage.stat(name)
+    except NotFound:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

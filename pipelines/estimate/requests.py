@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipelines.estimate.index_reads import index_bytes_for, index_range_gets
 from pipelines.estimate.reading import Steps
 from pipelines.estimate.stored import StoredSet, StoredSplit
 from pipelines.plan.layout import batch_size
@@ -96,6 +97,8 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
     # The share of the indexes that stays in memory.
     kept = min(1.0, INDEX_BUDGET_BYTES / (INDEX_BYTES * order.num_samples))
     index_gets = max(num_shards * num_readers, _index_gets(order, num_readers, steps, kept) if kept < 1 else 0)
+    whole_gets = index_gets
+    index_gets += index_range_gets(stored, order.block_size, num_readers)
     single_bytes = (first_batch + steps.num_pads) * (stored.mean_bytes - BLOCK)  # without the sample's first header
     return ReadEstimate(
         num_readers=num_readers,
@@ -105,7 +108,7 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
         index_gets=index_gets,
         manifest_gets=num_readers,
         num_bytes=math.ceil(stored.num_bytes * amplification + single_bytes),
-        index_bytes=math.ceil(index_gets * sum(stored.index_bytes) / num_shards),
+        index_bytes=math.ceil(whole_gets * sum(stored.index_bytes) / num_shards),
         amplification=amplification,
         indexes_fit=kept == 1,
     )
@@ -114,30 +117,35 @@ def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) 
 def _index_gets(order: Order, num_readers: int, steps: Steps, kept: float) -> int:
     """Reads of indexes in an epoch, if memory keeps the fraction `kept` of them."""
     together = min(steps_at_once(order), order.num_batches)
-    touched = sum(len(shards) for shards in _shards_of_first(order, num_readers, together))
+    touched = sum(len(np.unique(_shards_of(order, ids))) for ids in _ids_of_first(order, num_readers, together))
     return math.ceil(steps.num_steps / together * touched * (1 - kept))
 
 
 def cold_start(stored: StoredSet, split: str, order: Order, num_readers: int) -> ColdStart:
     """The bytes that a run reads before its first batch."""
     stored_split = stored.splits[split]
-    sizes = np.asarray(stored_split.index_bytes, dtype=np.int64)
     return ColdStart(
         manifest_bytes=stored.manifest_bytes * num_readers,
-        index_bytes=sum(int(sizes[shards].sum()) for shards in _shards_of_first(order, num_readers, 1)),
+        index_bytes=sum(
+            index_bytes_for(stored_split, shards := _shards_of(order, ids), ids - order.first_ids[shards])
+            for ids in _ids_of_first(order, num_readers, 1)
+        ),
         sample_bytes=math.ceil(order.global_batch_size * (stored_split.mean_bytes - BLOCK)),
     )
 
 
-def _shards_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.ndarray]:
-    """The shards that each reader needs for the first steps of a run."""
+def _ids_of_first(order: Order, num_readers: int, num_steps: int) -> list[np.ndarray]:
+    """The ids that each reader needs for the first steps of a run."""
     if not order.num_batches:
         return [np.zeros(0, np.int64)] * num_readers
     # Each reader takes a contiguous part of every batch.
     ids = order.slots(0, range(num_steps), 0, order.global_batch_size).ids
-    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
     cuts = [rank_part(order.global_batch_size, rank, num_readers).start for rank in range(1, num_readers)]
-    return [np.unique(columns) for columns in np.split(shards, cuts, axis=1)]
+    return [columns.ravel() for columns in np.split(ids, cuts, axis=1)]
+
+
+def _shards_of(order: Order, ids: np.ndarray) -> np.ndarray:
+    return np.searchsorted(order.first_ids, ids, side="right") - 1
 
 
 def build_requests(stored: StoredSet) -> BuildRequests | None:
