@@ -5,7 +5,8 @@ from numpy.typing import NDArray
 
 from pipelines.estimate.stored import StoredSplit
 from shardset.format.index_pages import ENTRY, LARGE_BYTES, ROWS_PER_PAGE
-from shardset.read.index_pages import WHOLE_FILE_BYTES, WHOLE_FROM
+from shardset.read.index_checksums import WHOLE_FILE_BYTES
+from shardset.read.index_pages import WHOLE_FROM
 
 Ints = NDArray[np.int64]
 

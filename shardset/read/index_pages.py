@@ -8,25 +8,17 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardset.errors import NotFound, StorageError, TransientError
-from shardset.format import naming
-from shardset.format.index_pages import (
-    ENTRY,
-    FILE_HEADER_BYTES,
-    LARGE_BYTES,
-    ROWS_PER_PAGE,
-    IndexPages,
-    first_entries,
-    shards_per_file,
-)
+from shardset.errors import StorageError, TransientError
+from shardset.format.index_pages import LARGE_BYTES, ROWS_PER_PAGE, IndexPages
 from shardset.format.manifest import Shard, Split
 from shardset.read.addresses import ShardIndex, num_columns
+from shardset.read.index_checksums import ChecksumReader
 from shardset.read.threads import ProcessLock, results_in_order
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
@@ -34,9 +26,6 @@ from shardset.storage.checked import read_twice
 NUM_PAGE_READERS = 32
 WHOLE_FROM = 0.25
 """From this share of its pages on, an index is read whole: one request instead of many more."""
-
-WHOLE_FILE_BYTES = 128 << 10
-"""Up to this size a file of checksums is read at once: those of 2 million samples."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,17 +68,21 @@ class PageTable:
 
     def __init__(self, storage: Storage, split: Split, *, with_keys: bool, budget_bytes: int) -> None:
         self.storage, self.split, self.with_keys, self.budget_bytes = storage, split, with_keys, budget_bytes
-        self.num_bytes_read = 0
+        self._page_bytes_read = 0
         self._partial: OrderedDict[int, _PartialIndex] = OrderedDict()
         self._held_bytes = 0
-        self._files: dict[int, bytes | None] = {}
-        """Whole files of checksums; None for those that the set does not have."""
+        self._checksums = ChecksumReader(storage, split)
         self._refused: set[int] = set()
         """Shards whose indexes are read whole because a page or its checksum was damaged."""
-        self._lock, self._file_lock = ProcessLock(), ProcessLock()
+        self._lock = ProcessLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_partial": OrderedDict(), "_held_bytes": 0, "_files": {}}
+        return {**self.__dict__, "_partial": OrderedDict(), "_held_bytes": 0}
+
+    @property
+    def num_bytes_read(self) -> int:
+        """Bytes of pages and of checksums that were read."""
+        return self._page_bytes_read + self._checksums.num_bytes_read
 
     def rows(self, wanted: Sequence[tuple[int, Positions]]) -> Iterator[HeldRows | None]:
         """The rows of some samples of several shards, in this order; None for an index that is to be read whole."""
@@ -105,7 +98,7 @@ class PageTable:
         return len(found.missing(positions)) > 0 if found else self._may_have_pages(shard)
 
     def _may_have_pages(self, shard: int) -> bool:
-        if shard in self._refused or self._files.get(shard // self._shards_per_file, b"") is None:
+        if shard in self._refused or self._checksums.is_absent(shard):
             return False
         return self.split.shards[shard].index.num_bytes > LARGE_BYTES
 
@@ -174,7 +167,7 @@ class PageTable:
         listed, found = self.split.shards[shard], None
         try:
             for fresh in (False, True):
-                entries = self._entries(shard, fresh=fresh)
+                entries = self._checksums.entries(shard, fresh=fresh)
                 if entries is None:
                     return None
                 found = IndexPages.from_entries(entries, listed.index, listed.num_samples, self.split.fields)
@@ -187,39 +180,11 @@ class PageTable:
         self._refuse(shard, "the checksums of its pages do not make that of the manifest")
         return None
 
-    def _entries(self, shard: int, *, fresh: bool) -> bytes | None:
-        """What the files of checksums have for a shard, None without a file; reads a small file once, and keeps it."""
-        size, number = self._shards_per_file, shard // self._shards_per_file
-        starts = self._first_entries[number * size : (number + 1) * size + 1] - self._first_entries[number * size]
-        start, stop = (ENTRY.itemsize * starts[shard % size : shard % size + 2]).tolist()
-        end = ENTRY.itemsize * starts.item(-1)
-        name = naming.index_pages_path(self.split.shards[0].path, number)
-        try:
-            if fresh or end > WHOLE_FILE_BYTES:
-                return self._read(name, FILE_HEADER_BYTES + start, FILE_HEADER_BYTES + stop)
-            with self._file_lock:  # so that threads that need it at the same time read it once
-                if number not in self._files:
-                    self._files[number] = self._read(name, FILE_HEADER_BYTES, FILE_HEADER_BYTES + end)
-        except NotFound as error:
-            self._files[number] = None
-            _log.info("%s; reading whole indexes instead of their pages", error)
-        whole = self._files[number]
-        return None if whole is None else whole[start:stop]
-
     def _read(self, name: str, start: int, stop: int) -> bytes:
         data = self.storage.read(name, start, stop)
         with self._lock:
-            self.num_bytes_read += len(data)
+            self._page_bytes_read += len(data)
         return data
-
-    @cached_property
-    def _shards_per_file(self) -> int:
-        return shards_per_file(self.split)
-
-    @cached_property
-    def _first_entries(self) -> Positions:
-        """Where the entries of each shard begin among those of the split, and the end."""
-        return first_entries(self.split)
 
     def _refuse(self, shard: int, what: str) -> None:
         self._refused.add(shard)

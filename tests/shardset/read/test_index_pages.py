@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import index_pages
 from shardset.errors import DamagedShard, TransientError
 from shardset.format.index_pages import ROWS_PER_PAGE
 from shardset.format.manifest import LoadedSet, Split, load
 from shardset.format.tar import StoredSample
 from shardset.read.blocks import BlockSampleReader
+from shardset.read.index_checksums import CHUNK_BYTES
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
@@ -258,3 +260,17 @@ def test_a_first_batch_of_tiny_images_reads_at_most_four_times_its_own_bytes():
     assert len(batch["id"]) == 32
     assert whole > 16 * own  # what it read before
     assert own + indexes <= 4 * own
+
+
+def test_of_a_large_file_of_checksums_those_of_a_shard_are_read_then_those_around_it():
+    storage, split = index_pages.made(20_000_000, 20_000, 2265)
+    table = ShardTable(storage, split)
+    one, chunk = 4 * (2 + -(-20_000 // ROWS_PER_PAGE)), CHUNK_BYTES
+    read = []
+    for shard in (500, 501, 502, 30, 999):
+        before = storage.num_bytes
+        assert table.addresses(np.array([shard]), np.array([64])).starts.tolist() == [64 * 4096 + 512]
+        read.append(storage.num_bytes - before - ROWS_PER_PAGE * 80)
+    assert read[0] == read[3] == read[4] == one
+    assert chunk - one < read[1] <= chunk + one
+    assert read[2] == 0

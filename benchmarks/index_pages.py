@@ -1,0 +1,204 @@
+"""What readers of tiny images read of indexes: by pages with checksums of their own, and whole as without them.
+
+python -m benchmarks.index_pages [--n 1280000,1e9] [--size 20000] [--world 1,8,512] [--bytes 2265]
+
+Order, indexes, checksums and their reads are the real ones; the tars are not there. All shards have the same index, so
+that a thousand million samples fit into memory. The first batch is that of a fresh reader; the rows after it are
+planned as a running stream plans them.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks import environment
+from shardset.checksum import crc32c_of, crc32c_text
+from shardset.format import naming
+from shardset.format.index import index_dtype, index_to_bytes
+from shardset.format.index_pages import entries_of, file_bytes
+from shardset.format.manifest import IndexFile, Shard, Split
+from shardset.format.shards import SHARDS_PER_PAGE
+from shardset.format.tar import BLOCK, END
+from shardset.order.budget import fit_order, steps_at_once
+from shardset.order.epoch import Order
+from shardset.order.lanes import rank_part
+from shardset.read.indexes import ShardTable
+from shardset.storage.base import Storage
+
+MIN_BATCH = 1024
+PER_READER = 4
+NUM_ROWS = 1500
+"""Rows of each lane that are planned after the first batch: about three blocks."""
+
+
+@dataclass
+class OneIndexStorage:
+    """A bucket in which all shards have the same index; counts what is asked of it."""
+
+    index: bytes
+    num_shards: int
+    num_reads: int = 0
+    num_bytes: int = 0
+    url: str = "memory://one-index"
+    is_remote: bool = True
+    entries: bytes = field(init=False)
+    checksums: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.entries = entries_of(self.index)
+        self.checksums = file_bytes([self.entries] * min(self.num_shards, SHARDS_PER_PAGE))
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+        """As `Storage.read`."""
+        data = self.index if name.endswith(".idx.npy") else self.checksums
+        found = data[start : len(data) if stop is None else stop]
+        self.num_reads += 1
+        self.num_bytes += len(found)
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a reader reads of samples and of indexes. `num_blocks` are reads of samples in the rows that follow."""
+
+    first_samples: int
+    first_indexes: int
+    first_gets: int
+    num_blocks: int
+    block_bytes: int
+    later_indexes: int
+    later_gets: int
+
+
+def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexStorage, Split]:
+    """The storage and the split of a set of equal samples: an image and its class."""
+    step = 2 * BLOCK + -(-mean_bytes // BLOCK) * BLOCK + BLOCK
+    rows = np.zeros(shard_size, index_dtype(["png", "cls"], 16))
+    rows["offset"] = step * np.arange(shard_size)
+    rows[".png"]["offset"], rows[".png"]["num_bytes"] = rows["offset"] + BLOCK, mean_bytes
+    rows[".cls"]["offset"], rows[".cls"]["num_bytes"] = rows["offset"] + step - BLOCK, 1
+    num_shards = num_samples // shard_size
+    storage = OneIndexStorage(index_to_bytes(rows), num_shards)
+    index_crc32c = crc32c_text(crc32c_of(storage.index))
+    shards = [
+        Shard(
+            path=(path := naming.shard_path("train", "train", number)),
+            num_samples=shard_size,
+            num_bytes=step * shard_size + len(END),
+            crc32c="AAAAAA==",
+            sha256="0" * 64,
+            first_id=number * shard_size,
+            index=IndexFile(path=naming.index_path(path), num_bytes=len(storage.index), crc32c=index_crc32c),
+            class_counts=[],
+        )
+        for number in range(num_shards)
+    ]
+    counts = {"num_source_samples": num_shards * shard_size, "num_dropped": 0, "num_repeats": 0}
+    split = Split(
+        num_samples=num_shards * shard_size, num_shards=num_shards, num_content_bytes=0, fields=["png", "cls"],
+        shards=shards, **counts,
+    )  # fmt: skip
+    return storage, split
+
+
+def order_of(split: Split, world_size: int) -> Order:
+    """The order that the first run of so many readers would choose."""
+    return fit_order(
+        split.shard_sizes,
+        stored_bytes=sum(split.tar_bytes),
+        seed=7,
+        global_batch_size=max(MIN_BATCH, PER_READER * world_size),
+        world_size=world_size,
+    )
+
+
+def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: int, *, by_pages: bool) -> Reading:
+    """What one reader of them reads, from the middle of the batch."""
+    part = rank_part(order.global_batch_size, world_size // 2, world_size)
+    table = ShardTable(_as_storage(storage), split, by_pages=by_pages)
+    storage.num_reads = storage.num_bytes = 0
+    own = _look_up(table, order, order.slots(0, range(1), part.start, part.stop).ids)
+    first_gets, first_indexes = storage.num_reads, storage.num_bytes
+    num_steps = min(-(-NUM_ROWS // order.rows_per_step), order.num_batches)
+    blocks: dict[int, int] = {}
+    for steps in _slices(num_steps, steps_at_once(order)):
+        slots = order.slots(0, steps, part.start, part.stop)
+        real = slots.weights > 0
+        reads = order.reads_of(0, np.broadcast_to(slots.lanes, real.shape)[real], slots.positions[real])
+        if by_pages:
+            table.load(reads)
+        _look_up(table, order, slots.ids[real])
+        for first, once in zip(*np.unique(reads.first, return_index=True), strict=True):
+            start, stop = table.byte_range(reads.shard.item(once), reads.start.item(once), reads.stop.item(once))
+            blocks[int(first)] = stop - start
+    return Reading(
+        first_samples=own,
+        first_indexes=first_indexes,
+        first_gets=first_gets,
+        num_blocks=len(blocks),
+        block_bytes=sum(blocks.values()),
+        later_indexes=storage.num_bytes - first_indexes,
+        later_gets=storage.num_reads - first_gets,
+    )
+
+
+def _as_storage(storage: OneIndexStorage) -> Storage:
+    return storage  # type: ignore[return-value] # the table only reads
+
+
+def _look_up(table: ShardTable, order: Order, ids: np.ndarray) -> int:
+    """The bytes of some samples, whose index rows are read."""
+    ids = ids.ravel()
+    shards = np.searchsorted(order.first_ids, ids, side="right") - 1
+    found = table.addresses(shards, ids - order.first_ids[shards])
+    return int((found.stops - found.starts).sum())
+
+
+def _slices(num_steps: int, at_once: int) -> Iterator[range]:
+    start, size = 0, 1
+    while start < num_steps:
+        yield range(start, min(num_steps, start + size))
+        start, size = start + size, min(2 * size, at_once)
+
+
+def row(num_samples: int, shard_size: int, world_size: int, reading: Reading, *, by_pages: bool) -> str:
+    """One line of the table."""
+    how = "pages" if by_pages else "whole"
+    first = (reading.first_samples + reading.first_indexes) / reading.first_samples
+    return (
+        f"| {num_samples:,} | {shard_size:,} | {world_size:,} | {how} | {reading.first_samples / 1e6:.2f} "
+        f"| {reading.first_indexes / 1e6:.2f} | {first:.1f} | {reading.first_gets:,} | {reading.num_blocks:,} "
+        f"| {reading.later_gets / reading.num_blocks:.2f} | {reading.later_indexes / reading.block_bytes:.3f} |"
+    )
+
+
+def main() -> None:
+    """Measures all sets and numbers of readers, and prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=_numbers, default=(1_280_000, 10**9), help="numbers of samples, with commas")
+    parser.add_argument("--size", type=_numbers, default=(2000, 20_000), help="samples of a shard, with commas")
+    parser.add_argument("--world", type=_numbers, default=(1, 8, 512), help="numbers of readers, with commas")
+    parser.add_argument("--bytes", type=int, default=2265, help="bytes of an image")
+    args = parser.parse_args()
+    print(f"{environment.machine()}, commit {environment.commit()}\n")
+    print("| samples | a shard | readers | indexes | first batch, MB | its indexes, MB | all, times the batch ", end="")
+    print("| requests for indexes | blocks after it | requests for indexes a block | their bytes a byte |")
+    print(f"|{'---|' * 11}")
+    for num_samples in args.n:
+        for shard_size in args.size:
+            storage, split = made(num_samples, shard_size, args.bytes)
+            for world_size in args.world:
+                order = order_of(split, world_size)
+                for by_pages in (False, True):
+                    reading = measure(storage, split, order, world_size, by_pages=by_pages)
+                    print(row(num_samples, shard_size, world_size, reading, by_pages=by_pages), flush=True)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(float(word)) for word in text.split(","))
+
+
+if __name__ == "__main__":
+    main()
