@@ -38,7 +38,7 @@ def _pages(shards: Ints, positions: Ints) -> tuple[Ints, Ints]:
 
 
 def _checksum_bytes(sizes: Ints, touched: Ints) -> int:
-    """A file of checksums is read whole while it is small."""
+    """Those of one shard, then all of a small file; of a large file about those of each shard."""
     entries = ENTRY.itemsize * (2 - -sizes // ROWS_PER_PAGE)
-    whole = int(entries.sum())
-    return whole if len(touched) and whole <= WHOLE_FILE_BYTES else int(entries[touched].sum())
+    own, whole = entries[touched], int(entries.sum())
+    return int(own[0]) + whole if len(touched) > 1 and whole <= WHOLE_FILE_BYTES else int(own.sum())

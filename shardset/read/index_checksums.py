@@ -15,10 +15,10 @@ from shardset.read.threads import ProcessLock
 from shardset.storage.base import Storage
 
 WHOLE_FILE_BYTES = 128 << 10
-"""Up to this size a file is read at once: the checksums of 2 million samples."""
+"""Up to this size a file is one chunk: the checksums of 2 million samples."""
 
 CHUNK_BYTES = 64 << 10
-"""Of a larger file, a reader that asks twice for shards of about so many bytes reads the checksums of all of them."""
+"""The size of a chunk of a larger file."""
 
 MAX_CHUNKS = 512
 
@@ -34,7 +34,10 @@ class _Range(NamedTuple):
 
 
 class ChecksumReader:
-    """Reads the checksums of the large indexes of a split; they are not verified. Pickles without those it keeps."""
+    """Reads the checksums of the large indexes of a split; they are not verified. Pickles without those it keeps.
+
+    The first time it reads those of one shard; for another shard of the same chunk, all of the chunk.
+    """
 
     def __init__(self, storage: Storage, split: Split) -> None:
         self.storage, self.split = storage, split
@@ -42,10 +45,11 @@ class ChecksumReader:
         self._kept: dict[_Range, bytes] = {}
         self._asked: set[_Range] = set()
         self._absent: set[int] = set()
-        self._lock, self._file_lock = ProcessLock(), ProcessLock()
+        self._locks: dict[_Range, ProcessLock] = {}
+        self._lock = ProcessLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_kept": {}, "_asked": set()}
+        return {**self.__dict__, "_kept": {}, "_asked": set(), "_locks": {}}
 
     def is_absent(self, shard: int) -> bool:
         """Whether it is known that there is no file for this shard."""
@@ -53,31 +57,29 @@ class ChecksumReader:
 
     def entries(self, shard: int, *, fresh: bool) -> bytes | None:
         """The entries of a shard with a large index; None if the set has no file of them. `fresh` asks storage."""
-        own, together = self._own(shard), self._together(shard)
-        if own.number in self._absent:
-            return None
-        try:
-            kept = None if fresh else self._chunk(together)
-            return self._read(own) if kept is None else kept[own.start - together.start : own.stop - together.start]
-        except NotFound as error:
-            self._absent.add(own.number)
-            _log.info("%s; reading whole indexes instead of their pages", error)
-            return None
+        own, chunk = self._own(shard), self._chunk(shard)
+        with self._lock_of(chunk):  # threads that need a chunk at the same time read it once
+            if own.number in self._absent:
+                return None
+            try:
+                if not fresh and (chunk in self._kept or chunk in self._asked):
+                    kept = self._kept.get(chunk) or self._keep(chunk)
+                    return kept[own.start - chunk.start : own.stop - chunk.start]
+                self._asked.add(chunk)
+                return self._read(own)
+            except NotFound as error:
+                self._absent.add(own.number)
+                _log.info("%s; reading whole indexes instead of their pages", error)
+                return None
 
-    def _chunk(self, together: _Range) -> bytes | None:
-        """The bytes of a small file, or those that are asked for again; None if it is not worth reading them."""
-        if together == self._whole(together.number):
-            with self._file_lock:  # threads that need it at the same time read it once
-                return self._kept.get(together) or self._keep(together)
+    def _lock_of(self, chunk: _Range) -> ProcessLock:
         with self._lock:
-            was_asked = together in self._asked
-            self._asked.add(together)
-        return self._kept.get(together) or (self._keep(together) if was_asked else None)
+            return self._locks.setdefault(chunk, ProcessLock())
 
-    def _keep(self, together: _Range) -> bytes:
-        data = self._read(together)
+    def _keep(self, chunk: _Range) -> bytes:
+        data = self._read(chunk)
         with self._lock:
-            self._kept[together] = data
+            self._kept[chunk] = data
             while len(self._kept) > MAX_CHUNKS:
                 del self._kept[next(iter(self._kept))]
         return data
@@ -93,18 +95,15 @@ class ChecksumReader:
         number, within = divmod(shard, self._shards_per_file)
         return _Range(number, *self._starts(number)[within : within + 2].tolist())
 
-    def _together(self, shard: int) -> _Range:
-        """The bytes that are read at once if this shard is asked for: all of a small file, or a chunk."""
-        own = self._own(shard)
-        whole = self._whole(own.number)
-        if whole.stop <= WHOLE_FILE_BYTES:
-            return whole
-        starts, begin = self._starts(own.number), own.start // CHUNK_BYTES * CHUNK_BYTES
+    def _chunk(self, shard: int) -> _Range:
+        """The bytes that are read together, with those of this shard."""
+        number, start, _ = self._own(shard)
+        starts = self._starts(number)
+        if starts[-1] <= WHOLE_FILE_BYTES:
+            return _Range(number, 0, starts.item(-1))
+        begin = start // CHUNK_BYTES * CHUNK_BYTES
         first, last = np.searchsorted(starts[:-1], [begin, begin + CHUNK_BYTES])
-        return _Range(own.number, starts.item(first), starts.item(last))
-
-    def _whole(self, number: int) -> _Range:
-        return _Range(number, 0, self._starts(number).item(-1))
+        return _Range(number, starts.item(first), starts.item(last))
 
     def _starts(self, number: int) -> NDArray[np.int64]:
         """Where the entries of each shard begin in a file, and the end."""
@@ -118,4 +117,5 @@ class ChecksumReader:
 
     @cached_property
     def _all_starts(self) -> NDArray[np.int64]:
-        return ENTRY.itemsize * first_entries(self.split)
+        starts: NDArray[np.int64] = ENTRY.itemsize * first_entries(self.split)
+        return starts

@@ -120,6 +120,7 @@ class ShardTable:
         self._pages: PageTable | None = None
         if by_pages and storage.is_remote and max(split.index_bytes) > LARGE_BYTES:
             self._pages = PageTable(storage, split, with_keys=with_keys, budget_bytes=budget_bytes // 4)
+            self.budget_bytes -= budget_bytes // 4
         self._cached: OrderedDict[int, ShardIndex] = OrderedDict()
         self._cached_bytes = 0
         self._last_keys: tuple[int, NDArray[np.bytes_]] | None = None

@@ -21,5 +21,5 @@ def test_a_reader_of_a_large_pod_reads_a_few_pages_for_each_block():
     storage, split = index_pages.made(640_000, 20_000, 2265)
     order = index_pages.order_of(split, 512)
     whole, pages = (index_pages.measure(storage, split, order, 512, by_pages=each) for each in (False, True))
-    assert pages.later_gets <= pages.num_blocks
+    assert pages.later_gets <= pages.num_blocks + 1  # the checksums of all shards
     assert pages.later_indexes < 0.1 * pages.block_bytes < whole.later_indexes

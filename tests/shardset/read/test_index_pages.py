@@ -1,6 +1,7 @@
 """Rows of large indexes read in pages: the same rows, few bytes, and no damage gets through."""
 
 import logging
+import pickle
 import threading
 import uuid
 
@@ -20,6 +21,8 @@ from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
+from tests.conftest import BUCKET
+from tests.faulty_proxy import FaultyProxy
 from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_slots
 from tests.makers.shardset import put, write_shard_set
 
@@ -107,14 +110,16 @@ def test_the_rows_of_a_block_take_one_request_of_their_own_pages(large):
     _, start, stop, _ = storage.reads[1]
     assert (
         stop - start
-        == table.num_bytes_read - 3 * 37 * 4
+        == table.num_bytes_read - 37 * 4
         == 3 * ROWS_PER_PAGE * ROW_BYTES
         < split.shards[1].index.num_bytes / 10
     )
     table.addresses(shards, positions)
     assert len(storage.reads) == 2
     table.addresses(shards - 1, positions)
-    assert names(storage)[2:] == [split.shards[0].index.path]
+    assert names(storage)[2:] == [FILE, split.shards[0].index.path]
+    table.addresses(shards + 1, positions)
+    assert names(storage)[4:] == [split.shards[2].index.path]
 
 
 def test_from_a_quarter_of_its_pages_on_an_index_is_read_whole(large):
@@ -132,7 +137,7 @@ def test_pages_beyond_the_budget_are_read_again(large):
     table = ShardTable(storage, split, budget_bytes=4)
     for shard in (0, 0, 1, 0):
         table.addresses(np.array([shard]), np.array([5]))
-    assert names(storage)[1:] == [split.shards[shard].index.path for shard in (0, 1, 0)]
+    assert [name for name in names(storage) if name != FILE] == [split.shards[shard].index.path for shard in (0, 1, 0)]
 
 
 def test_a_set_without_checksums_is_read_as_before_after_one_request_for_them(large, caplog):
@@ -164,6 +169,29 @@ def test_a_damaged_page_ends_the_reading_as_a_damaged_index_does(large, place):
         DamagedShard, match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is dam"
     ):
         table.addresses(np.array([1]), np.array([3 * 64 + 5]))
+
+
+def test_a_copy_in_another_process_reads_for_itself(large):
+    storage, split = large
+    table = ShardTable(storage.inner, split)
+    wanted = np.array([1, 0, 2]), np.array([3, 4, 2100])
+    expected = table.addresses(*wanted).rows.tolist()
+    assert pickle.loads(pickle.dumps(table)).addresses(*wanted).rows.tolist() == expected
+
+
+@pytest.mark.gcs
+def test_a_bucket_is_asked_once_for_checksums_and_once_for_the_pages_of_a_block(large, gcs_emulator, monkeypatch):
+    storage, split = large
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        bucket = open_storage(f"gs://{BUCKET}/index-pages-{uuid.uuid4().hex}")
+        for name in (FILE, split.shards[1].index.path):
+            put(bucket, name, storage.inner.read(name))
+        table, before = ShardTable(bucket, split), len(proxy.seen)
+        addresses = table.addresses(np.full(400, 1), np.arange(70, 470))
+        asked = proxy.seen[before:]
+    assert addresses.labels.tolist() == [(SIZE + position) % 10 for position in range(70, 470)]
+    assert [seen.headers["range"] for seen in asked] == ["bytes=276-423", f"bytes={320 + 64 * 76}-{320 + 512 * 76 - 1}"]
 
 
 def test_damage_in_transfer_is_read_again_and_costs_only_the_page(large):
