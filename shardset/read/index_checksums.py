@@ -20,7 +20,8 @@ WHOLE_FILE_BYTES = 128 << 10
 CHUNK_BYTES = 64 << 10
 """The size of a chunk of a larger file."""
 
-MAX_CHUNKS = 512
+MAX_CHUNKS = 1024
+"""All of a thousand million samples: 64 MiB."""
 
 _log = logging.getLogger(__name__)
 
@@ -109,7 +110,8 @@ class ChecksumReader:
         """Where the entries of each shard begin in a file, and the end."""
         first = number * self._shards_per_file
         starts = self._all_starts[first : first + self._shards_per_file + 1]
-        return starts - starts[0]
+        within: NDArray[np.int64] = starts - starts[0]
+        return within
 
     @cached_property
     def _shards_per_file(self) -> int:
