@@ -97,7 +97,7 @@ class OptimizerConfig:
 
     name: str = setting("sgd", "an optimizer of timm's factory")
     learning_rate: Amount = setting(0.1, "peak learning rate for the whole global batch")
-    weight_decay: Amount = setting(5e-5, "weight decay; biases and norms have none")
+    weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
     momentum: Share = setting(0.9, "momentum")
     head_learning_rate: Positive | None = setting(
         None, "peak learning rate of the last layer; none: that of all others"
