@@ -77,6 +77,9 @@ class ImageConfig:
     auto_augment: str | None = setting(
         None, "random augmentation: trivial, or RandAugment as timm writes it, such as rand-m9-mstd0.5-inc1"
     )
+    augment_repeats: Count = setting(
+        1, "slots of its batch that each training image takes, with an augmentation of its own in each"
+    )
     erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")
     mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
     std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
@@ -198,6 +201,11 @@ class TrainConfig:
             )
         if self.regularize.bce_threshold is not None and self.regularize.loss != "bce":
             raise ConfigError("regularize.bce_threshold is of regularize.loss=bce; set that too, or leave it out")
+        if self.global_batch_size % self.image.augment_repeats:
+            raise ConfigError(
+                f"global_batch_size is {self.global_batch_size}, expected a multiple of image.augment_repeats, "
+                f"{self.image.augment_repeats}: a batch holds each of its images as often"
+            )
         _check_image(self.image, needs_resize=not self.fake_data)
 
 

@@ -42,7 +42,7 @@ def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
         run_dir=str(run_dir),
         model=model,
         image=replace(config.image, size=size, eval_resize=32, eval_size=None),
-        global_batch_size=8,
+        global_batch_size=8 if config.image.augment_repeats == 1 else 9,
         max_steps=2,
         precision="fp32",
         epochs=1,
@@ -69,7 +69,6 @@ RSB = {
     "regularize.mixup": 0.1,
     "regularize.cutmix": 1.0,
     "image.eval_resize": 236,
-    "global_batch_size": 2048,
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     # Goyal et al., arXiv:1706.02677, section 5.1.
@@ -77,7 +76,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     # configs/resnet/resnet50_8xb256-rsb-a{2,3}-*_in1k.py of mmpretrain, and their _base_ files.
     "imagenet_resnet50_a2": {
         **RSB,
-        "epochs": 300,
+        "image.augment_repeats": 3,
         "optimizer.learning_rate": 5e-3,
         "image.size": 224,
         "image.auto_augment": "rand-m7-mstd0.5-inc1",
@@ -86,6 +85,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "imagenet_resnet50_a3": {
         **RSB,
         "epochs": 100,
+        "global_batch_size": 2048,
         "optimizer.learning_rate": 8e-3,
         "image.size": 160,
         "image.eval_size": 224,
@@ -95,10 +95,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "imagenet_deit_s16": {
         "model.name": "deit_small_patch16_224",
         "model.kwargs": {"drop_path_rate": 0.1},
-        "epochs": 300,
         "optimizer.name": "adamw",
         "optimizer.weight_decay": 0.05,
-        "schedule.warmup_epochs": 5.0,
+        "image.augment_repeats": 3,
         "regularize.label_smoothing": 0.1,
         "regularize.mixup": 0.8,
         "regularize.cutmix": 1.0,
@@ -142,6 +141,14 @@ def test_rates_and_decays_that_are_published_for_other_batches_or_units() -> Non
     assert deit.optimizer.learning_rate / deit.global_batch_size * 512 == pytest.approx(5e-4)
     assert vit.optimizer.learning_rate * vit.optimizer.weight_decay == pytest.approx(1e-4)
     assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(10_000, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["imagenet_resnet50_a2", "imagenet_deit_s16"])
+def test_300_epochs_of_a_third_are_100_passes_of_three_repeats(name: str) -> None:
+    config = recipes.recipe(name)
+    repeats = config.image.augment_repeats
+    assert repeats * config.epochs == 300
+    assert repeats * config.schedule.warmup_epochs == pytest.approx(5)
 
 
 def test_momentum_of_the_sgd_recipes_is_nesterovs() -> None:
