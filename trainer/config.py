@@ -162,8 +162,9 @@ class TrainConfig:
     fake_data: bool = setting(False, "take the same path without data: shows the highest possible rate")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow"] | None = setting(
-        None, "send the numbers to this logger too, by its own client; none: TensorBoard only"
+    logger: Literal["wandb", "mlflow", "mlperf"] | None = setting(
+        None,
+        "send the numbers to this logger too, by its own client; mlperf: write MLPerf's log; none: TensorBoard only",
     )
     show_steps: bool = setting(False, "print these lines on a terminal too, which otherwise shows progress and epochs")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
