@@ -77,6 +77,9 @@ class ImageConfig:
     auto_augment: str | None = setting(
         None, "random augmentation: trivial, or RandAugment as timm writes it, such as rand-m9-mstd0.5-inc1"
     )
+    augment_repeats: Count = setting(
+        1, "slots of its batch that each training image takes, with an augmentation of its own in each"
+    )
     erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")
     mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
     std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
@@ -97,7 +100,7 @@ class OptimizerConfig:
 
     name: str = setting("sgd", "an optimizer of timm's factory")
     learning_rate: Amount = setting(0.1, "peak learning rate for the whole global batch")
-    weight_decay: Amount = setting(5e-5, "weight decay; biases and norms have none")
+    weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
     momentum: Share = setting(0.9, "momentum")
     head_learning_rate: Positive | None = setting(
         None, "peak learning rate of the last layer; none: that of all others"
@@ -159,8 +162,9 @@ class TrainConfig:
     fake_data: bool = setting(False, "take the same path without data: shows the highest possible rate")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow"] | None = setting(
-        None, "send the numbers to this logger too, by its own client; none: TensorBoard only"
+    logger: Literal["wandb", "mlflow", "mlperf"] | None = setting(
+        None,
+        "send the numbers to this logger too, by its own client; mlperf: write MLPerf's log; none: TensorBoard only",
     )
     show_steps: bool = setting(False, "print these lines on a terminal too, which otherwise shows progress and epochs")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
@@ -198,6 +202,11 @@ class TrainConfig:
             )
         if self.regularize.bce_threshold is not None and self.regularize.loss != "bce":
             raise ConfigError("regularize.bce_threshold is of regularize.loss=bce; set that too, or leave it out")
+        if self.global_batch_size % self.image.augment_repeats:
+            raise ConfigError(
+                f"global_batch_size is {self.global_batch_size}, expected a multiple of image.augment_repeats, "
+                f"{self.image.augment_repeats}: a batch holds each of its images as often"
+            )
         _check_image(self.image, needs_resize=not self.fake_data)
 
 

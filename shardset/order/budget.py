@@ -89,6 +89,7 @@ def fit_order(
     window: int | None = None,
     quarantined: Sequence[int] = (),
     last_batch: LastBatch = "pad",
+    augment_repeats: int = 1,
     budget_bytes: int = BUDGET_BYTES,
 ) -> Order:
     """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where they are None.
@@ -100,7 +101,7 @@ def fit_order(
         None if given is None else require_int(name, given)
         for name, given in (("num_lanes", num_lanes), ("block_size", block_size), ("window", window))
     )
-    for name, given in (("num_lanes", num_lanes), ("block_size", block_size)):
+    for name, given in (("num_lanes", num_lanes), ("block_size", block_size), ("augment_repeats", augment_repeats)):
         if given is not None and given < 1:
             raise ConfigError(f"{name} is {given}, expected at least 1; leave it out for the default")
     half = budget_bytes // 2 if stored_bytes > budget_bytes // 2 else sys.maxsize
@@ -108,7 +109,7 @@ def fit_order(
     block = block_size or default_block_size(mean_bytes)
     lanes = num_lanes or fit_lanes(
         mean_bytes,
-        global_batch_size=global_batch_size,
+        global_batch_size=max(1, global_batch_size // augment_repeats),
         block_size=block,
         budget_bytes=half,
         world_size=world_size,
@@ -126,6 +127,7 @@ def fit_order(
         window=window,
         quarantined=quarantined,
         last_batch=last_batch,
+        augment_repeats=augment_repeats,
     )
 
 

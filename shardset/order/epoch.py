@@ -31,7 +31,7 @@ class Slots:
     """Consecutive slots of a global batch, lane by lane: arrays [n], or [batches, n] for several batches.
 
     `weights` are 0 where a slot repeats a sample only to keep the shape. `lanes` and `rows` locate the slots in the
-    epoch, whatever the world size, `positions` in its sequence of samples.
+    epoch, whatever the world size, `positions` in its sequence of samples. `repeats` counts the slots of one sample.
     """
 
     ids: Ints
@@ -39,10 +39,12 @@ class Slots:
     lanes: Ints
     rows: Ints
     positions: Ints
+    repeats: Ints
 
     def __getitem__(self, batch: int | Sequence[int]) -> "Slots":
         """The slots of one batch of several, or of some of them."""
-        return Slots(self.ids[batch], self.weights[batch], self.lanes, self.rows[batch], self.positions[batch])
+        ids, weights, rows, positions = self.ids[batch], self.weights[batch], self.rows[batch], self.positions[batch]
+        return Slots(ids, weights, self.lanes, rows, positions, self.repeats)
 
 
 def slot_key(seed: int, epoch: int, rows: Ints, lanes: Ints, draw: Ints | int) -> NDArray[np.uint64]:
@@ -55,8 +57,8 @@ def slot_key(seed: int, epoch: int, rows: Ints, lanes: Ints, draw: Ints | int) -
 class Order:
     """The order of every epoch over one split.
 
-    `seed=None` is the stored order, for evaluation; `window` must then be 0, because nothing moves. Raises ConfigError
-    for numbers that can't make an order.
+    `seed=None` is the stored order, for evaluation; `window` must then be 0, because nothing moves. Each sample takes
+    `augment_repeats` slots next to each other. Raises ConfigError for numbers that can't make an order.
     """
 
     shard_sizes: Sequence[int]
@@ -67,6 +69,7 @@ class Order:
     window: int
     quarantined: Sequence[int] = ()
     last_batch: LastBatch = "pad"
+    augment_repeats: int = 1
     _layouts: dict[int, BlockLayout] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,8 +95,13 @@ class Order:
 
     @property
     def rows_per_step(self) -> int:
-        """k: the rows of a global batch, so its slots in one lane."""
-        return self.global_batch_size // self.num_lanes
+        """k: the rows of a global batch, so its samples in one lane."""
+        return self.global_batch_size // self.slots_per_row
+
+    @property
+    def slots_per_row(self) -> int:
+        """The slots of one row: one in each lane for each repeat."""
+        return self.num_lanes * self.augment_repeats
 
     @property
     def num_rows(self) -> int:
@@ -185,8 +193,8 @@ class Order:
 
     def slots(self, epoch: int, steps: range, start: int, stop: int) -> Slots:
         """The slots [start, stop) of consecutive global batches; all arrays but `lanes` are [len(steps), n]."""
-        numbers = np.arange(start, stop, dtype=np.int64)
-        lanes = np.arange(start // self.rows_per_step, -(-stop // self.rows_per_step), dtype=np.int64)
+        numbers, repeats = np.divmod(np.arange(start, stop, dtype=np.int64), self.augment_repeats)
+        lanes = np.array(self.part_lanes(range(start, stop)), dtype=np.int64)
         rows = range(steps.start * self.rows_per_step, steps.stop * self.rows_per_step)
         lane_positions, has_sample = self.positions(epoch, lanes, rows.start, rows.stop)
 
@@ -194,12 +202,13 @@ class Order:
             batches = (
                 values.reshape(len(lanes), len(steps), self.rows_per_step).transpose(1, 0, 2).reshape(len(steps), -1)
             )
-            return batches[:, numbers - start // self.rows_per_step * self.rows_per_step]
+            return batches[:, numbers - numbers[:1] // self.rows_per_step * self.rows_per_step]
 
         positions = by_batch(lane_positions)
         row_of = np.arange(steps.start, steps.stop)[:, None] * self.rows_per_step + numbers % self.rows_per_step
         weights = by_batch(has_sample).astype(np.float32)
-        return Slots(self.ids(epoch, positions), weights, numbers // self.rows_per_step, row_of, positions)
+        ids, lane_of = self.ids(epoch, positions), numbers // self.rows_per_step
+        return Slots(ids, weights, lane_of, row_of, positions, repeats)
 
     def batch(self, epoch: int, step: int) -> Slots:
         """All slots of global batch number `step`, 0 <= step < num_batches."""
@@ -207,7 +216,8 @@ class Order:
 
     def part_lanes(self, part: range) -> range:
         """The lanes that consecutive slots of a global batch come from; replicas may share the outer ones."""
-        return range(part.start // self.rows_per_step, -(-part.stop // self.rows_per_step))
+        slots_per_lane = self.rows_per_step * self.augment_repeats
+        return range(part.start // slots_per_lane, -(-part.stop // slots_per_lane))
 
     def state(self, epoch: int, step: int, manifest_digest: str) -> OrderState:
         """The state before step `step` of an epoch."""
@@ -232,7 +242,7 @@ class Order:
         if rest:
             raise ConfigError(
                 f"row {state.row} is inside a batch of {self.rows_per_step} rows; a global batch size of "
-                f"{self.num_lanes} times a divisor of {state.row} goes on there"
+                f"{self.slots_per_row} times a divisor of {state.row} goes on there"
             )
         return (state.epoch, step) if step < self.num_batches else (state.epoch + 1, 0)
 
@@ -257,11 +267,16 @@ def _shuffle_keys(order: Order, epoch: int, lanes: Ints, offsets: Ints) -> NDArr
 def _check(order: Order) -> None:
     if not len(order.shard_sizes) or min(order.shard_sizes) < 1:
         raise ConfigError("an order needs at least one shard, and no empty ones; check the manifest's split")
-    if order.num_lanes < 1 or order.global_batch_size < 1 or order.global_batch_size % order.num_lanes:
+    if order.augment_repeats < 1 or order.global_batch_size % order.augment_repeats:
         raise ConfigError(
-            f"a global batch of {order.global_batch_size} is not a multiple of {order.num_lanes} lanes; "
-            f"use {order.num_lanes * max(1, round(order.global_batch_size / max(1, order.num_lanes)))}, "
-            f"or {default_lanes(max(1, order.global_batch_size))} lanes"
+            f"a global batch of {order.global_batch_size} does not hold each sample {order.augment_repeats} times; "
+            "use a multiple of augment_repeats"
+        )
+    if order.num_lanes < 1 or order.global_batch_size < 1 or order.global_batch_size % order.slots_per_row:
+        raise ConfigError(
+            f"a global batch of {order.global_batch_size} is not a multiple of {order.num_lanes} lanes{_times(order)}; "
+            f"use {order.slots_per_row * max(1, round(order.global_batch_size / max(1, order.slots_per_row)))}, "
+            f"or {default_lanes(max(1, order.global_batch_size // order.augment_repeats))} lanes"
         )
     if order.block_size < 1 or order.window < 0:
         raise ConfigError(f"q is {order.block_size} and w is {order.window}, expected q >= 1 and w >= 0")
@@ -270,6 +285,10 @@ def _check(order: Order) -> None:
     if order.seed is None and order.window:
         raise ConfigError(f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0")
     _check_samples(order)
+
+
+def _times(order: Order) -> str:
+    return f" times {order.augment_repeats} repeats" if order.augment_repeats > 1 else ""
 
 
 def _check_samples(order: Order) -> None:

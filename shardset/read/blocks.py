@@ -119,7 +119,8 @@ class BlockSampleReader:
         if block is None:
             shard, num_samples = reads.shard.item(number), reads.num_samples.item(number)
             start, stop = self.table.byte_range(shard, reads.start.item(number), reads.stop.item(number))
-            block = self._open[epoch, first] = self._submit(shard, start, stop, num_samples=num_samples)
+            num_taken = num_samples * self.order.augment_repeats
+            block = self._open[epoch, first] = self._submit(shard, start, stop, num_samples=num_taken)
             last_row = first + num_samples - 1 - int(self.order.lane_starts(np.array(lane)))
             heapq.heappush(self._closing, (epoch, last_row + max(1, self.order.window), (epoch, first)))
         return block
@@ -152,7 +153,10 @@ class BlockSampleReader:
 
 @dataclass(eq=False, slots=True)
 class _Block:
-    """One read of several samples. `num_samples` will be taken from it; `num_requested` are known to be wanted."""
+    """One read of several samples. `num_samples` will be taken from it; `num_requested` are known to be wanted.
+
+    A sample that takes several slots counts as often.
+    """
 
     start: int
     num_bytes: int

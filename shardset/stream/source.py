@@ -134,6 +134,7 @@ def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
         window=spec.window,
         quarantined=spec.quarantined,
         last_batch=spec.last_batch,
+        augment_repeats=spec.augment_repeats,
         budget_bytes=budget_bytes,
     )
 

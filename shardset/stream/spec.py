@@ -33,6 +33,7 @@ class StreamOptions(TypedDict, total=False):
     window: int | None
     quarantined: Sequence[int]
     last_batch: LastBatch
+    augment_repeats: int
     bad_samples: BadSamples
     num_threads: int | None
     prefetch: int
@@ -50,12 +51,13 @@ class StreamSpec:
     `part` replaces the even share of `rank` by other slots of the global batch. `seed=None` is evaluation: stored
     order, every sample once. `image=None` decodes nothing. `fields` pass through as lists of bytes (None where a sample
     has none). `num_lanes`, `block_size` and `window` (L, q, w of docs/order.md) are part of the order: to go on with a
-    run, give those of its state. `bad_samples` says what happens to a sample whose bytes are damaged or no image:
-    `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black image of weight 0. Slots
-    never shift, and each case is logged. `budget_bytes` limits the memory; small images (PadCrop) that all fit what
-    remains of it are decoded once in the life of the stream. `disk_cache` keeps what comes from a bucket on a local
-    disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the row's values by name and
-    returns one, whose values are stacked. `rng` depends on seed, epoch and sample only.
+    run, give those of its state. `augment_repeats` is repeated augmentation: each sample takes so many slots of its
+    batch, each with a crop, a flip and a transform of its own. `bad_samples` says what happens to a sample whose bytes
+    are damaged or no image: `raise`; `substitute` takes another sample, of its lane if it has one; `mask` gives a black
+    image of weight 0. Slots never shift, and each case is logged. `budget_bytes` limits the memory; small images
+    (PadCrop) that all fit what remains of it are decoded once in the life of the stream. `disk_cache` keeps what comes
+    from a bucket on a local disk. `transform(row, rng)` changes each row in the decoding threads: it gets a dict of the
+    row's values by name and returns one, whose values are stacked. `rng` depends on seed, epoch, sample and repeat.
 
     Raises ConfigError where the values do not fit.
     """
@@ -75,6 +77,7 @@ class StreamSpec:
     window: int | None = None
     quarantined: Sequence[int] = ()
     last_batch: LastBatch = "pad"
+    augment_repeats: int = 1
     bad_samples: BadSamples = "raise"
     num_threads: int | None = None
     prefetch: int = PREFETCH
@@ -85,7 +88,7 @@ class StreamSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.manifest_url, LoadedSet):
             object.__setattr__(self, "manifest_url", os.fspath(self.manifest_url))
-        self._require_ints("rank", "world_size", "global_batch_size", "prefetch", "budget_bytes")
+        self._require_ints("rank", "world_size", "global_batch_size", "augment_repeats", "prefetch", "budget_bytes")
         if self.num_threads is not None:
             self._require_ints("num_threads")
         check_world(self.global_batch_size, self.rank, self.world_size)

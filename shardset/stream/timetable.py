@@ -124,8 +124,9 @@ class Timetable:
             row, lane = int(rows[0]), int(lanes[0])
             step, item = divmod(row, self.order.rows_per_step)
             if step < self.order.num_batches:
-                slot = lane * self.order.rows_per_step + item
-                yield self._visit(epoch, step, slot, lane, row, pad=False)
+                slot = (lane * self.order.rows_per_step + item) * self.order.augment_repeats
+                for repeat in range(self.order.augment_repeats):
+                    yield self._visit(epoch, step, slot + repeat, lane, row, pad=False)
             yield from self._pads(epoch, sample_id)
 
     def samples(self, ids: np.ndarray) -> list[TimetableSample]:
@@ -159,7 +160,7 @@ class Timetable:
 
     def _pads(self, epoch: int, sample_id: int) -> Iterator[Visit]:
         last = self.order.num_batches - 1
-        if self.order.num_batches * self.order.global_batch_size <= self.order.num_samples:
+        if self.order.num_batches * self.order.global_batch_size <= self.order.num_samples * self.order.augment_repeats:
             return
         slots: Slots = self.order.batch(epoch, last)
         for slot in np.flatnonzero((slots.ids == sample_id) & (slots.weights == 0)).tolist():

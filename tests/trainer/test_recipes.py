@@ -2,14 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.makers.training import read_records, shard_set
 from trainer import recipes
 from trainer.config import ModelConfig, TrainConfig
 from trainer.loop import train
+from trainer.model import build
 from trainer.runtime.base import Single
+from trainer.settings import values_of
 
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 24, "num_heads": 2}
 
@@ -22,11 +26,14 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
     """A recipe on pictures of 32 pixels with a small model of its kind: two steps of eight samples."""
     model = config.model
-    if model.name.startswith("vit"):
+    if model.name.startswith(("vit", "deit")):
         model = replace(model, kwargs={**(model.kwargs or {}), **TINY_VIT})
     elif model.name.startswith("resnet"):
         model = ModelConfig(
-            name="resnet10t" if model.stem == "imagenet" else "resnet18", stem=model.stem, norm=model.norm
+            name="resnet10t" if model.stem == "imagenet" else "resnet18",
+            stem=model.stem,
+            norm=model.norm,
+            kwargs=model.kwargs,
         )
     size = 16 if model.stem == "cifar" else 32
     return replace(
@@ -35,7 +42,7 @@ def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
         run_dir=str(run_dir),
         model=model,
         image=replace(config.image, size=size, eval_resize=32, eval_size=None),
-        global_batch_size=8,
+        global_batch_size=8 if config.image.augment_repeats == 1 else 9,
         max_steps=2,
         precision="fp32",
         epochs=1,
@@ -51,12 +58,99 @@ def test_a_recipe_takes_its_steps(name: str, manifest: str, tmp_path: Path) -> N
     assert [one["global_step"] for one in read_records(tmp_path, "step")] == [0, 1]
 
 
-def test_what_is_published_of_the_recipes_is_what_they_say() -> None:
-    # Rates for 256 samples, and weight decays, of the papers that the docstrings name.
-    plain, a3, vit = recipes.imagenet_resnet50(), recipes.imagenet_resnet50_a3(), recipes.imagenet_vit_s16()
+SGD = {"optimizer.name": "sgd", "optimizer.momentum": 0.9}
+RSB = {
+    "optimizer.name": "lamb",
+    "optimizer.weight_decay": 0.02,
+    "schedule.decay": "cosine",
+    "regularize.loss": "bce",
+    "regularize.bce_threshold": 0.2,
+    "regularize.label_smoothing": 0.0,
+    "regularize.mixup": 0.1,
+    "regularize.cutmix": 1.0,
+    "image.eval_resize": 236,
+}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    # Goyal et al., arXiv:1706.02677, section 5.1.
+    "imagenet_resnet50": {**SGD, "epochs": 90, "optimizer.weight_decay": 1e-4, "schedule.warmup_epochs": 5.0},
+    # configs/resnet/resnet50_8xb256-rsb-a{2,3}-*_in1k.py of mmpretrain, and their _base_ files.
+    "imagenet_resnet50_a2": {
+        **RSB,
+        "image.augment_repeats": 3,
+        "optimizer.learning_rate": 5e-3,
+        "image.size": 224,
+        "image.auto_augment": "rand-m7-mstd0.5-inc1",
+        "model.kwargs": {"drop_path_rate": 0.05},
+    },
+    "imagenet_resnet50_a3": {
+        **RSB,
+        "epochs": 100,
+        "global_batch_size": 2048,
+        "optimizer.learning_rate": 8e-3,
+        "image.size": 160,
+        "image.eval_size": 224,
+        "image.auto_augment": "rand-m6-mstd0.5-inc1",
+    },
+    # The defaults of DeiT's main.py.
+    "imagenet_deit_s16": {
+        "model.name": "deit_small_patch16_224",
+        "model.kwargs": {"drop_path_rate": 0.1},
+        "optimizer.name": "adamw",
+        "optimizer.weight_decay": 0.05,
+        "image.augment_repeats": 3,
+        "regularize.label_smoothing": 0.1,
+        "regularize.mixup": 0.8,
+        "regularize.cutmix": 1.0,
+        "regularize.clip_norm": None,
+        "image.auto_augment": "rand-m9-mstd0.5-inc1",
+        "image.erase": 0.25,
+        "image.eval_resize": 256,
+    },
+    # big_vision/configs/vit_s16_i1k.py.
+    "imagenet_vit_s16": {
+        "epochs": 90,
+        "global_batch_size": 1024,
+        "optimizer.learning_rate": 1e-3,
+        "regularize.mixup": 0.2,
+        "regularize.clip_norm": 1.0,
+        "image.eval_resize": 256,
+    },
+    # dawn.py of cifar10-fast.
+    "cifar10_fast": {
+        **SGD,
+        "epochs": 24,
+        "global_batch_size": 512,
+        "optimizer.learning_rate": 0.4,
+        "optimizer.weight_decay": 5e-4,
+        "schedule.decay": "linear",
+        "schedule.warmup_epochs": 5.0,
+        "image.pad": 4,
+    },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_has_the_published_values(name: str) -> None:
+    values = values_of(recipes.recipe(name))
+    assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+def test_rates_and_decays_that_are_published_for_other_batches_or_units() -> None:
+    plain, deit, vit = recipes.imagenet_resnet50(), recipes.imagenet_deit_s16(), recipes.imagenet_vit_s16()
     assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
-    assert (plain.optimizer.name, plain.optimizer.weight_decay) == ("sgd", 1e-4)
-    assert (a3.epochs, a3.global_batch_size, a3.image.size, a3.image.size_in_evaluation) == (100, 2048, 160, 224)
-    assert round(a3.image.eval_resize * 0.95) == 224
+    assert deit.optimizer.learning_rate / deit.global_batch_size * 512 == pytest.approx(5e-4)
     assert vit.optimizer.learning_rate * vit.optimizer.weight_decay == pytest.approx(1e-4)
     assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(10_000, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["imagenet_resnet50_a2", "imagenet_deit_s16"])
+def test_300_epochs_of_a_third_are_100_passes_of_three_repeats(name: str) -> None:
+    config = recipes.recipe(name)
+    repeats = config.image.augment_repeats
+    assert repeats * config.epochs == 300
+    assert repeats * config.schedule.warmup_epochs == pytest.approx(5)
+
+
+def test_momentum_of_the_sgd_recipes_is_nesterovs() -> None:
+    optimizer = build.optimizer(recipes.imagenet_resnet50().optimizer, nn.Linear(2, 2))
+    assert {group["nesterov"] for group in optimizer.param_groups} == {True}

@@ -66,6 +66,10 @@ class SampleDigest:
         """The digest of both sets of samples."""
         return SampleDigest(self.samples + other.samples, (self.digest + other.digest) & DIGEST_MASK)
 
+    def times(self, number: int) -> "SampleDigest":
+        """The digest of each of these samples so many times."""
+        return SampleDigest(self.samples * number, self.digest * number & DIGEST_MASK)
+
     @property
     def text(self) -> str:
         """The digest as 12 hexadecimal digits."""
@@ -74,7 +78,10 @@ class SampleDigest:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """The streams of a run, and the number of samples of an epoch and of an evaluation."""
+    """The streams of a run, and the number of samples of an epoch and of an evaluation.
+
+    An epoch takes each training sample `augment_repeats` times.
+    """
 
     train: BatchSource
     evaluation: BatchSource
@@ -83,17 +90,18 @@ class Data:
     num_train_samples: int
     num_eval_samples: int
     quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
+    augment_repeats: int = 1
     class_names: tuple[str, ...] = ()
 
     @cached_property
     def plan(self) -> SampleDigest:
         """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
-        return plan_of(self.num_train_samples, self.quarantined)
+        return plan_of(self.num_train_samples, self.quarantined).times(self.augment_repeats)
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
         """The sum of the weights of a step of an epoch over all hosts: its training samples, without pads."""
-        left = self.num_train_samples - len(self.quarantined) - step * global_batch_size
-        return min(global_batch_size, left)
+        num_slots = self.augment_repeats * (self.num_train_samples - len(self.quarantined))
+        return min(global_batch_size, num_slots - step * global_batch_size)
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -121,6 +129,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         image=train_spec(config.image),
         seed=config.seed,
         transform=train_transform(config.image),
+        augment_repeats=config.image.augment_repeats,
     )
     return Data(
         train=train,
@@ -129,6 +138,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         manifest_digest=manifest.digest,
         num_train_samples=manifest.split(config.train_split).num_samples,
         quarantined=train.order.bad_ids,
+        augment_repeats=config.image.augment_repeats,
         num_eval_samples=manifest.split(eval_split).num_samples,
         class_names=tuple(one.name for one in manifest.classes),
     )
@@ -152,11 +162,14 @@ def synthetic_data(
         num_classes=num_classes,
     )
     return Data(
-        train=stream(num_samples=num_samples, image_size=config.image.size),
+        train=stream(
+            num_samples=num_samples, augment_repeats=config.image.augment_repeats, image_size=config.image.size
+        ),
         evaluation=stream(num_samples=num_eval_samples, image_size=config.image.size_in_evaluation),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         num_train_samples=num_samples,
+        augment_repeats=config.image.augment_repeats,
         num_eval_samples=num_eval_samples,
     )
 
@@ -198,6 +211,7 @@ def _open_stream(
     image: ImageSpec,
     seed: int | None,
     transform: Chain | None = None,
+    augment_repeats: int = 1,
 ) -> Stream:
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
@@ -216,6 +230,7 @@ def _open_stream(
         budget_bytes=config.budget_bytes,
         disk_cache=disk_cache,
         transform=transform,
+        augment_repeats=augment_repeats,
     )
 
 

@@ -25,10 +25,11 @@ class SyntheticStream:
     world_size: int
     image_size: int
     num_classes: int
+    augment_repeats: int = 1
 
     def __len__(self) -> int:
         """The steps of an epoch."""
-        return -(-self.num_samples // self.global_batch_size)
+        return -(-self.num_samples * self.augment_repeats // self.global_batch_size)
 
     def state(self, epoch: int, step: int) -> OrderState | None:
         """None: there is no order to record."""
@@ -49,7 +50,7 @@ class SyntheticStream:
         label = draw.integers(0, self.num_classes, per_host, dtype=np.int64)
         for epoch, steps in spans:
             for step in steps:
-                ids = step * self.global_batch_size + part.start + np.arange(per_host)
+                ids = (step * self.global_batch_size + part.start + np.arange(per_host)) // self.augment_repeats
                 weight = (ids < self.num_samples).astype(np.float32)
                 flip, ids = label % 2 == 0, ids % self.num_samples
                 yield epoch, step, {"image": image, "label": label, "flip": flip, "id": ids, "weight": weight}

@@ -48,7 +48,7 @@ def in_recorded_order(config: TrainConfig) -> TrainConfig:
     """The config of a run that resumes, with the L, q and w that the run began with, where it sets none itself."""
     order = None if config.fake_data else _recorded_order(config)
     # A checkpoint of another batch size is refused by name later.
-    if order is None or config.global_batch_size % order.num_lanes:
+    if order is None or config.global_batch_size % (order.num_lanes * config.image.augment_repeats):
         return config
     values = {name: getattr(order, name) for name in ("num_lanes", "block_size", "window")}
     return replace(config, **{name: value for name, value in values.items() if getattr(config, name) is None})

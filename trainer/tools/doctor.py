@@ -138,7 +138,7 @@ def _check_streams(
             target,
             num_hosts=num_hosts,
             global_batch_size=config.global_batch_size,
-            num_images=config.epochs * data.num_train_samples,
+            num_images=config.epochs * data.augment_repeats * data.num_train_samples,
         ),
     )
 

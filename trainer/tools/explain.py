@@ -141,6 +141,7 @@ def _order_of(config: TrainConfig, split: Split, num_hosts: int) -> Order:
         num_lanes=config.num_lanes,
         block_size=config.block_size,
         window=config.window,
+        augment_repeats=config.image.augment_repeats,
         budget_bytes=config.budget_bytes,
     )
 
@@ -158,6 +159,7 @@ def _order_of_state(config: TrainConfig, manifest: Manifest, split: Split, state
         num_lanes=state.num_lanes,
         block_size=state.block_size,
         window=state.window,
+        augment_repeats=config.image.augment_repeats,
     )
     order.resume(state, manifest.digest)
     return order

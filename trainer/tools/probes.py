@@ -243,7 +243,8 @@ def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:
     """The rate at which this host reads and decodes training images after the first batch. Raises ShardsetError."""
     from trainer.data.splits import open_data
 
-    stream = open_data(replace(uncached(config), global_batch_size=RATE_BATCH, accumulate=1), 0, 1).train
+    image = replace(config.image, augment_repeats=1)
+    stream = open_data(replace(uncached(config), global_batch_size=RATE_BATCH, accumulate=1, image=image), 0, 1).train
     start, num_images = time.perf_counter(), 0
     for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
         # The first batch waits for indexes and connections, so it counts only if there is no other.

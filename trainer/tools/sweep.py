@@ -129,6 +129,7 @@ def open_stream(config: TrainConfig, point: Point) -> Stream:
             image=train_spec(config.image),
             budget_bytes=config.budget_bytes,
             transform=train_transform(config.image),
+            augment_repeats=config.image.augment_repeats,
             **options,
         )
     except ConfigError as error:

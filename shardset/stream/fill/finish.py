@@ -67,7 +67,8 @@ class FillAndFinish:
     def _transform(
         self, transform: RowTransform, rows: Batch, columns: "StackedRows", step: PlannedStep, slots: range
     ) -> None:
-        keys = transform_keys(self._spec.seed, step.epoch, step.slots.ids[slots.start : slots.stop])
+        ids = step.slots.ids * self._spec.augment_repeats + step.slots.repeats
+        keys = transform_keys(self._spec.seed, step.epoch, ids[slots.start : slots.stop])
         generator = KeyedGenerator()
         for slot, key in zip(slots, keys.tolist(), strict=True):
             if self._stopped.is_set():
@@ -146,7 +147,8 @@ def row_of(batch: Batch, slot: int) -> dict[str, Any]:
 def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:
     """The keys of the generators that a transform gets: uint64 [n].
 
-    They depend on the sample and its epoch, not on who reads it; in the stored order on the sample alone.
+    They depend on the sample and its epoch, not on who reads it; in the stored order on the sample alone. The repeats
+    of a sample count as samples: `ids` are then those times their number, plus the repeat.
     """
     keys: np.ndarray = hash64(*((0, 0) if seed is None else (seed, epoch)), Purpose.TRANSFORM, ids)
     return keys

@@ -3,6 +3,7 @@ import pickle
 import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -122,6 +123,28 @@ def test_every_sample_comes_once_and_pads_only_in_the_last_batch(order, epoch):
     assert sorted(ids[weights == 1].tolist()) == sorted(good)
     assert (weights[:-1] == 1).all()
     assert set(ids.ravel().tolist()) <= good
+
+
+@given(orders(), st.integers(2, 4), st.integers(1, 512))
+@settings(max_examples=60, deadline=None)
+def test_repeats_are_the_slots_of_the_plain_order_several_times_in_any_world(order, augment_repeats, wish):
+    repeated = replace(
+        order, augment_repeats=augment_repeats, global_batch_size=augment_repeats * order.global_batch_size
+    )
+    assert repeated.num_batches == order.num_batches
+    world = min(wish, repeated.global_batch_size)
+    for step in {0, order.num_batches - 1}:
+        plain, whole = order.batch(1, step), repeated.batch(1, step)
+        parts = [rank_slots(repeated, 1, step, rank, world) for rank in range(world)]
+        for name in ("ids", "weights", "lanes", "rows", "positions"):
+            expected = np.repeat(getattr(plain, name), augment_repeats)
+            assert np.array_equal(getattr(whole, name), expected)
+            assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), expected)
+        assert np.concatenate([part.repeats for part in parts]).tolist() == [*range(augment_repeats)] * len(plain.ids)
+        for rank, part in enumerate(parts):
+            lanes = repeated.part_lanes(rank_part(repeated.global_batch_size, rank, world))
+            assert set(part.lanes.tolist()) == set(lanes)
+    assert repeated.state(1, 2, "m") == order.state(1, 2, "m")
 
 
 @given(orders(), st.integers(0, 3))

@@ -100,6 +100,43 @@ def test_shared_lanes_are_read_right(shards, lanes):
     assert sorted(ids) == list(range(NUM_TRAIN))
 
 
+REPEATED = {"augment_repeats": 3, "transform": lambda row, rng: {**row, "drawn": rng.integers(1 << 30)}}
+
+
+def test_a_repeated_sample_is_augmented_anew_in_each_slot_of_its_batch(shards):
+    batches = list(make(shards, **REPEATED).epoch(0))
+    assert len(batches) == -(-NUM_TRAIN // 4)
+    found, different = together(batches), 0
+    counts = np.bincount(found["id"][found["weight"] == 1])
+    assert counts.tolist() == [3] * NUM_TRAIN
+    for batch in batches:
+        slots = batch["id"].reshape(4, 3)
+        assert (slots == slots[:, :1]).all()
+        assert (batch["label"] == batch["id"] % 10).all()
+        images = batch["image"].reshape(4, 3, -1)
+        different += sum(not np.array_equal(views[0], views[1]) for views in images)
+    assert different > NUM_TRAIN / 2
+    assert len(np.unique(found["drawn"][found["weight"] == 1])) == 3 * NUM_TRAIN
+
+
+@pytest.mark.parametrize("world", [2, 4, 5, 12])
+@pytest.mark.parametrize("window", [0, 6])
+def test_repeats_are_the_same_in_any_world_and_after_a_resume(shards, world, window):
+    whole = list(make(shards, window=window, **REPEATED).epoch(1))
+    parts = [
+        make(shards, window=window, rank=rank, world_size=world, num_threads=1, **REPEATED).epoch(1, 3)
+        for rank in range(world)
+    ]
+    for expected, *found in zip(whole[3:], *parts, strict=True):
+        assert same(together(found), expected)
+
+
+def test_repeats_that_come_from_the_cache_are_the_same(shards):
+    cached, fresh = make(shards, augment_repeats=3), make(shards, augment_repeats=3)
+    list(cached.epoch(0))
+    assert all(same(one, other) for one, other in zip(cached.epoch(1), fresh.epoch(1), strict=True))
+
+
 def test_threads_change_nothing(shards):
     once = list(make(shards, num_threads=1, prefetch=1).epoch(2))
     again = list(make(shards, num_threads=5, prefetch=4).epoch(2))
@@ -346,6 +383,9 @@ def test_a_lower_budget_lowers_the_window(shards):
         ({"num_lanes": 5}, "not a multiple of 5 lanes"),
         ({"num_lanes": 0}, "num_lanes is 0, expected at least 1"),
         ({"block_size": 0}, "block_size is 0, expected at least 1"),
+        ({"augment_repeats": 0}, "augment_repeats is 0, expected at least 1"),
+        ({"augment_repeats": 5}, "a global batch of 12 does not hold each sample 5 times"),
+        ({"augment_repeats": 3, "num_lanes": 3}, "not a multiple of 3 lanes times 3 repeats; use 9, or 4 lanes"),
         ({"fields": ("json",)}, "no field 'json'"),
         ({"seed": None, "window": 0}, "takes no random crop"),
         ({"global_batch_size": 0}, "the global batch size is 0"),

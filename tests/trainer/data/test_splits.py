@@ -53,6 +53,24 @@ def test_the_plan_knows_the_weights_of_every_step_of_all_hosts(manifest: str, ho
     assert found == np.sum(parts, axis=0).tolist() == [8] * (STEPS - 1) + [4]
 
 
+@pytest.mark.parametrize("fake", [False, True])
+def test_an_epoch_of_repeats_is_what_the_plan_says(manifest: str, fake: bool) -> None:
+    base = tiny_config(None, "run", fake_data=True) if fake else tiny_config(manifest, "run")
+    config = replace(base, global_batch_size=6, image=replace(base.image, augment_repeats=3))
+    opened = [
+        synthetic_data(config, host, 2, num_samples=NUM_TRAIN) if fake else open_data(config, host, 2)
+        for host in range(2)
+    ]
+    seen, num_steps = SampleDigest(), NUM_TRAIN // 2
+    assert [len(data.train) for data in opened] == [num_steps] * 2
+    for data in opened:
+        for _, _, batch in steps_of(data.train, 0, num_steps):
+            seen = seen.add(batch["id"][batch["weight"] > 0])
+    check_epoch(0, opened[0].plan, seen)
+    assert seen.samples == 3 * NUM_TRAIN
+    assert {opened[0].weight_of_step(step, 6) for step in range(num_steps)} == {6}
+
+
 def test_quarantined_samples_are_not_among_the_weights(manifest: str) -> None:
     data = replace(open_data(tiny_config(manifest, "run"), 0, 1), quarantined=np.array([3, 17]))
     assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]

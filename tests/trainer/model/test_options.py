@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,10 @@ from torch import nn
 from torch.nn.functional import logsigmoid
 
 from shardset.errors import ConfigError
-from tests.makers.training import tiny_config
+from tests.makers.training import read_records, shard_set, tiny_config
+from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
+from trainer.data.splits import open_data
 from trainer.model import augment, build, memory
 from trainer.model.learner import Learner
 from trainer.model.losses import losses_of
@@ -198,6 +202,77 @@ def test_layer_decay_goes_on_from_a_checkpoint() -> None:
 def test_an_argument_that_is_not_taken_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Learner(Single("fp32"), config_of(**changes), CLASSES, None)
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+
+def flat(num_classes: int) -> nn.Module:
+    """Without norms, which make much of a rounding where an image has hardly any contrast left."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+
+PIXELS = ImageConfig(size=8, train_crop="pad", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5)
+FLAT = ModelConfig(name=f"{__name__}:flat")
+WAYS: dict[str, dict[str, Any]] = {
+    "augmented": {"image": PIXELS, "model": FLAT},
+    "repeated": {"image": replace(PIXELS, augment_repeats=3), "model": FLAT, "global_batch_size": 12},
+    "cutmix": {"regularize": RegularizeConfig(cutmix=1.0, label_smoothing=0.1)},
+    "mixup or cutmix": {"regularize": RegularizeConfig(mixup=0.4, cutmix=1.0)},
+    "computed again, in passes, averaged": {
+        "model": ModelConfig(name="resnet10t", norm="group", checkpoint_activations=True),
+        "accumulate": 2,
+        "regularize": RegularizeConfig(ema_decay=0.9),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return shard_set(tmp_path_factory.mktemp("set"))
+
+
+def mixed_by_hand(images_NCHW: torch.Tensor, row: list[float]) -> tuple[torch.Tensor, float]:
+    """The images mixed with the batch read backwards, and how much of each is its own."""
+    share, box = row[0], [int(number) for number in row[1:]]
+    top, bottom, left, right = box
+    others = images_NCHW.flip(0)
+    mixed = share * images_NCHW + (1 - share) * others
+    mixed[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]
+    size = images_NCHW[0, 0].numel()
+    return mixed, share * (1 - (bottom - top) * (right - left) / size)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_steps_of_a_run_are_those_of_a_plain_loop(manifest: str, tmp_path: Path, way: str) -> None:
+    model, optimizer = replace(RESNET, norm="group"), OptimizerConfig(learning_rate=1e-3, weight_decay=0.0)
+    changes: dict[str, Any] = {"model": model, "optimizer": optimizer, "epochs": 1, **WAYS[way]}
+    config = tiny_config(manifest, tmp_path, **changes)
+    loop.train(Single("fp32"), config)
+    records = read_records(tmp_path, "step")
+
+    data, mix = open_data(config, 0, 1), augment.mix_of(config)
+    net = build.build(config.model, data.num_classes, config.seed).train()
+    by_hand = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9, nesterov=True)
+    smoothing = config.regularize.label_smoothing
+    for record, (epoch, step, batch) in zip(records, data.train.run(iter([(0, range(len(data.train)))])), strict=True):
+        images = ((torch.from_numpy(batch["image"]).float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
+        images = torch.stack([one.flip(2) if flip else one for one, flip in zip(images, batch["flip"], strict=True)])
+        labels, weights = torch.from_numpy(batch["label"]), torch.from_numpy(batch["weight"])
+        row = mix(dict(batch), epoch, step).get("mix", [[1.0, 0, 0, 0, 0]])[0]
+        images, own = mixed_by_hand(images, [float(number) for number in row])
+        logits = net(images)
+        losses = own * nn.functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        losses += (1 - own) * nn.functional.cross_entropy(
+            logits, labels.flip(0), reduction="none", label_smoothing=smoothing
+        )
+        loss = (losses * weights).sum() / weights.sum()
+        by_hand.param_groups[0]["lr"] = record["learning_rate"]
+        by_hand.zero_grad()
+        loss.backward()
+        by_hand.step()
+        assert record["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
+    assert len(records) == len(data.train)
 
 
 # --- activations that are computed again ---------------------------------------------------------------------------

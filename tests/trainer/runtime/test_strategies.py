@@ -26,6 +26,7 @@ from tests.makers import kills
 from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
     NUM_EVAL,
+    NUM_TRAIN,
     STEPS,
     clean_environment,
     finish,
@@ -209,6 +210,37 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
     digests = [record["key_digest"] for record in read_records(tmp_path, "epoch")]
     assert len(digests) == 3
     assert len(set(digests)) == 1
+
+
+def flat(num_classes: int) -> torch.nn.Module:
+    """Without norms, which make much of a rounding where an image has hardly any contrast left."""
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))
+
+
+def test_augmented_and_repeated_images_are_the_same_under_every_strategy_and_after_a_resume(
+    manifest: str, tmp_path: Path
+) -> None:
+    # Five devices of two or three slots: the three repeats of a sample stand on both sides of their borders.
+    image = ImageConfig(
+        size=8, train_crop="random", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5, augment_repeats=3
+    )
+    model = ModelConfig(name=f"{__name__}:flat")
+    base = tiny_config(manifest, "run", epochs=1, global_batch_size=12, image=image, model=model, optimizer=CALM)
+    run = {name: replace(base, run_dir=str(tmp_path / name)) for name in ("single", "spmd", "ddp", "moved")}
+    succeed(run["single"])
+    succeed(replace(run["spmd"], strategy="spmd"), devices=5)
+    succeed(replace(run["ddp"], strategy="ddp"), processes=2)
+    succeed(replace(run["moved"], strategy="ddp", max_steps=5), processes=2)
+    succeed(run["moved"])
+    expected = losses(run["single"].run_dir)
+    assert len(expected) == -(-NUM_TRAIN // 4)
+    for name in ("spmd", "ddp", "moved"):
+        assert largest_difference(losses(run[name].run_dir), expected) < TOLERANCE
+        assert [one["samples"] for one in read_records(run[name].run_dir, "epoch")] == [3 * NUM_TRAIN]
+    other = replace(run["moved"], image=replace(image, augment_repeats=1))
+    code, output = finish(trainer(other))
+    assert code == FAILED, output
+    assert "global_batch_size is '12, each sample 3 times' there and 12 here" in output
 
 
 def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest: str, tmp_path: Path) -> None:

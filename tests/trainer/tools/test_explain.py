@@ -1,5 +1,6 @@
 """What explain says is what a run does: the same samples in the same slots, from numbers alone."""
 
+import dataclasses
 import io
 import json
 import re
@@ -118,6 +119,20 @@ def test_every_sample_is_in_the_steps_that_trained_on_it(recorded):
         assert found.num_done == len(trained)
         pads += sum(v.pad for v in found.visits)
     assert pads == 2 * (STEPS * BATCH - NUM_TRAIN)
+
+
+def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(recorded):
+    url = json.loads((Path(recorded[0]) / configs.RECORD).read_text())["manifest"]
+    base = tiny_config(url, "run", global_batch_size=12, epochs=1)
+    config = dataclasses.replace(base, image=dataclasses.replace(base.image, augment_repeats=3))
+    timetable = plan_of_config(config).timetable
+    train = open_data(config, 0, 1).train
+    ids = {step: batch["id"].tolist() for _, step, batch in train.run(iter([(0, range(len(train)))]))}
+    assert {step: [one.sample.id for one in timetable.batch(step)] for step in ids} == ids
+    for sample_id in range(NUM_TRAIN):
+        visits = list(timetable.visits(sample_id, range(1)))
+        assert [ids[one.step][one.slot] for one in visits] == [sample_id] * len(visits)
+        assert len({(one.step, one.slot) for one in visits if not one.pad}) == 3
 
 
 def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
