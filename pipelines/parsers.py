@@ -71,8 +71,6 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for add in (_add_build, _add_verify, _add_inspect, _add_export, _add_plan, _add_report):
         add(verbs, common)
-    for verb in verbs.choices.values():
-        verb.set_defaults(verb_parser=verb)
     return top
 
 

@@ -387,7 +387,7 @@ def test_a_refused_run_leaves_the_record_of_the_run_that_was(
     with pytest.raises((CheckpointError, ConfigError)):
         run(tiny_config(manifest, url, **refused))
     assert storage.read(configs.RECORD) == before
-    assert b"1 devices" in storage.read(log_name(0))
+    assert b"1 device:" in storage.read(log_name(0))
 
 
 def test_a_run_goes_on_from_another_runs_checkpoint(manifest: str, undisturbed: Path, tmp_path: Path) -> None:

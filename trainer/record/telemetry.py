@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shardset.program import count
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import SampleDigest
@@ -259,7 +260,7 @@ class Telemetry:
 
 
 def _summary(position: Position, seconds: float) -> str:
-    trained = f"after {position.step} steps ({position.closed_epochs} epochs) in {seconds:.0f} s"
+    trained = f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in {seconds:.0f} s"
     if position.last_top1 is None:
         return f"done {trained}; no epoch was completed, so nothing was evaluated"
     best_epoch = 0 if position.best_epoch is None else position.best_epoch + 1
