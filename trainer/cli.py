@@ -129,7 +129,8 @@ def _add_doctor(verbs: "Verbs") -> None:
 
 
 def _add_merge_logs(verbs: "Verbs") -> None:
-    verb = verbs.add_parser("merge-logs", help="print the logs of all hosts by time", allow_abbrev=False)
+    text = "print the logs of all hosts by time"
+    verb = verbs.add_parser("merge-logs", help=text, description=text, allow_abbrev=False)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     verb.set_defaults(command=merge_logs)
@@ -143,8 +144,10 @@ def _add_explain(verbs: "Verbs") -> None:
     verb.add_argument("--manifest", help=MANIFEST_HELP)
     verb.add_argument("--recipe", help=f"one of {', '.join(recipes.RECIPES)}")
     verb.add_argument("--seed", help="seed of the order")
-    verb.add_argument("--global-batch-size", metavar="SIZE", help="samples per step over all replicas")
-    verb.add_argument("--hosts", type=int, metavar="N", help="hosts that it starts on; processes with ddp (default 1)")
+    verb.add_argument("--global-batch-size", "--batch-size", metavar="SIZE", help="samples per step over all replicas")
+    verb.add_argument(
+        "--hosts", type=int, metavar="N", help="hosts that the run starts on; with ddp, processes (default 1)"
+    )
     verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
     verb.add_argument(
         "--step", metavar="STEP", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1"
@@ -159,7 +162,8 @@ def _add_explain(verbs: "Verbs") -> None:
 
 
 def _add_report(verbs: "Verbs") -> None:
-    verb = verbs.add_parser("report", help="make one HTML page that shows a run", allow_abbrev=False)
+    text = "make one HTML page that shows a run: curves, epochs, checkpoints, hosts, configuration"
+    verb = verbs.add_parser("report", help=text, description=text, allow_abbrev=False)
     _add_run(verb)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
     verb.add_argument("--force", action="store_true", help="replace any file at --output")
@@ -171,7 +175,7 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
     """The run as an argument, or by the flag of `train`."""
     run = verb.add_mutually_exclusive_group(required=True)
     run.add_argument("run_dir", metavar="RUN", nargs="?", default=argparse.SUPPRESS, help=RUN_DIR_HELP)
-    run.add_argument("--run-dir", metavar="RUN", help="the same by the flag of `train`")
+    run.add_argument("--run-dir", metavar="RUN", help="the same, by the flag that `train` has")
 
 
 MODEL_HELP = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
