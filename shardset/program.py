@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import gc
 import io
 import os
 import sys
@@ -90,7 +89,6 @@ def run_program(main: Callable[[], int], extra: str) -> NoReturn:
         if debug:
             raise
         sys.exit(f"{type(error).__name__}: {missing_library(error, extra)}")
-    gc.freeze()  # otherwise Python's exit walks through all loaded objects: 0.4 s with Beam
     sys.exit(code)
 
 
