@@ -1,8 +1,10 @@
 import functools
+import io
 import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -209,6 +211,22 @@ def test_a_run_ends_with_a_line_that_says_the_accuracy(manifest: str, tmp_path: 
     run(tiny_config(manifest, tmp_path, epochs=1))
     accuracy = read_records(tmp_path, "eval")[-1]["top1"]
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"test accuracy {accuracy:.4f} (best")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_live_line_has_a_rate_once_one_is_known(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    run(tiny_config(manifest, tmp_path, max_steps=3, log_every_steps=1))
+    shown = [line.strip() for line in terminal.getvalue().split("\r") if line.strip()]
+    assert re.fullmatch(r"epoch 1/\d+ step 1/\d+ loss [0-9.]+", shown[0])
+    assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
 
 
 def test_a_run_says_what_it_spent_its_time_on(manifest: str, tmp_path: Path) -> None:

@@ -218,9 +218,10 @@ class Telemetry:
             learning_rate=self._rate_at(global_step),
         )
         self._log.record(record)
+        rate = f" {record.rate:.0f} samples/s" if record.rate else ""  # none is known before the second report
         self._log.progress(
             f"epoch {epoch + 1}/{self._config.epochs} step {step + 1}/{self._steps_per_epoch} "
-            f"loss {record.loss:.4f} {record.rate:.0f} samples/s{self._time_left(global_step + 1)}"
+            f"loss {record.loss:.4f}{rate}{self._time_left(global_step + 1)}"
         )
 
     def _time_left(self, step: int) -> str:
