@@ -23,7 +23,9 @@ from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
+from pipelines.plan.partitions import read_range
 from pipelines.plan.records import PLAN_VERSION, BuildFile, PlanFile
+from pipelines.plan.summaries import MAX_REASONS
 from pipelines.plan.survey import write_units
 from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, ProgressWatcher
@@ -52,11 +54,14 @@ class _Fixes(msgspec.Struct):
 class Result:
     """What a build did; `published` is the head of its manifest, None after a dry run or a build of some shards.
 
+    After a dry run, which leaves no list, `rejected` holds the first rejected samples and why.
+
     `shardset.format.manifest.load` reads the manifest itself, which lists every shard.
     """
 
     plan: PlanFile
     plan_bytes: int
+    rejected: list[str]
     published: manifests.Head | None
     counters: dict[str, int]
     seconds: float
@@ -85,7 +90,7 @@ def _run(
     if progress and (warning := _crossing(config, beam_options)):
         progress.print(warning)
     prepared = prepare(config, output)
-    with ProgressWatcher(output, prepared.units.num_units, progress):
+    with ProgressWatcher(output, prepared.units.num_units, progress, writes=not dry_run):
         counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
     files = prepared.files
     with files.while_current():
@@ -94,10 +99,16 @@ def _run(
     return Result(
         plan=plan,
         plan_bytes=sum(stat.num_bytes for stat in output.list(naming.PLAN_FOLDER)),
+        rejected=_first_rejected(output, plan) if dry_run else [],
         published=None if dry_run else _published(output, plan),
         counters=counters,
         seconds=time.monotonic() - started,
     )
+
+
+def _first_rejected(output: Storage, plan: PlanFile) -> list[str]:
+    lines = read_range(output, plan.rejected).splitlines()[:MAX_REASONS]
+    return [f"{entry['name']}: {entry['reason']}" for entry in map(json.loads, lines)]
 
 
 def _crossing(config: BuildConfig, beam_options: PipelineOptions) -> str | None:

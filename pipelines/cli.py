@@ -47,11 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
     """Ends the program for arguments that neither the verb nor, in a build, Beam takes."""
     if args.verb != "build":
-        args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}")
+        args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{args.verb_parser.near_miss(unknown[0])}")
     from pipelines.runners.options import unknown_flags
 
     if unknown := unknown_flags(unknown):
-        args.verb_parser.error(f"unknown arguments: {' '.join(unknown)} (neither a flag of build nor of Apache Beam)")
+        near = args.verb_parser.near_miss(unknown[0])
+        neither = "" if near else " (neither a flag of build nor of Apache Beam)"
+        args.verb_parser.error(f"unknown arguments: {' '.join(unknown)}{near or neither}")
 
 
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:

@@ -23,8 +23,8 @@ sources, and what --input is for each:
   folder              SPLIT/CLASS/file, or CLASS/file with --holdout test=0.1; an image in any folder below CLASS is
                       of that class, unless --class-depth 2 makes classes of CLASS/SUBCLASS
   hf                  the Parquet files of a Hugging Face image dataset: their folder, or one file
-  listing             a CSV, JSONL or Parquet file with the columns path, label (or image, file, filename, ..., class,
-                      category, ...; else --path-column, --label-column) and optionally split, key, anything else
+  listing             a CSV, TSV, JSONL or Parquet file with the columns path, label (or image, file, filename, ...,
+                      class, category, ...; else --path-column, --label-column) and optionally split, key, others
   webdataset          a folder of tars, one tar, or a pattern such as 'gs://bucket/train-{{000000..000099}}.tar'
 
 examples:
@@ -71,8 +71,6 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for add in (_add_build, _add_verify, _add_inspect, _add_export, _add_plan, _add_report):
         add(verbs, common)
-    for verb in verbs.choices.values():
-        verb.set_defaults(verb_parser=verb)
     return top
 
 
@@ -83,7 +81,7 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
         description="Plans, writes, then commits: the manifest appears last, or not at all.",
     )  # fmt: skip
     where = build.add_argument_group("what and where")
-    where.add_argument("--source", required=True, help="the raw format, see below")
+    where.add_argument("--source", required=True, help="format of the raw input, see below")
     where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
     _add_input(where)
@@ -112,12 +110,15 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
     image = build.add_argument_group("images (default: stored byte for byte)")
     image.add_argument("--resize", type=arguments.shorter_side, metavar="shorter=N",
                        help="shrink images until their shorter side is N")  # fmt: skip
-    image.add_argument("--quality", type=int, default=95, help="of re-encoded JPEG and WebP (default 95)")
-    image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep")
+    image.add_argument("--quality", type=int, default=95, metavar="N",
+                       help="quality of re-encoded JPEG and WebP, 1 to 100 (default 95)")  # fmt: skip
+    image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep",
+                       help="convert images to this format; keep (default) leaves each in its own")  # fmt: skip
     image.add_argument("--background", default="white", metavar="COLOUR",
                        help="behind transparent pixels when re-encoding: white (default), black, #rrggbb")  # fmt: skip
     image.add_argument("--decoded-bytes", type=arguments.positive, default=DECODED_BYTES, metavar="N",
-                       help="memory for the images that a worker decodes at once (default 2 GiB)")  # fmt: skip
+                       help="memory of the images that a worker decodes at once (default "
+                            f"{DECODED_BYTES >> 30} GiB)")  # fmt: skip
     image.add_argument("--jpeg-restart", action="store_true",
                        help="rewrite JPEGs without loss, so that readers decode only what a crop needs")  # fmt: skip
 
@@ -138,11 +139,13 @@ def _add_input(group: argparse._ArgumentGroup) -> None:
 
 def _add_sizes(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     size = verb.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
-    size.add_argument("--num-shards", action=Merge, type=arguments.numbers, default={}, metavar="N")
+    size.add_argument("--num-shards", action=Merge, type=arguments.numbers, default={}, metavar="N",
+                      help="shards of each split; or give --samples-per-shard")  # fmt: skip
     size.add_argument("--samples-per-shard", action=Merge, type=arguments.numbers, default={}, metavar="N",
                       help="default: about 128 MiB a shard; up to 4 shards of 100 samples or more")  # fmt: skip
     size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
-                      help="what does not divide: sizes differ by one (default), drop, or pad by repeats")  # fmt: skip
+                      help="samples that do not divide evenly: spread (sizes differ by one, default), drop, or pad "
+                           "with repeats")  # fmt: skip
     size.add_argument("--balance", choices=["none", "stratified"], default="none",
                       help="stratified: the same class mix in every shard, within one sample")  # fmt: skip
     size.add_argument("--repeat", action=Merge, type=arguments.numbers, default={}, metavar="K",
@@ -229,15 +232,19 @@ def _add_plan(verbs: _Verbs, common: Parser) -> None:
         "prices in US dollars (default: one region of North America, pipelines/estimate/prices.py)"
     )
     price.add_argument("--price-storage", type=float, default=Prices.storage, metavar="D", help="a GiB a month")
-    price.add_argument("--price-class-a", type=float, default=Prices.class_a, metavar="D", help="1,000 writes or lists")
-    price.add_argument("--price-class-b", type=float, default=Prices.class_b, metavar="D", help="1,000 reads or looks")
+    price.add_argument(
+        "--price-class-a", type=float, default=Prices.class_a, metavar="D", help="1,000 writes or listings"
+    )
+    price.add_argument(
+        "--price-class-b", type=float, default=Prices.class_b, metavar="D", help="1,000 reads or requests for metadata"
+    )
 
 
 def _add_reading(plan: argparse.ArgumentParser) -> None:
     how = plan.add_argument_group("how it is read")
     how.add_argument("--split", help="default: train, or the only one")
-    how.add_argument("--global-batch-size", type=arguments.positive, default=256, metavar="B",
-                     help="samples a step over all replicas (default 256)")  # fmt: skip
+    how.add_argument("--global-batch-size", "--batch-size", type=arguments.positive, default=256, metavar="B",
+                     help="samples of a step over all replicas (default 256)")  # fmt: skip
     how.add_argument("--world", dest="num_replicas", type=arguments.positive, default=1, metavar="N",
                      help="number of replicas (default 1)")  # fmt: skip
     how.add_argument("--hosts", dest="num_hosts", type=arguments.positive, default=1, metavar="N",
@@ -256,5 +263,5 @@ def _add_reading(plan: argparse.ArgumentParser) -> None:
     how.add_argument("--crop-padding", type=int, metavar="N",
                      help="train_crop=pad with N pixels: small images stay decoded where they fit")  # fmt: skip
     how.add_argument("--budget-bytes", type=arguments.positive, default=BUDGET_BYTES, metavar="N",
-                     help="memory of one reader (default 2 GiB)")  # fmt: skip
+                     help=f"memory of one reader (default {BUDGET_BYTES >> 30} GiB)")  # fmt: skip
     how.add_argument("--seed", type=int, default=0, help="of the order, and of --holdout (default 0)")

@@ -1,11 +1,12 @@
 """Shared by both programs: exit codes, `--debug`, closed pipes, missing libraries, the top-level parser."""
 
 import argparse
+import difflib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +18,23 @@ OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that masks passwords in its error messages."""
+    """An argument parser that masks passwords in its error messages. What it parses names it, as `verb_parser`.
+
+    Of a program with verbs, `verb_parser` is the parser of the verb that was called.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set_defaults(verb_parser=self)
+
+    @property
+    def flags(self) -> Collection[str]:
+        """All flags that it takes."""
+        return self._option_string_actions.keys()
+
+    def near_miss(self, argument: str) -> str:
+        """A hint at the flag that an unknown argument may have meant; empty if none is near."""
+        return did_you_mean(argument.partition("=")[0], self.flags)
 
     def error(self, message: str) -> NoReturn:
         """Exits with the usage and the message."""
@@ -44,6 +61,14 @@ class _PrintCompletion(argparse.Action):
 
         print(shtab.complete(parser, values))
         parser.exit(OK)
+
+
+def did_you_mean(name: str, names: Collection[str]) -> str:
+    """A hint at the nearest name, else at the one whose last part is nearest; empty if none is near."""
+    last_parts = {known.rpartition(".")[2]: known for known in names}
+    near = difflib.get_close_matches(name, names, n=1)
+    near = near or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=1)]
+    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:
@@ -87,6 +112,11 @@ def run_verb(verb: Callable[[], int | None], *, debug: bool, stopped: str = "sto
         print(stopped + "".join(map(str, interrupt.args)), file=sys.stderr)
         return INTERRUPTED
     return code
+
+
+def count(number: int, one: str, many: str = "") -> str:
+    """A number with its noun: `1 shard`, `2 shards`. `many` is for plurals without a plain s (`classes`)."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def printable(text: str) -> str:

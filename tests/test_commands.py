@@ -1,5 +1,6 @@
 """The two programs as a shell sees them: names, completion, versions."""
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import parsers as pipelines
 from shardset.version import __version__
+from trainer import cli as trainer
 
 REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
@@ -23,6 +26,22 @@ def run(words: list[str], text: str | None = None) -> str:
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_an_installed_program_says_its_version(program):
     assert run([str(SCRIPTS / program), "--version"]) == f"shardset {__version__}\n"
+
+
+def parsers_of(parser):
+    yield parser
+    for action in parser._actions:
+        for verb in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
+            yield from parsers_of(verb)
+
+
+@pytest.mark.parametrize("program", [pipelines.parser, trainer.parser], ids=["pipelines", "trainer"])
+def test_every_verb_and_every_flag_has_a_line_of_help(program):
+    verbs = list(parsers_of(program()))
+    assert len(verbs) > 6
+    for verb in verbs:
+        assert not [action.dest for action in verb._actions if not action.help and action.nargs != argparse.PARSER]
+        assert verb.description or verb.prog.endswith(" tpu")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

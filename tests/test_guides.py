@@ -12,13 +12,16 @@ import pytest
 import shardset
 from pipelines.cli import main as pipelines
 from scripts import venvs
-from shardset.errors import ShardsetError
+from shardset.errors import ConfigError, ShardsetError, missing_library
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.cli import main as trainer
+from trainer.config import TrainConfig
+from trainer.model import memory
+from trainer.model.memory import MemoryNeed
 
 SHORTER = {"--manifest shards --run-dir run": "--manifest shards --run-dir run --strategy single --max-steps 10"}
 WRITE_MDS = """
@@ -190,6 +193,20 @@ def test_every_message_of_reading_is_what_the_stream_raises(tmp_path: Path, monk
         assert f"{type(caught.value).__name__}: {caught.value}".startswith(message_with(words)), words
 
 
+def test_the_messages_about_libraries_and_memory_are_those_of_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    error = ModuleNotFoundError(name="apache_beam")
+    said = f"ModuleNotFoundError: {missing_library(error, 'pipelines')}"
+    assert said.startswith(message_with("the library apache_beam"))
+    gib = 1 << 30
+    need = MemoryNeed(
+        weights=gib, gradients=gib, optimizer=2 * gib, average=0, activations=10 * gib, largest=0, batch=0, evaluation=0
+    )
+    with pytest.raises(ConfigError) as caught:
+        memory.check(need, TrainConfig(), 10 * gib, besides=0, is_sure=True)
+    assert f"ConfigError: {caught.value}".startswith(message_with("a step needs about"))
+
+
 def test_a_flipped_bit_gives_the_message_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_shard_set(open_storage("shards"), {"train": png_samples("train", 8)})
@@ -206,5 +223,6 @@ def test_a_flipped_bit_gives_the_message_of_the_page(tmp_path: Path, monkeypatch
 
 def test_no_message_of_the_page_goes_without_a_test() -> None:
     tested = [*BUILDS, *RUNS, *ELSEWHERE, "nowhere", "no split 'val'", "WORLD_SIZE is 2", "stream[0]"]
+    tested += ["the library apache_beam", "a step needs about"]
     tested += ["a global batch of 10", "BudgetTooSmall", "from that state", "DamagedShard"]
     assert sorted(map(message_with, tested)) == sorted(MESSAGES)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import ConfigError, NotFound, ShardsetError
-from shardset.program import OK, PREEMPTED, Parser, program_parser, run_program, run_verb
+from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
-from trainer.flags import GROUPS, ConfigFlags, add_config_flags, config_flags, near_miss
+from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.record import checkpoint_names
 from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     top = parser()
     options, unknown = top.parse_known_args(arguments)
     if unknown:
-        flags = [flag for group in GROUPS.values() for names in group.values() for flag in names]
-        top.error(f"unrecognized arguments: {' '.join(unknown)}{near_miss(unknown[0], flags)}")
+        top.error(f"unrecognized arguments: {' '.join(unknown)}{near_miss(unknown[0], options.verb_parser)}")
     return run_verb(lambda: _run(options), debug=options.debug)
 
 
@@ -130,7 +129,8 @@ def _add_doctor(verbs: "Verbs") -> None:
 
 
 def _add_merge_logs(verbs: "Verbs") -> None:
-    verb = verbs.add_parser("merge-logs", help="print the logs of all hosts by time", allow_abbrev=False)
+    text = "print the logs of all hosts by time"
+    verb = verbs.add_parser("merge-logs", help=text, description=text, allow_abbrev=False)
     verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     verb.set_defaults(command=merge_logs)
@@ -144,8 +144,10 @@ def _add_explain(verbs: "Verbs") -> None:
     verb.add_argument("--manifest", help=MANIFEST_HELP)
     verb.add_argument("--recipe", help=f"one of {', '.join(recipes.RECIPES)}")
     verb.add_argument("--seed", help="seed of the order")
-    verb.add_argument("--global-batch-size", metavar="SIZE", help="samples per step over all replicas")
-    verb.add_argument("--hosts", type=int, metavar="N", help="hosts that it starts on; processes with ddp (default 1)")
+    verb.add_argument("--global-batch-size", "--batch-size", metavar="SIZE", help="samples per step over all replicas")
+    verb.add_argument(
+        "--hosts", type=int, metavar="N", help="hosts that the run starts on; with ddp, processes (default 1)"
+    )
     verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
     verb.add_argument(
         "--step", metavar="STEP", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1"
@@ -160,12 +162,20 @@ def _add_explain(verbs: "Verbs") -> None:
 
 
 def _add_report(verbs: "Verbs") -> None:
-    verb = verbs.add_parser("report", help="make one HTML page that shows a run", allow_abbrev=False)
-    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    text = "make one HTML page that shows a run: curves, epochs, checkpoints, hosts, configuration"
+    verb = verbs.add_parser("report", help=text, description=text, allow_abbrev=False)
+    _add_run(verb)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
     verb.add_argument("--force", action="store_true", help="replace any file at --output")
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     verb.set_defaults(command=make_report)
+
+
+def _add_run(verb: argparse.ArgumentParser) -> None:
+    """The run as an argument, or by the flag of `train`."""
+    run = verb.add_mutually_exclusive_group(required=True)
+    run.add_argument("run_dir", metavar="RUN", nargs="?", default=argparse.SUPPRESS, help=RUN_DIR_HELP)
+    run.add_argument("--run-dir", metavar="RUN", help="the same, by the flag that `train` has")
 
 
 MODEL_HELP = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
@@ -175,7 +185,7 @@ def _add_export(verbs: "Verbs") -> None:
     text = "write a trained model as files: weights, graphs, classes and how images are prepared"
     example = "example: python -m trainer export run --output model --format safetensors onnx"
     verb = verbs.add_parser("export", help=text, description=text, epilog=example, allow_abbrev=False)
-    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
+    _add_run(verb)
     verb.add_argument("--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://")
     verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
                       help="safetensors (default), torchscript, torch.export, onnx")  # fmt: skip
@@ -188,7 +198,7 @@ def _add_predict(verbs: "Verbs") -> None:
     example = "example: python -m trainer predict --from run cat.jpg dog.png"
     verb = verbs.add_parser("predict", help=text, description=text, epilog=example, allow_abbrev=False)
     verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, local or gs://; or a local folder of them")
-    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=MODEL_HELP)
+    verb.add_argument("--from", "--run-dir", dest="model", required=True, metavar="FOLDER", help=MODEL_HELP)
     verb.add_argument("--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)")
     verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
@@ -348,7 +358,7 @@ def merge_logs(options: argparse.Namespace) -> None:
 
 def make_report(options: argparse.Namespace) -> None:
     """`report`."""
-    from shardset.html.page import count, size
+    from shardset.html.page import size
     from trainer.tools import report
 
     _check_run_dir(options.run_dir)
@@ -361,7 +371,8 @@ def export_model(options: argparse.Namespace) -> None:
     from trainer.tools import export, trained
 
     _check_run_dir(options.run_dir)
-    files = export.write(trained.of_run(options.run_dir), options.output, options.format)
+    formats = [name for names in options.format for name in names.split(",")]
+    files = export.write(trained.of_run(options.run_dir), options.output, formats)
     print(f"wrote {', '.join(files)} to {options.output}")
 
 

@@ -50,7 +50,8 @@ class ModelConfig:
     norm: Literal["batch", "group"] = setting("batch", "normalization layers: group keeps no batch statistics")
     num_classes: Count | None = setting(None, "number of classes; none takes it from the manifest")
     pretrained: str | None = setting(
-        None, "weights to start from: timm downloads its own; or a file, safetensors or a state dict; none: random ones"
+        None,
+        "weights to start from: timm, which downloads its own, or a file (safetensors or state dict); none: random",
     )
     freeze: bool = setting(False, "train the last layer only; the others keep their weights and statistics")
     kwargs: Kwargs | None = setting(None, "further arguments of the model")
@@ -83,7 +84,7 @@ class ImageConfig:
     erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")
     mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
     std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
-    background: str = setting("white", "color behind transparent images: white, black, grey or #rrggbb")
+    background: str = setting("white", "colour behind transparent images: white, black, grey or #rrggbb")
     decoded_bytes: Count = setting(
         DECODED_BYTES, "memory of the images that a process decodes at once; one that needs more is a bad sample"
     )
@@ -101,7 +102,7 @@ class OptimizerConfig:
     name: str = setting("sgd", "an optimizer of timm's factory")
     learning_rate: Amount = setting(0.1, "peak learning rate for the whole global batch")
     weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
-    momentum: Share = setting(0.9, "momentum")
+    momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
     head_learning_rate: Positive | None = setting(
         None, "peak learning rate of the last layer; none: that of all others"
     )
@@ -155,18 +156,20 @@ class TrainConfig:
     target_accuracy: Accuracy | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
     strategy: Strategy = setting("auto", "how to use the devices; start ddp and fsdp with torchrun")
     precision: Precision = setting("fp32", "bf16 computes in bfloat16 where autocast allows it")
-    compile: bool | None = setting(None, "compile the model with torch.compile; none does so on CUDA devices")
+    compile: bool | None = setting(None, "compile the model with torch.compile; none: on CUDA devices only")
     tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")
     sync_batch_norm: bool = setting(False, "under ddp on CUDA devices, BatchNorm sees the global batch")
     resume: str = setting("auto", "auto, never, or the URL of a checkpoint or run folder to begin from")
-    fake_data: bool = setting(False, "take the same path without data: shows the highest possible rate")
+    fake_data: bool = setting(False, "train on made-up images instead of a shard set: shows the highest possible rate")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
     logger: Literal["wandb", "mlflow", "mlperf"] | None = setting(
         None,
         "send the numbers to this logger too, by its own client; mlperf: write MLPerf's log; none: TensorBoard only",
     )
-    show_steps: bool = setting(False, "print these lines on a terminal too, which otherwise shows progress and epochs")
+    show_steps: bool = setting(
+        False, "print step lines on a terminal too, beside its live line and a line for each epoch"
+    )
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
@@ -178,7 +181,7 @@ class TrainConfig:
         None, "shuffle window (docs/order.md); none takes 256, or what budget_bytes has room for"
     )
     cache_dir: str | None = setting(None, "local folder for blocks from a bucket; goes with cache_bytes")
-    cache_bytes: int | None = setting(None, "size of cache_dir")
+    cache_bytes: Count | None = setting(None, "bytes that cache_dir may hold; goes with cache_dir")
     model: ModelConfig = field(default_factory=ModelConfig)
     image: ImageConfig = field(default_factory=ImageConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from shardset.program import Parser, did_you_mean
 from trainer import recipes
 from trainer.config import TrainConfig
-from trainer.settings import assignments, did_you_mean, parsed, settings_of, with_values
+from trainer.settings import assignments, parsed, settings_of, with_values
 
 # Flags and setting; the first flag is the one that messages name. `--set KEY=VALUE` changes every other setting.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -122,11 +123,11 @@ def config_flags(options: argparse.Namespace) -> ConfigFlags:
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set, fake_data=options.fake_data)
 
 
-def near_miss(argument: str, known: list[str]) -> str:
+def near_miss(argument: str, verb: Parser) -> str:
     """A hint at the flag or setting that an unknown flag may have meant; empty if none is near."""
     name = argument.partition("=")[0]
-    hint = did_you_mean(name, known)
-    if hint or not name.startswith("--"):
+    hint = verb.near_miss(argument)
+    if hint or not name.startswith("--") or "--set" not in verb.flags:
         return hint
     key = did_you_mean(name.removeprefix("--").replace("-", "_"), settings_of(TrainConfig))
     if not key:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from shardset.errors import ConfigError
+from shardset.program import did_you_mean
 from trainer.config import (
     ImageConfig,
     ModelConfig,
@@ -12,7 +13,6 @@ from trainer.config import (
     ScheduleConfig,
     TrainConfig,
 )
-from trainer.settings import did_you_mean
 
 
 def default() -> TrainConfig:

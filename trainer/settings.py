@@ -4,7 +4,6 @@ A field made by `setting` carries its help line. Its type carries its limits, as
 """
 
 import dataclasses
-import difflib
 import json
 import operator
 import re
@@ -12,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -21,6 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from shardset.errors import ConfigError
+from shardset.program import did_you_mean
 
 Default = typing.TypeVar("Default")
 Record = typing.TypeVar("Record")
@@ -159,14 +159,6 @@ def value_text(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{name}={one if isinstance(one, str) else json.dumps(one)}" for name, one in value.items())
     return ":".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def did_you_mean(name: str, names: Collection[str]) -> str:
-    """A hint at the nearest name, else at the one whose last part is nearest; empty if none is near."""
-    last_parts = {known.rpartition(".")[2]: known for known in names}
-    near = difflib.get_close_matches(name, names, n=1)
-    near = near or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=1)]
-    return f", did you mean {near[0]!r}?" if near else ""
 
 
 def _plain_value(text: str) -> Any:

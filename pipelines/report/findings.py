@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pipelines.report.classes import class_name
 from pipelines.report.collect import ReportData
 from shardset.format.manifest import Manifest
-from shardset.html.page import Finding, clip, count
+from shardset.html.page import Finding, clip
+from shardset.program import count
 
 
 def findings(data: ReportData) -> Iterable[Finding]:

@@ -31,7 +31,7 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.html import page
-from shardset.html.page import count
+from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file
 from shardset.version import __version__

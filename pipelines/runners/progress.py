@@ -88,10 +88,10 @@ class TerminalProgress(BuildProgress):
 
 
 class ProgressWatcher:
-    """Shows the progress of a build at intervals, in a thread of its own."""
+    """Shows the progress of a build at intervals, in a thread of its own; of a dry run without `writes`."""
 
-    def __init__(self, output: Storage, num_units: int, progress: BuildProgress | None):
-        self._output, self._num_units, self._progress = output, num_units, progress
+    def __init__(self, output: Storage, num_units: int, progress: BuildProgress | None, *, writes: bool = True):
+        self._output, self._num_units, self._progress, self._writes = output, num_units, progress, writes
         self._interval_s = 5.0 if output.reads_at_once > 1 else 0.5
         self._stop = threading.Event()
         self._started = time.monotonic()
@@ -127,7 +127,7 @@ class ProgressWatcher:
         self._progress.show(state)
 
     def _read_state(self) -> BuildState:
-        plan = files.find_record(self._output, paths.PLAN, PlanFile)
+        plan = files.find_record(self._output, paths.PLAN, PlanFile) if self._writes else None
         splits = plan.splits.values() if plan else ()
         shards = (stat for stat in self._output.list() if naming.is_shard_file(stat.name)) if plan else ()
         return BuildState(

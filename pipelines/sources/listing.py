@@ -130,7 +130,7 @@ class Listing:
             return self.input.stat(self.file)
         except NotFound as error:
             raise SourceError(
-                f"{self._where}: no such listing; name a .csv, .jsonl or .parquet file as input"
+                f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as input"
             ) from error
 
     @property

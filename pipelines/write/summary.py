@@ -13,6 +13,7 @@ from pipelines.plan import files, paths
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import BuildFile
 from pipelines.terminal import plain
+from shardset.program import count
 from shardset.storage.open import open_storage
 
 if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
@@ -70,16 +71,19 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
     lines += [f"fixed: {number:,} x {fix}" for fix, number in plan.fixes.items()]
     if plan.num_rejected:
         where = f": see {config.output.rstrip('/')}/{result.published.quarantine.path}" if result.published else ""
-        lines.append(f"quarantined: {plan.num_rejected:,} raw samples{where}")
+        lines.append(f"quarantined: {count(plan.num_rejected, 'raw sample')}{where}")
+        lines += [f"  {rejected}" for rejected in result.rejected]
+        more = plan.num_rejected - len(result.rejected)
+        lines += [f"  and {more:,} more"] if result.rejected and more else []
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
         lines.append(
-            f"wrote {counters['shards_written']:,} shards, {written:,} samples, {size / 1e6:,.1f} MB in "
+            f"wrote {count(counters['shards_written'], 'shard')}, {count(written, 'sample')}, {size / 1e6:,.1f} MB in "
             f"{result.seconds:.1f} s ({written / result.seconds:,.0f} images/s)"
         )
     if counters.get("shards_skipped"):
-        lines.append(f"{counters['shards_skipped']:,} shards were complete already")
-    lines.append(f"plan: {plan.num_units:,} units of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
+        lines.append(f"complete already: {count(counters['shards_skipped'], 'shard')}")
+    lines.append(f"plan: {count(plan.num_units, 'unit')} of input, {result.plan_bytes / 1e6:,.1f} MB in plan/")
     if result.published:
         lines.append(f"manifest: {config.output.rstrip('/')}/manifest.json, digest {result.published.digest[:16]}…")
     return lines

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from shardset.arguments import require_int
 from shardset.decode import jpeg, png
@@ -169,7 +169,15 @@ def _pillow_size(data: bytes) -> tuple[int, int]:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return image.height, image.width
     except _PILLOW_ERRORS as error:
-        raise UndecodableImage(f"no image format of {', '.join(FORMATS)} begins like it ({error})") from error
+        raise UndecodableImage(_unknown_format(data, error)) from error
+
+
+def _unknown_format(data: bytes, error: Exception) -> str:
+    if not data:
+        return "it is empty, 0 bytes"
+    # Pillow's own sentence names an object in memory.
+    detail = "" if isinstance(error, UnidentifiedImageError) else f" ({error})"
+    return f"no image format of {', '.join(FORMATS)} begins like it{detail}"
 
 
 def _decode_pillow(data: bytes, background: Background) -> np.ndarray:

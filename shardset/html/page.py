@@ -14,6 +14,7 @@ from typing import Any
 import jinja2
 
 from shardset.errors import ConfigError, NotFound
+from shardset.program import count
 from shardset.storage.base import Storage
 
 MAX_LETTERS = 120
@@ -96,11 +97,6 @@ def size(num_bytes: float) -> str:
         if num_bytes < 1000 * factor:
             return f"{num_bytes / factor:.3g} {unit}"
     return f"{num_bytes / 1e12:,.1f} TB"
-
-
-def count(number: int, one: str, many: str = "") -> str:
-    """A number with its noun: `1 shard`, `2 shards`. `many` is for plurals without a plain s (`classes`)."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _text(package: str, name: str) -> str:

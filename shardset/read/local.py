@@ -3,7 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from shardset.errors import NotFound, ShardsetError, StorageError
 from shardset.order.epoch import Slots
@@ -106,6 +106,7 @@ class _ShardFile:
             raise table.missing(shard) from error
         table.check_size(shard, os.fstat(self.fd).st_size)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # An argument, because at the end of the program `os` may be gone before this.
         if self.fd >= 0:
-            os.close(self.fd)
+            close(self.fd)

@@ -5,11 +5,12 @@ samples[17].image, samples["cat/001"].label, len(samples)
 """
 
 import builtins
+import operator
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
@@ -38,7 +39,7 @@ class Sample:
     key: str
     label: int
     class_name: str
-    fields: dict[str, bytes]
+    fields: dict[str, bytes] = field(repr=False)
     where: str
     """Shard, key and byte offset: how each message about the sample begins."""
 
@@ -121,7 +122,10 @@ class SampleSet:
         if is_there:
             return int(ids[at])
         near = [near.decode("ascii", "replace") for near in keys[max(0, at - 1) : at + NUM_NEAR - 1].tolist()]
-        raise KeyError(f"no sample of split {self.split_name!r} has the key {key!r}; near it are {', '.join(near)}")
+        raise KeyError(
+            f"no sample of split {self.split_name!r} has the key {key!r}; near it are {', '.join(near)}; "
+            "`python -m pipelines inspect` finds the key of an original name by --name"
+        )
 
     def close(self) -> None:
         """Ends the threads that read from a bucket; a later access starts new ones."""
@@ -147,6 +151,13 @@ class SampleSet:
         return keys[ids], ids
 
     def _checked(self, index: int) -> int:
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"sample {index!r} was asked for, expected the number or the key of one sample; for several, "
+                "[samples[number] for number in range(10)]"
+            ) from None
         number = index + len(self) if index < 0 else index
         if not 0 <= number < len(self):
             raise IndexError(f"there is no sample {index} in split {self.split_name!r} of {len(self)} samples")

@@ -23,7 +23,7 @@ from shardset.format.manifest import LoadedSet
 from shardset.order.state import OrderState
 from shardset.read.addresses import SampleAddresses
 from shardset.stream.batch import Batch
-from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, choose_global_batch, choose_image
+from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, check_names, choose_global_batch, choose_image
 from shardset.stream.fill.steps import Spans
 from shardset.stream.pipeline import Pipeline
 from shardset.stream.position import StreamPosition, state_of_values, values_of_state
@@ -65,6 +65,7 @@ class Stream:
         image: ImageChoice = ...,
         **options: Unpack[StreamOptions],
     ) -> None:
+        check_names(options)
         rank, world_size = which_process(rank, world_size)
         spec = StreamSpec(
             manifest_url=manifest_url,

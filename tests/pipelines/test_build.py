@@ -582,6 +582,19 @@ def test_a_dry_run_tells_the_arithmetic_and_writes_nothing(raw, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_names_what_a_build_would_leave_out_and_speaks_of_no_shards_written(tmp_path, capfd):
+    raw = write_class_folders(tmp_path / "photos", ["cat"], 20)
+    for number in range(7):
+        add(raw, f"cat/x{number}.png", b"")
+    words = ["build", "--source", "folder", "--input", str(raw), "--output", str(tmp_path / "out"), "--dry-run"]
+    assert command.main([*words, "--direct_running_mode=in_memory"]) == 0
+    printed = capfd.readouterr()
+    expected = ["quarantined: 7 raw samples", *(f"  cat/x{number}.png: empty" for number in range(5)), "  and 2 more"]
+    assert "\n".join(expected) in printed.out
+    assert "plan: 1 unit of input" in printed.out
+    assert "written" not in printed.err
+
+
 # Bad input
 
 
@@ -940,7 +953,8 @@ def test_names_are_printed_as_they_are(tmp_path):
     ("words", "sentence"),
     [
         (["--no-such-flag"], "unknown arguments: --no-such-flag"),
-        (["--num-shard", "3"], "unknown arguments: --num-shard 3"),
+        (["--num-shard", "3"], "unknown arguments: --num-shard 3, did you mean '--num-shards'?"),
+        (["--hold-out=test=0.1"], "unknown arguments: --hold-out=test=0.1, did you mean '--holdout'?"),
         (["--num-shards", "0"], "'0' is not a whole number from 1, or SPLIT=NUMBER,SPLIT=NUMBER"),
         (["--holdout", "test=2"], "--holdout test=2.0: expected a fraction"),
         (["--source", "nope"], "no source 'nope'; there are cifar10"),

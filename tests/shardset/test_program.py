@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shardset.errors import ConfigError, NotFound
-from shardset.program import FAILED, INTERRUPTED, OK, USAGE, Parser, run_verb
+from shardset.program import FAILED, INTERRUPTED, OK, USAGE, Parser, count, run_verb
 from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.shardset import image_sample, write_shard_set
@@ -116,3 +116,9 @@ def test_a_closed_pipe_and_a_bug_are_left_to_the_program():
     for error in (BrokenPipeError(), ZeroDivisionError()):
         with pytest.raises(type(error)):
             run_verb(raising(error), debug=False)
+
+
+def test_counts_agree_with_their_noun():
+    assert count(1, "shard") == "1 shard"
+    assert count(1200, "shard") == "1,200 shards"
+    assert count(2, "class", "classes") == "2 classes"

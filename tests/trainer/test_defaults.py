@@ -205,15 +205,18 @@ def test_a_run_folder_alone_is_enough_to_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--learning-rate", "1"], "did you mean --lr?"),
-        (["--weight_decay=1"], "did you mean '--weight-decay'?"),
-        (["--imagesize", "8"], "did you mean '--image-size'?"),
-        (["--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
+        (["train", "--learning-rate", "1"], "did you mean --lr?"),
+        (["train", "--weight_decay=1"], "did you mean '--weight-decay'?"),
+        (["train", "--imagesize", "8"], "did you mean '--image-size'?"),
+        (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
+        (["predict", "--from", "run", "cat.png", "--topp=3"], "did you mean '--top'?"),
+        (["explain", "--run-dir", "run", "--thumbnail", "page.html"], "did you mean '--thumbnails'?"),
+        (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
     ],
 )
 def test_a_flag_that_is_nearly_one_is_named(words: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_code:
-        command.main(["train", *words])
+        command.main(words)
     assert exit_code.value.code == USAGE
     assert hint in capsys.readouterr().err
 

@@ -1,8 +1,10 @@
 import functools
+import io
 import itertools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import time
@@ -211,6 +213,22 @@ def test_a_run_ends_with_a_line_that_says_the_accuracy(manifest: str, tmp_path: 
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"test accuracy {accuracy:.4f} (best")
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_live_line_has_a_rate_once_one_is_known(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    run(tiny_config(manifest, tmp_path, max_steps=3, log_every_steps=1))
+    shown = [line.strip() for line in terminal.getvalue().split("\r") if line.strip()]
+    assert re.fullmatch(r"epoch 1/\d+ step 1/\d+ loss [0-9.]+", shown[0])
+    assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
+
+
 def test_a_run_says_what_it_spent_its_time_on(manifest: str, tmp_path: Path) -> None:
     run(tiny_config(manifest, tmp_path, epochs=2))
     [final] = read_records(tmp_path, "final")
@@ -387,7 +405,7 @@ def test_a_refused_run_leaves_the_record_of_the_run_that_was(
     with pytest.raises((CheckpointError, ConfigError)):
         run(tiny_config(manifest, url, **refused))
     assert storage.read(configs.RECORD) == before
-    assert b"1 devices" in storage.read(log_name(0))
+    assert b"1 device:" in storage.read(log_name(0))
 
 
 def test_a_run_goes_on_from_another_runs_checkpoint(manifest: str, undisturbed: Path, tmp_path: Path) -> None:

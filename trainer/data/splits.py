@@ -253,7 +253,12 @@ def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
     if config.eval_split is not None:
         return config.eval_split
     others = [name for name in manifest.splits if name != config.train_split]
-    if len(others) != 1:
+    if not others:
+        raise ConfigError(
+            f"the shard set {config.manifest} has no split to evaluate on, only {config.train_split!r}; build it again "
+            f"with --holdout test=0.1, or evaluate on the training images: --set eval_split={config.train_split}"
+        )
+    if len(others) > 1:
         names = ", ".join(manifest.splits)
         raise ConfigError(f"which split to evaluate on? The shard set has {names}; name one with --set eval_split=NAME")
     return others[0]

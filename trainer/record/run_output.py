@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
+from shardset.program import count
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -43,7 +44,7 @@ class RunOutput:
             checkpoint.sweep(self.folder.storage)
         runtime.heartbeat.on_loss(self._log_loss)
         # Logged first, so that the log of a run that is refused later shows its config too.
-        started = f"trainer {__version__}, strategy {runtime.strategy}, {runtime.num_devices} devices"
+        started = f"trainer {__version__}, strategy {runtime.strategy}, {count(runtime.num_devices, 'device')}"
         self.log.note(started, f": {configs.to_json(config)}")
 
     def write_records(self, order: str | None, classes: Sequence[str], *, is_done: bool) -> None:

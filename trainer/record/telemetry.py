@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from shardset.program import count
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import SampleDigest
@@ -217,9 +218,10 @@ class Telemetry:
             learning_rate=self._rate_at(global_step),
         )
         self._log.record(record)
+        rate = f" {record.rate:.0f} samples/s" if record.rate else ""  # none is known before the second report
         self._log.progress(
             f"epoch {epoch + 1}/{self._config.epochs} step {step + 1}/{self._steps_per_epoch} "
-            f"loss {record.loss:.4f} {record.rate:.0f} samples/s{self._time_left(global_step + 1)}"
+            f"loss {record.loss:.4f}{rate}{self._time_left(global_step + 1)}"
         )
 
     def _time_left(self, step: int) -> str:
@@ -259,7 +261,7 @@ class Telemetry:
 
 
 def _summary(position: Position, seconds: float) -> str:
-    trained = f"after {position.step} steps ({position.closed_epochs} epochs) in {seconds:.0f} s"
+    trained = f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in {seconds:.0f} s"
     if position.last_top1 is None:
         return f"done {trained}; no epoch was completed, so nothing was evaluated"
     best_epoch = 0 if position.best_epoch is None else position.best_epoch + 1

@@ -33,7 +33,7 @@ class TimeSpent:
 PARTS = {
     "step_seconds": "steps",
     "input_wait_seconds": "waiting for data",
-    "first_step_seconds": "the first step, which compiles",
+    "first_step_seconds": "the first step",
     "evaluation_seconds": "evaluations",
     "checkpoint_seconds": "checkpoints",
 }

@@ -56,7 +56,12 @@ def _facts_of(trained: TrainedModel, files: list[str]) -> dict[str, Any]:
     return {
         "shardset": __version__,
         "files": files,
-        "model": {"name": config.model.name, "stem": config.model.stem, "norm": config.model.norm},
+        "model": {
+            "name": config.model.name,
+            "stem": config.model.stem,
+            "norm": config.model.norm,
+            "kwargs": config.model.kwargs,
+        },
         "classes": trained.classes,
         "input": {
             "size": image.size_in_evaluation,

@@ -11,7 +11,7 @@ import torch
 from shardset.decode.image import decode_into
 from shardset.errors import ConfigError, ShardsetError, UndecodableImage
 from shardset.format.images import FIELD_OF_EXTENSION
-from shardset.program import printable
+from shardset.program import count, printable
 from shardset.storage.open import open_file
 from trainer.data.splits import eval_spec
 from trainer.errors import TrainingError
@@ -49,7 +49,7 @@ def report(trained: TrainedModel, images: Sequence[str], *, top: int, as_json: b
         print(json.dumps(asdict(one)) if as_json else one, flush=True)
         failed += one.error is not None
     if failed:
-        raise TrainingError(f"{failed} images could not be read; the reason stands beside each")
+        raise TrainingError(f"{count(failed, 'image')} could not be read; the lines above give the reasons")
 
 
 def predictions(trained: TrainedModel, paths: Sequence[str], top: int) -> Iterator[Prediction]:

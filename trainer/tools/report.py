@@ -11,8 +11,9 @@ import msgspec
 from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.format import naming
 from shardset.html import page, plots
-from shardset.html.page import Finding, count
+from shardset.html.page import Finding
 from shardset.html.plots import Plot
+from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_file, open_storage
 from shardset.version import __version__

@@ -1,4 +1,4 @@
-"""Tables as records: CSV, JSONL and Parquet files, read row by row; errors name the line."""
+"""Tables as records: CSV, TSV, JSONL and Parquet files, read row by row; errors name the line."""
 
 import csv
 import json
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 1 << 20
 ROWS_PER_BATCH = 1_000
+DELIMITERS = ",;\t"
 
 Record = dict[str, Any]
 """The values of a row by column."""
@@ -49,21 +50,25 @@ def _lines(file: IO[bytes], where: str) -> Iterator[str]:
 
 
 def _read_csv(file: IO[bytes], where: str) -> RecordTable:
-    reader = csv.reader(_lines(file, where), strict=True)
+    lines = _lines(file, where)
+    first = next(lines, "")
+    # As the header has it: spreadsheets write semicolons where the comma is the decimal mark.
+    delimiter = next((mark for mark in DELIMITERS if mark in first), ",")
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     try:
         header = _check_header(next(reader, []), where)
     except csv.Error as error:
         raise _not_csv(where, reader.line_num, error) from error
-    return RecordTable(header, "line 1", _csv_rows(reader, header, where), untyped=True)
+    return RecordTable(header, "line 1", _csv_rows(reader, header, where, delimiter), untyped=True)
 
 
-def _csv_rows(reader: "Reader", header: list[str], where: str) -> Iterator[tuple[str, Record]]:
+def _csv_rows(reader: "Reader", header: list[str], where: str, delimiter: str) -> Iterator[tuple[str, Record]]:
     try:
         for cells in reader:
             if len(cells) not in (0, len(header)):
                 raise SourceError(
-                    f"{where}: line {reader.line_num}: {len(cells)} cells, expected {len(header)} as in the header; is "
-                    "a comma in a cell without quotes?"
+                    f"{where}: line {reader.line_num}: {len(cells)} cells, expected {len(header)} as in the header; "
+                    f"does a cell with {delimiter!r} in it lack quotes?"
                 )
             if cells:
                 yield f"line {reader.line_num}", dict(zip(header, cells, strict=True))
@@ -150,6 +155,7 @@ READERS: dict[str, Callable[[IO[bytes], str], RecordTable]] = {
     "csv": _read_csv,
     "jsonl": _read_jsonl,
     "ndjson": _read_jsonl,
+    "tsv": _read_csv,
     "parquet": _read_parquet,
 }
 """By extension of the file."""

@@ -86,6 +86,26 @@ def test_numbers_are_labels_as_they_are_and_name_the_classes(images, make):
     assert survey.notes == ["split train has no images of 1 class: 1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "delimiter"), [("list.csv", ";"), ("list.csv", "\t"), ("list.tsv", "\t"), ("list.tsv", ",")]
+)
+def test_a_spreadsheet_may_separate_cells_by_semicolons_or_tabs(images, name, delimiter):
+    rows = [["path", "label", "note"], ["a/1.png", '"cat; or, dog"', "1,5"], ["3.ppm", "ant", ""]]
+    if delimiter == ",":
+        rows[1][2] = '"1,5"'
+    text = "\ufeff" + "".join(delimiter.join(row) + "\r\n" for row in rows)
+    (images / name).write_bytes(text.encode())
+    source = opened(images / name)
+    assert [info.name for info in source.survey().classes] == ["ant", "cat; or, dog"]
+    assert [sample.fields["json"] for sample in read(source)] == [b'{"note":"1,5"}', b'{"note":""}']
+
+
+def test_a_cell_that_lacks_quotes_is_named_with_the_mark_that_separates_cells(images):
+    (images / "list.csv").write_text("path;label\na/1.png;cat;dog\n")
+    with pytest.raises(SourceError, match="line 2: 3 cells, expected 2 as in the header; does a cell with ';'"):
+        opened(images / "list.csv").survey()
+
+
 @pytest.mark.parametrize("spelled", ["{}", " {}", "{} ", "\t{}", "{}.0", " {}.00"])
 def test_a_number_in_csv_stays_that_number_however_a_spreadsheet_or_pandas_spells_it(images, spelled):
     source = csv_of(images, *(["3.ppm", spelled.format(number)] for number in (10, 0, 2)))
@@ -437,7 +457,7 @@ def test_a_line_that_is_no_json_is_an_error_with_its_line(images, line, message)
         ("where,label\n3.ppm,1\n", "line 1: columns where, label; expected a header with path and label"),
         ("path,label,label\n3.ppm,1,1\n", "line 1: columns path, label, label"),
         ("path,label,\n3.ppm,1,1\n", "line 1: columns"),
-        ("path;label\n3.ppm;1\n", "line 1: columns path;label"),
+        ("path|label\n3.ppm|1\n", r"line 1: columns path\|label"),
         ("", r"line 1: columns \(none\)"),
         ("path,label\n", "no rows, expected one for each image"),
     ],

@@ -1,12 +1,15 @@
-"""The protocol of DALI's external source; DALI itself needs a GPU, so its pipeline isn't run here."""
+"""The protocol of DALI's external source, and a pipeline of DALI itself on the CPU, in the peers' environment."""
 
+import hashlib
 import io
 import json
+import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from scripts import venvs
 from shardset.adapters.dali import ExternalSource
 from shardset.errors import ConfigError
 from shardset.format.tar import StoredSample
@@ -36,6 +39,49 @@ def test_the_outputs_are_those_of_the_stream_epoch_after_epoch(make):
         assert isinstance(outputs, tuple)
         for output, name in zip(outputs, ("image", "label", "weight"), strict=True):
             assert np.array_equal(output, batch[name])
+
+
+PIPELINE = """
+import hashlib, json, sys
+from nvidia.dali import fn, pipeline_def
+from shardset import Stream
+from shardset.adapters.dali import ExternalSource
+
+stream = Stream(sys.argv[1], "train", batch_size=8, image=None, fields=("png",), seed=7, num_threads=1)
+source = ExternalSource(stream, ("png", "label", "id"))
+
+@pipeline_def(batch_size=stream.batch_size, num_threads=1, device_id=None)
+def decoded():
+    encoded, labels, ids = fn.external_source(source, num_outputs=3, batch=True, cycle="raise")
+    return fn.decoders.image(encoded, device="cpu"), labels, ids
+
+batches = decoded()
+batches.build()
+for epoch in range(2):
+    for _ in range(len(source)):
+        images, labels, ids = batches.run()
+        rows = [hashlib.sha256(images.at(slot).tobytes()).hexdigest() for slot in range(stream.batch_size)]
+        print(json.dumps([rows, labels.as_array().tolist(), ids.as_array().tolist()]))
+    try:
+        batches.run()
+    except StopIteration:
+        batches.reset()
+"""
+
+
+@pytest.mark.slow
+def test_a_pipeline_of_dali_gives_the_batches_of_the_stream_epoch_after_epoch(make, shards):
+    assert venvs.is_current(venvs.PEERS, venvs.REQUIREMENTS), "run `make peers` first"
+    words = [str(venvs.python_of(venvs.PEERS)), "-c", PIPELINE, shards]
+    environment = {"PYTHONPATH": str(venvs.REPOSITORY), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[[")]
+    expected = [batch for epoch in range(2) for batch in make(**RAW).epoch(epoch)]
+    for (rows, labels, ids), batch in zip(found, expected, strict=True):
+        assert (labels, ids) == (batch["label"].tolist(), batch["id"].tolist())
+        decoded = [np.asarray(Image.open(io.BytesIO(each)).convert("RGB")).tobytes() for each in batch["png"]]
+        assert rows == [hashlib.sha256(pixels).hexdigest() for pixels in decoded]
 
 
 def test_encoded_images_come_as_one_array_of_bytes_for_each_sample(make):

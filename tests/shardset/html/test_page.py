@@ -64,9 +64,3 @@ def test_half_a_surrogate_is_no_failure():
 )
 def test_sizes_are_in_units_of_a_thousand(num_bytes, text):
     assert page.size(num_bytes) == text
-
-
-def test_counts_agree_with_their_noun():
-    assert page.count(1, "shard") == "1 shard"
-    assert page.count(1200, "shard") == "1,200 shards"
-    assert page.count(2, "class", "classes") == "2 classes"

@@ -223,6 +223,22 @@ def test_arguments_that_contradict_each_other_are_named(shards, options, message
         make(shards, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("shuffle", "; seed=None gives the stored order"),
+        ("num_workers", "; a stream decodes in threads"),
+        ("drop_last", '; last_batch="drop"'),
+        ("imagesize", ", did you mean 'image_size'?"),
+        ("num_thread", ", did you mean 'num_threads'?"),
+        ("colour", "$"),
+    ],
+)
+def test_an_option_of_another_loader_is_answered_with_what_it_is_called_here(shards, name, hint):
+    with pytest.raises(TypeError, match=f"Stream has no option '{name}'{hint.replace('?', '[?]')}"):
+        make(shards, **{name: 1})
+
+
 def test_an_image_spec_has_no_other_flip():
     with pytest.raises(ConfigError, match="flip is 'device', expected True, False or 'pixels'"):
         ImageSpec(size=16, flip="device")

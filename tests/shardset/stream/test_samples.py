@@ -2,9 +2,13 @@
 
 import gc
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 import threading
 import uuid
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, image_sample, pixels, png_samples, put, write_shard_set
 
+ROOT = Path(__file__).parents[3]
 NUM_TRAIN = 31
 
 
@@ -58,6 +63,31 @@ def test_membership(shards):
 def test_a_number_beyond_the_end_is_an_index_error(shards, number):
     with pytest.raises(IndexError, match=f"no sample {number} in split 'train' of 31 samples"):
         shardset.open(shards, "train")[number]
+
+
+@pytest.mark.parametrize("number", [1.5, slice(1, 3), None, np.float64(2)])
+def test_what_is_no_number_of_a_sample_is_a_type_error(shards, number):
+    with pytest.raises(TypeError, match="expected the number or the key of one sample"):
+        shardset.open(shards, "train")[number]
+
+
+def test_a_sample_is_shown_without_its_bytes(shards):
+    shown = repr(shardset.open(shards, "train")[3])
+    assert "key='train-000003', label=3, class_name='class 3'" in shown
+    assert len(shown) < 300
+
+
+def test_a_program_that_ends_with_open_shards_ends_silently(tmp_path):
+    write_shard_set(open_storage(str(tmp_path)), {"all": png_samples("all", 6, size=8)})
+    code = (
+        f"import sys, shardset; stream = shardset.Stream({str(tmp_path)!r}, 'all', batch_size=2, image_size=8); "
+        "batches = iter(stream); next(batches); samples = shardset.open(stream.spec.manifest_url); samples[0]; "
+        "sys.keep = samples, batches; import shardset.read.local; shardset.read.local.os = None"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("key", ["train-000011x", "", "zebra", "größe"])

@@ -160,6 +160,17 @@ def test_data_that_is_not_there_or_does_not_fit_is_refused(
         open_data(replace(tiny_config(manifest, "run"), **changes), 0, 1)
 
 
+def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -> None:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {"train": png_samples("train", 20, size=8)})
+    config = tiny_config(url, "run", eval_split=None)
+    with pytest.raises(
+        ConfigError, match=r"only 'train'; build it again with --holdout test=0.1, or .* eval_split=train"
+    ):
+        open_data(config, 0, 1)
+    assert open_data(replace(config, eval_split="train"), 0, 1).num_eval_samples == 20
+
+
 @pytest.mark.parametrize("without", ["train", "val"])
 @pytest.mark.parametrize("num_classes", [None, 12])
 def test_a_split_with_samples_that_have_no_label_is_refused(without: str, num_classes: int | None) -> None:

@@ -11,7 +11,7 @@ def test_the_parts_add_up_to_the_whole() -> None:
     assert sum(seconds.values()) == 100.0
     assert seconds["step_seconds"] == 80.0
     assert time_spent.in_words(seconds) == (
-        "steps 80 % (80.0 s), waiting for data 5 % (5.0 s), the first step, which compiles 10 % (10.0 s), "
+        "steps 80 % (80.0 s), waiting for data 5 % (5.0 s), the first step 10 % (10.0 s), "
         "evaluations 3 % (3.0 s), checkpoints 2 % (2.0 s)"
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from torch import nn
 
 from shardset.errors import ConfigError
 from shardset.program import FAILED, OK, USAGE
@@ -16,7 +17,7 @@ from tests.makers.shardset import encode, pixels
 from tests.makers.training import shard_set, tiny_config
 from trainer import cli as command
 from trainer import loop
-from trainer.config import ImageConfig, RegularizeConfig
+from trainer.config import ImageConfig, ModelConfig, RegularizeConfig
 from trainer.data.splits import open_data
 from trainer.record import checkpoint
 from trainer.runtime.base import Single
@@ -112,16 +113,58 @@ def test_a_run_and_its_export_predict_the_same(
     assert first["classes"][0]["probability"] >= first["classes"][1]["probability"] > 0
 
 
+def test_every_verb_takes_the_run_by_the_flag_of_train(
+    run: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["predict", "--run-dir", run, str(images / "0.png")]) == OK
+    assert command.main(["export", "--run-dir", run, "--output", str(tmp_path / "model")]) == OK
+    assert command.main(["report", "--run-dir", run, "--output", str(tmp_path / "page.html")]) == OK
+    capsys.readouterr()
+    for words, message in (
+        (["report"], "one of the arguments RUN --run-dir is required"),
+        (["report", run, "--run-dir", run], "not allowed with argument"),
+    ):
+        with pytest.raises(SystemExit):
+            command.main(words)
+        assert message in capsys.readouterr().err
+
+
+def test_several_formats_may_be_named_with_commas(run: str, tmp_path: Path) -> None:
+    assert command.main(["export", run, "--output", str(tmp_path), "--format", "safetensors,onnx"]) == OK
+    assert {one.name for one in tmp_path.iterdir()} == {"model.safetensors", "model.onnx", "model.json"}
+
+
+def narrow_net(num_classes: int, width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, width), nn.Linear(width, num_classes))
+
+
+def test_an_export_keeps_the_arguments_of_the_model(images: Path, tmp_path: Path) -> None:
+    config = tiny_config(
+        shard_set(tmp_path / "set"),
+        tmp_path / "run",
+        epochs=1,
+        model=ModelConfig(name=f"{__name__}:narrow_net", kwargs={"width": 5}),
+    )
+    loop.train(Single("fp32"), config)
+    model = trained.of_run(str(tmp_path / "run"))
+    export.write(model, str(tmp_path / "model"), ["safetensors"])
+    again = trained.of_export(str(tmp_path / "model"))
+    given = torch.from_numpy(normalised(rows()))
+    assert torch.equal(again.net(given), model.net(given))
+
+
 def test_a_file_that_is_no_image_is_named_and_the_others_are_predicted(
     run: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "no.png").write_bytes(b"no image")
-    words = ["predict", "--from", run, str(tmp_path / "no.png"), str(images / "1.png"), str(tmp_path / "nothing.png")]
-    assert command.main(words) == FAILED
+    (tmp_path / "empty.png").write_bytes(b"")
+    names = [tmp_path / "no.png", images / "1.png", tmp_path / "nothing.png", tmp_path / "empty.png"]
+    assert command.main(["predict", "--from", run, *map(str, names)]) == FAILED
     lines = capsys.readouterr()
-    assert "no image format" in lines.out.splitlines()[0]
+    assert lines.out.splitlines()[0].endswith("no image format of JPEG, PNG, PPM, WEBP, BMP, GIF, TIFF begins like it")
     assert "%" in lines.out.splitlines()[1]
-    assert "2 images could not be read" in lines.err
+    assert lines.out.splitlines()[3].endswith("it is empty, 0 bytes")
+    assert "3 images could not be read; the lines above give the reasons" in lines.err
 
 
 def test_more_images_than_a_batch_are_predicted_in_order(run: str, images: Path) -> None:
