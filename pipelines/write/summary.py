@@ -71,6 +71,8 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
     if plan.num_rejected:
         where = f": see {config.output.rstrip('/')}/{result.published.quarantine.path}" if result.published else ""
         lines.append(f"quarantined: {plan.num_rejected:,} raw samples{where}")
+    if again := counters.get("sections_indexed_again"):
+        lines.append(f"sections indexed again: {again:,} (their tars hold tars, global headers, or a key twice)")
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
         lines.append(
