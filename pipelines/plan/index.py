@@ -1,9 +1,10 @@
 """Indexes a unit: finds its samples, examines them, and records the extents of their bytes."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -16,7 +17,7 @@ from pipelines.plan.files import PlanFiles
 from pipelines.plan.summaries import UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
-from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
+from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source, Spool
 from pipelines.write.range_reads import SPOOLED, fetch
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
@@ -34,8 +35,8 @@ MAX_INLINE_BYTES = 1024
 class UnitSpool:
     """Stores bytes that can't be read by range from the input in one object of the plan."""
 
-    def __init__(self, output: Storage, unit: int, stack: ExitStack) -> None:
-        self.path = paths.spool_path(unit)
+    def __init__(self, output: Storage, path: str, stack: ExitStack) -> None:
+        self.path = path
         self.recent: dict[int, bytes] = {}
         """The contents of the current batch, by offset."""
         self._output, self._stack = output, stack
@@ -62,7 +63,8 @@ def index_unit(files: PlanFiles, source: Source, config: BuildConfig, unit: Unit
         table = tables.unit_from_bytes(content)
         rows, rejected = tables.rows_of(table), tables.rejected_of(table)
     else:
-        rows, rejected = _index(files.output, source, config, unit)
+        index = partial(source.index, read_unit(files.output, unit))
+        rows, rejected = read_samples(files.output, source, config, index, paths.spool_path(unit.number))
         files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
     summary = summarize(unit.number, rows, rejected)
     files.write(summary_path, msgspec.json.encode(summary))
@@ -78,15 +80,20 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
     return fields
 
 
-def _index(
-    output: Storage, source: Source, config: BuildConfig, unit: UnitRef
+def read_samples(
+    output: Storage,
+    source: Source,
+    config: BuildConfig,
+    index: Callable[[Spool], Iterator[RawSample | Rejected]],
+    spool_path: str,
 ) -> tuple[list[UnitRow], list[QuarantineEntry]]:
+    """A row or a quarantine entry for each sample of an index, examined."""
     rows: list[UnitRow] = []
     rejected: list[QuarantineEntry] = []
     with ExitStack() as stack:
-        spool = UnitSpool(output, unit.number, stack)
+        spool = UnitSpool(output, spool_path, stack)
         examiner = _Examiner(config, source.input, output, spool)
-        samples = iter(source.index(read_unit(output, unit), spool))
+        samples = index(spool)
         while batch := list(islice(samples, BATCH)):
             for row in examiner.rows(batch):
                 if isinstance(row, UnitRow):

@@ -78,14 +78,13 @@ _decode = msgspec.msgpack.Decoder(UnitRow).decode
 
 def unit_table(rows: Sequence[UnitRow], rejected: Sequence[QuarantineEntry]) -> pa.RecordBatch:
     """The table of a unit; its metadata holds the rejected samples."""
-    metadata = {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
     columns = {
         "split": [row.split for row in rows],
         "label": [row.label for row in rows],
         "key_hash": hash_keys(pa.array([row.key for row in rows], pa.string())),
         "row": list(map(_encode, rows)),
     }
-    return from_columns(UNIT.with_metadata(metadata), columns)
+    return from_columns(UNIT.with_metadata(_metadata(rejected)), columns)
 
 
 def rejected_of(table: pa.RecordBatch) -> list[QuarantineEntry]:
@@ -103,6 +102,12 @@ def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of all tables, which must have the same columns."""
     columns = zip(*(table.columns for table in tables), strict=True)
     return pa.RecordBatch.from_arrays(list(map(pa.concat_arrays, map(list, columns))), schema=tables[0].schema)
+
+
+def concat_units(unit_tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """One table of a unit, with the rows and the rejected samples of all."""
+    rejected = [entry for table in unit_tables for entry in rejected_of(table)]
+    return concat(unit_tables).replace_schema_metadata(_metadata(rejected))
 
 
 def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
@@ -204,6 +209,10 @@ def values(column: pa.Array) -> list[Any]:
     """A column as Python values."""
     python_values: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
     return python_values
+
+
+def _metadata(rejected: Sequence[QuarantineEntry]) -> dict[bytes, bytes]:
+    return {_REJECTED: json.dumps(list(rejected), sort_keys=True).encode()}
 
 
 def _read(data: bytes | memoryview, schema: pa.Schema, columns: Sequence[str] = ()) -> pa.RecordBatch:

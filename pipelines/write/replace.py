@@ -6,6 +6,7 @@ A manifest or `plan/` names them all. Any other file may belong to somebody else
 import os
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -112,8 +113,8 @@ def remove(files: PlanFiles, names: Collection[str]) -> None:
     existing = list(_existing(files.output, names))
     if existing:
         files.check_current()
-    for stat in existing:
-        files.output.delete(stat.name, generation=stat.generation)
+    for _ in plan_files.in_order(files.output, existing, partial(_delete, files.output)):
+        pass
 
 
 def remove_partitions(files: PlanFiles) -> None:
@@ -129,6 +130,10 @@ def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
     for name in sorted(name for name in names if "/" not in name):
         with suppress(NotFound):
             yield output.stat(name)
+
+
+def _delete(output: Storage, stat: Stat) -> None:
+    output.delete(stat.name, generation=stat.generation)
 
 
 def _is_inside(output: Storage, folder: Storage) -> bool:
