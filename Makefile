@@ -10,7 +10,7 @@ CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} 
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow test-torch emulator flink peers torch flink-up flink-down dataflow docs bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow test-torch emulator flink peers torch torchtpu flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -51,7 +51,7 @@ FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py fo
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not gcs" $(FAST)
 
-slow: env emulator flink peers torch  ## the slow suites: emulator, Flink, kills, damage, README commands
+slow: env emulator flink peers torchtpu  ## the slow suites: emulator, Flink, kills, damage, README commands
 	$(PY) -m pytest -q -n auto -m slow
 
 NEWEST := tests/trainer/runtime/test_runtime.py tests/trainer/test_loop.py tests/trainer/record/test_checkpoint.py \
@@ -73,6 +73,9 @@ peers: env  ## other readers and writers (wids, Energon, DALI, MosaicML, ...) fo
 
 torch: env  ## the newest torch that the trainer is tested with, in .tools/torch-venv (5 GB)
 	$(PY) -m scripts.venvs torch
+
+torchtpu: torch  ## TorchTPU on top of it, in .tools/torchtpu-venv (840 MB), for the tests that compare with it
+	.tools/torch-venv/bin/python -m scripts.venvs torchtpu
 
 flink-up: env  ## start a Flink cluster here: a job manager, two task managers, their Python workers
 	$(PY) -m scripts.flink up

@@ -156,7 +156,7 @@ class TrainConfig:
     target_accuracy: Accuracy | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
     strategy: Strategy = setting("auto", "how to use the devices; start ddp and fsdp with torchrun")
     precision: Precision = setting("fp32", "bf16 computes in bfloat16 where autocast allows it")
-    compile: bool | None = setting(None, "compile the model with torch.compile; none: on CUDA devices only")
+    compile: bool | None = setting(None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU")
     tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")
     sync_batch_norm: bool = setting(False, "under ddp on CUDA devices, BatchNorm sees the global batch")
     resume: str = setting("auto", "auto, never, or the URL of a checkpoint or run folder to begin from")

@@ -5,6 +5,7 @@ loop knows none of that. A new back end is a subclass of `Runtime`.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.runtime import cuda
+from trainer.runtime import cuda, torchtpu
 from trainer.runtime.machine import available_memory, local_processes
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
@@ -29,7 +30,7 @@ TEXT_BYTES = 4
 TensorBatch = cuda.TensorBatch
 """`image`, `label` and `weight`, and where used `flip` and `mix`. The first dimension is the sample."""
 
-Step = Callable[..., torch.Tensor]
+Step = torchtpu.Step
 
 
 class Runtime:
@@ -232,7 +233,7 @@ class Runtime:
 
 
 class Single(Runtime):
-    """One process, one device: a CUDA device if there is one, else the CPU."""
+    """One process, one device: a CUDA device if there is one, else a TPU with TorchTPU, else the CPU."""
 
     strategy = "single"
     compile_backend = "inductor"
@@ -243,20 +244,30 @@ class Single(Runtime):
         self._spans: list[tuple[Any, Any]] = []
         self._profiler: torch.profiler.profile | None = None
         self._copies = cuda.PinnedCopies(self.device) if self.device.type == "cuda" else None
+        # Where 64-bit numbers are added up, which a TPU does not compute with.
+        self._exact = torch.device("cpu") if self.device.type == "tpu" else self.device
 
     def _find_device(self) -> torch.device:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
+
+    @property
+    def is_cloud(self) -> bool:
+        return self.device.type == "tpu"
 
     def free_bytes(self) -> int | None:
-        return super().free_bytes() if self.on_host else torch.cuda.mem_get_info(self.device)[0]
+        return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else super().free_bytes()
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
-        module = module.to(self.device)
+        module = moved(module, self.device)
         # torch's stubs lack this argument.
         return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
-        return batch if self._copies is None else self._copies.start(batch)
+        if self._copies is not None:
+            return self._copies.start(batch)
+        return batch if self.on_host else {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def to_host(self, tree: Any) -> Any:
         return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
@@ -264,14 +275,17 @@ class Single(Runtime):
     def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
         if self.device.type == "cuda":
             cuda.set_flags(tf32=tf32)
-        obstacle = cuda.compile_obstacle(self.device) if self.compile_backend == "inductor" else None
+        if self.device.type == "tpu":
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        backend = torchtpu.COMPILE_BACKEND if self.device.type == "tpu" else self.compile_backend
+        obstacle = cuda.compile_obstacle(self.device) if backend == "inductor" else None
         if compile and obstacle is not None:
             raise ConfigError(
                 f"compile is true, but torch.compile can't make kernels here: {obstacle}; or set it to false"
             )
-        if compile or (compile is None and self.device.type == "cuda" and obstacle is None):
+        if compile or (compile is None and not self.on_host and obstacle is None):
             for module in modules:
-                module.compile(backend=self.compile_backend, dynamic=False)
+                module.compile(backend=backend, dynamic=False)
 
     def compiled(self, step: Step, name: str) -> Step:
         return self._timed_by_clock(step) if self._copies is None else self._timed_by_events(step, self._copies)
@@ -279,8 +293,12 @@ class Single(Runtime):
     def seed(self, key: int) -> None:
         torch.manual_seed(replica_key(key, self.replica))
 
+    def number(self, value: float) -> float | torch.Tensor:
+        # A Python number would be a constant of what a TPU compiles, so each step would compile anew.
+        return torch.tensor(value, device=self.device) if self.device.type == "tpu" else value
+
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        fetched = self.sum_replicas(torch.stack(list(rows)).double()).cpu()
+        fetched = self.sum_replicas(torch.stack(list(rows)).to(self._exact).double()).cpu()
         self._busy_s += sum(start.elapsed_time(stop) for start, stop in self._spans) / 1000
         self._spans.clear()
         return fetched
@@ -327,6 +345,25 @@ class Single(Runtime):
 def replica_key(key: int, replica: int) -> int:
     """A replica's own random key, 63 bits."""
     return (key >> 1) ^ replica
+
+
+def moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """The module on a device. Weights that layers share stay shared, where the back end gives each layer its own."""
+    shared = _shared_parameters(module)
+    module = module.to(device)
+    for first, *others in shared:
+        for name in others:
+            owner, _, own_name = name.rpartition(".")
+            setattr(module.get_submodule(owner), own_name, module.get_parameter(first))
+    return module
+
+
+def _shared_parameters(module: nn.Module) -> list[list[str]]:
+    """The names of each weight that several layers share."""
+    names = defaultdict[int, list[str]](list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
+    return [same for same in names.values() if len(same) > 1]
 
 
 def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -18,15 +18,19 @@ from torch.nn.parallel import DistributedDataParallel
 from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.errors import PeerLost
+from trainer.runtime import torchtpu
 from trainer.runtime.base import Single, Step
 from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer, HeartbeatTiming
+
+BACKENDS = {"cuda": "nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
+"""The back end of torch.distributed for each type of device."""
 
 SERVER_PORT_KEY = "heartbeat port"
 """The key of the store under which RANK 0 publishes the port of its heartbeat server."""
 
 
 class Ddp(Single):
-    """One process for each device, started by torchrun: nccl on GPUs, gloo on CPUs."""
+    """One process for each device: on GPUs (nccl) and CPUs (gloo) started by torchrun, on TPUs by TorchTPU's launch."""
 
     strategy = "ddp"
 
@@ -44,20 +48,26 @@ class Ddp(Single):
         super().__init__(precision)
 
     def _find_device(self) -> torch.device:
-        if not torch.cuda.is_available():
-            return torch.device("cpu")
+        device = super()._find_device()
+        if device.type == "tpu":
+            torchtpu.check_environment(os.environ)
+        if device.type != "cuda":
+            return device  # a process of TorchTPU sees its own chip only
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         return torch.device("cuda", torch.cuda.current_device())
 
     def join(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         timeout = _duration(timeout_s)
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
         # Until here the store had the patience of a start.
         self._store.set_timeout(timeout)
         try:
             dist.init_process_group(
-                backend, store=self._store, rank=self.host, world_size=self.num_hosts, timeout=timeout
+                BACKENDS[self.device.type],
+                store=self._store,
+                rank=self.host,
+                world_size=self.num_hosts,
+                timeout=timeout,
             )
         except (RuntimeError, ValueError) as error:
             if (loss := self.heartbeat.loss()) is not None:
@@ -89,7 +99,9 @@ class Ddp(Single):
         return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else super().no_sync(parallel)
 
     def compiled(self, step: Step, name: str) -> Step:
-        return self._peer_errors()(super().compiled(step, name))
+        # All processes take the same steps, so TorchTPU may compile an exchange together with what is around it.
+        same = torchtpu.spmd_safe(step) if self.device.type == "tpu" else step
+        return self._peer_errors()(super().compiled(same, name))
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         summed = tensor.detach().clone()
@@ -100,7 +112,7 @@ class Ddp(Single):
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         if self.num_hosts == 1:
             return list(values)  # asked at every step, where it must not wait for the device
-        return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64, device=self.device)).tolist()
+        return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64, device=self._exact)).tolist()
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         with self._peer_errors():

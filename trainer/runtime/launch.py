@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shardset.errors import ConfigError
 from trainer.config import Precision, Strategy, TrainConfig
 from trainer.errors import PeerLost
-from trainer.runtime import xla
+from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import Runtime, Single
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.fsdp import Fsdp
@@ -57,12 +57,15 @@ def launch(config: TrainConfig, worker: Worker) -> None:
 
 
 def choose(strategy: Strategy) -> str:
-    """The strategy of "auto": ddp under torchrun, single on a CUDA device, spmd with torch_xla, else single."""
+    """The strategy of "auto": ddp where a launcher started several processes, on a TPU or by torchrun.
+
+    Otherwise single on a CUDA device and on a TPU of TorchTPU, spmd with torch_xla, else single.
+    """
     if strategy != "auto":
         return strategy
-    if dist.is_torchelastic_launched():
+    if dist.is_torchelastic_launched() or torchtpu.is_launched():
         return "ddp"
-    if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") is None:
+    if torchtpu.is_available() or (torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") is None):
         return "single"
     return "spmd" if xla.is_installed() else "single"
 
@@ -88,6 +91,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
 @contextmanager
 def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
     """A runtime of this process, closed when the block ends."""
+    torchtpu.check_machine()
     # Before torch_xla is imported, which reads the choice only once.
     if strategy in ("spmd", "spmd_sharded", "replica"):
         xla.select_device()

@@ -6,7 +6,6 @@ torch_xla is imported when one of them starts, not before: importing it chooses 
 import importlib.metadata
 import importlib.util
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, replica_key
+from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, moved, replica_key
 from trainer.supervise.heartbeat import PORT, Address, HeartbeatServer
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
@@ -58,13 +57,7 @@ class Xla(Runtime):
         raise NotImplementedError
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
-        shared = _shared_parameters(module)
-        module = module.to(self.device)
-        # Unlike other devices, XLA gives each layer its own copy of a shared weight. Share it again.
-        for first, *others in shared:
-            for name in others:
-                owner, _, own_name = name.rpartition(".")
-                setattr(module.get_submodule(owner), own_name, module.get_parameter(first))
+        module = moved(module, self.device)
         self._torch_xla.sync()
         return module
 
@@ -316,14 +309,6 @@ def spawn_replicas(function: Callable[..., None], *args: Any) -> None:
 def _release(distribution: str) -> list[str]:
     """The first two numbers of a version, ["2", "9"]."""
     return importlib.metadata.version(distribution).split(".")[:2]
-
-
-def _shared_parameters(module: nn.Module) -> list[list[str]]:
-    """The names of each weight that several layers share."""
-    names = defaultdict[int, list[str]](list)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
-    return [same for same in names.values() if len(same) > 1]
 
 
 def partition_of(shape: tuple[int, ...], num_devices: int) -> tuple[str | None, ...]:

@@ -33,6 +33,7 @@ def register(verbs: Any) -> None:
     _add_request(create_verb, required=True)
     setup_verb = _verb(verbs_of_tpu, "setup", setup, "build this project's wheel and install it on all workers")
     setup_verb.add_argument("--wheel", help="wheel to install (default: built from this source tree)")
+    _add_backend(setup_verb)
     doctor_verb = _verb(verbs_of_tpu, "doctor", doctor, "run `python -m trainer doctor` on all workers at once")
     doctor_verb.add_argument("--want-images-per-second", metavar="N", help="the rate that the whole run should read at")
     goes_on = "a training on the workers goes on: the same command joins it, `tpu stop` ends it"
@@ -41,6 +42,7 @@ def register(verbs: Any) -> None:
     )
     _add_request(train_verb, required=False)
     train_verb.add_argument("--wheel", help="wheel to install on a TPU that this command creates")
+    _add_backend(train_verb)
     train_verb.add_argument(
         "--max-restarts", type=_count, default=0, metavar="N",
         help="create, set up and train again after preemptions, at most N times (default: 0); needs --accelerator-type",
@@ -107,6 +109,15 @@ def _add_request(verb: argparse.ArgumentParser, *, required: bool) -> None:
     verb.add_argument("--network", help="default: the network named default")
     verb.add_argument("--subnetwork", help="of that network, in the zone's region")
     verb.add_argument("--service-account", help="e-mail; default: the one of Compute Engine")
+
+
+def _add_backend(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--backend",
+        choices=sorted(commands.BACKENDS),
+        default="xla",
+        help="back end to install: xla (torch_xla) or torchtpu, which never ran on a TPU here (default: xla)",
+    )
 
 
 def _count(text: str) -> int:
@@ -289,7 +300,8 @@ def _check_urls(config: TrainConfig) -> None:
 def _vm(options: argparse.Namespace, *, exists: bool = True) -> TpuVm:
     runner = DryRunner(exists=exists) if options.dry_run else ShellRunner()
     pause_s = 0 if options.dry_run else options.poll_seconds
-    return TpuVm(node=_node(options), runner=runner, pause=lambda: time.sleep(pause_s))
+    backend = getattr(options, "backend", "xla")  # only some verbs install
+    return TpuVm(node=_node(options), runner=runner, pause=lambda: time.sleep(pause_s), backend=backend)
 
 
 def _node(options: argparse.Namespace) -> TpuNode:

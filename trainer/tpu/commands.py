@@ -24,6 +24,9 @@ PYTHON = f"~/{FOLDER}/env/bin/python"
 ENVIRONMENT = {"PJRT_DEVICE": "TPU"}
 ALL = "all"
 
+BACKENDS = {"xla": "tpu", "torchtpu": "torchtpu"}
+"""The extra of this project that brings each back end for TPUs, with the torch that it needs."""
+
 _NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 _ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]")
 _REGION = re.compile(r"[a-z]+-[a-z]+[0-9]+")
@@ -176,17 +179,18 @@ def copy_wheel(node: TpuNode, wheel: Path) -> Command:
     return _scp(node, str(wheel), f"{node.name}:", ALL)
 
 
-def install(node: TpuNode, wheel: str = WHEEL) -> Command:
-    """Creates or updates the Python environment on every worker.
+def install(node: TpuNode, wheel: str = WHEEL, backend: str = "xla") -> Command:
+    """Creates or updates the Python environment on every worker, for one back end.
 
-    The TPU runtimes have Python 3.10. uv installs the 3.11 that this project needs.
+    The TPU runtimes have Python 3.10. uv installs the 3.11 that this project needs, and removes the other back end.
     """
     uv = "~/.local/bin/uv"
     steps = (
         f"mkdir -p ~/{FOLDER}",
         f"(test -x {uv} || python3 -m pip install --quiet --user uv)",
         f"{uv} venv --quiet --allow-existing --python 3.11 ~/{FOLDER}/env",
-        f'{uv} pip install --quiet --python {PYTHON} --reinstall-package shardset "$HOME/{wheel}[trainer,tpu]"',
+        f"{uv} pip install --quiet --exact --python {PYTHON} --reinstall-package shardset "
+        f'"$HOME/{wheel}[trainer,{BACKENDS[backend]}]"',
     )
     return _ssh(node, " && ".join(steps))
 

@@ -46,11 +46,12 @@ class TrainingAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TpuVm:
-    """The steps of the verbs. `pause` waits between two checks of the state."""
+    """The steps of the verbs. `pause` waits between two checks of the state; `backend` is what `install` installs."""
 
     node: TpuNode
     runner: Runner
     pause: Callable[[], None]
+    backend: str = "xla"
 
     def state(self) -> CloudState:
         """The current state."""
@@ -98,7 +99,7 @@ class TpuVm:
             wheel = SOURCE / "build" / "tpu" / commands.WHEEL
             require_success(self.runner.follow(commands.build_wheel(SOURCE, wheel.parent)))
         require_success(self.runner.follow(commands.copy_wheel(self.node, wheel)))
-        require_success(self.runner.follow(commands.install(self.node, wheel.name)))
+        require_success(self.runner.follow(commands.install(self.node, wheel.name, self.backend)))
 
     def delete(self, state: CloudState) -> None:
         """Deletes the queued request with its TPU VM, or a TPU VM that was created without a request."""

@@ -10,6 +10,7 @@ The folder ~/shardset-tpu holds `train.lock` (locked while training), `train.jso
 
 import datetime
 import fcntl
+import importlib.util
 import json
 import os
 import signal
@@ -96,7 +97,7 @@ def supervise(folder: WorkerFolder, arguments: Sequence[str]) -> int:
         if not free:
             return FAILED
         folder.arguments.write_text(json.dumps(list(arguments)))
-        command = [sys.executable, "-m", "trainer", "train", *arguments]
+        command = [sys.executable, "-m", *_program(), *arguments]
         with folder.log.open("a") as log, subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             errors="replace",
@@ -128,6 +129,11 @@ def stop(folder: WorkerFolder) -> int:
         time.sleep(POLL_S)
     print(f"the trainer ended with code {_code(folder)}", flush=True)
     return 0
+
+
+def _program() -> list[str]:
+    """The module that trains here: with TorchTPU it starts a process for each chip, torch_xla needs only one."""
+    return ["trainer.tpu.processes"] if importlib.util.find_spec("torch_tpu") else ["trainer", "train"]
 
 
 def _try_lock(file: IO[str]) -> bool:

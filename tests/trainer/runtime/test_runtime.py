@@ -15,9 +15,10 @@ from shardset.errors import ConfigError
 from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.data.splits import open_data, synthetic_data
+from trainer.runtime import torchtpu
 from trainer.runtime.base import Single, replica_key
 from trainer.runtime.distributed import Ddp
-from trainer.runtime.launch import launch
+from trainer.runtime.launch import choose, launch
 from trainer.runtime.xla import partition_of
 
 
@@ -122,6 +123,21 @@ def test_a_ddp_process_alone_asks_nobody_at_every_step(monkeypatch: pytest.Monke
     alone = Ddp("fp32")  # which has joined no group
     assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
     assert alone.any_host(True)
+
+
+def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert choose("auto") != "ddp"
+    for name in (torchtpu.ADDRESSES, torchtpu.TOPOLOGY, "RANK"):
+        monkeypatch.setenv(name, "1")
+    assert choose("auto") == "ddp"
+    assert choose("single") == "single"
+
+
+def test_a_process_without_torchtpu_s_launch_is_told_how_to_start() -> None:
+    with pytest.raises(ConfigError, match=r"ADDRESSES and .*TOPOLOGY not set.*python -m trainer.tpu.processes"):
+        torchtpu.check_environment({})
+    with pytest.raises(ConfigError, match=r"TorchTPU: TORCH_TPU_TOPOLOGY not set"):
+        torchtpu.check_environment({torchtpu.ADDRESSES: "localhost:1"})
 
 
 @pytest.mark.parametrize(

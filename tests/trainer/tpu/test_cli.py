@@ -156,6 +156,15 @@ def test_setup_copies_and_installs_the_wheel_on_every_worker(cloud, tpu, tmp_pat
         assert (home / "shardset-tpu/env/bin/python").exists()
 
 
+@pytest.mark.parametrize(("backend", "extras"), [("torchtpu", "[trainer,torchtpu]"), ("xla", "[trainer,tpu]")])
+def test_setup_installs_the_back_end_that_is_asked_for_and_removes_the_other(cloud, tpu, tmp_path, backend, extras):
+    cloud.has("my-tpu", "v4-8")
+    home = cloud.home("my-tpu", 0)
+    assert tpu("setup", f"--wheel={wheel(tmp_path)}", f"--backend={backend}")[0] == OK
+    assert (home / "installed").read_text().strip().endswith(f".whl{extras}")
+    assert cloud.asked("--exact") == 1
+
+
 def test_setup_fails_where_one_worker_fails(cloud, tpu, tmp_path):
     cloud.has("my-tpu", "v4-32")
     homes = [cloud.home("my-tpu", worker) for worker in range(4)]

@@ -120,6 +120,17 @@ def test_a_training_does_not_end_with_the_session_that_started_it(machine, numbe
     assert machine.folder.code.read_text() == "0"
 
 
+def test_with_torchtpu_a_worker_starts_a_process_for_each_chip(machine):
+    (machine.home / "torch_tpu.py").touch()
+    (machine.home / "trainer/tpu").mkdir()
+    real = Path(worker.__file__).parent
+    (machine.home / "trainer/tpu/__init__.py").write_text(f"__path__.append({str(real)!r})\n")
+    launcher = "import sys; print(f'one for each chip: {sys.argv[1:]}'); sys.exit(3)\n"
+    (machine.home / "trainer/tpu/processes.py").write_text(launcher)
+    expected = f"one for each chip: {[str(machine.home), '3']}\n"
+    assert ended(machine.start("train", str(machine.home), "3"))[:2] == (3, expected)
+
+
 def test_another_training_is_refused_while_one_runs(machine):
     first = machine.train(0)
     code, _, errors = ended(machine.start("train", "--epochs=3"))

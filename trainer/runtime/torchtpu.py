@@ -1,0 +1,97 @@
+"""TorchTPU, the device type `tpu` of PyTorch: what its devices and processes need beside torch.distributed.
+
+`import torch` loads its package, torch_tpu, by itself where that is installed and the machine has a TPU. So nothing
+here imports it.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from shardset.errors import ConfigError
+
+DEVICE_TYPE = "tpu"
+Step = Callable[..., torch.Tensor]
+BACKEND = "cpu:gloo,tpu:tpu_dist"
+"""The back ends of torch.distributed: hosts agree on numbers of 64 bits, which a TPU does not compute with."""
+
+COMPILE_BACKEND = "tpu"
+"""The back end of torch.compile; the usual one, inductor, makes no kernels for a TPU."""
+
+TOPOLOGY = "TORCH_TPU_TOPOLOGY"
+ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
+"""Environment variables that a launcher sets: how the chips are wired, and where each process finds the others."""
+
+
+def is_installed() -> bool:
+    """Whether torch_tpu is there; does not import it."""
+    return importlib.util.find_spec("torch_tpu") is not None
+
+
+def is_available() -> bool:
+    """Whether torch has loaded TorchTPU and found a TPU."""
+    # Not torch.tpu.is_available, which TorchTPU refuses to callers outside torch.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return accelerator is not None and accelerator.type == DEVICE_TYPE
+
+
+def check_machine() -> None:
+    """Raises ConfigError where TorchTPU is loaded without a TPU: there, the first backward pass would wait for one."""
+    if "torch_tpu" in sys.modules and not is_available():
+        raise ConfigError(
+            "TorchTPU is loaded, but this machine has no TPU that it can use; to train on other devices, set "
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0, or use an environment without torch_tpu"
+        )
+
+
+def is_launched() -> bool:
+    """Whether this is one of the processes that TorchTPU's launch environment was made for."""
+    return TOPOLOGY in os.environ and "RANK" in os.environ
+
+
+def check_environment(environment: Mapping[str, str]) -> None:
+    """Raises ConfigError without the variables of the launcher, without which TorchTPU aborts in native code."""
+    if missing := [name for name in (ADDRESSES, TOPOLOGY) if name not in environment]:
+        raise ConfigError(
+            f"TorchTPU: {' and '.join(missing)} not set, which every process of a TPU needs; start the run with "
+            "`python -m trainer.tpu.processes ...`, which takes the flags of `python -m trainer train`"
+        )
+
+
+def set_launch_environment() -> None:
+    """Sets the variables that the processes of this machine need, by TorchTPU's own detection; starts no TPU.
+
+    Raises ConfigError where there is no TPU.
+    """
+    try:
+        module().distributed.set_tpu_launch_env()
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"TorchTPU can't tell how the chips of this machine are wired: {error}") from error
+
+
+def num_local_processes(environment: Mapping[str, str]) -> int:
+    """The processes of this machine in a launch environment, which has an address for each one of all machines."""
+    return len(environment[ADDRESSES].split(",")) // int(environment.get("NNODES", "1"))
+
+
+def spmd_safe(step: Step) -> Step:
+    """The step, marked as one that all processes run alike, where this version of TorchTPU knows such a mark.
+
+    TorchTPU then compiles exchanges between processes together with what surrounds them.
+    """
+    mark: Any = getattr(module().distributed, "spmd_safe", None)
+    return step if mark is None else mark(step)
+
+
+def module() -> Any:
+    """`torch.tpu` of TorchTPU. Raises ConfigError if it is not installed."""
+    if not is_installed():
+        raise ConfigError(
+            "TorchTPU is not installed; run pip install 'shardset[trainer,torchtpu]' in an environment of its own"
+        )
+    return importlib.import_module("torch.tpu")
