@@ -72,6 +72,9 @@ class ImageConfig:
     size: Count = setting(224, "width and height in pixels")
     train_crop: Literal["random", "pad", "center"] = setting("random", "crop of training images")
     eval_resize: Count = setting(256, "length of the shorter side before an evaluation takes the centre")
+    eval_interpolation: Literal["area", "bilinear", "bicubic", "lanczos"] = setting(
+        "area", "how an evaluation resizes: averages of areas, or Pillow's filter of that name"
+    )
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Annotated[int, Meta(ge=0)] = setting(4, "black pixels around an image, for train_crop=pad")
     flip: bool = setting(True, "mirror half of the training images")

@@ -49,6 +49,7 @@ class ModelInput:
 
     size: int
     eval_resize: int
+    interpolation: str = "area"
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
@@ -58,6 +59,7 @@ class ModelInput:
         return {
             "image.size": self.size,
             "image.eval_resize": self.eval_resize,
+            "image.eval_interpolation": self.interpolation,
             "image.mean": self.mean,
             "image.std": self.std,
         }

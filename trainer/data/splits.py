@@ -179,7 +179,7 @@ def train_spec(image: ImageConfig) -> ImageSpec:
     crops: dict[str, Crop] = {
         "random": RandomResizedCrop(),
         "pad": PadCrop(image.pad),
-        "center": CenterCrop(image.eval_resize),
+        "center": _center_crop(image),
     }
     return _image_spec(image, crops[image.train_crop], flip=image.flip)
 
@@ -193,7 +193,11 @@ def train_transform(image: ImageConfig) -> Chain | None:
 
 def eval_spec(image: ImageConfig) -> ImageSpec:
     """How evaluation images are cropped and resized."""
-    return replace(_image_spec(image, CenterCrop(image.eval_resize), flip=False), size=image.size_in_evaluation)
+    return replace(_image_spec(image, _center_crop(image), flip=False), size=image.size_in_evaluation)
+
+
+def _center_crop(image: ImageConfig) -> CenterCrop:
+    return CenterCrop(image.eval_resize, image.eval_interpolation)
 
 
 def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:

@@ -14,6 +14,7 @@ from timm.data.config import resolve_data_config
 from timm.models import load_state_dict
 from torch import nn
 
+from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
 from trainer.config import ModelConfig
 from trainer.defaults import ModelInput
@@ -38,6 +39,7 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
     return ModelInput(
         size=size,
         eval_resize=math.floor(size / known["crop_pct"]),
+        interpolation=known["interpolation"] if known["interpolation"] in INTERPOLATIONS else "area",
         mean=(red[0], green[0], blue[0]),
         std=(red[1], green[1], blue[1]),
     )
@@ -130,7 +132,11 @@ def _input_of_sidecar(path: Path) -> ModelInput:
     try:
         values = json.loads(path.read_text())["input"]
         return ModelInput(
-            size=values["size"], eval_resize=values["resize"], mean=tuple(values["mean"]), std=tuple(values["std"])
+            size=values["size"],
+            eval_resize=values["resize"],
+            interpolation=values.get("interpolation", "area"),
+            mean=tuple(values["mean"]),
+            std=tuple(values["std"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: not what `export` writes ({error!r}); export the model again") from error

@@ -66,6 +66,7 @@ def _facts_of(trained: TrainedModel, files: list[str]) -> dict[str, Any]:
         "input": {
             "size": image.size_in_evaluation,
             "resize": image.eval_resize,
+            "interpolation": image.eval_interpolation,
             "crop": "shorter side resized to `resize`, then the centre",
             "mean": list(image.mean),
             "std": list(image.std),

@@ -101,6 +101,7 @@ def _config_of(facts: dict[str, Any]) -> TrainConfig:
         image=ImageConfig(
             size=known["size"],
             eval_resize=known["resize"],
+            eval_interpolation=known.get("interpolation", "area"),
             mean=tuple(known["mean"]),
             std=tuple(known["std"]),
             background=known["background"],

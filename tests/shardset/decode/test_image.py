@@ -236,6 +236,17 @@ def test_a_centre_crop_is_near_torchvisions(height, width):
     assert off(found, resized.crop((left, top, left + 56, top + 56))) < 1.5
 
 
+@pytest.mark.parametrize("name", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize(("height", "width"), [(300, 400), (401, 300), (20, 90)])
+def test_a_centre_crop_by_a_filter_of_pillow_is_torchvisions(name, height, width):
+    image = pixels(9, height, width)
+    side = (int(64 * width / height), 64) if height < width else (64, int(64 * height / width))
+    resized = Image.fromarray(image).resize(side, Image.Resampling[name.upper()])
+    left, top = round((side[0] - 56) / 2), round((side[1] - 56) / 2)
+    found = one(encode(image, "png"), ImageSpec(size=56, crop=CenterCrop(64, name)))
+    assert np.array_equal(found, np.asarray(resized.crop((left, top, left + 56, top + 56))))
+
+
 def test_a_centre_crop_of_the_images_own_size_changes_nothing():
     assert np.array_equal(one(encode(busy(32, 32), "png"), ImageSpec(size=32, crop=CenterCrop(32))), busy(32, 32))
 
@@ -336,6 +347,7 @@ def test_a_header_that_claims_too_much_is_refused_before_anything_is_decoded():
     [
         lambda: ImageSpec(size=0),
         lambda: ImageSpec(size=64, crop=CenterCrop(63)),
+        lambda: CenterCrop(64, "nearest"),
         lambda: RandomResizedCrop(scale=(0.5, 0.1)),
         lambda: RandomResizedCrop(ratio=(0, 1)),
         lambda: PadCrop(-1),

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
         shard_set(folder / "set"),
         folder / "run",
         epochs=1,
-        image=ImageConfig(size=8, train_crop="pad", eval_resize=8, mean=MEAN, std=STD),
+        image=ImageConfig(size=8, train_crop="pad", eval_resize=9, eval_interpolation="bicubic", mean=MEAN, std=STD),
         regularize=RegularizeConfig(ema_decay=0.5),
     )
     loop.train(Single("fp32"), config)
