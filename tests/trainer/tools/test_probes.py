@@ -14,9 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import torch
 
 from shardset.errors import NotFound, TransientError
 from tests.makers.training import shard_set, tiny_config
+from trainer.runtime import xla
 from trainer.tools import probes
 
 ENDPOINTS = "t1v-n-0:uid0:10.130.0.10,t1v-n-1:uid1:10.130.0.11"
@@ -153,6 +155,9 @@ def test_several_cpu_devices_are_counted(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "4")
     found = probes.devices("spmd")
+    if not xla.is_installed():
+        assert f"there is no torch_xla for torch {torch.__version__}" in str(found)
+        return
     assert isinstance(found, probes.Devices), found
     assert (found.num_devices, found.platform, found.kind) == (4, "CPU", "xla")
 
@@ -178,7 +183,7 @@ def test_sizes_of_this_machine_are_numbers_that_can_be():
 def test_versions_and_pins_are_those_of_the_installed_distributions():
     found = probes.versions()
     assert list(found) == list(probes.DISTRIBUTIONS)
-    assert (found["torch"] or "").startswith("2.9")
+    assert (found["torch"] or "").partition("+")[0] == torch.__version__.partition("+")[0]
     assert probes.pins()["libtpu"].count(".") == 2
 
 
