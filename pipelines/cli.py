@@ -4,6 +4,8 @@ Each verb imports its own heavy modules: Beam alone takes a second or two.
 """
 
 import argparse
+import atexit
+import gc
 import json
 import logging
 from collections.abc import Sequence
@@ -182,4 +184,5 @@ VERBS = {
 
 def program() -> None:
     """The entry point of the shell command."""
+    atexit.register(gc.freeze)  # otherwise Python's exit walks through all loaded objects: 0.4 s with Beam
     run_program(main, "pipelines")

@@ -1,5 +1,6 @@
 """One run that moves between the oldest and the newest torch, and a reader of checkpoints for each of them."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 
 from scripts import venvs
 from shardset.program import OK
+from tests.makers.documented import REPOSITORY
 from tests.makers.training import finish, largest_difference, losses, shard_set, tiny_config, trainer
 from trainer.config import ModelConfig, OptimizerConfig, Strategy
 
@@ -56,3 +58,9 @@ def test_the_newest_torch_chooses_no_torch_xla_of_another_version(tmp_path: Path
     assert code == OK, output
     code, output = finish(trainer(replace(config, strategy="spmd"), python=newest))
     assert "there is no torch_xla for torch 2.15" in output
+
+
+def test_a_program_that_ends_says_no_more_than_its_own_words(newest: str) -> None:
+    command = [newest, "-m", "trainer", "predict", "--from", "nothing", "photo.png"]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.stderr == "ConfigError: nothing: no such run folder\n"
