@@ -49,7 +49,7 @@ class Learner:
         build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
-        if config.model.checkpoint_activations and runtime.device.type == "xla":
+        if config.model.checkpoint_activations and not runtime.recomputes:
             raise ConfigError("model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA")
         build.checkpoint_activations(net, config.model)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None

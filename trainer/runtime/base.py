@@ -37,11 +37,13 @@ class Runtime:
     """Devices and processes as the training loop sees them. The defaults fit a run of one process.
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
-    that compiles steps to graphs sets `compiles` and counts the graphs of each step in `graphs`.
+    that compiles steps to graphs sets `compiles` and counts the graphs of each step in `graphs`. One whose backward
+    pass can't compute activations again unsets `recomputes`.
     """
 
     strategy: str
     compiles: bool = False
+    recomputes: bool = True
     host: int = 0
     num_hosts: int = 1
     num_replicas: int = 1
@@ -66,6 +68,11 @@ class Runtime:
     def is_cloud(self) -> bool:
         """Whether this is a Compute Engine machine, which announces its preemption."""
         return False
+
+    @property
+    def platform(self) -> str | None:
+        """What PJRT calls the devices, such as TPU; None for a back end without it."""
+        return None
 
     @property
     def is_master(self) -> bool:

@@ -31,6 +31,7 @@ class Xla(Runtime):
     """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters of the back end."""
 
     compiles = True
+    recomputes = False  # torch's function for it does not know XLA
     _max_graphs = 1
 
     def __init__(self, precision: Precision) -> None:
@@ -92,6 +93,10 @@ class Xla(Runtime):
     @property
     def is_cloud(self) -> bool:
         return bool(self._xr.device_type() == "TPU")
+
+    @property
+    def platform(self) -> str | None:
+        return os.environ.get("PJRT_DEVICE")
 
     @property
     def on_host(self) -> bool:

@@ -117,7 +117,7 @@ def local_devices(strategy: str) -> Devices:
         return Devices(
             strategy=chosen,
             kind=running.device.type,
-            platform=os.environ.get("PJRT_DEVICE") if running.device.type == "xla" else None,
+            platform=running.platform,
             num_hosts=running.num_hosts,
             num_devices=running.num_devices,
             on_host=running.on_host,
