@@ -280,12 +280,17 @@ def is_installed() -> bool:
 
 
 def select_device() -> str:
-    """The PJRT device, chosen before torch_xla starts: "TPU" if this machine has one, else "CPU"."""
+    """The PJRT device, chosen before torch_xla starts: "TPU" if this machine has one, else "CPU".
+
+    Also turns off torch_xla's functionalization, unless the environment turns it on: the step computes the same without
+    it, and tracing takes less than half of the time on the host. torch_xla reads the choice once.
+    """
     if not is_installed():
         raise ConfigError(
             f"there is no torch_xla for torch {torch.__version__}: use --strategy ddp or single, or run "
             "pip install 'shardset[trainer,xla]' in an environment of its own"
         )
+    os.environ.setdefault("XLA_DISABLE_FUNCTIONALIZATION", "1")
     if "PJRT_DEVICE" not in os.environ:
         from torch_xla._internal import tpu
 

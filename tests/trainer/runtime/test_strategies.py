@@ -275,6 +275,7 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert facts["part of a pod"] == [3, 4, 0, 1]
     assert facts["alone"] == facts["over the mesh"] == facts["values"]
     assert facts["graphs"] == [1, 0]
+    assert facts["weights"] == ["{replicated}"]
     assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
     assert facts["sharded graphs"] == [1, 0]
     for way, (graphs, far) in [*facts["steps"].items(), *facts["sharded steps"].items()]:
