@@ -21,7 +21,7 @@ PLAIN = ImageConfig()
 class Mix:
     """Adds `mix` (float32 [B, 5], see `mix_row`) to a training batch if mixup or cutmix is asked for (their alphas).
 
-    The choice depends on (seed, epoch, step), never on the replica; the partners are those of the replica's own part.
+    The choice depends on (seed, epoch, step), never on the replica; see `partners`.
     """
 
     mixup: float
@@ -53,6 +53,21 @@ def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:
     return np.array([draw.beta(mixup, mixup), 0, 0, 0, 0], dtype=np.float32)
 
 
+def partners(rows: torch.Tensor, repeats: int) -> torch.Tensor:
+    """Of each row of a batch the partner's, in which images show one more sample: of two neighbours the other one.
+
+    Each sample has `repeats` rows. Partners are near each other, so that a replica with whole pairs of samples needs no
+    images of others, and any number of replicas mix a batch in the same way. What makes no pair is read backwards.
+    """
+    size = 2 * repeats
+    in_pairs = len(rows) // size * size
+    tail = rows[in_pairs:].flip(0)
+    if not in_pairs:
+        return tail
+    pairs = rows[:in_pairs].unflatten(0, (-1, size)).flip(1).flatten(0, 1)
+    return torch.cat([pairs, tail]) if len(tail) else pairs
+
+
 def _box(draw: np.random.Generator, share: float, size: int) -> np.ndarray:
     half = size * (1 - share) ** 0.5 / 2
     middle = draw.integers(0, size, 2)
@@ -79,8 +94,8 @@ class Normalize(nn.Module):
         return torch.where(flip.view(-1, 1, 1, 1), images_NCHW.flip(3), images_NCHW)
 
 
-def mixed(images_NCHW: torch.Tensor, mix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each image mixed with its partner (the batch read backwards), and the own share of each: float32 [B].
+def mixed(images_NCHW: torch.Tensor, others_NCHW: torch.Tensor, mix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each image mixed with its partner's, and the own share of each: float32 [B].
 
     All tensors, no numbers: a share or a box that changes is no new graph.
     """
@@ -89,4 +104,4 @@ def mixed(images_NCHW: torch.Tensor, mix: torch.Tensor) -> tuple[torch.Tensor, t
     share, top, bottom, left, right = (column.view(-1, 1, 1) for column in mix.unbind(1))
     inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
     own = (share * (~inside)).unsqueeze(1)
-    return images_NCHW * own + images_NCHW.flip(0) * (1 - own), own.mean(dim=(1, 2, 3))
+    return images_NCHW * own + others_NCHW * (1 - own), own.mean(dim=(1, 2, 3))

@@ -18,7 +18,7 @@ from shardset.order.permutation import derive_key
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
 from trainer.model import augment, build
-from trainer.model.losses import losses_of
+from trainer.model.losses import Partners, losses_of
 from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import STATIC_OPTIMIZERS, Runtime, TensorBatch
@@ -139,9 +139,9 @@ class Learner:
 
     def _pass(self, batch: TensorBatch, total: float | torch.Tensor) -> torch.Tensor:
         """Forward and backward of a part; the gradient is that of the mean over all samples of all replicas."""
-        images, own_share = self._images(batch)
+        images, partners = self._images(batch)
         logits = self._logits(self._parallel, images)
-        losses = losses_of(self._config.regularize, logits, batch["label"], own_share)
+        losses = losses_of(self._config.regularize, logits, batch["label"], partners)
         # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
         loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
         with build.unchanged_statistics(self.net) if self._config.model.checkpoint_activations else nullcontext():
@@ -154,9 +154,13 @@ class Learner:
         build.check_logits(logits, self._config.model.name, self._num_classes)
         return logits.float()
 
-    def _images(self, batch: TensorBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def _images(self, batch: TensorBatch) -> tuple[torch.Tensor, Partners | None]:
         images = self._normalize(batch["image"], batch.get("flip"))
-        return augment.mixed(images, batch["mix"]) if "mix" in batch else (images, None)
+        if "mix" not in batch:
+            return images, None
+        repeats = self._config.image.augment_repeats
+        blend, own_share = augment.mixed(images, augment.partners(images, repeats), batch["mix"])
+        return blend, Partners(own_share, augment.partners(batch["label"], repeats))
 
     @torch.no_grad()
     def _eval_step(self, batch: TensorBatch) -> torch.Tensor:

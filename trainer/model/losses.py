@@ -1,35 +1,46 @@
 """The training loss of each sample: cross-entropy or binary cross-entropy, smoothed, also of mixed images."""
 
+from typing import NamedTuple
+
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from trainer.config import RegularizeConfig
 
 
+class Partners(NamedTuple):
+    """What mixed images show: how much is their own, float32 [B], and the label of the rest, int64 [B]."""
+
+    own_share: torch.Tensor
+    labels: torch.Tensor
+
+
 def losses_of(
-    config: RegularizeConfig, logits: torch.Tensor, labels: torch.Tensor, own_share: torch.Tensor | None
+    config: RegularizeConfig, logits: torch.Tensor, labels: torch.Tensor, partners: Partners | None
 ) -> torch.Tensor:
-    """float32 [B]. With `own_share`, an image is mixed with its partner, which is the batch read backwards."""
+    """float32 [B]; `partners` are those of mixed images."""
     if config.loss == "bce":
-        targets = soft_targets(labels, own_share, logits.shape[1], config.label_smoothing)
+        targets = soft_targets(labels, partners, logits.shape[1], config.label_smoothing)
         if config.bce_threshold is not None:
             targets = targets.gt(config.bce_threshold).float()
         return binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(1)
     own = cross_entropy(logits, labels, reduction="none", label_smoothing=config.label_smoothing)
-    if own_share is None:
+    if partners is None:
         return own
-    partner = cross_entropy(logits, labels.flip(0), reduction="none", label_smoothing=config.label_smoothing)
-    return own_share * own + (1 - own_share) * partner
+    other = cross_entropy(logits, partners.labels, reduction="none", label_smoothing=config.label_smoothing)
+    return partners.own_share * own + (1 - partners.own_share) * other
 
 
-def soft_targets(
-    labels: torch.Tensor, own_share: torch.Tensor | None, num_classes: int, smoothing: float
-) -> torch.Tensor:
+def soft_targets(labels: torch.Tensor, partners: Partners | None, num_classes: int, smoothing: float) -> torch.Tensor:
     """The share of each class in each image: float32 [B, classes]; smoothing gives all classes a part, as in timm."""
+    own = _one_class(labels, num_classes, smoothing)
+    if partners is None:
+        return own
+    share = partners.own_share.unsqueeze(1)
+    return share * own + (1 - share) * _one_class(partners.labels, num_classes, smoothing)
+
+
+def _one_class(labels: torch.Tensor, num_classes: int, smoothing: float) -> torch.Tensor:
     # Compared and not scattered: a graph without indexes, which every compiler splits over devices.
     classes = torch.arange(num_classes, device=labels.device)
-    own = (labels.unsqueeze(1) == classes).float() * (1 - smoothing) + smoothing / num_classes
-    if own_share is None:
-        return own
-    share = own_share.unsqueeze(1)
-    return share * own + (1 - share) * own.flip(0)
+    return (labels.unsqueeze(1) == classes).float() * (1 - smoothing) + smoothing / num_classes

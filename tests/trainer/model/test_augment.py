@@ -6,7 +6,7 @@ import torch
 
 from trainer.config import ImageConfig, RegularizeConfig, TrainConfig
 from trainer.model import augment
-from trainer.model.augment import Mix, Normalize, mix_row, mixed
+from trainer.model.augment import Mix, Normalize, mix_row, mixed, partners
 
 
 def images(num: int = 4, size: int = 6) -> torch.Tensor:
@@ -32,18 +32,50 @@ def test_only_images_that_say_so_are_mirrored() -> None:
 def test_mixup_is_a_weighted_sum_with_the_partner() -> None:
     pictures = Normalize()(images())
     row = torch.from_numpy(mix_row(0.4, 0.0, 6, key=5))
-    found, share = mixed(pictures, row.repeat(4, 1))
+    found, share = mixed(pictures, pictures.flip(0), row.repeat(4, 1))
     torch.testing.assert_close(found, row[0] * pictures + (1 - row[0]) * pictures.flip(0))
     torch.testing.assert_close(share, row[0].repeat(4))
 
 
 def test_cutmix_shows_the_partner_in_a_box_and_counts_its_pixels() -> None:
     pictures = Normalize()(images(size=16))
-    found, share = mixed(pictures, torch.tensor([[1.0, 2, 6, 4, 12]]).repeat(4, 1))
+    found, share = mixed(pictures, pictures.flip(0), torch.tensor([[1.0, 2, 6, 4, 12]]).repeat(4, 1))
     expected = pictures.clone()
     expected[:, :, 2:6, 4:12] = pictures.flip(0)[:, :, 2:6, 4:12]
     assert torch.equal(found, expected)
     torch.testing.assert_close(share, torch.full((4,), 1 - 32 / 256))
+
+
+@pytest.mark.parametrize(
+    ("rows", "repeats", "expected"),
+    [
+        (6, 1, [1, 0, 3, 2, 5, 4]),
+        (5, 1, [1, 0, 3, 2, 4]),
+        (1, 1, [0]),
+        (12, 3, [5, 4, 3, 2, 1, 0, 11, 10, 9, 8, 7, 6]),
+        (9, 3, [5, 4, 3, 2, 1, 0, 8, 7, 6]),
+        (2, 3, [1, 0]),
+    ],
+)
+def test_partners_are_neighbours_of_another_sample(rows: int, repeats: int, expected: list[int]) -> None:
+    assert partners(torch.arange(rows), repeats).tolist() == expected
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_any_replicas_with_whole_pairs_mix_like_one(repeats: int, replicas: int) -> None:
+    rows = torch.arange(2 * repeats * 8)
+    shares = rows.chunk(replicas)
+    assert torch.equal(torch.cat([partners(share, repeats) for share in shares]), partners(rows, repeats))
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3, 4])
+@pytest.mark.parametrize("passes", [1, 2, 3])
+def test_a_partner_is_never_a_repeat_of_the_same_sample(repeats: int, passes: int) -> None:
+    samples = torch.arange(2 * repeats * passes * 3) // repeats
+    for start in range(passes):
+        part = samples[start::passes]
+        assert (partners(part, repeats) != part).all()
 
 
 @pytest.mark.parametrize("key", range(20))

@@ -20,7 +20,7 @@ from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, Regularize
 from trainer.data.splits import open_data
 from trainer.model import augment, build, memory
 from trainer.model.learner import Learner
-from trainer.model.losses import losses_of
+from trainer.model.losses import Partners, losses_of
 from trainer.runtime.base import Single
 
 CLASSES = 5
@@ -82,6 +82,11 @@ def images_of(batch: Batch) -> torch.Tensor:
     return ((batch["image"].float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
 
 
+def neighbours(rows: torch.Tensor) -> torch.Tensor:
+    """Of each pair of rows the other one; an odd last row stays."""
+    return rows[[min(number ^ 1, len(rows) - 1) for number in range(len(rows))]]
+
+
 def plain_loop(
     config: TrainConfig,
     loss_of: Callable[[torch.Tensor, Batch], torch.Tensor],
@@ -95,7 +100,7 @@ def plain_loop(
         images = images_of(batch)
         if "mix" in batch:
             share = batch["mix"][0, 0]
-            images = share * images + (1 - share) * images.flip(0)
+            images = share * images + (1 - share) * neighbours(images)
         loss = loss_of(net(images), batch)
         optimizer.zero_grad()
         loss.backward()
@@ -117,7 +122,7 @@ def plain_bce(smoothing: float, threshold: float | None) -> Callable[[torch.Tens
             targets[row, label] = 1 - smoothing + smoothing / CLASSES
         if "mix" in batch:
             share = batch["mix"][0, 0]
-            targets = share * targets + (1 - share) * targets.flip(0)
+            targets = share * targets + (1 - share) * neighbours(targets)
         if threshold is not None:
             targets = (targets > threshold).float()
         return -(targets * logsigmoid(logits) + (1 - targets) * logsigmoid(-logits)).mean()
@@ -144,7 +149,7 @@ def test_bce_is_timms(threshold: float | None) -> None:
     expected = timm_loss(logits, labels)
     torch.testing.assert_close(losses_of(config, logits, labels, None).mean(), expected)
     targets: Any = mixup_target(labels, CLASSES, lam=0.7, smoothing=0.1)
-    found = losses_of(config, logits, labels, torch.full((6,), 0.7)).mean()
+    found = losses_of(config, logits, labels, Partners(torch.full((6,), 0.7), labels.flip(0))).mean()
     torch.testing.assert_close(found, timm_loss(logits, targets))
 
 
@@ -233,10 +238,10 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def mixed_by_hand(images_NCHW: torch.Tensor, row: list[float]) -> tuple[torch.Tensor, float]:
-    """The images mixed with the batch read backwards, and how much of each is its own."""
+    """The images mixed with their neighbours, and how much of each is its own."""
     share, box = row[0], [int(number) for number in row[1:]]
     top, bottom, left, right = box
-    others = images_NCHW.flip(0)
+    others = neighbours(images_NCHW)
     mixed = share * images_NCHW + (1 - share) * others
     mixed[:, :, top:bottom, left:right] = others[:, :, top:bottom, left:right]
     size = images_NCHW[0, 0].numel()
@@ -264,7 +269,7 @@ def test_the_steps_of_a_run_are_those_of_a_plain_loop(manifest: str, tmp_path: P
         logits = net(images)
         losses = own * nn.functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
         losses += (1 - own) * nn.functional.cross_entropy(
-            logits, labels.flip(0), reduction="none", label_smoothing=smoothing
+            logits, neighbours(labels), reduction="none", label_smoothing=smoothing
         )
         loss = (losses * weights).sum() / weights.sum()
         by_hand.param_groups[0]["lr"] = record["learning_rate"]

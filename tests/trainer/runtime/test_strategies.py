@@ -262,6 +262,17 @@ def test_augmented_and_repeated_images_are_the_same_under_every_strategy_and_aft
     assert "global_batch_size is '12, each sample 3 times' there and 12 here" in output
 
 
+def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path: Path) -> None:
+    model = ModelConfig(name=f"{__name__}:flat")
+    base = tiny_config(manifest, "run", epochs=1, model=model, regularize=RegularizeConfig(mixup=0.4, cutmix=1.0))
+    run = {name: replace(base, run_dir=str(tmp_path / name)) for name in ("single", "spmd", "ddp")}
+    succeed(run["single"])
+    succeed(replace(run["spmd"], strategy="spmd"), devices=4)
+    succeed(replace(run["ddp"], strategy="ddp"), processes=2)
+    for name in ("spmd", "ddp"):
+        assert largest_difference(losses(run[name].run_dir), losses(run["single"].run_dir)) < TOLERANCE
+
+
 def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest: str, tmp_path: Path) -> None:
     config = tiny_config(manifest, tmp_path, epochs=1)
     succeed(config)
