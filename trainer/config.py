@@ -160,6 +160,10 @@ class TrainConfig:
     strategy: Strategy = setting("auto", "how to use the devices; start ddp and fsdp with torchrun")
     precision: Precision = setting("fp32", "bf16 computes in bfloat16 where autocast allows it")
     compile: bool | None = setting(None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU")
+    compile_cache: str | None = setting(
+        None,
+        "folder where torch_xla keeps compiled graphs for later runs, local or gs://; none: on TPUs below ~/.cache",
+    )
     tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")
     sync_batch_norm: bool = setting(False, "under ddp on CUDA devices, BatchNorm sees the global batch")
     resume: str = setting("auto", "auto, never, or the URL of a checkpoint or run folder to begin from")

@@ -43,6 +43,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "strategy": ("--strategy",),
         "precision": ("--precision",),
         "compile": ("--compile",),
+        "compile_cache": ("--compile-cache",),
         "profile_steps": ("--profile-steps",),
     },
 }

@@ -28,7 +28,13 @@ def main() -> None:
     from trainer.runtime.launch import running
 
     with running("spmd", "fp32") as spmd:
-        facts = {**_placing(spmd), **_agreeing(spmd), "graphs": _graphs(spmd), "steps": _steps(spmd)}
+        facts = {
+            **_placing(spmd),
+            **_agreeing(spmd),
+            "graphs": _graphs(spmd),
+            "steps": _steps(spmd),
+            "weights": _weights(spmd),
+        }
         with running("spmd_sharded", "fp32") as sharded:
             facts |= {"sharded graphs": _graphs(sharded), "sharded steps": _steps(sharded), **_kept(sharded)}
         print(json.dumps({**facts, "part of a pod": _part_of_a_pod()}))
@@ -89,6 +95,20 @@ def _kept(sharded: Any) -> dict[str, object]:
     for name, tensor in {"weight": weight, **learner._optimizer.state[weight]}.items():
         specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)
     return {"kept": specs}
+
+
+def _weights(spmd: Any) -> list[str]:
+    """How the weights lie over the devices after two steps, each way once."""
+    import torch_xla
+
+    from trainer import recipes
+    from trainer.model.learner import Learner
+
+    learner = Learner(spmd, recipes.digits_smoke(), 10, None)
+    for step in range(2):
+        learner.train_step(spmd.to_device(_batch(64, step)), 0.1, key=step)
+    learner.state()
+    return sorted({torch_xla._XLAC._get_xla_sharding_spec(tensor) for tensor in learner.net.state_dict().values()})
 
 
 def _steps(spmd: Any) -> dict[str, list[float]]:

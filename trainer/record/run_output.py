@@ -79,7 +79,12 @@ class RunOutput:
 
 def from_anywhere(config: TrainConfig) -> TrainConfig:
     """The config with absolute local paths, so that it can be read from any folder."""
-    return replace(config, manifest=_absolute(config.manifest), cache_dir=_absolute(config.cache_dir))
+    return replace(
+        config,
+        manifest=_absolute(config.manifest),
+        cache_dir=_absolute(config.cache_dir),
+        compile_cache=_absolute(config.compile_cache),
+    )
 
 
 def _absolute(url: str | None) -> str | None:

@@ -88,6 +88,10 @@ class Runtime:
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
 
+    def compile_cache(self, address: str | None) -> AbstractContextManager[None]:
+        """While the block runs, keeps compiled graphs at an address for later runs. Enter it before the first step."""
+        return nullcontext()
+
     @property
     def on_host(self) -> bool:
         """Whether the device computes in host memory, which it shares with the streams."""
