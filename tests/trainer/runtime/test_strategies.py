@@ -442,7 +442,7 @@ def test_records_of_a_killed_run_reach_the_bucket_as_far_as_its_checkpoint(manif
     output = succeed(replace(config, max_steps=saved + 2))
     assert f"resumed at step {saved}" in output
     # The lease of the killed run was taken at once: its process was seen to be gone.
-    assert "waiting" not in output
+    assert "is held by" not in output
     steps = [record["global_step"] for record in read_records(config.run_dir, "step")]
     assert steps == list(range(saved + 2))
 
