@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -92,7 +93,8 @@ class Ddp(Single):
                 "sync_batch_norm is true, but torch has such a BatchNorm for CUDA devices only; use --strategy single, "
                 "or --set model.norm=group"
             )
-        synchronized: nn.Module = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        convert: Any = convert_sync_batchnorm  # has no types
+        synchronized: nn.Module = convert(model)
         return synchronized
 
     def no_sync(self, parallel: nn.Module) -> AbstractContextManager[None]:

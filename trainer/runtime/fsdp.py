@@ -137,7 +137,7 @@ def _refusals() -> Iterator[None]:
     """Turns torch's errors about what can't be sharded into ConfigError."""
     try:
         yield
-    except (RuntimeError, ValueError, NotImplementedError) as error:
+    except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         if not any(word in reason for word in UNSHARDABLE):
             raise

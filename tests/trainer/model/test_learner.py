@@ -1,7 +1,6 @@
 """The arithmetic of a step against the same written down plainly."""
 
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,19 +22,13 @@ from trainer.model.learner import Learner
 from trainer.record import checkpoint_state
 from trainer.runtime.base import Single
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CLASSES = 5
 PLAIN = OptimizerConfig(name="momentum", learning_rate=1.0, weight_decay=0.0, momentum=0.0)
 """Its step at rate r takes r times the gradient away."""
 
 Batch = dict[str, torch.Tensor]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def linear(num_classes: int) -> nn.Module:
@@ -239,7 +232,7 @@ def test_steps_are_those_of_a_loop_that_knows_nothing_of_the_trainer(compile: bo
         images = (batch["image"][:real].permute(0, 3, 1, 2) - mean) / std
         loss = cross_entropy(net(images), batch["label"][:real], label_smoothing=0.1)
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
         averaged = [0.9 * old + 0.1 * new.detach() for old, new in zip(averaged, net.parameters(), strict=True)]

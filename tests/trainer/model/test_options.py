@@ -1,7 +1,7 @@
 """Options of a step against loops written down in plain torch: only the batches and first weights are the trainer's."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from trainer.model.learner import Learner
 from trainer.model.losses import Partners, losses_of
 from trainer.runtime.base import Single
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CLASSES = 5
 STEPS = 8
 TOLERANCE = 1e-6
@@ -35,14 +37,6 @@ MEAN, STD = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.2
 
 Batch = dict[str, torch.Tensor]
 Groups = list[dict[str, Any]]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def config_of(**changes: Any) -> TrainConfig:

@@ -19,6 +19,7 @@ from shardset.storage.base import Storage, Writer
 from shardset.storage.checked import facts_of
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
+from tests.makers.mortal import Killed, mortal
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint, checkpoint_state
 
@@ -149,41 +150,16 @@ def test_saving_a_step_again_replaces_it(storage: Storage) -> None:
     assert [(commit.step, commit.top1) for commit in checkpoint.commits(storage)] == [(5, 0.25)]
 
 
-class Killed(Exception):
-    """Where a process would end by SIGKILL."""
-
-
-class Mortal(MemoryStorage):
-    """A storage whose user is killed before its n-th change; `lives` counts down."""
-
-    lives = 0
-
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        self._live()
-        return super().writer(name, if_generation=if_generation)
-
-    def delete(self, name: str) -> None:
-        self._live()
-        super().delete(name)
-
-    @classmethod
-    def _live(cls) -> None:
-        cls.lives -= 1
-        if cls.lives < 0:
-            raise Killed
-
-
 @pytest.mark.parametrize("steps", [(5, 12), (12, 12), (12, 12, 12)])
 @pytest.mark.parametrize("lives", range(6))
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(steps: tuple[int, ...], lives: int) -> None:
     # The same step again: an evaluation was interrupted there, or the step before was damaged.
     storage = MemoryStorage(uuid.uuid4().hex, "")
     saved(storage, *steps[:-1], keep=1)
-    Mortal.lives = lives
-    mortal = Mortal(storage.name, "")
+    dying = mortal(storage, lives)
     try:
-        checkpoint.write(mortal, state_at(12), top1=0.5)
-        checkpoint.retain(mortal, keep=1)
+        checkpoint.write(dying, state_at(12), top1=0.5)
+        checkpoint.retain(dying, keep=1)
     except Killed:
         pass
     commit, state = checkpoint.newest(storage, unexpected) or (None, None)

@@ -13,7 +13,8 @@ import torch
 from shardset.errors import TransientError
 from shardset.storage.base import Storage, Writer
 from shardset.storage.memory import MemoryStorage
-from tests.trainer.record.test_checkpoint import Killed, put, state_at, unexpected
+from tests.makers.mortal import Killed, mortal
+from tests.trainer.record.test_checkpoint import put, state_at, unexpected
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
@@ -136,31 +137,6 @@ def test_a_damaged_part_is_named_and_the_checkpoint_before_it_used(storage: Stor
     assert commit.step == 5
     assert len(warnings) == 1
     assert f"step-000000012/{name}" in warnings[0]
-
-
-class Mortal(MemoryStorage):
-    """The storage of a process that is killed before its n-th change."""
-
-    __slots__ = ("lives",)
-
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        self._live()
-        return super().writer(name, if_generation=if_generation)
-
-    def delete(self, name: str) -> None:
-        self._live()
-        super().delete(name)
-
-    def _live(self) -> None:
-        object.__setattr__(self, "lives", self.lives - 1)
-        if self.lives < 0:
-            raise Killed
-
-
-def mortal(storage: MemoryStorage, lives: int) -> Mortal:
-    made = Mortal(storage.name, "")
-    object.__setattr__(made, "lives", lives)
-    return made
 
 
 @pytest.mark.parametrize("before", [5, 12])

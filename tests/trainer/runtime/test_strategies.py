@@ -267,10 +267,15 @@ def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path:
     base = tiny_config(manifest, "run", epochs=1, model=model, regularize=RegularizeConfig(mixup=0.4, cutmix=1.0))
     run = {name: replace(base, run_dir=str(tmp_path / name)) for name in ("single", "spmd", "ddp")}
     succeed(run["single"])
-    succeed(replace(run["spmd"], strategy="spmd"), devices=4)
+    dump = {"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'graphs'} --xla_dump_hlo_as_text"}
+    succeed(replace(run["spmd"], strategy="spmd"), devices=4, environment=dump)
     succeed(replace(run["ddp"], strategy="ddp"), processes=2)
     for name in ("spmd", "ddp"):
         assert largest_difference(losses(run[name].run_dir), losses(run["single"].run_dir)) < TOLERANCE
+    graphs = [path.read_text() for path in (tmp_path / "graphs").glob("*after_optimizations.txt")]
+    # Gradients are added up; no image goes from one device to another.
+    assert any(" all-reduce(" in graph for graph in graphs)
+    assert not any(" collective-permute" in graph or " all-to-all" in graph for graph in graphs)
 
 
 def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest: str, tmp_path: Path) -> None:

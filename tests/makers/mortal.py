@@ -1,0 +1,34 @@
+"""A storage whose user dies."""
+
+from shardset.storage.base import Writer
+from shardset.storage.memory import MemoryStorage
+
+
+class Killed(Exception):
+    """The end of a process."""
+
+
+class Mortal(MemoryStorage):
+    """The storage of a process that is killed before its n-th change; `lives` counts down."""
+
+    __slots__ = ("lives",)
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        self._live()
+        return super().writer(name, if_generation=if_generation)
+
+    def delete(self, name: str) -> None:
+        self._live()
+        super().delete(name)
+
+    def _live(self) -> None:
+        object.__setattr__(self, "lives", self.lives - 1)
+        if self.lives < 0:
+            raise Killed
+
+
+def mortal(storage: MemoryStorage, lives: int) -> Mortal:
+    """The same objects for a process with so many changes to live."""
+    made = Mortal(storage.name, "")
+    object.__setattr__(made, "lives", lives)
+    return made
