@@ -51,14 +51,15 @@ FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py fo
 unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not gcs" $(FAST)
 
-slow: env emulator flink peers torchtpu  ## the slow suites: emulator, Flink, kills, damage, README commands
-	$(PY) -m pytest -q -n auto -m slow
+slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, damage, README commands
+	$(PY) -m pytest -q -n auto -m slow --ignore=tests/torch
 
 NEWEST := tests/trainer/runtime/test_runtime.py tests/trainer/test_loop.py tests/trainer/record/test_checkpoint.py \
 	$(addprefix tests/trainer/model/test_,learner.py build.py augment.py pretrained.py) tests/trainer/tools/test_trained.py \
 	tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device
-test-torch: torch  ## tests of the trainer with the newest torch; those of `make test` run with the oldest
+test-torch: torch torchtpu  ## tests of the trainer with the newest torch; those of `make test` run with the oldest
 	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not gcs" $(NEWEST)
+	$(PY) -m pytest -q -n auto tests/torch
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):

@@ -306,7 +306,7 @@ def check_disk(name: str, path: str, free: int) -> CheckResult:
     """Space for checkpoints and logs."""
     check, text = f"disk for {name}", f"{free / GIB:.1f} GiB free in {path}"
     if free < NO_DISK:
-        return CheckResult(check, "fail", text, "free some space: a checkpoint does not fit")
+        return CheckResult(check, "fail", text, "free some space: checkpoints, logs and pending uploads need at least 1 GiB")
     if free < LOW_DISK:
         return CheckResult(check, "warn", text, "keep at least 10 GiB for checkpoints, logs and pending uploads")
     return CheckResult(check, "pass", text)
