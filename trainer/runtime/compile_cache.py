@@ -97,8 +97,8 @@ class CacheCopy:
             self._stored[stat.name] = self._files()[stat.name]
 
     def _write(self, name: str, data: bytes) -> None:
-        # Another run on this machine may be reading the folder.
-        temporary = self._local / f".{name}.{os.getpid()}"
+        # Another run may be reading the folder, and another replica of this process be fetching too.
+        temporary = self._local / f".{name}.{threading.get_native_id()}"
         with os_errors_as_storage_errors(str(temporary)):
             temporary.write_bytes(data)
             temporary.replace(self._local / name)

@@ -1,7 +1,9 @@
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,6 +80,25 @@ def test_a_graph_that_was_cut_is_fetched_again_and_one_compiled_anew_is_stored(b
         assert graphs_of(Path(os.environ[VARIABLE])) == {"17": b"a graph"}
         compile_graph("17", b"another")
     assert open_storage(bucket).read("process-000/17") == b"another"
+
+
+def test_two_replicas_of_one_process_fetch_the_same_graphs(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = {f"{number}": b"a graph" for number in range(100)}
+    storage = open_storage(f"{bucket}/process-000")
+    for name, data in stored.items():
+        with storage.writer(name) as writer:
+            writer.write(data)
+    both = threading.Barrier(2, timeout=60)
+
+    def fetch(_: int) -> None:
+        both.wait()
+        with opened(bucket, 0):
+            both.wait()
+
+    with ThreadPoolExecutor(2) as replicas:
+        list(replicas.map(fetch, range(2)))
+    assert capsys.readouterr().err == ""
+    assert graphs_of(Path(os.environ[VARIABLE])) == stored
 
 
 @pytest.mark.gcs
