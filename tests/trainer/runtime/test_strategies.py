@@ -1,5 +1,6 @@
 """The same run under every strategy and through every interruption. Each process starts torch anew: minutes in all."""
 
+import functools
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from shardset.program import FAILED, INTERRUPTED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy, Seen
 from tests.makers import kills
+from tests.makers.plain_loop import PlainRun, adamw, bce, plain_run
 from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
     NUM_EVAL,
@@ -154,6 +156,52 @@ def test_a_mesh_of_three_devices_that_share_eight_samples_equals_one_device(
     succeed(config, devices=3)
     assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
     assert read_records(tmp_path, "epoch")[-1]["compilations"] == 2
+
+
+EVERYTHING: dict[str, Any] = {
+    "model": ModelConfig(name="tests.makers.sharded:transformer"),
+    "global_batch_size": 16,
+    "accumulate": 2,
+    "image": ImageConfig(size=8, train_crop="pad", eval_resize=8, auto_augment="trivial", erase=0.5, augment_repeats=2),
+    "optimizer": OptimizerConfig(
+        name="adamw",
+        learning_rate=0.002,
+        weight_decay=0.05,
+        head_learning_rate=0.01,
+        layer_decay=0.7,
+        kwargs={"betas": [0.8, 0.95], "eps": 0.001},
+    ),
+    "regularize": RegularizeConfig(
+        loss="bce", label_smoothing=0.1, mixup=0.4, cutmix=1.0, ema_decay=0.9, clip_norm=0.1
+    ),
+}
+"""Options that all strategies have. With a smaller eps, Adam makes steps of what are roundings of zero."""
+
+
+@pytest.fixture(scope="module")
+def by_hand(manifest: str, one_thread: None) -> PlainRun:
+    """Two epochs of seven steps with all of these options, in plain torch."""
+    warmup = [0.002 * (step + 1) / 7 for step in range(7)]
+    cosine = [0.001 * (1 + math.cos(math.pi * step / 7)) for step in range(7)]
+    optimizer_of = functools.partial(adamw, decay=0.7, head_scale=5.0, betas=(0.8, 0.95), eps=0.001)
+    return plain_run(tiny_config(manifest, "run", **EVERYTHING), warmup + cosine, optimizer_of, bce)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "how"), [("ddp", {"processes": 2}), ("fsdp", {"processes": 2}), ("spmd_sharded", {"devices": 2})]
+)
+def test_a_run_with_every_option_takes_the_steps_of_a_plain_loop_on_one_device(
+    manifest: str, tmp_path: Path, by_hand: PlainRun, strategy: Strategy, how: dict[str, int]
+) -> None:
+    config = tiny_config(manifest, tmp_path, strategy=strategy, **EVERYTHING)
+    if strategy != "spmd_sharded":
+        config = replace(config, model=replace(config.model, checkpoint_activations=True))
+    succeed(config, **how)
+    assert largest_difference(losses(tmp_path), by_hand.losses) < TOLERANCE
+    found = checkpoint.newest(open_storage(str(tmp_path)), pytest.fail)
+    assert found is not None
+    for name, average in by_hand.averages.items():
+        torch.testing.assert_close(found[1]["ema"][name], average, rtol=0, atol=TOLERANCE, msg=name)
 
 
 @pytest.mark.parametrize("program", ["trainer", "tests.makers.compiled"])

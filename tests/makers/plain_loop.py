@@ -1,0 +1,139 @@
+"""A run written down in plain torch: of the trainer it has only the batches, how they are mixed, and first weights."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from trainer.config import TrainConfig
+from trainer.data.splits import open_data
+from trainer.model import augment, build
+
+MEAN, STD = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
+
+Batch = dict[str, torch.Tensor]
+LossOf = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Logits and the share of each class in each image, [B, classes], to the loss of each image."""
+
+
+class PlainRun(NamedTuple):
+    """The loss of each step, and the weights averaged at the end, by name."""
+
+    losses: list[float]
+    averages: dict[str, torch.Tensor]
+
+
+def soft_cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy with shares of classes in place of labels."""
+    return cross_entropy(logits, targets, reduction="none")
+
+
+def plain_run(
+    config: TrainConfig,
+    rates: Sequence[float],
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    loss_of: LossOf = soft_cross_entropy,
+) -> PlainRun:
+    """The steps of a run on one device. `scale` of a group of the optimizer is its share of the rate."""
+    data = open_data(config, 0, 1)
+    net = build.build(config.model, data.num_classes, config.seed).train()
+    averages = {name: weight.detach().clone() for name, weight in net.named_parameters()}
+    optimizer, losses, regularize = optimizer_of(net), [], config.regularize
+    for rate, batch in zip(rates, batches_of(config), strict=True):
+        images, targets = images_and_targets(config, batch, data.num_classes)
+        each = loss_of(net(images), targets)
+        loss = (each * batch["weight"]).sum() / batch["weight"].sum()
+        optimizer.zero_grad()
+        loss.backward()
+        if regularize.clip_norm:
+            clip(net, regularize.clip_norm)
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group.get("scale", 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+        for name, weight in net.named_parameters():
+            decay = regularize.ema_decay or 0.0
+            averages[name] = decay * averages[name] + (1 - decay) * weight.detach()
+    return PlainRun(losses, averages)
+
+
+def clip(net: nn.Module, longest: float) -> None:
+    """Shortens the gradient of all weights together."""
+    gradients = [weight.grad for weight in net.parameters() if weight.grad is not None]
+    length = torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+    for gradient in gradients:
+        gradient *= min(1.0, longest / (length + 1e-6))
+
+
+def batches_of(config: TrainConfig) -> Iterator[Batch]:
+    """The global batches of a run in order; `mix` is the row of how the batch is mixed."""
+    stream, mix = open_data(config, 0, 1).train, augment.mix_of(config)
+    for epoch, step, batch in stream.run(iter([(epoch, range(len(stream))) for epoch in range(config.epochs)])):
+        whole: dict[str, Any] = mix(dict(batch), epoch, step)
+        names = ("image", "label", "weight", "flip", "mix")
+        yield {name: torch.as_tensor(whole[name]) for name in names if name in whole}
+
+
+def images_and_targets(config: TrainConfig, batch: Batch, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images as the model takes them, and the share of each class in each of them."""
+    images = ((batch["image"].float() / 255 - MEAN) / STD).permute(0, 3, 1, 2)
+    images = torch.stack([one.flip(2) if flip else one for one, flip in zip(images, batch["flip"], strict=True)])
+    smoothing = config.regularize.label_smoothing
+    targets = torch.full((len(images), num_classes), smoothing / num_classes)
+    for row, label in enumerate(batch["label"].tolist()):
+        targets[row, label] += 1 - smoothing
+    if "mix" in batch:
+        for start in range(config.accumulate):
+            part = slice(start, None, config.accumulate)  # samples of one pass are mixed with each other
+            row, repeats = batch["mix"][0].tolist(), config.image.augment_repeats
+            images[part], targets[part] = mixed_by_hand(images[part], targets[part], row, repeats)
+    return images, targets
+
+
+def mixed_by_hand(
+    images: torch.Tensor, targets: torch.Tensor, row: list[float], repeats: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each image mixed with its neighbour; a box shows the neighbour only."""
+    other = neighbours(len(images), repeats)
+    share, (top, bottom, left, right) = row[0], map(int, row[1:])
+    mixed = share * images + (1 - share) * images[other]
+    mixed[:, :, top:bottom, left:right] = images[other][:, :, top:bottom, left:right]
+    own = share * (1 - (bottom - top) * (right - left) / images[0, 0].numel())
+    return mixed, own * targets + (1 - own) * targets[other]
+
+
+def neighbours(num_rows: int, repeats: int = 1) -> list[int]:
+    """Of each pair of samples the other one: each is `repeats` rows, and both are read backwards."""
+    rows, size = list(range(num_rows)), 2 * repeats
+    return [row for start in range(0, num_rows, size) for row in reversed(rows[start : start + size])]
+
+
+def bce(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Binary cross-entropy, where each class is a yes or no of its own."""
+    return -(targets * logsigmoid(logits) + (1 - targets) * logsigmoid(-logits)).mean(1)
+
+
+def layer_of(name: str) -> int:
+    """The layer of a weight of a transformer of two blocks, from the stem on; the last norm belongs to the last one."""
+    if name.startswith("blocks."):
+        return 1 + int(name.split(".")[1])
+    return {"head": 3, "norm": 2}.get(name.split(".")[0], 0)
+
+
+def adamw(
+    net: nn.Module,
+    *,
+    decay: float = 1.0,
+    head_scale: float = 1.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.optim.Optimizer:
+    """AdamW of such a transformer, where each layer's rate is a share of that of the layer above it."""
+    groups: list[dict[str, Any]] = []
+    for name, weight in net.named_parameters():
+        has_decay = weight.ndim > 1 and name not in ("pos_embed", "cls_token")
+        scale = head_scale if name.startswith("head.") else decay ** (3 - layer_of(name))
+        groups.append({"params": [weight], "weight_decay": 0.05 if has_decay else 0.0, "scale": scale})
+    return torch.optim.AdamW(groups, lr=1.0, betas=betas, eps=eps)
