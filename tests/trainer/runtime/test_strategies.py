@@ -260,12 +260,16 @@ def test_a_run_moves_between_strategies_and_world_sizes_in_mid_epoch(
 ) -> None:
     config = tiny_config(manifest, tmp_path, epochs=3, model=GROUP_NORM, optimizer=CALM)
     lives: list[tuple[str, dict[str, int], int | None]] = [
-        ("spmd", {"devices": 4}, 3),
-        ("spmd", {"devices": 2}, 6),
-        ("ddp", {"processes": 2}, 11),
-        ("fsdp", {"processes": 4}, 13),
-        ("single", {}, 16),
-        ("fsdp", {"processes": 2}, 18),
+        ("spmd", {"devices": 4}, 2),
+        ("spmd", {"devices": 2}, 4),
+        ("ddp", {"processes": 2}, 6),
+        ("fsdp", {"processes": 4}, 9),
+        ("single", {}, 11),
+        ("fsdp", {"processes": 2}, 13),
+        ("ddp", {"processes": 4}, 15),
+        ("fsdp", {"processes": 1}, 16),
+        ("spmd", {"devices": 1}, 18),
+        ("ddp", {"processes": 1}, 20),
         ("spmd", {"devices": 4}, None),
     ]
     for strategy, how, stop in lives:
