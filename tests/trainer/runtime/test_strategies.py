@@ -5,11 +5,13 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,7 @@ from tests.makers.training import (
 from trainer import config as configs
 from trainer import recipes
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, Strategy, TrainConfig
+from trainer.data.device_feed import ON_DEVICE
 from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
 from trainer.model.build import tiny_resnet
@@ -228,9 +231,17 @@ def test_sync_batch_norm_where_torch_has_none_is_refused(manifest: str, tmp_path
 
 
 def test_two_replicas_equal_one_device(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
-    config = tiny_config(manifest, tmp_path, epochs=3, strategy="replica", model=GROUP_NORM, optimizer=CALM)
+    cache = tmp_path / "graphs"
+    config = tiny_config(
+        manifest, tmp_path, epochs=3, strategy="replica", model=GROUP_NORM, optimizer=CALM, compile_cache=str(cache)
+    )
     script("tests.makers.replicas", "2", in_json(config))
     assert largest_difference(losses(tmp_path), plain["group"]) < TOLERANCE
+    # Both are threads of one process, which share its folder.
+    assert [path.name for path in cache.iterdir()] == ["process-000"]
+    graphs = contents(cache)
+    assert len(graphs) >= 2
+    assert all(graphs.values())
 
 
 def test_one_replica_needs_no_shim(manifest: str, tmp_path: Path, plain: dict[str, list[float]]) -> None:
@@ -383,6 +394,69 @@ def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_
     for one in told[1:]:
         for name, weights in told[0]["weights"].items():
             np.testing.assert_allclose(one["weights"][name], weights, atol=TOLERANCE, err_msg=name)
+
+
+def test_the_hosts_of_a_slice_go_on_together_as_one_device_would(
+    manifest: str, tmp_path: Path, plain: dict[str, list[float]]
+) -> None:
+    # Three hosts of two devices share eight samples: rows of 4, of which two hosts have 3 and one has 2.
+    cache, exchange = tmp_path / "graphs", tmp_path / "exchange"
+    homes = [tmp_path / f"home-{host}" for host in range(3)]
+    config = tiny_config(manifest, homes[0] / "run", epochs=3, model=GROUP_NORM, optimizer=CALM)
+    succeed(replace(config, max_steps=3))
+    for home in homes[1:]:
+        shutil.copytree(homes[0], home)
+    before = contents(homes[1])
+    # Host 1 is asked to stop when it has sent the images of step 12, up to three steps ahead. A step sends four fields.
+    stop = f"1-{4 * (12 - 3)}"
+    config = replace(config, run_dir="run", strategy="spmd", compile_cache=str(cache))
+    outputs = on_slice(config, homes, devices=2, exchange=exchange, stops=["", stop, ""], expected=PREEMPTED)
+
+    saved = {int(step) for output in outputs for step in re.findall(r"saved at step (\d+)", output)}
+    (last,) = [commit.step for commit in checkpoint.commits(open_storage(str(homes[0] / "run")))][-1:]
+    assert saved == {last}
+    assert STEPS < last <= 2 * STEPS
+    assert largest_difference(losses(homes[0] / "run"), plain["group"][:last]) < TOLERANCE
+    assert {record["samples"] for record in read_records(homes[0] / "run", "eval")} == {NUM_EVAL}
+    # Each host sends its own part of the global batch.
+    rows = [rows_of_first_step(exchange, host) for host in range(3)]
+    assert [(len(labels), weights.sum()) for labels, weights in rows] == [(4, 2), (4, 3), (4, 3)]
+    data = open_data(config, 0, 1).train
+    _, _, batch = next(data.run(iter([(0, range(3, 4))])))
+    assert [label for labels, weights in rows for label in labels[weights > 0]] == list(batch["label"])
+    # Each host writes its log and its graphs; host 0 writes all else.
+    for host, home in enumerate(homes[1:], 1):
+        log = f"run/logs/host-{host:03d}.log"
+        assert "resumed at step 3" in (home / log).read_text()
+        assert {name: data for name, data in contents(home).items() if name != log} == before
+        assert len(list((cache / f"process-{host:03d}").iterdir())) >= 2
+    assert len(list(cache.iterdir())) == 3
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files below a folder by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def rows_of_first_step(exchange: Path, host: int) -> tuple[np.ndarray, np.ndarray]:
+    """Labels and weights that a host of `on_slice` sent first: by thread 1, after the main thread."""
+    fields = [ON_DEVICE.index(name) for name in ("label", "weight")]
+    labels, weights = (np.load(exchange / f"1-{field}-{host}.npy") for field in fields)
+    return labels, weights
+
+
+def on_slice(
+    config: TrainConfig, homes: Sequence[Path], *, devices: int, exchange: Path, stops: Sequence[str], expected: int
+) -> list[str]:
+    """Runs the trainer on one host for each folder, which a relative run folder is below; returns their outputs."""
+    exchange.mkdir()
+    port = free_port()
+    words = [(host, len(homes), devices, port, exchange, home, stops[host]) for host, home in enumerate(homes)]
+    hosts = [python("tests.makers.pod", *map(str, own), in_json(config)) for own in words]
+    ended = list(map(finish, hosts))
+    for code, output in ended:
+        assert code == expected, output
+    return [output for _, output in ended]
 
 
 def shared_model(num_classes: int) -> Any:
