@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -200,7 +200,7 @@ def _center_crop(image: ImageConfig) -> CenterCrop:
     return CenterCrop(image.eval_resize, image.eval_interpolation)
 
 
-def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
+def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool | Literal["alternating"]) -> ImageSpec:
     background = backgrounds.parse(image.background)
     return ImageSpec(size=image.size, crop=crop, flip=flip, background=background, decoded_bytes=image.decoded_bytes)
 
