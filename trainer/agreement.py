@@ -36,7 +36,7 @@ def check_memory(config: TrainConfig, data: Data, runtime: Runtime) -> str | Non
     streams = sum(stream.memory.total for stream in (data.train, data.evaluation) if isinstance(stream, Stream))
     besides = streams if runtime.on_host else 0
     # A compiler may compute some activations again instead of keeping them.
-    return memory.check(need, config, runtime.free_bytes(), besides=besides, is_sure=not runtime.compiles)
+    return memory.check(need, config, runtime.free_bytes(), besides=besides, is_sure=runtime.keeps_activations)
 
 
 def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:

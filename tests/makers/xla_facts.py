@@ -115,7 +115,7 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     """For each way to learn: the graphs it compiled, and how far its weights end from those of plain torch."""
     from trainer.config import OptimizerConfig, RegularizeConfig
     from trainer.recipes import digits_smoke
-    from trainer.runtime.base import STATIC_OPTIMIZERS
+    from trainer.runtime.optimizers import STATIC_OPTIMIZERS
 
     base = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:small"), global_batch_size=16)
     ways = {name: replace(base, optimizer=OptimizerConfig(name=name, weight_decay=0.01)) for name in STATIC_OPTIMIZERS}

@@ -5,7 +5,7 @@ import importlib
 import inspect
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
@@ -94,13 +94,18 @@ def set_training(model: nn.Module, config: ModelConfig) -> None:
             head.train()
 
 
-def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimizer:
-    """timm's optimizer of that name; biases and norms get no weight decay. Raises ConfigError for an unknown name."""
+def optimizer(
+    config: OptimizerConfig, model: nn.Module, of_device: Mapping[str, Any] | None = None
+) -> torch.optim.Optimizer:
+    """timm's optimizer of that name; biases and norms get no weight decay. Raises ConfigError for an unknown name.
+
+    `of_device` are the options that suit the device (see `Runtime.optimizer_options`); those of the config go first.
+    """
     if config.name in list_optimizers() and get_optimizer_info(config.name).second_order:
         raise ConfigError(
             f"optimizer {config.name!r}: it needs second derivatives, which a step here does not compute; use another"
         )
-    options: dict[str, Any] = device_options(config.name, next(model.parameters()).device)
+    options = dict(of_device or {})
     if config.layer_decay is not None:
         options["layer_decay"] = config.layer_decay
     try:
@@ -118,14 +123,6 @@ def optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Optimize
         heads = pretrained.heads_of(model, type(model).__name__)
         _split_groups(made, heads, config.head_learning_rate / config.learning_rate)
     return made
-
-
-def device_options(name: str, device: torch.device) -> dict[str, Any]:
-    """The options of an optimizer that suit a device: one kernel for all weights, or a step count on the device."""
-    if device.type == "cuda" and name in ("sgd", "momentum", "adam", "adamw"):
-        return {"fused": True}
-    # With a step count on the host, Adam's bias correction is a constant of the compiled graph.
-    return {"capturable": True} if device.type != "cpu" and name in ("adam", "adamw", "nadam") else {}
 
 
 def _split_groups(made: torch.optim.Optimizer, heads: list[nn.Module], scale: float) -> None:

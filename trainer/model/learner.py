@@ -21,7 +21,10 @@ from trainer.model import augment, build
 from trainer.model.losses import Partners, losses_of
 from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
-from trainer.runtime.base import STATIC_OPTIMIZERS, Runtime, TensorBatch
+from trainer.runtime.base import Runtime, TensorBatch
+
+WHOLE_MOMENTS = ("sgd", "momentum", "adam", "adamw", "nadam", "rmsprop", "lars", "lamb")
+"""Optimizers each of whose moments has the shape of its weight; others may factor theirs."""
 
 COUNTERS = ("step", "lookahead_step")
 """What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
@@ -55,17 +58,18 @@ class Learner:
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
-        zeros = _zero_moments(config, net) if runtime.compiles else {}
+        name = config.optimizer.name
+        moments = runtime.first_moments(build.optimizer(config.optimizer, net), name)
         self.net = runtime.module_to_device(net)
         self._average = None if ema is None else runtime.module_to_device(ema)
         self._normalize = augment.Normalize(config.image.mean, config.image.std)
         runtime.module_to_device(self._normalize)
-        self._optimizer = build.optimizer(config.optimizer, self.net)
+        self._optimizer = build.optimizer(config.optimizer, self.net, runtime.optimizer_options(name))
         if state is not None:
             _load_optimizer(runtime, self._optimizer, self.net, state)
-            _check_moments(self._optimizer, self.net, config.optimizer.name)
-        elif runtime.compiles:
-            _load_moments(self._optimizer, zeros, {})
+            _check_moments(self._optimizer, self.net, name)
+        elif moments:
+            _load_moments(self._optimizer, moments, {})
         runtime.mark_replicated(self._tensors())
         runtime.accelerate(filter(None, (self.net, self._average)), compile=config.compile, tf32=config.tf32)
         self._parallel = runtime.data_parallel(self.net)
@@ -132,7 +136,7 @@ class Learner:
         self._runtime.reduce_gradients(self._optimizer)
         if self._config.regularize.clip_norm:
             nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
-        _update(self._optimizer, rate)
+        self._runtime.update(self._optimizer, rate)
         if self._average is not None and self._config.regularize.ema_decay:
             _average_in(self._average, self.net, self._config.regularize.ema_decay)
         return torch.stack(rows).sum(0)
@@ -179,25 +183,6 @@ def _parts(batch: TensorBatch, count: int) -> list[TensorBatch]:
     if count == 1:
         return [batch]
     return [{name: tensor[start::count] for name, tensor in batch.items()} for start in range(count)]
-
-
-@torch.no_grad()
-def _update(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
-    """One step at that rate, and no gradients left.
-
-    A rate that is a number would be part of a compiled graph, and optimizers take no tensor. Their steps are
-    proportional to the rate, so a step at rate 1 is taken and then only `rate` of the way. The head may have a rate of
-    its own, a multiple of the others' (see build.optimizer).
-    """
-    groups = optimizer.param_groups
-    scales = [(parameter, group.get("lr_scale", 1.0)) for group in groups for parameter in group["params"]]
-    before = [parameter.clone() for parameter, _ in scales] if isinstance(rate, torch.Tensor) else []
-    for group in groups:
-        group["lr"] = 1.0 if isinstance(rate, torch.Tensor) else rate * group.get("lr_scale", 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    for (parameter, scale), old in zip(scales, before, strict=False):
-        parameter.copy_(old + rate * scale * (parameter - old))
 
 
 @torch.no_grad()
@@ -266,8 +251,8 @@ def _load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], 
 
 
 def _check_moments(optimizer: torch.optim.Optimizer, net: nn.Module, name: str) -> None:
-    """Raises CheckpointError for a moment that has not its weight's shape; other optimizers may factor theirs."""
-    if name not in STATIC_OPTIMIZERS:
+    """Raises CheckpointError for a moment that has not its weight's shape."""
+    if name not in WHOLE_MOMENTS:
         return
     for weight, parameter in net.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -276,27 +261,3 @@ def _check_moments(optimizer: torch.optim.Optimizer, net: nn.Module, name: str) 
                     f"the checkpoint's {key} of {weight!r} has the shape {tuple(value.shape)}, expected "
                     f"{tuple(parameter.shape)}; resume from another one"
                 )
-
-
-def _zero_moments(config: TrainConfig, net: nn.Module) -> dict[int, dict[str, torch.Tensor]]:
-    """The optimizer's state before the first step, so that this step compiles to the same graph as all others."""
-    name = config.optimizer.name
-    if name not in STATIC_OPTIMIZERS:
-        known = ", ".join(STATIC_OPTIMIZERS)
-        raise ConfigError(
-            f"optimizer {name!r} does not compile to one graph on XLA; use one of {known}, or strategy ddp or single"
-        )
-    moments = _moments_after_zero_step(build.optimizer(config.optimizer, net))
-    return {number: {key: torch.zeros_like(value) for key, value in own.items()} for number, own in moments.items()}
-
-
-def _moments_after_zero_step(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, torch.Tensor]]:
-    """The state after a step at rate 0 without gradients, which moves no weight."""
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    moments: dict[int, dict[str, torch.Tensor]] = optimizer.state_dict()["state"]
-    return moments

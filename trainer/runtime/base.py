@@ -17,12 +17,9 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.runtime import cuda, torchtpu
+from trainer.runtime import cuda, optimizers, torchtpu
 from trainer.runtime.machine import available_memory, local_processes
 from trainer.supervise.heartbeat import Address, HeartbeatClient
-
-STATIC_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lars")
-"""Optimizers that compile to one graph: their state exists from the start and holds no Python number."""
 
 TEXT_BYTES = 4
 """Bytes of text in each number that `gather_texts` sums. Sums of 32-bit numbers fit every runtime."""
@@ -37,12 +34,12 @@ class Runtime:
     """Devices and processes as the training loop sees them. The defaults fit a run of one process.
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
-    that compiles steps to graphs sets `compiles` and counts the graphs of each step in `graphs`. One whose backward
-    pass can't compute activations again unsets `recomputes`.
+    that compiles steps to graphs counts the graphs of each step in `graphs`; one that decides what a step keeps in
+    memory unsets `keeps_activations`. One whose backward pass can't compute activations again unsets `recomputes`.
     """
 
     strategy: str
-    compiles: bool = False
+    keeps_activations: bool = True
     recomputes: bool = True
     host: int = 0
     num_hosts: int = 1
@@ -166,8 +163,26 @@ class Runtime:
         """A number that changes between steps, as a step takes it: a tensor if it would become part of the graph."""
         return value
 
+    def optimizer_options(self, name: str) -> dict[str, Any]:
+        """The options that timm's optimizer of that name gets on this device."""
+        return optimizers.options_for(name, self.device)
+
+    def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
+        """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its first step makes it.
+
+        Raises ConfigError for an optimizer that this back end can't run.
+        """
+        return {}
+
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, unless the backward pass does so."""
+
+    def update(self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
+        """One step of the optimizer at a rate (see `number`), and no gradients left."""
+        if isinstance(rate, torch.Tensor):
+            optimizers.step_by_tensor(optimizer, rate)
+        else:
+            optimizers.step(optimizer, rate)
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """A small tensor summed over replicas, on the device, as part of a step."""

@@ -17,7 +17,7 @@ from torch import nn
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.runtime import compile_cache
+from trainer.runtime import compile_cache, optimizers
 from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, moved, replica_key
 from trainer.supervise.heartbeat import PORT, Address, HeartbeatServer
 
@@ -31,7 +31,7 @@ NUM_WORDS = 4
 class Xla(Runtime):
     """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters of the back end."""
 
-    compiles = True
+    keeps_activations = False
     recomputes = False  # torch's function for it does not know XLA
     _max_graphs = 1
 
@@ -88,6 +88,9 @@ class Xla(Runtime):
 
     def number(self, value: float) -> torch.Tensor:
         return self._send(torch.tensor(value, dtype=torch.float32))
+
+    def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
+        return optimizers.zero_moments(optimizer, name)
 
     def seed(self, key: int) -> None:
         self._xm.set_rng_state(replica_key(key, self.replica), str(self.device))

@@ -306,7 +306,9 @@ def check_disk(name: str, path: str, free: int) -> CheckResult:
     """Space for checkpoints and logs."""
     check, text = f"disk for {name}", f"{free / GIB:.1f} GiB free in {path}"
     if free < NO_DISK:
-        return CheckResult(check, "fail", text, "free some space: checkpoints, logs and pending uploads need at least 1 GiB")
+        return CheckResult(
+            check, "fail", text, "free some space: checkpoints, logs and pending uploads need at least 1 GiB"
+        )
     if free < LOW_DISK:
         return CheckResult(check, "warn", text, "keep at least 10 GiB for checkpoints, logs and pending uploads")
     return CheckResult(check, "pass", text)
@@ -339,9 +341,8 @@ def check_step(config: TrainConfig, num_classes: int, stream_bytes: int, devices
     if need is None or devices.free_bytes is None:
         return CheckResult("step memory", "pass", f"needs {need or 'an unknown amount'}; not compared")
     besides = stream_bytes if devices.on_host else 0
-    is_sure = devices.kind != "xla"
     try:
-        warning = memory.check(need, config, devices.free_bytes, besides=besides, is_sure=is_sure)
+        warning = memory.check(need, config, devices.free_bytes, besides=besides, is_sure=devices.keeps_activations)
     except ConfigError as error:
         return CheckResult("step memory", "fail", str(error))
     text = f"a step takes about {need}, and {devices.free_bytes / GIB:.1f} GiB are free"

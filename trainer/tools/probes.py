@@ -56,6 +56,7 @@ class Devices:
     num_hosts: int
     num_devices: int
     on_host: bool = False
+    keeps_activations: bool = True
     free_bytes: int | None = None
     """Memory for a step; with `on_host` it is the host's, which the streams share."""
 
@@ -121,6 +122,7 @@ def local_devices(strategy: str) -> Devices:
             num_hosts=running.num_hosts,
             num_devices=running.num_devices,
             on_host=running.on_host,
+            keeps_activations=running.keeps_activations,
             free_bytes=running.free_bytes(),
         )
 

@@ -55,6 +55,13 @@ class Eager(Single):
     compile_backend = "aot_eager"
 
 
+class Fused(Single):
+    """Asks for the optimizers that CUDA devices get; torch has them for the CPU too."""
+
+    def optimizer_options(self, name: str) -> dict[str, Any]:
+        return {"fused": True}
+
+
 class NoSync(TorchDispatchMode):
     """Fails where a step would wait for a device: numbers and shapes that depend on values."""
 
@@ -274,13 +281,12 @@ def test_dropout_of_a_compiled_model_follows_the_key() -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
 def test_a_fused_optimizer_takes_the_steps_of_the_plain_one_and_goes_on_from_its_state(
-    name: str, monkeypatch: pytest.MonkeyPatch
+    name: str,
 ) -> None:
     config = config_of(optimizer=OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01))
     plain = Learner(Single("fp32"), config, CLASSES, None)
     plain.train_step(batch_of(8), 0.01, key=0)
-    monkeypatch.setattr(build, "device_options", lambda name, device: {"fused": True})
-    fused = Learner(Single("fp32"), config, CLASSES, plain.state())
+    fused = Learner(Fused("fp32"), config, CLASSES, plain.state())
     assert all(group["fused"] for group in fused._optimizer.param_groups)
     for step in range(1, 5):
         for learner in (plain, fused):

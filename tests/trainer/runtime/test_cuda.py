@@ -14,9 +14,8 @@ import torch
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
 from trainer.data.device_feed import DeviceFeed
-from trainer.model import build
 from trainer.model.learner import Learner
-from trainer.runtime import cuda
+from trainer.runtime import cuda, optimizers
 from trainer.runtime.base import Single
 
 
@@ -189,4 +188,4 @@ def test_compiling_without_the_headers_of_python_is_refused(monkeypatch: pytest.
     ],
 )
 def test_the_options_of_an_optimizer_follow_the_device(name: str, device: str, expected: dict[str, bool]) -> None:
-    assert build.device_options(name, torch.device(device)) == expected
+    assert optimizers.options_for(name, torch.device(device)) == expected

@@ -45,7 +45,7 @@ from trainer.data.splits import open_data, steps_of
 from trainer.model.augment import Normalize
 from trainer.model.build import tiny_resnet
 from trainer.record import checkpoint
-from trainer.runtime.base import STATIC_OPTIMIZERS
+from trainer.runtime.optimizers import STATIC_OPTIMIZERS
 from trainer.supervise.heartbeat import TIMING
 from trainer.tools import trained
 

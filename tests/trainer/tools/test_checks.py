@@ -97,8 +97,8 @@ def test_variables(environment, status, text):
     stands(checks.check_variables(environment), status, text)
 
 
-TPU = Devices(strategy="spmd", kind="xla", platform="TPU", num_hosts=4, num_devices=16)
-CPU = Devices(strategy="spmd", kind="xla", platform="CPU", num_hosts=1, num_devices=1)
+TPU = Devices(strategy="spmd", kind="xla", platform="TPU", num_hosts=4, num_devices=16, keeps_activations=False)
+CPU = Devices(strategy="spmd", kind="xla", platform="CPU", num_hosts=1, num_devices=1, keeps_activations=False)
 
 
 @pytest.mark.parametrize(
