@@ -54,11 +54,10 @@ unit: env
 slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, damage, README commands
 	$(PY) -m pytest -q -n auto -m slow --ignore=tests/torch
 
-NEWEST := tests/trainer/runtime/test_runtime.py tests/trainer/test_loop.py tests/trainer/record/test_checkpoint.py \
-	$(addprefix tests/trainer/model/test_,learner.py build.py augment.py pretrained.py) tests/trainer/tools/test_trained.py \
-	tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device
+NEWEST := .tools/torch-venv/bin/python -m pytest -q -n auto
 test-torch: torch torchtpu  ## tests of the trainer with the newest torch; those of `make test` run with the oldest
-	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not gcs" $(NEWEST)
+	$(NEWEST) -m "not slow and not gcs" tests/trainer --ignore=tests/trainer/tpu
+	$(NEWEST) tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device
 	$(PY) -m pytest -q -n auto tests/torch
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)

@@ -21,8 +21,9 @@ from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import BatchSource, open_data
 from trainer.model import memory
 from trainer.model.learner import Learner
-from trainer.runtime.base import Runtime, Single
+from trainer.runtime.base import Runtime
 from trainer.runtime.launch import started
+from trainer.runtime.single import Single
 
 CLASSES = 1000
 MIB = 1 << 20

@@ -69,8 +69,8 @@ def evaluate(
     with DeviceFeed(steps, runtime.to_device, stream.stop, gives_up, num_rows=num_rows) as feed:
         for batch in feed:
             rows.append(learner.eval_step(batch.tensors))
-            if len(rows) == fetch_every:
-                totals, rows = totals.add(runtime.fetch(rows)), []
+            if len(rows) > fetch_every:  # the device computes the newest meanwhile
+                totals, rows = totals.add(runtime.fetch(rows[:-1])), rows[-1:]
                 if must_stop():
                     return None
     if feed.gave_up:

@@ -45,6 +45,8 @@ class Run:
         self.runtime, self.config = runtime, config
         self.data = open_data(in_recorded_order(config), runtime.host, runtime.num_hosts)
         self.position = Position()
+        self._asks_hosts = False
+        self._answer: Callable[[], bool] | None = None
         self._exits = ExitStack()
         try:
             self._open()
@@ -128,7 +130,7 @@ class Run:
         return self.position.step // self.steps_per_epoch > self.position.closed_epochs
 
     def report_is_due(self) -> bool:
-        """Once in an interval, and after the first step, so that compiling is in no rate."""
+        """After the first step, so that compiling is in no rate, and once in an interval."""
         return self._telemetry.report_is_due(self.position.step)
 
     def save_is_due(self) -> bool:
@@ -146,8 +148,14 @@ class Run:
         """Whether any host has been asked to stop; all hosts give the same answer at the same step.
 
         Several hosts ask each other at every report only: also after the first step, which may compile for minutes.
+        They take the answer after the next step, so that no device waits for it.
         """
-        return (self.runtime.num_hosts == 1 or not self._telemetry.has_pending) and self.stop_requested()
+        if self.runtime.num_hosts == 1:
+            return self.stop_requested()
+        answer, self._answer = self._answer, None
+        if self._asks_hosts:
+            self._answer, self._asks_hosts = self.runtime.ask_hosts(bool(self._notice)), False
+        return answer is not None and answer()
 
     def stop_requested(self) -> bool:
         """Whether any host has been asked to stop; every host must call."""
@@ -177,9 +185,12 @@ class Run:
         self.runtime.heartbeat.set_step(step + 1)
 
     def report(self) -> None:
-        """Logs the steps since the last report; raises NotFinite with the step and its samples."""
-        self._telemetry.report(self.position.step)
-        self._restart_watchdog()
+        """Logs the steps since the last report; raises NotFinite with the step and its samples.
+
+        Leaves out the newest step, which the device computes meanwhile.
+        """
+        self._report(with_newest=False)
+        self._asks_hosts = True
 
     def check_epoch(self) -> None:
         """Compares the samples of the finished epoch with the plan, and logs it; raises PlanMismatch."""
@@ -242,7 +253,11 @@ class Run:
 
     def _report_pending(self) -> None:
         if self._telemetry.has_pending:
-            self.report()
+            self._report(with_newest=True)
+
+    def _report(self, *, with_newest: bool) -> None:
+        self._telemetry.report(self.position.step, with_newest=with_newest)
+        self._restart_watchdog()
 
     def _save_unsaved(self) -> None:
         if self._saved != self.position:

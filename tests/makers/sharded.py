@@ -20,9 +20,10 @@ from trainer.config import ModelConfig, OptimizerConfig, RegularizeConfig, Train
 from trainer.model.learner import Learner
 from trainer.record import checkpoint_state
 from trainer.record.checkpoint_parts import joined
-from trainer.runtime.base import Runtime, Single, TensorBatch
+from trainer.runtime.base import Runtime, TensorBatch
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.fsdp import Fsdp
+from trainer.runtime.single import Single
 
 CLASSES, BATCH, NUM_STEPS = 5, 16, 4
 GROUP_NORM = ModelConfig(name="trainer.model:tiny_resnet", norm="group")

@@ -57,8 +57,11 @@ def _agreeing(spmd: Any) -> dict[str, object]:
     alone = spmd.sum_hosts(values)
     spmd.num_hosts = 2
     over_the_mesh = spmd.sum_hosts(values)
+    questions = [spmd.ask_hosts(flag) for flag in (True, False)]
     spmd.num_hosts = 1
-    return {"values": values, "alone": alone, "over the mesh": over_the_mesh}
+    questions += [spmd.ask_hosts(flag) for flag in (True, False)]
+    answers = [answer() for answer in questions]
+    return {"values": values, "alone": alone, "over the mesh": over_the_mesh, "answers": answers}
 
 
 def _graphs(spmd: Any) -> list[int]:
@@ -128,7 +131,7 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
 def _step(spmd: Any, config: TrainConfig) -> list[float]:
     from trainer.model.augment import mix_of
     from trainer.model.learner import Learner
-    from trainer.runtime.base import Single
+    from trainer.runtime.single import Single
 
     spmd.graphs.clear()
     states = []

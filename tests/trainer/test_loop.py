@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,9 @@ from trainer.record import checkpoint, time_spent
 from trainer.record.log_files import log_name
 from trainer.record.run_output import from_anywhere
 from trainer.run import Run
-from trainer.runtime.base import Single
+from trainer.runtime.base import Step
 from trainer.runtime.launch import launch, running
+from trainer.runtime.single import Single
 from trainer.supervise import preemption, run_lock
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -612,6 +613,7 @@ class Two(Single):
         super().__init__("fp32")
         self.num_hosts = 2
         self.looks = 0
+        self.happened: list[str] = []
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         return [2 * value for value in values]
@@ -623,15 +625,70 @@ class Two(Single):
         self.looks += 1
         return super().any_host(flag)
 
+    def ask_hosts(self, flag: bool) -> Callable[[], bool]:
+        self.happened.append("asked")
+        return self._noting("answered", super().ask_hosts(flag))
 
-@pytest.mark.parametrize(("num_steps", "looks"), [(1, 1), (2, 2), (3, 2), (4, 3), (6, 3)])
+    def compiled(self, step: Step, name: str) -> Step:
+        return self._noting(name, step)
+
+    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        self.happened.append(f"fetched {len(rows)}")
+        return super().fetch(rows)
+
+    def _noting(self, text: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any) -> Any:
+            self.happened.append(text)
+            return function(*args)
+
+        return called
+
+
+@pytest.mark.parametrize(("num_steps", "looks"), [(1, 1), (2, 2), (4, 2), (5, 3), (6, 3)])
 def test_several_hosts_look_for_notices_at_every_report_and_so_after_the_first_step(
     manifest: str, tmp_path: Path, num_steps: int, looks: int
 ) -> None:
     two = Two()
     loop.train(two, tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=num_steps))
-    # Before the first step, after the first and the third; not after the last one, which ends the run anyway.
+    # Before the first step, after the first and the fourth; not after the last one, which ends the run anyway.
     assert two.looks == looks
+
+
+def test_a_report_and_a_question_to_the_hosts_wait_for_no_step_that_was_just_begun(
+    manifest: str, tmp_path: Path
+) -> None:
+    two = Two()
+    loop.train(two, tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=6))
+    step = "train step"
+    assert two.happened == [
+        step, "fetched 1", "asked", step, "answered", step,
+        step, "fetched 2", "asked", step, "answered", step, "fetched 3",
+    ]  # fmt: skip
+
+
+def test_an_evaluation_fetches_while_its_newest_step_is_under_way(manifest: str, undisturbed: Path) -> None:
+    two = Two()
+    two.num_hosts = 1
+    config = tiny_config(manifest, undisturbed)
+    learner = Learner(two, config, 10, newest_state(undisturbed))
+    loop.evaluate(two, learner, open_data(config, 0, 1).evaluation, lambda: False, fetch_every=1)
+    step = "evaluation step"
+    assert two.happened == [step, step, "fetched 1", step, "fetched 1", "fetched 1"]
+
+
+def test_all_hosts_stop_a_step_after_they_have_asked(
+    manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "asked to stop"
+    monkeypatch.setenv(preemption.RELAY, str(asked))
+
+    class Asked(Two):
+        def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+            asked.touch()
+            return super().fetch(rows)
+
+    with pytest.raises(Preempted, match="saved at step 2;"):
+        loop.train(Asked(), tiny_config(manifest, tmp_path / "run", log_every_steps=3))
 
 
 def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(manifest: str, tmp_path: Path) -> None:

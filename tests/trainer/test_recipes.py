@@ -12,7 +12,7 @@ from trainer import recipes
 from trainer.config import ModelConfig, TrainConfig
 from trainer.loop import train
 from trainer.model import build
-from trainer.runtime.base import Single
+from trainer.runtime.single import Single
 from trainer.settings import values_of
 
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 24, "num_heads": 2}

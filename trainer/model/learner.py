@@ -86,7 +86,7 @@ class Learner:
     def train_step(
         self, batch: TensorBatch, learning_rate: float, key: int, weight: float | None = None
     ) -> torch.Tensor:
-        """One update; returns the step's sums over this replica's samples (see metrics.stats_row), on the device.
+        """One update; returns the step's sums (see metrics.stats_row) on the device, for `Runtime.fetch`.
 
         `batch` holds `image` uint8 [B, H, W, 3], `label` int64, `weight` float32, and maybe `flip` and `mix`. `weight`
         is the sum of the weights of the global batch; None where one replica has all of it.
@@ -99,7 +99,7 @@ class Learner:
         return self._train(batch, self._runtime.number(learning_rate), total)
 
     def eval_step(self, batch: TensorBatch) -> torch.Tensor:
-        """The sums over this replica's samples, with the averaged weights if the run keeps them."""
+        """The sums of an evaluation step, for `Runtime.fetch`, with the averaged weights if the run keeps them."""
         self._eval_net.eval()
         return self._eval(batch)
 

@@ -2,7 +2,7 @@
 
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ PROFILE = "profile"
 class Telemetry:
     """Counts samples, losses, rates and waiting times of this process, and writes the records of a run.
 
-    The sums of a step stay on the device until the next `report`, which fetches those of all steps since the last one.
+    The sums of a step stay on the device until a `report` fetches them.
     `epoch_totals` are the sums of the epoch over all hosts, up to the last report.
     """
 
@@ -59,7 +59,7 @@ class Telemetry:
 
     @property
     def has_pending(self) -> bool:
-        """Whether steps were taken since the last report."""
+        """Whether steps were taken that no report covers."""
         return bool(self._pending)
 
     def restore(self, state: CheckpointState) -> None:
@@ -114,23 +114,29 @@ class Telemetry:
     # --- records -----------------------------------------------------------------------------------------------------
 
     def report_is_due(self, step: int) -> bool:
-        """Whether a report is due: every `log_every_steps`, and after the first step, which compiles."""
-        return step % self._config.log_every_steps == 0 or not self._has_reported
+        """Whether a report is due: after the first step, which compiles, and one step after each `log_every_steps`."""
+        is_late = (step - 1) % self._config.log_every_steps == 0 and len(self._pending) > 1
+        return is_late or not self._has_reported
 
-    def report(self, step: int) -> None:
-        """Fetches and logs the sums of the steps up to `step`. Raises NotFinite, with the step and its samples."""
-        rows = self._runtime.fetch([row for _, row in self._pending])
-        self._check_finite(rows)
-        num_samples = sum(len(batch.real_ids) for batch, _ in self._pending)
+    def report(self, step: int, *, with_newest: bool) -> None:
+        """Fetches and logs the sums of the steps before `step`. Raises NotFinite, with the step and its samples.
+
+        Without the newest, unless it is the only one, the device computes that one meanwhile.
+        """
+        num_left = int(not with_newest and len(self._pending) > 1)
+        num_done = len(self._pending) - num_left
+        done, self._pending = self._pending[:num_done], self._pending[num_done:]
+        rows = self._runtime.fetch([row for _, row in done])
+        _check_finite(rows, [batch for batch, _ in done])
+        num_samples = sum(len(batch.real_ids) for batch, _ in done)
         self._epoch_rates.add(num_samples)
         self._run_rates.add(num_samples)
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
-        self._pending.clear()
         if not self._has_reported:
             self._time_spent.first_step = time.perf_counter() - self._time_spent.started - self._wait_s()
         self._has_reported = True
-        self._log_step(step - 1, Totals().add(rows))
+        self._log_step(step - num_left - 1, Totals().add(rows))
 
     def log_epoch(self, position: Position, seen: SampleDigest) -> None:
         """Logs the epoch that ends here, with advice if it waited for data. Starts the clock of the evaluation."""
@@ -236,17 +242,6 @@ class Telemetry:
         seconds = round((now - started) / max(1, step - first) * max(0, left))
         return f", {datetime.timedelta(seconds=seconds)} left"
 
-    def _check_finite(self, rows: torch.Tensor) -> None:
-        bad = np.flatnonzero(~np.isfinite(rows[:, 0].numpy()))
-        if bad.size:
-            first = int(bad[0])
-            batch = self._pending[first][0]
-            raise NotFinite(
-                f"the loss is {rows[first, 0].item()} in epoch {batch.epoch + 1} step {batch.step}; "
-                f"this host's samples were {batch.ids.tolist()}; "
-                "nothing was saved since: lower the learning rate, or look at these samples"
-            )
-
     def _rate_of_all(self, rates: Rates) -> float:
         # Hosts can sum integers only, so the rate is sent in thousandths.
         return self._runtime.sum_hosts([round(1000 * rates.global_rate)])[0] / 1000
@@ -258,6 +253,18 @@ class Telemetry:
         if wanted != self._is_tracing:
             (self._runtime.start_trace if wanted else self._runtime.stop_trace)(self._trace_folder)
             self._is_tracing = wanted
+
+
+def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
+    bad = np.flatnonzero(~np.isfinite(rows[:, 0].numpy()))
+    if bad.size:
+        first = int(bad[0])
+        batch = batches[first]
+        raise NotFinite(
+            f"the loss is {rows[first, 0].item()} in epoch {batch.epoch + 1} step {batch.step}; "
+            f"this host's samples were {batch.ids.tolist()}; "
+            "nothing was saved since: lower the learning rate, or look at these samples"
+        )
 
 
 def _summary(position: Position, seconds: float) -> str:

@@ -1,10 +1,9 @@
-"""The interface to devices and strategies, and its simplest form: one process with one device.
+"""The interface to devices and strategies.
 
 A runtime knows where tensors live, which part of the data this process reads, and how processes agree. The training
 loop knows none of that. A new back end is a subclass of `Runtime`.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -191,7 +190,10 @@ class Runtime:
     # --- agreeing ----------------------------------------------------------------------------------------------------
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Device vectors of one length, summed over replicas: float64 [rows, columns] on the CPU. Awaits the device."""
+        """What steps returned, summed over replicas: float64 [rows, columns] on the CPU.
+
+        Awaits these steps, but none after them, so the device stays busy with the next one.
+        """
         raise NotImplementedError
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
@@ -201,6 +203,11 @@ class Runtime:
     def any_host(self, flag: bool) -> bool:
         """Whether the flag is set in any process. Every process must call it."""
         return self.sum_hosts([int(flag)])[0] > 0
+
+    def ask_hosts(self, flag: bool) -> Callable[[], bool]:
+        """Begins `any_host`; what it returns gives the answer, and may wait for it. Every process must call both."""
+        answer = self.any_host(flag)
+        return lambda: answer
 
     def gather_texts(self, text: str) -> list[str]:
         """The texts of all processes by host. Every process must call it. Raises ConfigError if two share a number."""
@@ -256,116 +263,6 @@ class Runtime:
     def stop_trace(self, folder: Path) -> None:
         """Ends the profile and writes it to the folder."""
         raise NotImplementedError
-
-
-class Single(Runtime):
-    """One process, one device: a CUDA device if there is one, else a TPU with TorchTPU, else the CPU."""
-
-    strategy = "single"
-    compile_backend = "inductor"
-
-    def __init__(self, precision: Precision) -> None:
-        super().__init__(precision)
-        self._busy_s = 0.0
-        self._spans: list[tuple[Any, Any]] = []
-        self._profiler: torch.profiler.profile | None = None
-        self._copies = cuda.PinnedCopies(self.device) if self.device.type == "cuda" else None
-        # Where 64-bit numbers are added up, which a TPU does not compute with.
-        self._exact = torch.device("cpu") if self.device.type == "tpu" else self.device
-
-    def _find_device(self) -> torch.device:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
-
-    @property
-    def is_cloud(self) -> bool:
-        return self.device.type == "tpu"
-
-    def free_bytes(self) -> int | None:
-        return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else super().free_bytes()
-
-    def module_to_device(self, module: nn.Module) -> nn.Module:
-        module = moved(module, self.device)
-        # torch's stubs lack this argument.
-        return module.to(memory_format=torch.channels_last) if self.device.type == "cuda" else module  # type: ignore
-
-    def to_device(self, batch: TensorBatch) -> TensorBatch:
-        if self._copies is not None:
-            return self._copies.start(batch)
-        return batch if self.on_host else {name: tensor.to(self.device) for name, tensor in batch.items()}
-
-    def to_host(self, tree: Any) -> Any:
-        return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
-
-    def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
-        if self.device.type == "cuda":
-            cuda.set_flags(tf32=tf32)
-        if self.device.type == "tpu":
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        backend = torchtpu.COMPILE_BACKEND if self.device.type == "tpu" else self.compile_backend
-        obstacle = cuda.compile_obstacle(self.device) if backend == "inductor" else None
-        if compile and obstacle is not None:
-            raise ConfigError(
-                f"compile is true, but torch.compile can't make kernels here: {obstacle}; or set it to false"
-            )
-        if compile or (compile is None and not self.on_host and obstacle is None):
-            for module in modules:
-                module.compile(backend=backend, dynamic=False)
-
-    def compiled(self, step: Step, name: str) -> Step:
-        return self._timed_by_clock(step) if self._copies is None else self._timed_by_events(step, self._copies)
-
-    def seed(self, key: int) -> None:
-        torch.manual_seed(replica_key(key, self.replica))
-
-    def number(self, value: float) -> float | torch.Tensor:
-        # A Python number would be a constant of what a TPU compiles, so each step would compile anew.
-        return torch.tensor(value, device=self.device) if self.device.type == "tpu" else value
-
-    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        fetched = self.sum_replicas(torch.stack(list(rows)).to(self._exact).double()).cpu()
-        self._busy_s += sum(start.elapsed_time(stop) for start, stop in self._spans) / 1000
-        self._spans.clear()
-        return fetched
-
-    @property
-    def busy_s(self) -> float:
-        return self._busy_s
-
-    def start_trace(self, folder: Path) -> None:
-        self._profiler = torch.profiler.profile()
-        self._profiler.start()
-
-    def stop_trace(self, folder: Path) -> None:
-        assert self._profiler is not None
-        folder.mkdir(parents=True, exist_ok=True)
-        self._profiler.stop()
-        self._profiler.export_chrome_trace(str(folder / f"host-{self.host:03d}.json"))
-
-    def _timed_by_clock(self, step: Step) -> Step:
-        def timed(*args: Any) -> torch.Tensor:
-            start = time.perf_counter()
-            result = step(*args)
-            self._busy_s += time.perf_counter() - start
-            return result
-
-        return timed
-
-    def _timed_by_events(self, step: Step, copies: cuda.PinnedCopies) -> Step:
-        make_event: Any = torch.cuda.Event  # its constructor is not typed
-
-        def timed(batch: TensorBatch, *args: Any) -> torch.Tensor:
-            if isinstance(batch, cuda.CopiedBatch):
-                copies.wait(batch)
-            start, stop = (make_event(enable_timing=True) for _ in range(2))
-            start.record()
-            result = step(batch, *args)
-            stop.record()
-            self._spans.append((start, stop))
-            return result
-
-        return timed
 
 
 def replica_key(key: int, replica: int) -> int:

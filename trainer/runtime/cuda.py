@@ -5,6 +5,7 @@ import os
 import shutil
 import sysconfig
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,15 @@ class _PinnedBuffers:
 
 
 class PinnedCopies:
-    """Copies batches to a CUDA device on a stream of its own, through pinned memory that is allocated once.
+    """Copies batches to a CUDA device, and the rows of steps back, on streams of their own beside the steps.
 
-    No step waits on the host. The thread that copies does only where all buffers are in flight.
+    Batches go through pinned memory that is allocated once. No step waits on the host. The thread that copies batches
+    does only where all buffers are in flight.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
         self._device, self._cuda = device, cuda  # its streams and events are not typed
-        self._stream = cuda.Stream(device)
+        self._stream, self._reads = cuda.Stream(device), cuda.Stream(device)
         self._buffers = [_PinnedBuffers() for _ in range(NUM_BUFFERS)]
         self._lock = threading.Lock()  # training and evaluation have a thread each
 
@@ -88,6 +90,12 @@ class PinnedCopies:
         stream.wait_event(batch.copied)
         for tensor in batch.values():
             self._keep(tensor, stream)
+
+    def read(self, rows: Sequence[torch.Tensor], done: Any) -> torch.Tensor:
+        """The rows, stacked, on the host once the event is past. The device goes on with what was given to it later."""
+        with self._cuda.stream(self._reads):
+            self._reads.wait_event(done)
+            return torch.stack(list(rows)).cpu()
 
     def _hold(self, buffers: _PinnedBuffers, name: str, tensor: torch.Tensor) -> torch.Tensor:
         pinned = buffers.tensors.get(name)

@@ -20,11 +20,12 @@ from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.errors import PeerLost
 from trainer.runtime import torchtpu
-from trainer.runtime.base import Single, Step
+from trainer.runtime.base import Step
+from trainer.runtime.single import Single
 from trainer.supervise.heartbeat import AGAIN, Address, HeartbeatServer, HeartbeatTiming
 
-BACKENDS = {"cuda": "nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
-"""The back end of torch.distributed for each type of device."""
+BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo", "tpu": torchtpu.BACKEND}
+"""The back ends of torch.distributed for each type of device. Hosts agree on numbers by gloo, beside the device."""
 
 SERVER_PORT_KEY = "heartbeat port"
 """The key of the store under which RANK 0 publishes the port of its heartbeat server."""
@@ -113,8 +114,8 @@ class Ddp(Single):
 
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         if self.num_hosts == 1:
-            return list(values)  # asked at every step, where it must not wait for the device
-        return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64, device=self._exact)).tolist()
+            return list(values)
+        return self.sum_replicas(torch.tensor(list(values), dtype=torch.int64)).tolist()
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         with self._peer_errors():

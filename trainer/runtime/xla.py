@@ -99,6 +99,19 @@ class Xla(Runtime):
         self._torch_xla.sync()
         return map_tensors(tree, lambda tensor: tensor.detach().cpu())
 
+    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        # One by one: a graph that joins them would run after the steps that are under way.
+        return torch.stack([row.cpu() for row in rows]).double()
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        return list(values) if self.num_hosts == 1 else self._begin_sum(values)()
+
+    def ask_hosts(self, flag: bool) -> Callable[[], bool]:
+        if self.num_hosts == 1:
+            return lambda: flag
+        sums = self._begin_sum([int(flag)])
+        return lambda: sums()[0] > 0
+
     @property
     def is_cloud(self) -> bool:
         return bool(self._xr.device_type() == "TPU")
@@ -128,6 +141,16 @@ class Xla(Runtime):
     def stop_trace(self, folder: Path) -> None:
         self._xm.wait_device_ops()
         self._profiler.stop_trace()
+
+    def _begin_sum(self, values: Sequence[int]) -> Callable[[], list[int]]:
+        """Has the devices add up the numbers of all hosts. What it returns awaits the sums."""
+        summed = self._sum_words(torch.tensor(_words_of(values), dtype=torch.int32))
+        self._torch_xla.sync()
+        return lambda: _from_words(summed.cpu().tolist())
+
+    def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
+        """The words of all hosts, added up by the devices."""
+        raise NotImplementedError
 
     def _send(self, tensor: torch.Tensor, **options: Any) -> torch.Tensor:
         sent: torch.Tensor = self._xm.send_cpu_data_to_device([tensor], self.device, **options)[0]
@@ -173,17 +196,6 @@ class Spmd(Xla):
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         return {name: self._shard(tensor) for name, tensor in batch.items()}
 
-    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.stack([row.cpu() for row in rows]).double()
-
-    def sum_hosts(self, values: Sequence[int]) -> list[int]:
-        if self.num_hosts == 1:
-            return list(values)
-        # One row for each local device. The first carries the numbers of this host; the mesh adds up all rows.
-        rows = torch.zeros(self._local_devices, NUM_WORDS * len(values), dtype=torch.int32)
-        rows[0] = torch.tensor(_words_of(values), dtype=torch.int32)
-        return _from_words(self._shard(rows).sum(0).cpu().tolist())
-
     def heartbeat_address(self, exits: ExitStack) -> Address | None:
         if self.num_hosts == 1:
             return None
@@ -191,6 +203,12 @@ class Spmd(Xla):
         if own == 0:
             exits.enter_context(HeartbeatServer(("", self.heartbeat_port), self.heartbeat.timing))
         return workers[0], self.heartbeat_port
+
+    def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
+        # One row for each local device. The first carries the numbers of this host; the mesh adds up all rows.
+        rows = torch.zeros(self._local_devices, len(words), dtype=torch.int32)
+        rows[0] = words
+        return self._shard(rows).sum(0)
 
     def _one_graph(self, step: Step, name: str) -> Step:
         compiled: Step = self._torch_xla.compile(step, full_graph=True, name=name)
@@ -250,18 +268,6 @@ class Replica(Xla):
         summed: torch.Tensor = self._xm.all_reduce(self._xm.REDUCE_SUM, tensor)
         return summed
 
-    def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
-        summed = self.sum_replicas(torch.stack(list(rows)))
-        self._torch_xla.sync()
-        return summed.cpu().double()
-
-    def sum_hosts(self, values: Sequence[int]) -> list[int]:
-        if self.num_hosts == 1:
-            return list(values)
-        summed = self.sum_replicas(torch.tensor(_words_of(values), dtype=torch.int32, device=self.device))
-        self._torch_xla.sync()
-        return _from_words(summed.cpu().tolist())
-
     def broadcast_buffers(self, module: nn.Module) -> None:
         for buffer in module.buffers():
             buffer.copy_(self.sum_replicas(buffer if self.is_master else torch.zeros_like(buffer)))
@@ -271,9 +277,13 @@ class Replica(Xla):
         host, _, port = os.environ[HEARTBEAT_ADDRESS].rpartition(":")
         return host, int(port)
 
+    def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
+        return self.sum_replicas(words.to(self.device))
+
     def _one_graph(self, step: Step, name: str) -> Step:
         def run(*args: Any) -> torch.Tensor:
-            result = step(*args)
+            # Summed in the step's graph: a graph of its own would run after the steps that are under way.
+            result = self.sum_replicas(step(*args))
             self._torch_xla.sync()
             return result
 

@@ -21,7 +21,7 @@ from trainer.data.splits import open_data
 from trainer.model import augment, build, memory
 from trainer.model.learner import Learner
 from trainer.model.losses import Partners, losses_of
-from trainer.runtime.base import Single
+from trainer.runtime.single import Single
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

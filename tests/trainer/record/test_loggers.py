@@ -18,7 +18,7 @@ from trainer import loop
 from trainer.config import OptimizerConfig, TrainConfig
 from trainer.errors import NotFinite
 from trainer.record import loggers
-from trainer.runtime.base import Single
+from trainer.runtime.single import Single
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.makers.training import tiny_config
 from trainer.data.device_feed import DeviceFeed
 from trainer.model.learner import Learner
 from trainer.runtime import cuda, optimizers
-from trainer.runtime.base import Single
+from trainer.runtime.single import Single
 
 
 class LateStream:
@@ -62,8 +63,9 @@ class LateCuda:
     Event = LateEvent
 
     def __init__(self) -> None:
-        self.copies = LateStream()
-        self.Stream = lambda device: self.copies
+        self.copies, self.reads = LateStream(), Compute()
+        streams = iter([self.copies, self.reads])
+        self.Stream = lambda device: next(streams)
 
     def stream(self, stream: LateStream) -> Any:
         return nullcontext()
@@ -141,6 +143,18 @@ def test_the_feed_runs_ahead_without_a_wait_for_the_device() -> None:
             assert isinstance(fed.tensors, cuda.CopiedBatch)
             copies.wait(fed.tensors)
             assert fed.tensors["image"].unique().tolist() == [fed.step]
+
+
+def test_rows_are_read_once_their_steps_are_done_and_no_later_step_is_waited_for() -> None:
+    late = LateCuda()
+    copies, steps = LateCopies(late), LateStream()
+    rows, events = [torch.zeros(2) for _ in range(3)], []
+    for number, row in enumerate(rows):
+        steps.give(partial(row.fill_, number + 1))
+        events.append(LateEvent())
+        events[-1].record(steps)
+    assert copies.read(rows[:2], events[1]).tolist() == [[1, 1], [2, 2]]
+    assert (rows[2].tolist(), len(late.copies.waiting)) == ([0, 0], 0)
 
 
 @pytest.mark.parametrize("tf32", [True, False])

@@ -16,9 +16,10 @@ from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.data.splits import open_data, synthetic_data
 from trainer.runtime import torchtpu
-from trainer.runtime.base import Single, replica_key
+from trainer.runtime.base import replica_key
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import choose, launch
+from trainer.runtime.single import Single
 from trainer.runtime.xla import partition_of
 
 

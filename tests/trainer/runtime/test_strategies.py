@@ -335,6 +335,7 @@ def test_facts_of_spmd_on_four_devices() -> None:
     # Rank and world size of torch_xla are 0 and 1 on every host: a pod that reads by them trains on the same data.
     assert facts["part of a pod"] == [3, 4, 0, 1]
     assert facts["alone"] == facts["over the mesh"] == facts["values"]
+    assert facts["answers"] == [True, False, True, False]
     assert facts["graphs"] == [1, 0]
     assert facts["weights"] == ["{replicated}"]
     assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
