@@ -15,7 +15,7 @@ from tests.makers.training import NUM_TRAIN, losses, shard_set, tiny_config
 from trainer import loop
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, TrainConfig
 from trainer.model.airbench import MIN_VARIANCE, NUM_IMAGES, Airbench, Shift
-from trainer.runtime.base import Single
+from trainer.runtime.single import Single
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
