@@ -86,7 +86,7 @@ def draws(spec: ImageSpec, seed: int, epoch: int, rows: np.ndarray, lanes: np.nd
 def alternating_draws(seed: int, epoch: int, ids: np.ndarray, repeats: np.ndarray) -> np.ndarray:
     """Column 0 of `draws` where flips alternate: 0 mirrors an image, 1/2 does not; float64 [n].
 
-    A sample's first turn is a coin. The other ways follow in turn, from epoch to epoch and from repeat to repeat.
+    A coin decides about a sample's first turn; from epoch to epoch and from repeat to repeat the other way follows.
     """
     coins = hash64(seed, 0, Purpose.FLIP, ids) & np.uint64(1)
     turns: np.ndarray = (coins.astype(np.int64) + epoch + repeats) % 2
