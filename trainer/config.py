@@ -77,7 +77,9 @@ class ImageConfig:
     )
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
     pad: Annotated[int, Meta(ge=0)] = setting(4, "black pixels around an image, for train_crop=pad")
-    flip: bool = setting(True, "mirror half of the training images")
+    flip: bool | Literal["alternating"] = setting(
+        True, "mirror half of the training images; alternating mirrors each in every other epoch"
+    )
     auto_augment: str | None = setting(
         None, "random augmentation: trivial, or RandAugment as timm writes it, such as rand-m9-mstd0.5-inc1"
     )

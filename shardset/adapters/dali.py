@@ -60,5 +60,5 @@ class ExternalSource:
 def _names_of(stream: Stream) -> list[str]:
     """What DALI can take of the stream's batches: arrays and stored fields."""
     image = [] if stream.spec.image is None else ["image"]
-    flip = ["flip"] if stream.spec.image is not None and stream.spec.image.flip is True else []
+    flip = ["flip"] if stream.spec.image is not None and stream.spec.image.flip in (True, "alternating") else []
     return [*image, "label", "weight", "id", *flip, *stream.spec.fields]

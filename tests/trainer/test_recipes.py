@@ -126,6 +126,18 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "schedule.warmup_epochs": 5.0,
         "image.pad": 4,
     },
+    # airbench94.py of cifar10-airbench.
+    "cifar10_airbench": {
+        "optimizer.name": "sgd",
+        "optimizer.momentum": 0.85,
+        "global_batch_size": 1024,
+        "schedule.decay": "linear",
+        "regularize.label_smoothing": 0.2,
+        "regularize.ema_decay": 0.95,
+        "image.pad": 2,
+        "image.flip": "alternating",
+        "image.std": (0.2470, 0.2435, 0.2616),
+    },
 }
 
 
@@ -140,6 +152,10 @@ def test_rates_and_decays_that_are_published_for_other_batches_or_units() -> Non
     assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
     assert deit.optimizer.learning_rate / deit.global_batch_size * 512 == pytest.approx(5e-4)
     assert vit.optimizer.learning_rate * vit.optimizer.weight_decay == pytest.approx(1e-4)
+    airbench, nesterov = recipes.cifar10_airbench(), 1 + 1 / (1 - 0.85)
+    assert airbench.optimizer.learning_rate * nesterov == pytest.approx(11.5)
+    assert airbench.optimizer.learning_rate * airbench.optimizer.weight_decay * nesterov == pytest.approx(0.0153)
+    assert airbench.schedule.warmup_epochs / airbench.epochs == pytest.approx(0.23)
     assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(10_000, rel=0.01)
 
 

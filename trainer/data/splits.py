@@ -1,9 +1,9 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -30,11 +30,17 @@ SYNTHETIC_DIGEST = "fake data"
 DIGEST_MASK = (1 << 48) - 1
 """48 bits, so that sums over hosts stay within the integers that every runtime can sum."""
 
+IMAGES_AT_ONCE = 250
+"""Images of a batch that a model begins from."""
+
 IDS_AT_ONCE = 1 << 16
 """Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of the split."""
 
 HostBatch = dict[str, Any]
 """A batch of a stream by field; mixing adds fields."""
+
+Images = Generator[np.ndarray, None, None]
+"""Batches of images, read when they are asked for."""
 
 Step = tuple[int, int, HostBatch]
 """(epoch, step in the epoch, batch)."""
@@ -80,11 +86,13 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times.
+    An epoch takes each training sample `augment_repeats` times. `first_images` are training images in stored order as
+    an evaluation crops them, uint8 [n, H, W, 3] a batch, the same on every host.
     """
 
     train: BatchSource
     evaluation: BatchSource
+    first_images: Callable[[], Images]
     num_classes: int
     manifest_digest: str
     num_train_samples: int
@@ -134,6 +142,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     return Data(
         train=train,
         evaluation=_open_stream(config, loaded, eval_split, host, num_hosts, image=eval_spec(config.image), seed=None),
+        first_images=partial(_images_of, partial(_open_stored, config, loaded)),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
         num_train_samples=manifest.split(config.train_split).num_samples,
@@ -161,11 +170,13 @@ def synthetic_data(
         world_size=num_hosts,
         num_classes=num_classes,
     )
+    evaluation = partial(stream, num_samples=num_eval_samples, image_size=config.image.size_in_evaluation)
     return Data(
         train=stream(
             num_samples=num_samples, augment_repeats=config.image.augment_repeats, image_size=config.image.size
         ),
-        evaluation=stream(num_samples=num_eval_samples, image_size=config.image.size_in_evaluation),
+        evaluation=evaluation(),
+        first_images=partial(_images_of, partial(evaluation, rank=0, world_size=1)),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         num_train_samples=num_samples,
@@ -200,7 +211,7 @@ def _center_crop(image: ImageConfig) -> CenterCrop:
     return CenterCrop(image.eval_resize, image.eval_interpolation)
 
 
-def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool) -> ImageSpec:
+def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool | Literal["alternating"]) -> ImageSpec:
     background = backgrounds.parse(image.background)
     return ImageSpec(size=image.size, crop=crop, flip=flip, background=background, decoded_bytes=image.decoded_bytes)
 
@@ -236,6 +247,28 @@ def _open_stream(
         transform=transform,
         augment_repeats=augment_repeats,
     )
+
+
+def _open_stored(config: TrainConfig, loaded: LoadedSet) -> Stream:
+    """The training split in stored order, as an evaluation sees it; one reader has all of it."""
+    return Stream(
+        loaded,
+        config.train_split,
+        global_batch_size=IMAGES_AT_ONCE,
+        rank=0,
+        world_size=1,
+        seed=None,
+        image=eval_spec(config.image),
+        num_lanes=1,
+        num_threads=1,
+        budget_bytes=config.budget_bytes,
+    )
+
+
+def _images_of(open_stream: Callable[[], BatchSource]) -> Images:
+    stream = open_stream()
+    for _, _, batch in steps_of(stream, 0, len(stream)):
+        yield batch["image"][batch["weight"] > 0]
 
 
 # --- does the shard set fit the config? ------------------------------------------------------------------------------

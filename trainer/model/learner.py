@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -31,7 +32,10 @@ COUNTERS = ("step", "lookahead_step")
 
 
 class Learner:
-    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
+    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights.
+
+    A model may ask for `images` to begin from (see `build.initialize`): uint8 [n, H, W, 3], batch by batch.
+    """
 
     def __init__(
         self,
@@ -40,6 +44,7 @@ class Learner:
         num_classes: int,
         state: LearnerState | None,
         class_names: Sequence[str] = (),
+        images: Iterable[np.ndarray] | None = None,
     ) -> None:
         self._runtime = runtime
         self._config = config
@@ -47,6 +52,9 @@ class Learner:
         # A checkpoint holds all weights, so none are downloaded again.
         fresh = config.model if state is None else replace(config.model, pretrained=None)
         net = build.build(fresh, num_classes, config.seed, class_names)
+        self._normalize = augment.Normalize(config.image.mean, config.image.std)
+        if images is not None and state is None and config.model.pretrained is None:
+            build.initialize(net, (self._normalize(torch.from_numpy(batch)) for batch in images))
         for size in sorted({config.image.size, config.image.size_in_evaluation}):
             build.check_size(net, config.model.name, size)
         build.freeze(net, config.model)
@@ -62,7 +70,6 @@ class Learner:
         moments = runtime.first_moments(build.optimizer(config.optimizer, net), name)
         self.net = runtime.module_to_device(net)
         self._average = None if ema is None else runtime.module_to_device(ema)
-        self._normalize = augment.Normalize(config.image.mean, config.image.std)
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(config.optimizer, self.net, runtime.optimizer_options(name))
         if state is not None:

@@ -11,6 +11,8 @@ from PIL import Image
 
 from scripts import venvs
 from shardset.adapters.dali import ExternalSource
+from shardset.decode.crops import PadCrop
+from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
@@ -96,6 +98,13 @@ def test_encoded_images_come_as_one_array_of_bytes_for_each_sample(make):
 def test_a_name_that_batches_do_not_have_is_refused(make):
     with pytest.raises(ConfigError, match="no 'jpg'; they have image, label, weight, id"):
         ExternalSource(make(), ("jpg", "label"))
+
+
+@pytest.mark.parametrize("flip", [True, "alternating"])
+def test_flips_that_are_left_to_the_device_may_be_taken(make, flip):
+    image = ImageSpec(size=8, crop=PadCrop(1), flip=flip)
+    source = ExternalSource(make(image=image), ("flip",))
+    assert next(iter(source))[0].tolist() == next(make(image=image).epoch(0))["flip"].tolist()
 
 
 def test_what_a_transform_makes_may_be_taken(make):
