@@ -76,7 +76,8 @@ class Ddp(Single):
                 raise PeerLost(loss) from error
             raise ConfigError(
                 f"strategy {self.strategy}: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
-                f"({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE"
+                f"({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and a "
+                "network interface that the others reach: if gloo chose another, name it in GLOO_SOCKET_IFNAME"
             ) from error
 
     def close(self) -> None:
