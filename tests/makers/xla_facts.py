@@ -22,6 +22,11 @@ def small(num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, num_classes))
 
 
+def normed(num_classes: int) -> nn.Module:
+    """A model whose statistics are of eight values of each pass."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, num_classes))
+
+
 def main() -> None:
     """Prints the facts."""
     os.environ.update(PJRT_DEVICE="CPU", CPU_NUM_DEVICES="4")
@@ -125,6 +130,7 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     ways["averages, clipping"] = replace(base, regularize=RegularizeConfig(ema_decay=0.9, clip_norm=0.5))
     ways["mixing, smoothing"] = replace(base, regularize=RegularizeConfig(mixup=0.2, label_smoothing=0.1))
     ways["two passes"] = replace(base, accumulate=2)
+    ways["statistics"] = replace(ways["two passes"], model=ModelConfig(name="tests.makers.xla_facts:normed"))
     return {name: _step(spmd, config) for name, config in ways.items()}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
@@ -67,6 +68,12 @@ class Xla(Runtime):
         module = moved(module, self.device)
         self._torch_xla.sync()
         return module
+
+    def data_parallel(self, model: nn.Module) -> nn.Module:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm):
+                _UnbiasedVariance(module)
+        return model
 
     def compiled(self, step: Step, name: str) -> Step:
         """The step as one graph. Raises ConfigError when it compiles a second one."""
@@ -333,6 +340,30 @@ def spawn_replicas(function: Callable[..., None], *args: Any) -> None:
 
 
 # --- helpers ---------------------------------------------------------------------------------------------------------
+
+
+class _UnbiasedVariance:
+    """Gives a BatchNorm the running variance that torch has, whose part of a batch divides by n - 1.
+
+    torch_xla takes the variance that it normalizes by, which divides by n.
+    """
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        self._kept: torch.Tensor | None = None
+        norm.register_forward_pre_hook(self._before)
+        norm.register_forward_hook(self._after)
+
+    def _before(self, norm: _BatchNorm, inputs: tuple[torch.Tensor, ...]) -> None:
+        """Keeps what stays of the variance so far."""
+        if norm.training and norm.running_var is not None and norm.momentum is not None:
+            self._kept = (1 - norm.momentum) * norm.running_var
+
+    def _after(self, norm: _BatchNorm, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        kept, self._kept = self._kept, None  # or it would be an output of the graph
+        if kept is not None and norm.running_var is not None:
+            num_values = inputs[0].numel() // inputs[0].shape[1]
+            # Not the tensor itself, which the backward pass has noted, though in training it does not read it.
+            norm.running_var.data.lerp_(kept, -1 / (num_values - 1))
 
 
 def _release(distribution: str) -> list[str]:
