@@ -240,7 +240,7 @@ def test_an_option_of_another_loader_is_answered_with_what_it_is_called_here(sha
 
 
 def test_an_image_spec_has_no_other_flip():
-    with pytest.raises(ConfigError, match="flip is 'device', expected True, False or 'pixels'"):
+    with pytest.raises(ConfigError, match="flip is 'device', expected True, False, 'pixels' or 'alternating'"):
         ImageSpec(size=16, flip="device")
 
 
