@@ -146,6 +146,7 @@ def write_what_goes_wrong(place: Path) -> None:
     (place / "cut-000000.tar").write_bytes((place / "shards/train/train-000000.tar").read_bytes()[:5000])
 
 
+@pytest.mark.slow
 def test_every_message_of_building_and_training_is_what_the_programs_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -124,6 +124,7 @@ def listing(root: str) -> tuple[str, str]:
     return "listing", f"{raw.url}/photos.csv"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [class_folders, listing])
 def test_a_build_from_another_source_asks_for_what_was_foreseen(proxy, made):
     root = f"gs://{BUCKET}/recorded-{made.__name__}"

@@ -96,6 +96,7 @@ def test_help_needs_the_base_requirements_only(words, tmp_path):
     assert "usage:" in done.stdout or "shardset" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_build_needs_nothing_but_the_requirements_of_the_pipelines(tmp_path):
     hidden = hidden_by(with_theirs(requirements("PIPELINES")))
     assert {"torch", "torchvision", "timm", "webdataset", "cv2", "simplejpeg", "pandas", "datasets"} <= hidden

@@ -46,6 +46,7 @@ MOMENTS = {
     "the manifest is closed": ("close", naming.MANIFEST, 1),
     "the manifest stands": ("closed", naming.MANIFEST, 1),
 }
+IN_FAST_TESTS = ("a shard is closed", "the manifest")
 IN_A_BUCKET = ["its claim", "a unit", "a shard is closed", "a record is closed", "the manifest is closed"]
 
 
@@ -120,22 +121,27 @@ def race(raw, storage, moment, winner):
     check_one_set(storage.url, winner)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [one if one in IN_FAST_TESTS else pytest.param(one, marks=pytest.mark.slow) for one in MOMENTS]
+)
 def test_a_build_in_whose_place_another_began_ends_with_one_sentence_and_the_other_set_is_whole(raw, winner, moment):
     race(raw, open_storage(f"memory://{uuid.uuid4().hex}"), MOMENTS[moment], winner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", IN_A_BUCKET)
 def test_the_same_on_a_disk(raw, winner, tmp_path, moment):
     race(raw, open_storage(str(tmp_path / "out")), MOMENTS[moment], winner)
 
 
+@pytest.mark.slow
 @pytest.mark.gcs
 @pytest.mark.parametrize("moment", IN_A_BUCKET)
 def test_the_same_in_a_bucket(raw, winner, gcs_root, moment):
     race(raw, open_storage(f"{gcs_root}/out"), MOMENTS[moment], winner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["its claim is made", "its survey", "a unit", "a record"])
 @pytest.mark.parametrize("moment", ["a summary", "a record is closed"])
 def test_a_build_that_goes_on_after_another_began_and_died_writes_nothing_that_the_other_takes_up(

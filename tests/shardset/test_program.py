@@ -50,7 +50,9 @@ def commands(shards: str, tmp_path: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("verb", ["verify", "build", "train"])
+@pytest.mark.parametrize(
+    "verb", ["verify", *(pytest.param(verb, marks=pytest.mark.slow) for verb in ("build", "train"))]
+)
 def test_a_warning_of_a_library_is_shown_with_debug_only(shards, tmp_path, verb):
     words = commands(shards, tmp_path)[verb]
     assert "APNG" not in said(*words)

@@ -193,6 +193,7 @@ def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) ->
     assert "input-bound: steps waited" in (tmp_path / "logs/host-000.log").read_text()
 
 
+@pytest.mark.slow
 def test_saving_is_in_no_rate(manifest: str, tmp_path: Path) -> None:
     sys.modules.setdefault(__name__, sys.modules[slowly_saved_model.__module__])
     model = ModelConfig(name=f"{__name__}:slowly_saved_model")

@@ -138,6 +138,7 @@ def test_a_rewrite_that_would_change_a_coefficient_is_not_used(monkeypatch):
     assert add_restart_markers(jpeg("4:2:0")) == jpeg("4:2:0")
 
 
+@pytest.mark.slow
 def test_the_command_builds_the_same_bytes_twice_and_says_what_it_did(tmp_path):
     raw = tmp_path / "raw" / "train" / "cat"
     raw.mkdir(parents=True)

@@ -1599,6 +1599,7 @@ def token_server(answers):
         server.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.gcs
 def test_a_token_that_is_none_is_asked_for_again(gcs_root, google, proxy, tmp_path):
     put(open_storage(gcs_root), "a")

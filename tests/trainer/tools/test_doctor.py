@@ -64,6 +64,7 @@ def test_a_set_on_disk_end_to_end(doctored, folder, tmp_path):
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.gcs
 def test_a_set_in_a_bucket_end_to_end(doctored, folder, gcs_root):
     source, target = open_storage(folder), open_storage(f"{gcs_root}/set")

@@ -138,6 +138,7 @@ def test_a_network_without_a_way_out_is_found_within_seconds(monkeypatch, free_p
     assert isinstance(probes.bucket_location("bucket", timeout_s=0.5), TransientError)
 
 
+@pytest.mark.slow
 def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     devices = probes.devices("single")
@@ -151,6 +152,7 @@ def test_devices_are_looked_at_in_a_process_of_their_own(monkeypatch):
     assert json.loads(done.stdout.splitlines()[-1]) | {"free_bytes": None} == asdict(expected)
 
 
+@pytest.mark.slow
 def test_several_cpu_devices_are_counted(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     monkeypatch.setenv("CPU_NUM_DEVICES", "4")
