@@ -430,6 +430,7 @@ def test_an_output_in_the_bucket_folder_of_raw_images_is_refused(storage):
         build(config_of(storage.url, f"{storage.url}-shards"), HERE)
 
 
+@pytest.mark.slow
 def test_an_output_beside_or_around_the_raw_input_is_fine(tmp_path):
     photos = write_class_folders(tmp_path / "in/photos", ["a", "b"], 2)
     for place in ("in", "in/photos-shards", "out"):

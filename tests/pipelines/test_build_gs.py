@@ -73,6 +73,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.gcs
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_source_on_gs_gives_what_it_gives_on_disk(source, tmp_path, gcs_root):

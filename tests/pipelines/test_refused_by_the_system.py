@@ -91,6 +91,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, str, Callable[..., subpro
         subprocess.run(["umount", "--lazy", str(folder)], check=True)  # files that were read are kept open
 
 
+@pytest.mark.slow
 def test_a_full_disk_fails_the_build_and_with_more_room_a_rerun_completes_it(raw, tmp_path, small_disk):
     folder, complaint, build = small_disk
     check_refusal(build(raw, room=False), f"StorageError: {folder}/out/", complaint)
@@ -120,6 +121,7 @@ def test_a_temporary_folder_that_is_full_when_the_manifest_is_put_together_is_sa
     assert not (tmp_path / "out" / naming.MANIFEST).exists()
 
 
+@pytest.mark.slow
 def test_workers_whose_messages_have_no_room_either_tell_what_failed(raw, tmp_path):
     done = run(raw, tmp_path / "out", limit=8_000, mode="--direct_num_workers=2")
     check_refusal(done, "the file is larger than the system allows here (ulimit -f)")

@@ -90,6 +90,7 @@ def test_a_bit_that_is_flipped_once_changes_nothing(raw, undisturbed, kind, plac
     assert verify(inner.url, deep=True).problems == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "place"), FLIPS)
 def test_a_bit_that_stays_flipped_is_named_and_nothing_is_published(raw, undisturbed, kind, place):
     inner, flips = open_storage(f"memory://{uuid.uuid4().hex}"), Flips(KINDS[kind], place, once=False)

@@ -66,6 +66,7 @@ def test_a_worker_ends_with_its_launcher(group):
     assert group.wait(process) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["launcher", "worker"])
 def test_nobody_is_left_of_a_build_that_dies_while_it_imports(victim, tmp_path):
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 4, splits=["train"])

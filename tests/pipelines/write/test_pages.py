@@ -48,6 +48,7 @@ def listed_in(split: manifests.Split) -> list[manifests.Shard]:
     return [msgspec.structs.replace(shard, class_counts=[*shard.class_counts]) for shard in split.shards]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runner", [HERE, ["--runner=BundleBasedDirectRunner"]])
 def test_above_the_limit_a_build_writes_pages_and_up_to_it_a_list_of_the_same_shards(raw, tmp_path, runner):
     build(config_of(raw, tmp_path / "paged"), runner)

@@ -198,6 +198,7 @@ def test_a_stateful_loader_goes_on_exactly(shards, workers, num_taken):
     assert all_same(resumed, tensors(make(shards).epoch(4)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chooses", [False, True])
 def test_new_workers_that_would_read_an_epoch_again_warn(shards, capfd, chooses):
     dataset = BatchDataset(make(shards))

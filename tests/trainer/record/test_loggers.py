@@ -71,6 +71,7 @@ def entries(data: bytes, block: int = 1 << 15, header: int = 7) -> Iterator[byte
             whole = b""
 
 
+@pytest.mark.slow
 def test_mlflow_gets_every_number_and_a_resumed_run_goes_on_in_its_run(
     manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
     return process.returncode, output.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sent", "word"), LOSSES)
 @pytest.mark.parametrize("lost", [0, 1])
 def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(

@@ -203,6 +203,7 @@ def test_unknown_flags_are_usage_errors(words):
     assert exit_code.value.code == USAGE
 
 
+@pytest.mark.slow
 def test_the_program_itself_prints_and_ends_with_its_code(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "trainer", "doctor", "--run-dir", str(tmp_path), "--strategy", "ddp"],
