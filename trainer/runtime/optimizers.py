@@ -63,7 +63,7 @@ def step_by_tensor(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None
     proportional to the rate, so a step at rate 1 is taken and then only `rate` of the way.
     """
     scales = [(weight, group.get("lr_scale", 1.0)) for group in optimizer.param_groups for weight in group["params"]]
-    before = [weight.detach().clone() for weight, _ in scales]
+    before = [weight.clone() for weight, _ in scales]
     for group in optimizer.param_groups:
         group["lr"] = 1.0
     optimizer.step()
