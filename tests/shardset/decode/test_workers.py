@@ -77,14 +77,21 @@ def are_ready(decoders):
 
 
 def children(pid):
-    return {int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()}
+    """Its processes, also those that a thread started that has ended, which /proc/PID/task may leave out."""
+    pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return {child for child in pids if (status := state_and_parent(child)) and int(status[1]) == pid}
 
 
 def is_running(pid):
+    status = state_and_parent(pid)
+    return status is not None and status[0] != "Z"
+
+
+def state_and_parent(pid):
     try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return None
 
 
 def same(one, other):
