@@ -244,7 +244,7 @@ def at_most(per_second, refused):
 
 
 def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(proxy, raw, output, undisturbed):
-    proxy.script = at_most(20, refused := [])
+    proxy.script = at_most(30, refused := [])
     build_with(replace(PATIENT, first_pause_s=0.25, max_pause_s=16.0), raw, output)
     served = sum(map(reads_train_tar, proxy.seen)) - len(refused)
     assert refused

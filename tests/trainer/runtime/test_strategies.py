@@ -540,7 +540,7 @@ def test_a_model_that_recompiles_in_every_step_is_refused(manifest: str, tmp_pat
 
 
 def test_a_killed_spmd_run_goes_on_bit_for_bit(manifest: str, tmp_path: Path) -> None:
-    config = tiny_config(manifest, tmp_path / "killed", strategy="spmd", epochs=6, checkpoint_every_steps=2)
+    config = tiny_config(manifest, tmp_path / "killed", strategy="spmd", epochs=4, checkpoint_every_steps=2)
     succeed(replace(config, run_dir=str(tmp_path / "whole")), devices=2)
     process = trainer(config, devices=2)
     when(tmp_path / "killed/metrics.jsonl", lambda found: any(one["global_step"] == 5 for one in found), process)
