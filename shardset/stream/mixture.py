@@ -18,11 +18,13 @@ import numpy as np
 
 from shardset.arguments import require_int
 from shardset.errors import BudgetTooSmall, ConfigError
+from shardset.format.manifest import LoadedSet
 from shardset.order.budget import BUDGET_BYTES, MIB
-from shardset.order.lanes import check_world, default_lanes, rank_part
+from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
 from shardset.order.permutation import derive_key
 from shardset.order.state import OrderState
 from shardset.stream.batch import Batch
+from shardset.stream.source import warn_of_shared_lanes
 from shardset.stream.stream import Stream
 
 
@@ -75,34 +77,53 @@ class MixedStream:
         check_world(global_batch_size, rank, world_size)
         if seed is None:
             raise ConfigError("a mixture has no stored order, so it needs a seed; evaluate each set by its own Stream")
-        lanes = default_lanes(global_batch_size) if num_lanes is None else require_int("num_lanes", num_lanes)
-        if lanes < 1 or global_batch_size % lanes:
-            raise ConfigError(f"{lanes} lanes do not divide a global batch of {global_batch_size}; use a divisor")
-        self.lanes = share_lanes([share.weight for share in shares], lanes)
-        items, part = global_batch_size // lanes, rank_part(global_batch_size, rank, world_size)
-        self.streams: list[Stream] = []
+        self._shares, self._seed, self._budget_bytes, self._options = tuple(shares), seed, budget_bytes, options
+        self._global_batch_size, self._rank, self._world_size = global_batch_size, rank, world_size
+        self._num_lanes = None if num_lanes is None else require_int("num_lanes", num_lanes)
+        self._sets: list[str | LoadedSet] = [share.manifest_url for share in shares]
+        num_samples = max(1, global_batch_size // options.get("augment_repeats", 1))
+        self.lanes = self._share(default_lanes(num_samples, world_size) if self._num_lanes is None else self._num_lanes)
+        self.streams = self._open(self.lanes)
+        self._sets = [LoadedSet(stream.manifest, stream.source.table.storage) for stream in self.streams]
+
+    def _share(self, num_lanes: int) -> list[int]:
+        """Lanes of each set; raises ConfigError where batch or weights do not allow so many."""
+        size = self._global_batch_size
+        if num_lanes < 1 or size % num_lanes:
+            raise ConfigError(f"{num_lanes} lanes do not divide a global batch of {size}; use a divisor")
+        return share_lanes([share.weight for share in self._shares], num_lanes)
+
+    def _open(self, lanes: Sequence[int]) -> list[Stream]:
+        """The streams of the sets, each with its lanes; raises BudgetTooSmall with one that is enough for all."""
+        streams: list[Stream] = []
         refused: list[BudgetTooSmall] = []
-        for number, (share, num_own) in enumerate(zip(shares, self.lanes, strict=True)):
-            size, begin = num_own * items, sum(self.lanes[:number]) * items
+        for number in range(len(lanes)):
             try:
-                stream = Stream(
-                    share.manifest_url,
-                    share.split,
-                    global_batch_size=size,
-                    rank=0,
-                    world_size=1,
-                    part=range(_clamp(part.start - begin, size), _clamp(part.stop - begin, size)),
-                    seed=derive_key(seed, "mixture", number),
-                    num_lanes=num_own,
-                    last_batch="drop",
-                    budget_bytes=budget_bytes // len(shares),
-                    **options,
-                )
+                streams.append(self._open_set(number, lanes))
             except BudgetTooSmall as error:
                 refused.append(error)
-            else:
-                self.streams.append(_not_empty(stream, share))
-        _check_budget(refused, len(shares), budget_bytes)
+        _check_budget(refused, len(lanes), self._budget_bytes)
+        warn_of_shared_lanes(sum(lanes), self._rank, self._world_size)
+        return streams
+
+    def _open_set(self, number: int, lanes: Sequence[int]) -> Stream:
+        share, num_own, num_items = self._shares[number], lanes[number], self._global_batch_size // sum(lanes)
+        size, begin = num_own * num_items, sum(lanes[:number]) * num_items
+        part = rank_part(self._global_batch_size, self._rank, self._world_size)
+        stream = Stream(
+            self._sets[number],
+            share.split,
+            global_batch_size=size,
+            rank=0,
+            world_size=_num_readers(num_own, sum(lanes), self._world_size),
+            part=range(_clamp(part.start - begin, size), _clamp(part.stop - begin, size)),
+            seed=derive_key(self._seed, "mixture", number),
+            num_lanes=num_own,
+            last_batch="drop",
+            budget_bytes=self._budget_bytes // len(lanes),
+            **self._options,
+        )
+        return _not_empty(stream, share)
 
     def batches(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
         """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
@@ -123,23 +144,34 @@ class MixedStream:
         return [stream.state(*divmod(step, len(stream))) for stream in self.streams]
 
     def resume(self, states: Sequence[OrderState]) -> int:
-        """The step at which to go on; raises ConfigError naming what differs."""
+        """The step at which to go on, in the order of the states, whatever the number of replicas was.
+
+        Raises ConfigError naming what else differs.
+        """
         if len(states) != len(self.streams):
             raise ConfigError(
                 f"there are {len(states)} states for {len(self.streams)} shard sets; go on with the same sets, or "
                 "start a new run"
             )
         lanes = [state.num_lanes for state in states]
-        if lanes != self.lanes:
+        here = self._share(sum(lanes) if self._num_lanes is None else self._num_lanes)
+        if lanes != here:
             raise ConfigError(
-                f"the shard sets have {self.lanes} lanes here and had {lanes} lanes there; they follow from the "
-                "weights and num_lanes, and that from the global batch size; use the same, or start a new run"
+                f"the shard sets have {here} lanes here and had {lanes} lanes there; they follow from the "
+                "weights and num_lanes; use the same, or start a new run"
             )
-        positions = [stream.resume(state) for stream, state in zip(self.streams, states, strict=True)]
-        steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(self.streams, positions, strict=True)}
+        streams = self.streams if lanes == self.lanes else self._open(lanes)
+        positions = [stream.restore(state) for stream, state in zip(streams, states, strict=True)]
+        steps = {epoch * len(stream) + step for stream, (epoch, step) in zip(streams, positions, strict=True)}
         if len(steps) != 1:
             raise ConfigError(f"the states stand at steps {sorted(steps)}, expected one; they are not of one mixture")
+        self.lanes, self.streams = lanes, streams
         return steps.pop()
+
+
+def _num_readers(num_own: int, num_lanes: int, world_size: int) -> int:
+    """The number of equal readers of a set's lanes, each with at least as many of them as any replica has."""
+    return max(1, num_own // lanes_of_reader(num_lanes, world_size))
 
 
 def _clamp(slot: int, size: int) -> int:

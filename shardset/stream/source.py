@@ -84,7 +84,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
     _check_fields(split.fields, spec)
     disk_cache = _open_disk_cache(spec, split, storage)
     order = _fit_order(spec, split, spec.budget_bytes)
-    _warn_of_shared_lanes(order, spec)
+    warn_of_shared_lanes(order.num_lanes, spec.rank, spec.world_size)
     memory = fit_memory(
         order,
         spec.slots,
@@ -122,6 +122,17 @@ def stored_bytes(split: Split) -> int:
     return sum(split.tar_bytes)
 
 
+def warn_of_shared_lanes(num_lanes: int, rank: int, world_size: int) -> None:
+    """Has the first replica log what more readers than lanes read more than once."""
+    if rank == 0 and world_size > num_lanes:
+        factor = 1 + (world_size - 1) / num_lanes
+        _log.warning(
+            "%d readers share the %d lanes of this order, so they read up to %.1f times the stored bytes; a new run "
+            "on as many readers gets a lane for each (or lower world_size to %d)",
+            world_size, num_lanes, factor, num_lanes,
+        )  # fmt: skip
+
+
 def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
     return fit_order(
         split.shard_sizes,
@@ -137,16 +148,6 @@ def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
         augment_repeats=spec.augment_repeats,
         budget_bytes=budget_bytes,
     )
-
-
-def _warn_of_shared_lanes(order: Order, spec: StreamSpec) -> None:
-    if spec.rank == 0 and spec.world_size > order.num_lanes:
-        factor = 1 + (spec.world_size - 1) / order.num_lanes
-        _log.warning(
-            "%d readers share the %d lanes of this order, so they read up to %.1f times the stored bytes; a new run "
-            "on as many readers gets a lane for each (or lower world_size to %d)",
-            spec.world_size, order.num_lanes, factor, order.num_lanes,
-        )  # fmt: skip
 
 
 def _open_disk_cache(spec: StreamSpec, split: Split, storage: Storage) -> BlockCache | None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shardset.decode.crops import PadCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
+from shardset.order.lanes import default_lanes, rank_part
 from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share, share_lanes
 from tests.makers.shardset import png_samples, write_shard_set
@@ -155,3 +156,107 @@ def test_a_replica_counts_its_own_part_of_a_batch(larger):
         assert sum(part.streams[number].memory.decoded for part in parts) == stream.memory.decoded
         assert stream.memory.decoded == 4 * stream.batch_size * 3 * 224**2
     assert named_budget(larger, rank=7, world_size=8) < named_budget(larger) / 2
+
+
+# --- any world --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wide():
+    """Two sets that fill batches of 1,024 in the shares 3 to 1."""
+    found = [f"memory://{uuid.uuid4().hex}/set" for _ in range(2)]
+    samples = png_samples("train", 1700, size=8)
+    for url, size in zip(found, (1700, 600), strict=True):
+        write_shard_set(open_storage(url), {"train": samples[:size]}, num_shards=2)
+    return found
+
+
+def make_wide(urls, *, world=1, rank=0, weights=(3, 1), **options):
+    shares = [Share(url, "train", weight) for url, weight in zip(urls, weights, strict=True)]
+    choices = {"global_batch_size": 1024, "seed": 7, "image": None, "num_threads": 1, **options}
+    return MixedStream(shares, rank=rank, world_size=world, **choices)
+
+
+@pytest.mark.parametrize("world", [1, 3, 64, 256, 320, 512, 1024])
+def test_a_mixture_has_the_lanes_that_a_stream_has_on_as_many_replicas(wide, world):
+    assert sum(make_wide(wide, world=world).lanes) == default_lanes(1024, world)
+
+
+@pytest.mark.parametrize("there", [1, 512, 1024])
+@pytest.mark.parametrize("here", [1, 5, 512, 1024])
+def test_a_mixture_goes_on_in_its_recorded_order_on_any_world(wide, there, here):
+    mixed = make_wide(wide, world=there, rank=there - 1)
+    saved = mixed.state(3)
+    recorded = make_wide(wide, num_lanes=sum(mixed.lanes))
+    expected = take(recorded, 2, start=3)
+    for rank in {0, here // 2, here - 1}:
+        again = make_wide(wide, world=here, rank=rank)
+        assert again.resume(saved) == 3
+        assert again.state(3) == saved
+        slots = rank_part(1024, rank, here)
+        for batch, whole in zip(take(again, 2, start=3), expected, strict=True):
+            assert batch["id"].tolist() == whole["id"][slots.start : slots.stop].tolist()
+            assert batch["source"].tolist() == whole["source"][slots.start : slots.stop].tolist()
+
+
+def test_a_state_from_before_lanes_followed_the_replicas_resumes_to_its_samples(wide):
+    old = [
+        stream.order.state(1, 1, stream.manifest.digest)
+        for stream in make_wide(wide, num_lanes=default_lanes(1024)).streams
+    ]
+    assert [state.num_lanes for state in old] == [192, 64]
+    mixed = make_wide(wide, world=1024)
+    assert sum(mixed.lanes) == 1024
+    step = mixed.resume(old)
+    assert mixed.lanes == [192, 64]
+    (batch,) = take(mixed, 1, start=step)
+    (whole,) = take(make_wide(wide), 1, start=step)
+    assert batch["id"].tolist() == whole["id"][:1].tolist()
+
+
+def test_a_mixture_s_window_follows_what_a_replica_holds(wide):
+    options = {"global_batch_size": 64, "num_lanes": 16, "block_size": 8, "budget_bytes": 4 << 20}
+    windows = [[stream.order.window for stream in make_wide(wide, world=n, **options).streams] for n in (1, 4, 16)]
+    assert windows[0] < windows[1] < windows[2]
+    assert windows[0][0] < windows[1][0] < windows[2][0]
+    for rank in range(16):
+        streams = make_wide(wide, world=16, rank=rank, **options).streams
+        assert [stream.order.window for stream in streams] == windows[2]
+        assert sum(stream.memory.total for stream in streams) <= 4 << 20
+
+
+def test_a_mixture_takes_up_a_window_that_another_world_chose(wide):
+    options = {"global_batch_size": 64, "num_lanes": 16, "block_size": 8, "budget_bytes": 4 << 20}
+    saved = make_wide(wide, world=1, **options).state(2)
+    mixed = make_wide(wide, world=4, **options)
+    assert mixed.state(2) != saved
+    assert mixed.resume(saved) == 2
+    assert mixed.state(2) == saved
+
+
+def test_a_mixture_with_more_replicas_than_lanes_is_warned_once_of_what_they_read_twice(wide, caplog):
+    for rank in range(3):
+        make_wide(wide, world=8, rank=rank, num_lanes=4)
+    (record,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "8 readers share the 4 lanes of this order, so they read up to 2.8 times" in record.message
+
+
+def test_a_mixture_resumed_on_more_replicas_than_its_lanes_is_warned(wide, caplog):
+    saved = make_wide(wide, num_lanes=4).state(1)
+    make_wide(wide, world=8).resume(saved)
+    assert "8 readers share the 4 lanes" in caplog.text
+
+
+def test_states_of_other_weights_are_refused_where_the_lanes_are_left_open(wide):
+    with pytest.raises(ConfigError, match=r"have \[192, 64\] lanes here and had \[128, 128\] lanes there.*the weights"):
+        make_wide(wide).resume(make_wide(wide, weights=(1, 1)).state(1))
+
+
+def test_states_whose_lanes_do_not_divide_the_batch_are_refused(wide):
+    with pytest.raises(ConfigError, match="256 lanes do not divide a global batch of 1000"):
+        make_wide(wide, global_batch_size=1000).resume(make_wide(wide).state(1))
+
+
+def test_a_mixture_of_repeated_samples_has_lanes_for_them(wide):
+    mixed = make_wide(wide, global_batch_size=1536, world=1024, augment_repeats=3)
+    assert sum(mixed.lanes) == 512
