@@ -15,6 +15,8 @@ _LAUNCHERS = {
 }
 """The variables that hold the number of processes and the number of this one."""
 
+_XLA_LOCAL_SIZE = "PJRT_LOCAL_PROCESS_COUNT"
+
 
 class Launch(NamedTuple):
     """Several processes: who says so, and the expressions for this process's number and for how many there are."""
@@ -54,7 +56,7 @@ def refuse_copies(owner: int) -> None:
 
 def find_launch() -> Launch | None:
     """How this process was started as one of several; None if nothing says so."""
-    return _torch_launch() or _jax_launch() or _environment_launch()
+    return _torch_launch() or _jax_launch() or _environment_launch() or _xla_launch()
 
 
 def _refuse_in_workers() -> None:
@@ -90,7 +92,23 @@ def _jax_launch() -> Launch | None:
 
 def _environment_launch() -> Launch | None:
     for size_name, rank_name in _LAUNCHERS.items():
-        size = os.environ.get(size_name, "")
-        if size.isdecimal() and int(size) > 1:
+        if size := _several(size_name):
             return Launch(f"{size_name} is {size}", f'int(os.environ["{rank_name}"])', size)
     return None
+
+
+def _xla_launch() -> Launch | None:
+    """From torch_xla's `xmp.spawn`, whose variables know the processes of this host only."""
+    size = _several(_XLA_LOCAL_SIZE)
+    runtime = "torch_xla.runtime"
+    return (
+        Launch(f"{_XLA_LOCAL_SIZE} is {size}", f"{runtime}.global_ordinal()", f"{runtime}.world_size()")
+        if size
+        else None
+    )
+
+
+def _several(name: str) -> str:
+    """The value of a variable if it is a number above 1, else nothing."""
+    size = os.environ.get(name, "")
+    return size if size.isdecimal() and int(size) > 1 else ""

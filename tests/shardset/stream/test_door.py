@@ -264,9 +264,20 @@ def test_one_of_several_processes_must_say_which_it_is(shards, monkeypatch, size
     assert make(shards, rank=0, world_size=1).spec.global_batch_size == 8
 
 
+def test_a_process_of_torch_xla_s_launcher_must_say_which_it_is(shards, monkeypatch):
+    monkeypatch.setenv("PJRT_LOCAL_PROCESS_RANK", "1")
+    monkeypatch.setenv("PJRT_LOCAL_PROCESS_COUNT", "4")
+    expressions = r"rank=torch_xla\.runtime\.global_ordinal\(\), world_size=torch_xla\.runtime\.world_size\(\)"
+    with pytest.raises(ConfigError, match=f"PJRT_LOCAL_PROCESS_COUNT is 4: .*{expressions}"):
+        make(shards)
+    assert make(shards, rank=5, world_size=8).spec.global_batch_size == 64
+    assert make(shards, rank=0, world_size=1).spec.global_batch_size == 8
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "PJRT_LOCAL_PROCESS_COUNT"])
 @pytest.mark.parametrize("size", ["1", "", "many"])
-def test_a_launcher_of_one_process_needs_no_arguments(shards, monkeypatch, size):
-    monkeypatch.setenv("WORLD_SIZE", size)
+def test_a_launcher_of_one_process_needs_no_arguments(shards, monkeypatch, name, size):
+    monkeypatch.setenv(name, size)
     assert make(shards).spec.world_size == 1
 
 
