@@ -5,6 +5,7 @@
 Its own `state_dict` and `load_state_dict` go on in the middle of an epoch, and DataLoader workers share its steps.
 """
 
+import os
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from shardset.stream.batch import Batch
 from shardset.stream.fill.finish import row_of
 from shardset.stream.stream import Stream
+
+_Run = Generator[tuple[int, int, Batch], None, None]
 
 
 def iterable_dataset(stream: Stream, epoch: int = 0) -> datasets.IterableDataset:
@@ -30,8 +33,10 @@ class StepRows:
 
     def __init__(self, stream: Stream, epoch: int) -> None:
         self._stream, self._epoch = stream, epoch
-        self._run: Generator[tuple[int, int, Batch], None, None] | None = None
+        self._run: _Run | None = None
         self._steps = range(0)
+        self._owner = os.getpid()
+        self._inherited: _Run | None = None
 
     def __call__(self, steps: list[int]) -> Iterator[dict[str, Any]]:
         """The rows of these steps."""
@@ -41,10 +46,13 @@ class StepRows:
                 yield row_of(batch, slot)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_steps": range(0)}
+        return {**self.__dict__, "_run": None, "_steps": range(0), "_inherited": None}
 
     def _batch(self, step: int) -> Batch:
         """The batch of a step, from the run that is open if that comes to it next."""
+        if self._owner != os.getpid():
+            # The threads of this run are in the parent. Closing it here could wait for a lock that one of them held.
+            self._owner, self._inherited, self._run, self._steps = os.getpid(), self._run, None, range(0)
         if self._run is None or step not in self._steps[:1]:
             # Of n workers each asks for every n-th step.
             stride = max(1, step - (self._steps.start - self._steps.step)) if self._run is not None else 1

@@ -99,13 +99,10 @@ def _environment_launch() -> Launch | None:
 
 def _xla_launch() -> Launch | None:
     """From torch_xla's `xmp.spawn`, whose variables know the processes of this host only."""
-    size = _several(_XLA_LOCAL_SIZE)
+    if not (size := _several(_XLA_LOCAL_SIZE)):
+        return None
     runtime = "torch_xla.runtime"
-    return (
-        Launch(f"{_XLA_LOCAL_SIZE} is {size}", f"{runtime}.global_ordinal()", f"{runtime}.world_size()")
-        if size
-        else None
-    )
+    return Launch(f"{_XLA_LOCAL_SIZE} is {size}", f"{runtime}.global_ordinal()", f"{runtime}.world_size()")
 
 
 def _several(name: str) -> str:

@@ -1,3 +1,8 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from datasets import IterableDataset
@@ -66,3 +71,37 @@ def test_steps_are_read_once_whatever_the_worker_skips(make):
     stream.run = lambda spans: runs.append(1) or run(spans)
     assert len(list(iterable_dataset(stream))) == 50
     assert len(runs) == 1
+
+
+FORKED = """
+import os, sys, threading
+from torch.utils.data import DataLoader
+from shardset import Stream
+from shardset.adapters.huggingface import iterable_dataset
+
+parent, may_go_on, first_ids = os.getpid(), threading.Event(), set()
+
+def hold_after_first_step(row, rng):
+    if os.getpid() == parent and row["id"] not in first_ids:
+        may_go_on.wait()
+    return row
+
+stream = Stream(
+    sys.argv[1], "train", batch_size=8, image_size=8, num_threads=1, transform=hold_after_first_step
+)
+first_ids.update(stream.order.batch(0, 0).ids.tolist())
+dataset = iterable_dataset(stream).with_format("torch")
+next(iter(dataset))
+loader = DataLoader(dataset, batch_size=5, num_workers=2, multiprocessing_context="fork", timeout=60)
+try:
+    print(sorted(id_ for batch in loader for id_ in batch["id"].tolist()) == list(range(50)))
+finally:
+    may_go_on.set()
+"""
+
+
+def test_forked_workers_start_anew_where_the_parent_has_begun(shards):
+    # The loader's timeout ends workers that wait for a thread of their parent.
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run([sys.executable, "-c", FORKED, shards], env=environment, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
