@@ -17,6 +17,7 @@ from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
 from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
+from trainer.notes import notes
 from trainer.record import checkpoint_names
 from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
@@ -211,8 +212,8 @@ def _add_predict(verbs: "Verbs") -> None:
 def train(options: argparse.Namespace) -> None:
     """`train`."""
     config, about = defaults.resolve(config_flags(options))
-    if about and os.environ.get("RANK", "0") == "0":
-        print(about, flush=True)
+    if os.environ.get("RANK", "0") == "0" and (lines := [*filter(None, [about]), *notes(config)]):
+        print("\n".join(lines), flush=True)
     try:
         from trainer import loop
         from trainer.runtime.launch import launch

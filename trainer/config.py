@@ -152,7 +152,7 @@ class TrainConfig:
     manifest: str | None = setting(None, "shard set: its folder or manifest.json, local or gs://; none with fake_data")
     run_dir: str = setting("run", "folder for checkpoints and logs, local or gs://")
     train_split: str = setting("train", "split to train on")
-    eval_split: str | None = setting(None, "split to evaluate on; none takes the only other split")
+    eval_split: str | None = setting(None, "split to evaluate on; none takes the only other split, or val before test")
     seed: int = setting(0, "seed of weights, order and augmentation")
     epochs: Count = setting(90, "passes over the training split")
     global_batch_size: Count = setting(256, "samples per step over all replicas")

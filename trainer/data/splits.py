@@ -30,6 +30,9 @@ SYNTHETIC_DIGEST = "fake data"
 DIGEST_MASK = (1 << 48) - 1
 """48 bits, so that sums over hosts stay within the integers that every runtime can sum."""
 
+TUNING_SPLITS = ("val", "validation", "valid", "dev")
+"""The split to evaluate on while a run is tuned, where there is also one for the final test."""
+
 IMAGES_AT_ONCE = 250
 """Images of a batch that a model begins from."""
 
@@ -286,19 +289,28 @@ def check_splits(config: TrainConfig, manifest: Manifest) -> None:
 
 
 def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
-    """The split to evaluate on. Raises ConfigError if none was named and the choice is not clear."""
+    """The split to evaluate on: the one that was named, the only other one, or one of TUNING_SPLITS.
+
+    Raises ConfigError where the choice is not clear.
+    """
     if config.eval_split is not None:
         return config.eval_split
-    others = [name for name in manifest.splits if name != config.train_split]
+    others = other_splits(config, manifest)
     if not others:
         raise ConfigError(
             f"the shard set {config.manifest} has no split to evaluate on, only {config.train_split!r}; build it again "
             f"with --holdout test=0.1, or evaluate on the training images: --set eval_split={config.train_split}"
         )
-    if len(others) > 1:
+    chosen = others if len(others) == 1 else [name for name in TUNING_SPLITS if name in others]
+    if not chosen:
         names = ", ".join(manifest.splits)
         raise ConfigError(f"which split to evaluate on? The shard set has {names}; name one with --set eval_split=NAME")
-    return others[0]
+    return chosen[0]
+
+
+def other_splits(config: TrainConfig, manifest: Manifest) -> list[str]:
+    """The splits that the run does not train on."""
+    return [name for name in manifest.splits if name != config.train_split]
 
 
 def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:

@@ -3,7 +3,7 @@
 import json
 import math
 import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,17 @@ from torch import nn
 
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
-from trainer.config import ModelConfig
+from trainer.config import ImageConfig, ModelConfig, TrainConfig
 from trainer.defaults import ModelInput
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
+_CROP_MODES = {
+    "squash": "whole images squashed to a square (crop_mode 'squash')",
+    "border": "whole images with a border (crop_mode 'border')",
+}
+"""What timm does instead of taking the centre."""
+
 SIDECAR = "model.json"
 """The file beside exported weights that says how images are prepared."""
 
@@ -32,8 +38,7 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
         return _input_of_sidecar(sidecar)
     if not timm.is_model(name):
         return None
-    resolve: Any = resolve_data_config  # has no types
-    known = resolve({}, pretrained_cfg=_published(name))
+    known = _data_config(name)
     size = int(known["input_size"][-1])
     red, green, blue = zip(known["mean"], known["std"], strict=True)
     return ModelInput(
@@ -43,6 +48,29 @@ def input_of(name: str, pretrained: str) -> ModelInput | None:
         mean=(red[0], green[0], blue[0]),
         std=(red[1], green[1], blue[1]),
     )
+
+
+def differences(config: TrainConfig) -> list[str]:
+    """How an evaluation prepares images otherwise than timm did for the weights: a sentence for each difference."""
+    name, weights = config.model.name, config.model.pretrained
+    if weights is None or not timm.is_model(name) or (weights != TIMM and Path(weights).with_name(SIDECAR).is_file()):
+        return []
+    return differences_from(_data_config(name), name, config.image)
+
+
+def differences_from(known: Mapping[str, Any], name: str, image: ImageConfig) -> list[str]:
+    """The same from what timm knows of the model."""
+    found = []
+    if known["crop_mode"] in _CROP_MODES:
+        what = _CROP_MODES[known["crop_mode"]]
+        found.append(f"timm evaluates {name} on {what}; this run takes the centre of each image")
+    if known["interpolation"] not in INTERPOLATIONS:
+        found.append(
+            f"timm resizes images for {name} by {known['interpolation']!r}, which is not implemented here; this run "
+            f"evaluates with {image.eval_interpolation!r} (--set image.eval_interpolation= "
+            f"{', '.join(INTERPOLATIONS)})"
+        )
+    return found
 
 
 def check(config: ModelConfig) -> None:
@@ -108,6 +136,12 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
             f"model {name!r} does not say which layer is its last; give it a method get_classifier(), as timm's have"
         )
     return heads
+
+
+def _data_config(name: str) -> dict[str, Any]:
+    resolve: Any = resolve_data_config  # has no types
+    values: dict[str, Any] = resolve({}, pretrained_cfg=_published(name))
+    return values
 
 
 def _published(name: str) -> dict[str, Any]:

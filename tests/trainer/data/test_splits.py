@@ -171,6 +171,29 @@ def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -
     assert open_data(replace(config, eval_split="train"), 0, 1).num_eval_samples == 20
 
 
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["train", "test", "val"], "val"),
+        (["test", "train", "validation"], "validation"),
+        (["train", "test", "dev", "extra"], "dev"),
+        (["train", "valid", "val"], "val"),
+        (["train", "test"], "test"),
+    ],
+)
+def test_a_run_evaluates_on_the_split_for_tuning(names: list[str], expected: str) -> None:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {name: png_samples(name, 20 + len(name), size=8) for name in names})
+    assert open_data(tiny_config(url, "run", eval_split=None), 0, 1).num_eval_samples == 20 + len(expected)
+
+
+def test_two_splits_of_which_none_is_for_tuning_are_refused_without_a_name() -> None:
+    url = f"memory://{uuid.uuid4().hex}/set"
+    write_shard_set(open_storage(url), {name: png_samples(name, 20, size=8) for name in ("train", "test", "extra")})
+    with pytest.raises(ConfigError, match=r"which split to evaluate on\?.* name one with"):
+        open_data(tiny_config(url, "run", eval_split=None), 0, 1)
+
+
 @pytest.mark.parametrize("without", ["train", "val"])
 @pytest.mark.parametrize("num_classes", [None, 12])
 def test_a_split_with_samples_that_have_no_label_is_refused(without: str, num_classes: int | None) -> None:
