@@ -70,7 +70,7 @@ def order_of(num_samples: int, world_size: int, mean_bytes: int, per_reader: int
         global_batch_size=batch,
         world_size=1 if fixed_lanes else world_size,
         num_lanes=lanes if fixed_lanes else None,
-        budget_bytes=BUDGET_BYTES // 2 if fixed_lanes else BUDGET_BYTES,
+        budget_bytes=BUDGET_BYTES * 4 // 9 if fixed_lanes else BUDGET_BYTES,
     )
 
 

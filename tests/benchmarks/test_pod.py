@@ -9,7 +9,7 @@ from benchmarks import pod
 def test_each_byte_is_read_about_once_by_any_number_of_readers(world):
     point = pod.measure(1_000_000, world, 110_000, 4, fixed_lanes=False)
     assert point.bytes_factor == pytest.approx(1, abs=0.05)
-    assert point.window == (38 if world == 1 else 256)
+    assert point.window == (47 if world == 1 else 256)
 
 
 def test_lanes_that_readers_share_are_read_by_each_of_them():

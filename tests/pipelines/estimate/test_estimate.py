@@ -228,7 +228,7 @@ def test_who_reads_depends_on_the_strategy(strategy, readers):
 
 def test_the_budget_that_would_not_narrow_the_order_is_named_and_suffices():
     found = numbers(num_shards={"": 1024}, reading=Reading(global_batch_size=4096))
-    assert found.order.window == 38
+    assert found.order.window == 47
     (needed,) = re.findall(r"--budget-bytes (\d+)", advice(found))
     wide = numbers(num_shards={"": 1024}, reading=replace(found.reading, budget_bytes=int(needed)))
     assert (wide.order.num_lanes, wide.order.window) == (256, 256)

@@ -37,8 +37,8 @@ def memory_of(*, world=1, budget_bytes=BUDGET_BYTES, image_bytes=150_528, cache_
 def test_a_budget_lowers_the_window_before_the_lanes_and_never_the_block():
     wide, usual, tight = (order(budget_bytes=size) for size in (1 << 34, BUDGET_BYTES, 1 << 28))
     assert (wide.num_lanes, wide.block_size, wide.window) == (256, 37, 256)
-    assert (usual.num_lanes, usual.block_size, usual.window) == (256, 37, 38)
-    assert (tight.num_lanes, tight.block_size, tight.window) == (32, 37, 0)
+    assert (usual.num_lanes, usual.block_size, usual.window) == (256, 37, 48)
+    assert (tight.num_lanes, tight.block_size, tight.window) == (32, 37, 5)
 
 
 @pytest.mark.parametrize("world", [4, 8, 64, 256])
@@ -46,6 +46,13 @@ def test_a_pod_reads_imagenet_with_the_full_window(world):
     fitted = order(world_size=world)
     assert (fitted.num_lanes, fitted.block_size, fitted.window) == (256, 37, 256)
     assert memory_of(world=world).total <= BUDGET_BYTES
+
+
+@pytest.mark.parametrize("mean_bytes", [111_000, 115_440, 116_500])
+def test_imagenet_s_images_leave_room_for_the_full_window_on_four_hosts(mean_bytes):
+    changes = {"stored_bytes": 1024 * 1252 * mean_bytes, "global_batch_size": 4096}
+    assert order(**changes, world_size=4).window == 256
+    assert memory_of(**changes, world=4).total <= BUDGET_BYTES
 
 
 def test_a_large_world_has_a_lane_for_each_reader():
