@@ -16,7 +16,7 @@ from shardset.order.lanes import MAX_DEFAULT_LANES, default_lanes, lanes_of_read
 
 MIB = 1 << 20
 BUDGET_BYTES = 4 << 30
-"""Not from the memory of the machine: readers whose machines differ would have different orders."""
+"""Not from the memory of the machine, or readers whose machines differ would have different orders (decision 13)."""
 
 READ_BYTES = 4 << 20
 DEFAULT_WINDOW = 256
