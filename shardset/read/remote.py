@@ -78,6 +78,7 @@ class RemoteReader:
             settle(read.result, CancelledError())
 
     def _attempt(self, read: "_RangeRead", threads: Threads) -> None:
+        """Asks once more for a range; call it with the lock."""
         read.attempts += 1
         threads.submit(partial(self._run, read), read.result)
 
@@ -101,21 +102,21 @@ class RemoteReader:
 
     def _hedge_late_reads(self) -> None:
         while not self._closed.wait(MIN_HEDGE_S / 2):
-            for read in self._late_reads():
-                self._attempt(read, self._hedgers)
+            with self._lock:
+                for read in self._late_reads():
+                    self._attempt(read, self._hedgers)
 
     def _late_reads(self) -> "list[_RangeRead]":
-        now = time.monotonic()
-        with self._lock:
-            limits = self.hedges.limits_s()
-            return [
-                read
-                for read in self._running
-                if read.attempts == 1
-                and read.started
-                and now - read.started > limits.get(read.size_class, float("inf"))
-                and self.hedges.take(read.size_class)
-            ]
+        """The reads to hedge now; call it with the lock, and keep that until they are counted as attempts."""
+        now, limits = time.monotonic(), self.hedges.limits_s()
+        return [
+            read
+            for read in self._running
+            if read.attempts == 1
+            and read.started
+            and now - read.started > limits.get(read.size_class, float("inf"))
+            and self.hedges.take(read.size_class)
+        ]
 
 
 class HedgePolicy:

@@ -118,6 +118,28 @@ def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(recorded):
     reader.close()
 
 
+def test_a_hedge_is_counted_before_another_thread_may_end_the_read(recorded):
+    storage, split = recorded
+    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
+    wait([reader.submit(0, 0, 1000) for _ in range(100)])
+    asked, is_locked, submit = len(storage.reads), [], reader._hedgers.submit
+
+    def hold(number, name):
+        if number == asked:
+            held.wait(600)
+
+    def observe(job, future):
+        is_locked.append(reader._lock.locked())
+        submit(job, future)
+
+    storage.before, reader._hedgers.submit = hold, observe
+    assert len(reader.submit(0, 0, 1000).result(timeout=300)) == 1000
+    assert is_locked
+    assert all(is_locked)
+    held.set()
+    reader.close()
+
+
 def test_a_read_fails_only_when_its_hedge_failed_too(recorded):
     storage, split = recorded
     reader, held = reader_that_knows_its_times(storage, split), threading.Event()
