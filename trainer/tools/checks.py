@@ -338,8 +338,12 @@ def check_memory(needed: int, available: int) -> CheckResult:
 def check_step(config: TrainConfig, num_classes: int, stream_bytes: int, devices: Devices) -> CheckResult:
     """The memory of a training step, as a run estimates it before its first one; the streams share it on a CPU."""
     need = memory.need_of(config, num_classes, devices.num_hosts)
-    if need is None or devices.free_bytes is None:
-        return CheckResult("step memory", "pass", f"needs {need or 'an unknown amount'}; not compared")
+    if need is None:
+        text = f"unknown: the shapes of {config.model.name} do not tell what a step needs"
+        return CheckResult("step memory", "warn", text, "nothing was compared; try a few steps with --max-steps")
+    if devices.free_bytes is None:
+        text = f"a step takes about {need}; the free memory of a {devices.platform or devices.kind} is not known"
+        return CheckResult("step memory", "warn", text, "nothing was compared; compare it with your device's memory")
     besides = stream_bytes if devices.on_host else 0
     try:
         warning = memory.check(need, config, devices.free_bytes, besides=besides, is_sure=devices.keeps_activations)

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import Any
 
 from shardset.errors import ShardsetError
-from shardset.format import manifest as manifests
 from shardset.storage.open import bucket_of, is_address
 from shardset.stream.stream import Stream
 from trainer.config import TrainConfig
+from trainer.data.loaded import load_once
 from trainer.errors import TrainingError
 from trainer.runtime import machine
 from trainer.supervise import heartbeat
@@ -99,7 +99,7 @@ def _check_data(
 ) -> Iterator[CheckResult]:
     assert config.manifest is not None
     try:
-        manifest, storage = manifests.load(config.manifest)
+        manifest, storage = load_once(config.manifest)
     except ShardsetError as error:
         yield checks.check_manifest(error)
         return

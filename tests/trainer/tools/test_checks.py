@@ -321,3 +321,12 @@ def test_memory(available, status):
 )
 def test_open_files(limit, status, text):
     stands(checks.check_open_files(limit), status, text)
+
+
+def test_a_step_whose_memory_is_compared_with_nothing_is_no_pass():
+    config = tiny_config(None, "run", fake_data=True)
+    stands(
+        checks.check_step(config, 10, 0, TPU), "warn", "the free memory of a TPU is not known", "nothing was compared"
+    )
+    enough = dataclasses.replace(TPU, free_bytes=1 << 40)
+    stands(checks.check_step(config, 10, 0, enough), "pass", "GiB are free")

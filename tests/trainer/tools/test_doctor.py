@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from shardset.errors import ConfigError
+from shardset.format import manifest as manifests
 from shardset.program import FAILED, OK, USAGE
 from shardset.storage.open import open_storage
 from tests.makers.training import shard_set, tiny_config
@@ -62,6 +63,16 @@ def test_a_set_on_disk_end_to_end(doctored, folder, tmp_path):
     assert "strategy single" in found["devices"]["found"]
     assert found["decode rate"]["status"] == "pass"
     assert list(tmp_path.iterdir()) == [], "it leaves nothing"
+
+
+def test_the_manifest_is_loaded_once(folder, tmp_path, monkeypatch):
+    loads, load = [], manifests.load
+    monkeypatch.setattr(manifests, "load", lambda url: loads.append(url) or load(url))
+    url = f"{folder}/manifest.json"  # no other test has loaded it by this name
+    for finding in doctor.run_checks(tiny_config(url, tmp_path / "run"), None):
+        if finding.check == "memory":
+            break
+    assert loads == [url]
 
 
 @pytest.mark.slow
