@@ -204,16 +204,15 @@ class _Start:
         # The replaced set may have the same options; readers still use its folders, so these need other names.
         suffix = "-" + hashlib.sha256(msgspec.json.encode([file, replaced.digest])).hexdigest()[:8] if replaced else ""
         before = sorted({old.suffix, *old.before}) if old else []
-        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
+        described, file = file, msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
         files = PlanFiles(output, file.digest)
-        # From here on the output belongs to this build: other builds notice at their next check. The comparison below
-        # finds a manifest that one of them published since ours was read.
+        # From here on the output belongs to this build: other builds notice at their next check.
         _write_build(files, file, generation)
         generation = plan_files.generation_of(output, paths.BUILD)
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
-            raise plan_files.another_build(output, naming.MANIFEST)
-        _lay_out(files, unfinished, replaced, lines)
-        file = msgspec.structs.replace(file, ready=True, before=[])
+            return self.begin(described, lines)  # another build has published a set since
+        files.step(lambda: _lay_out(files, unfinished, replaced, lines))
+        file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
         _write_build(files, file, generation)
         return files, file
 
@@ -275,7 +274,7 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
 
 
 def _resume(files: PlanFiles, old: BuildFile, file: BuildFile, generation: str) -> BuildFile:
-    file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
+    file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before)
     if file != old:  # other libraries, on which no byte depends so far
         _write_build(files, file, generation)
     return file
@@ -288,7 +287,7 @@ def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, 
     replacing.remove(files, plan_names - {paths.BUILD})
     if replaced:
         files.write(paths.REPLACED, manifests.to_json(replaced))
-    with files.output.writer(paths.SURVEY) as out:
+    with files.writer(paths.SURVEY) as out:
         lines.seek(0)
         shutil.copyfileobj(lines, out, PIECE_BYTES)
     files.check_current()

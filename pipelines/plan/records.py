@@ -22,7 +22,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
     `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
-    `ready` once their files are removed; `before` holds their suffixes.
+    `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too.
     """
 
     tool: str
@@ -41,6 +41,11 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
         """The identity of the build at its output: 16 hexadecimal digits."""
         identity = msgspec.structs.replace(self, notes=[], ready=True, before=[])
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
+
+    @property
+    def replaces(self) -> bool:
+        """Whether another build wrote into the same folders before; its last files may still arrive."""
+        return self.suffix in self.before
 
     def differences_from(self, old: "BuildFile", *, writes_images: bool) -> list[str]:
         """The differences from an older build, in words; empty if this build can resume it.
