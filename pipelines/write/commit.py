@@ -153,12 +153,13 @@ class Committer:
 
     def _remove_replaced(self) -> None:
         """Removes the files of the replaced set, and last the file that names them, so that a rerun can continue."""
+        generation = self.files.replaceable(paths.REPLACED)
         content = self.files.find(paths.REPLACED)
         if content is not None:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
             replace.remove(self.files, [naming.REPORT, *replace.files_of(old)])  # the report is about the old set
-            output.delete(paths.REPLACED)
+            output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
 
 
 def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> Split:

@@ -327,6 +327,21 @@ def test_a_manifest_of_a_build_that_died_before_it_could_take_it_back_is_replace
     check_one_set(storage.url, winner)
 
 
+def test_the_list_of_what_a_third_build_replaces_stays_where_the_second_removes_its_own(raw, winner):
+    storage = open_storage(f"memory://{uuid.uuid4().hex}")
+    run(config_of(raw, storage.url), storage)
+    third = config_of(raw, storage.url, seed=1, overwrite=True)
+
+    def begin_and_die():
+        with pytest.raises(StorageError, match="the power is gone"):
+            run(third, told(storage, uuid.uuid4().hex, at(MOMENTS["a unit"], die)))
+
+    door = told(storage, uuid.uuid4().hex, at(("delete", paths.REPLACED, 1), begin_and_die))
+    run(config_of(raw, storage.url, seed=2, overwrite=True), door)
+    run(third, storage)
+    check_one_set(storage.url, winner)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arrival", [WHILE, ONCE])
 def test_a_spool_of_the_build_that_was_replaced_may_arrive_at_any_time(tmp_path, arrival):
