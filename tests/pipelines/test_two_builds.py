@@ -20,7 +20,8 @@ from shardset.format import naming
 from shardset.storage.open import open_storage
 from tests.makers.cifar import cifar10, python_files, write_archive
 from tests.makers.doors import told
-from tests.makers.folders import write_class_folders
+from tests.makers.folders import write_class_folders, write_csv
+from tests.makers.planned import record_of, rewrite
 from tests.makers.stored import files_of
 
 HERE = ["--direct_running_mode=in_memory"]
@@ -368,6 +369,67 @@ def test_builds_that_differ_in_an_option_are_told_that_option_and_nothing_else(t
     (name,) = options
     with pytest.raises(ConfigError, match=rf"already holds an[a-z ]+ \({name} was [^;]* and is [^;]*\)"):
         builds.prepare(replace(config, **options), open_storage(config.output))
+
+
+def deep_folder(tmp_path):
+    folder = write_class_folders(tmp_path / "raw", ["cat", "dog"], 4)
+    for name in ("cat", "dog"):
+        (folder / name / "old").mkdir()
+        (folder / name / "000.png").rename(folder / name / "old/000.png")
+    return folder
+
+
+def listing(tmp_path):
+    folder = write_class_folders(tmp_path / "raw", ["cat", "dog"], 4)
+    rows = [[f"{name}/00{n}.png", f"{name}/00{3 - n}.png", name, n] for name in ("cat", "dog") for n in range(4)]
+    return write_csv(folder / "list.csv", ["path", "copy", "label", "number"], rows)
+
+
+ONLY_IN_THE_SURVEY = {
+    "class_depth": (deep_folder, "folder", {}, {"class_depth": 2}),
+    "path_column": (listing, "listing", {}, {"path_column": "copy"}),
+    "label_column": (listing, "listing", {}, {"label_column": "number"}),
+    "class_depth and seed": (deep_folder, "folder", {}, {"class_depth": 2, "seed": 1}),
+}
+
+
+def surveyed_otherwise(tmp_path, case):
+    """A build, its output, and one that differs from it in options that only the survey depends on."""
+    make, source, options, others = ONLY_IN_THE_SURVEY[case]
+    config = BuildConfig(
+        source=source, input=str(make(tmp_path)), output=str(tmp_path / "out"), num_shards={"": 1}, **options
+    )
+    return config, open_storage(config.output), replace(config, **others)
+
+
+@pytest.mark.parametrize("case", ONLY_IN_THE_SURVEY)
+def test_builds_that_differ_in_an_option_of_the_survey_are_told_that_option_and_nothing_else(tmp_path, case):
+    config, output, other = surveyed_otherwise(tmp_path, case)
+    builds.prepare(config, output)
+    differences = "; ".join(f"{name} was [^;]* and is [^;]*" for name in case.split(" and "))
+    with pytest.raises(ConfigError, match=rf"already holds an[a-z ]+ \({differences}\); finish"):
+        builds.prepare(other, output)
+
+
+def test_an_old_option_that_the_new_input_does_not_allow_is_told_with_the_input(tmp_path):
+    config, output, other = surveyed_otherwise(tmp_path, "path_column")
+    builds.prepare(other, output)
+    write_csv(tmp_path / "raw/list.csv", ["path", "label"], [["cat/000.png", "cat"], ["dog/000.png", "dog"]])
+    with pytest.raises(ConfigError, match=r"\(path_column was 'copy' and is None; the input is not the same"):
+        builds.prepare(config, output)
+
+
+def test_a_build_of_an_earlier_version_which_kept_no_options_of_the_survey_is_resumed(tmp_path):
+    config, output, other = surveyed_otherwise(tmp_path, "class_depth")
+    prepared = builds.prepare(config, output)
+    old = record_of(output, paths.BUILD)
+    del old["survey_options"]
+    rewrite(output, paths.BUILD, old)
+    with pytest.raises(ConfigError, match=r"already holds an[a-z ]+ \(the input is not the same [^;]*\); finish"):
+        builds.prepare(other, output)
+    assert builds.prepare(config, output).files == prepared.files
+    run(config, output)
+    assert verify(output.url, deep=True).problems == ()
 
 
 def test_builds_that_differ_in_an_option_and_in_their_input_are_told_both(tmp_path):
