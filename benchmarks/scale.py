@@ -155,7 +155,7 @@ def find_duplicates_in_bucket(n: int) -> tuple[int, int, int]:
     per_part = max(1, len(keys) // -(-num_units(n) // plan.units_per_batch))
     parts = [
         part for first in range(0, len(keys), per_part)
-        for _, part in write_partitions(files.output, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
+        for _, part in write_partitions(files, f"part-{first}", [(0, keys[first : first + per_part].tobytes())])
     ]  # fmt: skip
     started()
     assert not find_duplicate_keys(files, plan, 0, parts)
@@ -383,7 +383,7 @@ def put_group(files: PlanFiles, plan: SplitPlan, num_batches: int) -> tuple[list
     parts = []
     for number, piece in enumerate(tables.slices(placed, bounds)):
         name = paths.partition_path("references", number)
-        parts += write_partitions(files.output, name, [(0, tables.placements_to_bytes(piece))])
+        parts += write_partitions(files, name, [(0, tables.placements_to_bytes(piece))])
     return [part for _, part in parts], len(line)
 
 

@@ -31,7 +31,7 @@ from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, ProgressWatcher
 from pipelines.sources.base import Survey
 from pipelines.write import replace as replacing
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -39,9 +39,6 @@ from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.checked import PIECE_BYTES
 from shardset.storage.open import open_storage
 from shardset.version import __version__
-
-_SURVEY_OPTIONS = ("seed", "holdout")
-"""The options that change the survey of an unchanged input."""
 
 
 class _Fixes(msgspec.Struct):
@@ -202,18 +199,18 @@ class _Start:
         if self.survey.all_tars:
             replacing.refuse_inside(output, self.input)
         # The replaced set may have the same options; readers still use its folders, so these need other names.
-        suffix = "-" + hashlib.sha256(msgspec.json.encode([file, replaced.digest])).hexdigest()[:8] if replaced else ""
+        identity = [file.identity, replaced.digest if replaced else ""]
+        suffix = "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
         before = sorted({old.suffix, *old.before}) if old else []
-        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
+        described, file = file, msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
         files = PlanFiles(output, file.digest)
-        # From here on the output belongs to this build: other builds notice at their next check. The comparison below
-        # finds a manifest that one of them published since ours was read.
+        # From here on the output belongs to this build: other builds notice at their next check.
         _write_build(files, file, generation)
         generation = plan_files.generation_of(output, paths.BUILD)
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
-            raise plan_files.another_build(output, naming.MANIFEST)
-        _lay_out(files, unfinished, replaced, lines)
-        file = msgspec.structs.replace(file, ready=True, before=[])
+            return self.begin(described, lines)  # another build has published a set since
+        files.step(lambda: _lay_out(files, unfinished, replaced, lines))
+        file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
         _write_build(files, file, generation)
         return files, file
 
@@ -225,14 +222,18 @@ class _Start:
 
     def _surveyed_as(self, old: BuildFile, file: BuildFile) -> BuildFile:
         """This build, surveyed with the options of the old one, so that only a changed input changes the survey."""
-        if old.survey == file.survey:
+        same = msgspec.structs.replace(file, survey=old.survey, classes=old.classes, survey_options=old.survey_options)
+        if (old.survey, old.classes) == (file.survey, file.classes) or old.options.get("source") != self.config.source:
+            return same
+        options = self.config.what_decides_survey()
+        stored = old.options | old.survey_options
+        old_options = {name: stored[name] for name in options if name in stored}
+        if old_options == {name: options[name] for name in old_options}:
             return file
-        if old.options.get("source") != file.options["source"]:
-            return msgspec.structs.replace(file, survey=old.survey, classes=old.classes)
-        old_options = {name: old.options[name] for name in _SURVEY_OPTIONS if name in old.options}
-        if old_options == {name: file.options[name] for name in _SURVEY_OPTIONS}:
+        try:
+            survey = sources.open_source(replace(self.config, **old_options)).survey()
+        except (ConfigError, SourceError):  # the old options fit the old input
             return file
-        survey = sources.open_source(replace(self.config, **old_options)).survey()
         with tempfile.TemporaryFile() as lines:
             digest = write_units(survey.units, lines).digest
         return msgspec.structs.replace(file, survey=digest, classes=survey.classes)
@@ -271,11 +272,12 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
         suffix="",
         classes=survey.classes,
         notes=list(survey.notes),
+        survey_options=config.what_decides_survey(),
     )
 
 
 def _resume(files: PlanFiles, old: BuildFile, file: BuildFile, generation: str) -> BuildFile:
-    file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes)
+    file = msgspec.structs.replace(file, suffix=old.suffix, notes=old.notes, before=old.before)
     if file != old:  # other libraries, on which no byte depends so far
         _write_build(files, file, generation)
     return file
@@ -288,7 +290,7 @@ def _lay_out(files: PlanFiles, unfinished: set[str], replaced: Manifest | None, 
     replacing.remove(files, plan_names - {paths.BUILD})
     if replaced:
         files.write(paths.REPLACED, manifests.to_json(replaced))
-    with files.output.writer(paths.SURVEY) as out:
+    with files.writer(paths.SURVEY) as out:
         lines.seek(0)
         shutil.copyfileobj(lines, out, PIECE_BYTES)
     files.check_current()

@@ -13,10 +13,13 @@ from shardset.format.manifest import Remainder
 
 Balance = Literal["none", "stratified"]
 
+_ONLY_IN_SURVEY = ("class_depth", "path_column", "label_column")
+"""The options that decide bytes only by what the survey finds."""
+
 _NOT_IN_BYTES = (
     *("input", "output", "overwrite", "only_shards", "on_bad", "max_bad_fraction", "within_input"),
     "max_listed_shards",  # no shard depends on it
-    *("class_depth", "path_column", "label_column"),  # the survey has what they lead to
+    *_ONLY_IN_SURVEY,
 )
 
 
@@ -78,6 +81,10 @@ class BuildConfig:
         """Whether images are written anew, so that libraries decide their bytes; `fixes` are those of the plan."""
         plain = ImageOptions(max_pixels=self.image.max_pixels, decoded_bytes=self.image.decoded_bytes)
         return CMYK_TO_RGB in fixes or self.image != plain
+
+    def what_decides_survey(self) -> dict[str, Any]:
+        """The options that change the survey of an unchanged input, JSON-able."""
+        return {name: getattr(self, name) for name in (*_ONLY_IN_SURVEY, "seed", "holdout")}
 
     def what_decides_bytes(self) -> dict[str, Any]:
         """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""

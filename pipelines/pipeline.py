@@ -5,11 +5,10 @@ steps are only the names of these files, or the byte ranges that a receiver has 
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import apache_beam as beam
 import msgspec
@@ -32,6 +31,8 @@ from pipelines.sources.base import SectionedSource, Source
 from pipelines.write.commit import Committer
 from pipelines.write.pages import PagePart, PageWriter
 from pipelines.write.shard import ShardWriter
+
+T = TypeVar("T")
 
 Slot = tuple[str, int]
 """A split and the number of one of its shards."""
@@ -56,8 +57,9 @@ class PreparedBuild:
 
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:
     """Adds the steps of a build to the pipeline; a dry run ends with the plan. Each line names its element type."""
-    config, files, suffix = build.config, build.files, build.file.suffix
-    writer, committer = ShardWriter(files, build.source.input, config.image, suffix), Committer(files, config, suffix)
+    config, files, suffix, replaces = build.config, build.files, build.file.suffix, build.file.replaces
+    writer = ShardWriter(files, build.source.input, config.image, suffix, replaces)
+    committer = Committer(files, config, suffix, replaces)
     # A shuffle before a step keeps the runner from fusing it with the step before, which would limit its workers.
     num_indexed = (
         pipeline
@@ -136,14 +138,12 @@ class IndexUnit(BuildStep):
     def process(self, element: UnitSection) -> Iterator[tuple[int, UnitRef | None]]:
         unit, source = element.unit, self.source
         if element.count == 1:
-            with self.files.while_current():
-                summary = index_unit(self.files, source, self.config, unit)
+            summary = self.files.step(lambda: index_unit(self.files, source, self.config, unit))
             _count_samples(summary)
             yield unit.number, None
             return
         assert isinstance(source, SectionedSource), "other sources have one section a unit"
-        with self.files.while_current():
-            index_section(self.files, source, self.config, element)
+        self.files.step(partial(index_section, self.files, source, self.config, element))
         yield unit.number, unit
 
 
@@ -159,8 +159,7 @@ class JoinSections(BuildStep):
         unit = next(iter(units))
         if unit is not None:
             assert isinstance(self.source, SectionedSource), "other sources have one section a unit"
-            with self.files.while_current():
-                joined = join_sections(self.files, self.source, self.config, unit)
+            joined = self.files.step(partial(join_sections, self.files, self.source, self.config, unit))
             _count_samples(joined.summary)
             _count("sections_indexed_again", joined.num_again)
         yield number
@@ -175,8 +174,8 @@ class MakePlan(BuildStep):
 
     def process(self, element: None, num_indexed: int) -> Iterator[Any]:
         assert num_indexed == self.file.num_units, "every unit is indexed"
+        plan = self.files.step(lambda: make_plan(self.files, self.config, self.file))
         with self.files.while_current():
-            plan = make_plan(self.files, self.config, self.file)
             yield msgspec.structs.replace(plan, classes=[])
             summaries, size = read_summaries(self.files, plan.num_units), plan.units_per_batch
             offsets = unit_offsets(summaries, plan.splits, units_per_batch=size, stratified=self.config.stratified)
@@ -188,16 +187,14 @@ class SpreadKeys(BuildStep):
     """Cuts the key hashes of a batch of units by bucket."""
 
     def process(self, element: tuple[int, UnitOffsets], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
-        with _one_at_a_time(self.files):
-            return spread_keys(self.files, plan, element[0])
+        return _one_at_a_time(self.files, lambda: spread_keys(self.files, plan, element[0]))
 
 
 class FindDuplicateKeys(BuildStep):
     """Finds the rows of one bucket that want a key that is taken, by batch of units."""
 
     def process(self, element: tuple[int, Iterable[ByteRange]], plan: PlanFile) -> Iterable[tuple[int, ByteRange]]:
-        with _one_at_a_time(self.files):
-            return find_duplicate_keys(self.files, plan, *element)
+        return _one_at_a_time(self.files, lambda: find_duplicate_keys(self.files, plan, *element))
 
 
 @dataclass(eq=False, repr=False)
@@ -209,26 +206,18 @@ class AssignBatch(BuildStep):
     def process(self, element: tuple[int, dict[str, Any]], plan: PlanFile) -> Iterable[tuple[Group, ByteRange]]:
         batch, joined = element
         (offsets,) = joined["offsets"]
-        with _one_at_a_time(self.files):
-            return assign_batch(
-                self.files,
-                plan,
-                batch,
-                offsets,
-                joined["duplicate_keys"],
-                seed=self.config.seed,
-                stratified=self.config.stratified,
-            )
+        assign = partial(assign_batch, seed=self.config.seed, stratified=self.config.stratified)
+        duplicate_keys = joined["duplicate_keys"]
+        return _one_at_a_time(self.files, lambda: assign(self.files, plan, batch, offsets, duplicate_keys))
 
 
 class PlanGroup(BuildStep):
     """Writes the references of each shard of a group."""
 
-    def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterator[Slot]:
+    def process(self, element: tuple[Group, Iterable[ByteRange]], plan: PlanFile) -> Iterable[Slot]:
         (split, _), partitions = element
-        with _one_at_a_time(self.files):
-            for number in plan_group(self.files, plan.splits[split], partitions):
-                yield split, number
+        numbers = _one_at_a_time(self.files, lambda: [*plan_group(self.files, plan.splits[split], partitions)])
+        return [(split, number) for number in numbers]
 
 
 @dataclass(eq=False, repr=False)
@@ -238,8 +227,7 @@ class WriteShard(BuildStep):
     writer: ShardWriter
 
     def process(self, element: Slot, plan: PlanFile) -> Iterator[Slot]:
-        with self.files.while_current():
-            record, is_new = self.writer.write(plan, *element)
+        record, is_new = self.files.step(lambda: self.writer.write(plan, *element))
         _count("shards_written" if is_new else "shards_skipped", 1)
         if is_new:
             _count("samples_written", record.shard.num_samples)
@@ -254,8 +242,7 @@ class WritePage(BuildStep):
     writer: PageWriter
 
     def process(self, element: tuple[str, int], plan: PlanFile) -> Iterator[PagePart]:
-        with self.files.while_current():
-            yield self.writer.write(plan, *element)
+        yield self.files.step(lambda: self.writer.write(plan, *element))
 
 
 @dataclass(eq=False, repr=False)
@@ -265,17 +252,15 @@ class CommitManifest(BuildStep):
     committer: Committer
 
     def process(self, element: None, num_finished: int, plan: PlanFile, parts: Sequence[PagePart]) -> Iterator[str]:
-        with self.files.while_current():
-            digest = self.committer.commit(plan, num_finished, parts)
+        digest = self.files.step(lambda: self.committer.commit(plan, num_finished, parts))
         if digest:
             yield digest
 
 
-@contextmanager
-def _one_at_a_time(files: PlanFiles) -> Iterator[None]:
-    """`while_current` for a step that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
-    with _planning.setdefault(files.build, threading.Lock()), files.while_current():
-        yield
+def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
+    """`files.step` for one that takes 100 to 300 MiB: a process has the memory for one, whatever its threads."""
+    with _planning.setdefault(files.build, threading.Lock()):
+        return files.step(work)
 
 
 def _sections_in(files: PlanFiles, source: Source, block: UnitBlock) -> Iterator[UnitSection]:

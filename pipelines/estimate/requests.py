@@ -24,13 +24,15 @@ UPLOADS_PER_UNIT = 2
 UPLOADS_PER_BATCH = 2
 """The keys and the references of some hundred thousand samples, for the next step."""
 LISTS_PER_BUILD = 9
-STATS_PER_SHARD = 7
-"""Its references, its record (absent before the write, read for the manifest), the names of tar and index, and twice
-the owner of the output."""
-STATS_PER_UNIT = 9
-"""The owner of the output, its line, its index and summary before they are written, the summary three times, keys and
-references."""
-STATS_PER_BUILD = 38
+STATS_PER_SHARD = 9
+"""Its references, its record (absent before the write, read for the manifest), the names of its four files before the
+writes, and twice the owner of the output."""
+STATS_PER_UNIT = 11
+"""The owner of the output, its line, its index and summary before they are indexed and before they are written, the
+summary three times, keys and references."""
+STATS_PER_BATCH = 4
+"""The names of its two files, twice before the writes."""
+STATS_PER_BUILD = 44
 LISTED_AT_ONCE = 1000
 
 
@@ -169,6 +171,6 @@ def build_requests(stored: StoredSet) -> BuildRequests | None:
         + num_stored
         + STATS_PER_SHARD * num_shards
         + STATS_PER_UNIT * raw.num_units
-        + num_batches * (num_batches + num_groups)
+        + num_batches * (num_batches + num_groups + STATS_PER_BATCH)
         + STATS_PER_BUILD,
     )

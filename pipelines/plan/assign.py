@@ -60,7 +60,7 @@ def assign_batch(
                 for group, table in _by_group(split, raw, number, row, placed, offset.serial):
                     yield (name, group), tables.placements_to_bytes(table)
 
-    written = write_partitions(files.output, paths.partition_path("references", batch), partitions())
+    written = write_partitions(files, paths.partition_path("references", batch), partitions())
     for unit, (start, stop) in zip(units, pairwise(first_rows.tolist()), strict=True):
         _list_dropped(files, unit, np.flatnonzero(~is_stored[start:stop]))
     return written
@@ -123,7 +123,7 @@ def _list_dropped(files: PlanFiles, unit: int, rows: np.ndarray) -> None:
     if not len(rows):
         return
     [table] = map(tables.unit_from_bytes, tables.read_units(files, [unit]))
-    with files.output.writer(paths.dropped_path(unit)) as out:
+    with files.writer(paths.dropped_path(unit)) as out:
         for row in tables.rows_of(tables.take(table, rows)):
             entry = {"split": row.split, "name": row.name, "key": row.key, "label": row.label}
             out.write(json.dumps(entry, sort_keys=True).encode() + b"\n")

@@ -23,7 +23,7 @@ def spread_keys(files: PlanFiles, plan: PlanFile, batch: int) -> list[tuple[int,
     bucket = (keys["hash"] % np.uint64(layout.num_buckets(plan.splits.values()))).astype(np.uint16)
     keys = keys[np.argsort(bucket, kind="stable")]
     partitions = ((number, keys[start:stop].tobytes()) for number, start, stop in tables.runs_of(np.sort(bucket)))
-    return write_partitions(files.output, paths.partition_path("keys", batch), partitions)
+    return write_partitions(files, paths.partition_path("keys", batch), partitions)
 
 
 def find_duplicate_keys(
@@ -39,7 +39,7 @@ def find_duplicate_keys(
         return []
     batches = tables.runs_of(duplicates["unit"] // plan.units_per_batch)
     by_batch = ((batch, duplicates[start:stop].tobytes()) for batch, start, stop in batches)
-    return write_partitions(files.output, paths.partition_path("duplicate_keys", bucket), by_batch)
+    return write_partitions(files, paths.partition_path("duplicate_keys", bucket), by_batch)
 
 
 def duplicates_among(keys: np.ndarray) -> np.ndarray:

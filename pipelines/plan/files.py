@@ -7,7 +7,7 @@ have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
 import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -18,7 +18,7 @@ from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
 from shardset.format.frame import Framed, frame, has_frame, open_frame
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import ABSENT, Storage, Writer
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -34,6 +34,9 @@ _READ_AHEAD = 64
 _SIGNS_OF_ANOTHER_BUILD = (NotFound, PreconditionFailed, ConfigError, ManifestError, SourceError)
 """The errors of a step whose files another build has replaced or removed."""
 
+_TRIES = 4
+"""A step runs so often while files of a build that has lost the output arrive in its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class PlanFiles:
@@ -46,8 +49,18 @@ class PlanFiles:
     build: str
 
     def write(self, name: str, content: bytes | memoryview) -> None:
-        """Writes one whole file."""
-        write(self.output, name, self.build, content)
+        """Writes one whole file; never replaces one of a build that has started since."""
+        generation = ABSENT
+        while True:
+            try:
+                write(self.output, name, self.build, content, if_generation=generation)
+                return
+            except PreconditionFailed:
+                generation = self.replaceable(name)
+
+    def writer(self, name: str) -> Writer:
+        """A writer of a file without a frame; PreconditionFailed at its end if another file has arrived meanwhile."""
+        return self.output.writer(name, if_generation=self.replaceable(name))
 
     def read(self, name: str) -> memoryview:
         """The content of a file; NotFound, ConfigError if it is damaged, ManifestError if it is another build's."""
@@ -90,11 +103,24 @@ class PlanFiles:
             self.check_current()
             raise
 
+    def step(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which runs while the output belongs to this build.
+
+        Repeats it where a file arrives between its look-up and its write: a build that has lost the output may still
+        have been writing that.
+        """
+        for _ in range(_TRIES - 1):
+            with suppress(PreconditionFailed), self.while_current():
+                return work()
+        with self.while_current():
+            return work()
+
     def replaceable(self, name: str) -> str:
         """The generation of a file that this build may replace."""
         generation = generation_of(self.output, name)
-        # After the look-up: a file that another build writes later then has another generation.
-        self.check_current()
+        if generation != ABSENT:
+            # After the look-up: a file that another build writes later then has another generation.
+            self.check_current()
         return generation
 
 

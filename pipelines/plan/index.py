@@ -35,18 +35,18 @@ MAX_INLINE_BYTES = 1024
 class UnitSpool:
     """Stores bytes that can't be read by range from the input in one object of the plan."""
 
-    def __init__(self, output: Storage, path: str, stack: ExitStack) -> None:
+    def __init__(self, files: PlanFiles, path: str, stack: ExitStack) -> None:
         self.path = path
         self.recent: dict[int, bytes] = {}
         """The contents of the current batch, by offset."""
-        self._output, self._stack = output, stack
+        self._files, self._stack = files, stack
         self._writer: Writer | None = None
         self._size = 0
 
     def add(self, content: bytes) -> Extent:
         """The extent at which `content` will be stored."""
         if self._writer is None:  # most units need no spool
-            self._writer = self._stack.enter_context(self._output.writer(self.path))
+            self._writer = self._stack.enter_context(self._files.writer(self.path))
         self._writer.write(content)
         self.recent[self._size] = content
         extent = Extent(SPOOL, "", self._size, len(content), crc32c_of(content))
@@ -64,7 +64,7 @@ def index_unit(files: PlanFiles, source: Source, config: BuildConfig, unit: Unit
         rows, rejected = tables.rows_of(table), tables.rejected_of(table)
     else:
         index = partial(source.index, read_unit(files.output, unit))
-        rows, rejected = read_samples(files.output, source, config, index, paths.spool_path(unit.number))
+        rows, rejected = read_samples(files, source, config, index, paths.spool_path(unit.number))
         files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
     summary = summarize(unit.number, rows, rejected)
     files.write(summary_path, msgspec.json.encode(summary))
@@ -81,7 +81,7 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
 
 
 def read_samples(
-    output: Storage,
+    files: PlanFiles,
     source: Source,
     config: BuildConfig,
     index: Callable[[Spool], Iterator[RawSample | Rejected]],
@@ -91,8 +91,8 @@ def read_samples(
     rows: list[UnitRow] = []
     rejected: list[QuarantineEntry] = []
     with ExitStack() as stack:
-        spool = UnitSpool(output, spool_path, stack)
-        examiner = _Examiner(config, source.input, output, spool)
+        spool = UnitSpool(files, spool_path, stack)
+        examiner = _Examiner(config, source.input, files.output, spool)
         samples = index(spool)
         while batch := list(islice(samples, BATCH)):
             for row in examiner.rows(batch):

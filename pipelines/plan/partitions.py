@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pipelines.plan import files
+from pipelines.plan.files import PlanFiles, in_order, read_checked
 from shardset.checksum import extend_crc32c
 from shardset.storage.base import Storage
 from shardset.storage.checked import pieces_of
@@ -27,11 +27,11 @@ class ByteRange:
 
 
 def write_partitions(
-    output: Storage, name: str, partitions: Iterable[tuple[K, bytes | memoryview]]
+    files: PlanFiles, name: str, partitions: Iterable[tuple[K, bytes | memoryview]]
 ) -> list[tuple[K, ByteRange]]:
     """Writes the partitions into one object; returns each receiver with its byte range."""
     written, start = [], 0
-    with output.writer(name) as out:
+    with files.writer(name) as out:
         for receiver, data in partitions:
             out.write(data)
             written.append((receiver, ByteRange(name, start, start + len(data), extend_crc32c(0, data))))
@@ -39,10 +39,10 @@ def write_partitions(
     return written
 
 
-def write_pieces(output: Storage, name: str, pieces: Iterable[bytes]) -> ByteRange:
+def write_pieces(files: PlanFiles, name: str, pieces: Iterable[bytes]) -> ByteRange:
     """Writes the pieces as one object; returns the range of all its bytes."""
     num_bytes, crc = 0, 0
-    with output.writer(name) as out:
+    with files.writer(name) as out:
         for data in pieces:
             out.write(data)
             num_bytes, crc = num_bytes + len(data), extend_crc32c(crc, data)
@@ -62,24 +62,24 @@ def read_range(output: Storage, byte_range: ByteRange) -> bytes:
             )
         return data
 
-    return files.read_checked(output, name, read)
+    return read_checked(output, name, read)
 
 
 def read_partitions(output: Storage, byte_ranges: Iterable[ByteRange]) -> Iterator[bytes]:
     """The bytes of each range, sorted by name: a runner delivers the ranges in any order."""
-    return files.in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))
+    return in_order(output, sorted(byte_ranges), lambda byte_range: read_range(output, byte_range))
 
 
-def copy_range(output: Storage, byte_range: ByteRange, to: str, if_generation: str | None) -> None:
+def copy_range(files: PlanFiles, byte_range: ByteRange, to: str) -> None:
     """Copies a range to an object of its own, which appears only if the CRC32C matches."""
 
     def copy() -> None:
         crc = 0
-        with output.writer(to, if_generation=if_generation) as out:
-            for data in pieces_of(output, byte_range.name, byte_range.start, byte_range.stop):
+        with files.writer(to) as out:
+            for data in pieces_of(files.output, byte_range.name, byte_range.start, byte_range.stop):
                 crc = extend_crc32c(crc, data)
                 out.write(data)
             if crc != byte_range.crc32c:  # inside the block: an exception here discards the copy
                 raise ValueError(f"it has the CRC32C {crc:08x}, expected {byte_range.crc32c:08x}")
 
-    files.read_checked(output, byte_range.name, copy)
+    read_checked(files.output, byte_range.name, copy)

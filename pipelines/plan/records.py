@@ -22,7 +22,8 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
     `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
-    `ready` once their files are removed; `before` holds their suffixes.
+    `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too.
+    `survey_options` explain a changed survey; older versions did not store them.
     """
 
     tool: str
@@ -35,12 +36,25 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     ready: bool = True
     before: list[str] = []
+    survey_options: dict[str, Any] = {}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The fields that digest and suffix depend on: what the survey options lead to is in the survey."""
+        identity: dict[str, Any] = msgspec.to_builtins(self)
+        del identity["survey_options"]
+        return identity
 
     @property
     def digest(self) -> str:
         """The identity of the build at its output: 16 hexadecimal digits."""
-        identity = msgspec.structs.replace(self, notes=[], ready=True, before=[])
+        identity = msgspec.structs.replace(self, notes=[], ready=True, before=[]).identity
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
+
+    @property
+    def replaces(self) -> bool:
+        """Whether another build wrote into the same folders before; its last files may still arrive."""
+        return self.suffix in self.before
 
     def differences_from(self, old: "BuildFile", *, writes_images: bool) -> list[str]:
         """The differences from an older build, in words; empty if this build can resume it.
@@ -48,7 +62,12 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
         Suffix and notes may differ: no byte of a shard depends on them. The libraries may differ too, unless the old
         build `writes_images`.
         """
-        differences = list(_differences(old.options, self.options, "{} was {!r} and is {!r}"))
+        survey_options = self.survey_options if old.survey_options else {}
+        differences = list(
+            _differences(
+                {**old.survey_options, **old.options}, {**survey_options, **self.options}, "{} was {!r} and is {!r}"
+            )
+        )
         if old.tool != self.tool:
             differences.append(f"it was begun by {old.tool}, this is {self.tool}")
         elif writes_images:

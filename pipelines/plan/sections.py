@@ -90,6 +90,6 @@ def _in_order(
 def _index(
     files: PlanFiles, source: SectionedSource, config: BuildConfig, section: Section, spool_path: str
 ) -> IndexedSection:
-    rows, rejected = read_samples(files.output, source, config, section.samples, spool_path)
+    rows, rejected = read_samples(files, source, config, section.samples, spool_path)
     table = bytes(tables.unit_to_bytes(tables.unit_table(rows, rejected)))
     return IndexedSection(begins=section.begins, ends=section.ends, keys=section.keys, table=table)

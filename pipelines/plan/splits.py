@@ -28,7 +28,7 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
     summaries.refuse_too_many_bad(total, config.max_bad_fraction if config.on_bad == "quarantine" else 0.0)
     splits = _plan_splits(config, total)
     classes = _classes(build, total.max_label)
-    rejected = write_pieces(files.output, paths.REJECTED, _rejected_lines(files, build.num_units))
+    rejected = write_pieces(files, paths.REJECTED, _rejected_lines(files, build.num_units))
     plan = PlanFile(
         digest="",
         source_digest=total.digest,

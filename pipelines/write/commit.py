@@ -30,11 +30,15 @@ from shardset.version import __version__
 
 @dataclass(frozen=True, slots=True)
 class Committer:
-    """Publishes the set of a build; pickles. `suffix` keeps its files apart from those of a replaced set."""
+    """Publishes the set of a build; pickles. `suffix` keeps its files apart from those of a replaced set.
+
+    If `replaces`, another build may have written into the same folders before.
+    """
 
     files: PlanFiles
     config: BuildConfig
     suffix: str
+    replaces: bool = False
 
     @property
     def page_writer(self) -> PageWriter:
@@ -59,7 +63,7 @@ class Committer:
         if complete.digest != plan.digest:
             raise plan_files.another_build(self.files.output, paths.PLAN)
         quarantine = naming.quarantine_path(self.suffix)
-        copy_range(self.files.output, complete.rejected, quarantine, self.files.replaceable(quarantine))
+        copy_range(self.files, complete.rejected, quarantine)
         if pages := self.pages(plan, num_finished):
             found = sorted(parts, key=lambda part: (part.split, part.number))
             assert [(part.split, part.number) for part in found] == sorted(pages), "every page is written once"
@@ -130,12 +134,16 @@ class Committer:
 
     def _publish(self, digest: str, pieces: Iterable[bytes]) -> None:
         """Writes the manifest while the output belongs to this build; removes it if another build starts meanwhile."""
-        output, old = self.files.output, self.files.replaceable(naming.MANIFEST)
+        output, replaces = self.files.output, self.replaces or self.suffix != ""
+        old = self.files.replaceable(naming.MANIFEST) if replaces else ABSENT
+        self.files.check_current()
         try:
-            with output.writer(naming.MANIFEST, if_generation=old if self.suffix else ABSENT) as out:
+            with output.writer(naming.MANIFEST, if_generation=old) as out:
                 for piece in pieces:
                     out.write(piece)
         except PreconditionFailed as error:
+            if replaces:  # the step is repeated
+                raise
             raise ManifestError(_why_not_published(output)) from error
         try:
             self.files.check_current()
@@ -145,12 +153,13 @@ class Committer:
 
     def _remove_replaced(self) -> None:
         """Removes the files of the replaced set, and last the file that names them, so that a rerun can continue."""
+        generation = self.files.replaceable(paths.REPLACED)
         content = self.files.find(paths.REPLACED)
         if content is not None:
             output = self.files.output
             old = manifests.parse(bytes(content), f"{output.url}/{paths.REPLACED}")
             replace.remove(self.files, [naming.REPORT, *replace.files_of(old)])  # the report is about the old set
-            output.delete(paths.REPLACED)
+            output.delete(paths.REPLACED, generation=generation)  # a build that has begun since may have its own
 
 
 def _split(plan: SplitPlan, records: Iterable[ShardRecord], file: IO[bytes]) -> Split:

@@ -30,5 +30,5 @@ def _write(files: PlanFiles, records: list[ShardRecord], shards_per_file: int) -
     if not large or not all(record.index_pages for record in large):
         return
     path = naming.index_pages_path(records[0].shard.path, records[0].number // shards_per_file)
-    with files.output.writer(path, if_generation=files.replaceable(path)) as out:
+    with files.writer(path) as out:
         out.write(file_bytes([record.index_pages for record in large]))

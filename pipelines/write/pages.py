@@ -103,7 +103,7 @@ class PageWriter:
         )
 
     def _put(self, path: str, data: bytes) -> PageFile:
-        with self.files.output.writer(path, if_generation=self.files.replaceable(path)) as out:
+        with self.files.writer(path) as out:
             out.write(data)
         num_bytes, crc32c = facts_of(data)
         return PageFile(path=path, num_bytes=num_bytes, crc32c=crc32c, sha256=hashlib.sha256(data).hexdigest())

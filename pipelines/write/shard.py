@@ -25,7 +25,7 @@ from shardset.format.index_pages import entries_of
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
 from shardset.format.tar import StoredSample, TarBuilder
-from shardset.storage.base import ABSENT, Storage
+from shardset.storage.base import ABSENT, Storage, Writer
 from shardset.storage.checked import stored_crc32c
 
 _CHUNK_ROWS = 512
@@ -33,12 +33,16 @@ _CHUNK_ROWS = 512
 
 @dataclass(frozen=True, slots=True)
 class ShardWriter:
-    """Writes the shards of a build; pickles. `suffix` keeps its folders apart from those of a replaced set."""
+    """Writes the shards of a build; pickles. `suffix` keeps its folders apart from those of a replaced set.
+
+    If `replaces`, another build may have written into the same folders before.
+    """
 
     files: PlanFiles
     input: Storage
     image: ImageOptions
     suffix: str
+    replaces: bool = False
 
     def write(self, plan: PlanFile, split: str, number: int) -> tuple[ShardRecord, bool]:
         """The record of a shard, and whether this call wrote it; False if an earlier attempt had finished it."""
@@ -51,7 +55,7 @@ class ShardWriter:
                 _is_stored(output, each) for each in (old.shard, old.shard.index)
             ):
                 return old, False
-        record = self._write(plan, plan.splits[split], number, replace=file is not None)
+        record = self._write(plan, plan.splits[split], number, replace=self.replaces or file is not None)
         self.files.check_current()
         self.files.write(name, msgspec.json.encode(record))
         return record, True
@@ -59,10 +63,10 @@ class ShardWriter:
     def _write(self, plan: PlanFile, split: SplitPlan, number: int, *, replace: bool) -> ShardRecord:
         path = naming.shard_path(split.name + self.suffix, split.name, number)
         index_path = naming.index_path(path)
-        generations = [self.files.replaceable(name) if replace else ABSENT for name in (path, index_path)]
-        builder, class_counts = self._write_tar(path, plan, split, number, generations[0])
+        with self._writer(path, replace=replace) as out:
+            builder, class_counts = self._write_tar(out, plan, split, number)
         index = index_to_bytes(builder.index())
-        with self.files.output.writer(index_path, if_generation=generations[1]) as out:
+        with self._writer(index_path, replace=replace) as out:
             out.write(index)
         return ShardRecord(
             split=split.name,
@@ -83,17 +87,17 @@ class ShardWriter:
             index_pages=entries_of(index),
         )
 
-    def _write_tar(
-        self, path: str, plan: PlanFile, split: SplitPlan, number: int, generation: str
-    ) -> tuple[TarBuilder, list[int]]:
+    def _writer(self, name: str, *, replace: bool) -> Writer:
+        return self.files.writer(name) if replace else self.files.output.writer(name, if_generation=ABSENT)
+
+    def _write_tar(self, out: Writer, plan: PlanFile, split: SplitPlan, number: int) -> tuple[TarBuilder, list[int]]:
         """The finished builder, and the number of samples of each class."""
         builder, class_counts = TarBuilder(split.fields), [0] * plan.num_classes
-        with self.files.output.writer(path, if_generation=generation) as out:
-            for sample in self._samples(split.name, number):
-                if sample.label >= 0:
-                    class_counts[sample.label] += 1
-                out.write(builder.add(sample))
-            out.write(builder.finish())
+        for sample in self._samples(split.name, number):
+            if sample.label >= 0:
+                class_counts[sample.label] += 1
+            out.write(builder.add(sample))
+        out.write(builder.finish())
         return builder, class_counts
 
     def _samples(self, split: str, number: int) -> Iterator[StoredSample]:

@@ -131,9 +131,10 @@ class Lease:
         """Releases the folder."""
         self._closing.set()
         self._thread.join()
-        # Renews first: a lease that another run has taken must not be deleted.
-        if self._lost is None and self._renew() is None:
-            self._storage.delete(HOLDER)
+        stored = self._read_lease() if self._lost is None else None
+        if stored is not None and self._is_own(stored[1]):
+            # Only that generation: another run may take the lease before this request, or before it is repeated.
+            self._storage.delete(HOLDER, generation=stored[0])
 
     def _take(self, tell: Callable[[str], None], patience_s: float) -> None:
         stored = self._read_lease()
@@ -172,11 +173,14 @@ class Lease:
         if stored is None:
             return f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
         generation, holder = stored
-        if holder is None or holder.token != self._who.token:
+        if not self._is_own(holder):
             return f"it was not renewed in time, and {holder or 'another process'} took the folder"
         self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
         self._write(generation)
         return None
+
+    def _is_own(self, holder: Holder | None) -> bool:
+        return holder is not None and holder.token == self._who.token
 
     def _write(self, generation: str) -> None:
         with self._storage.writer(HOLDER, if_generation=generation) as writer:

@@ -4,6 +4,7 @@ import uuid
 
 import pytest
 
+from pipelines.plan.files import PlanFiles
 from pipelines.plan.partitions import read_range, write_pieces
 from shardset.checksum import crc32c_of
 from shardset.errors import ConfigError
@@ -21,12 +22,12 @@ def output():
 
 def test_a_range_that_comes_short_is_read_again(output):
     assert crc32c_of(CONTENT) == crc32c_of(b"")
-    byte_range = write_pieces(output, "plan/partitions/keys-0000000.bin", [CONTENT])
+    byte_range = write_pieces(PlanFiles(output, "0123456789abcdef"), "plan/partitions/keys-0000000.bin", [CONTENT])
     answers = iter([b"", CONTENT])
     assert read_range(changing(output, uuid.uuid4().hex, lambda *_: next(answers)), byte_range) == CONTENT
 
 
 def test_a_range_that_always_comes_short_is_damaged(output):
-    byte_range = write_pieces(output, "plan/partitions/keys-0000000.bin", [CONTENT])
+    byte_range = write_pieces(PlanFiles(output, "0123456789abcdef"), "plan/partitions/keys-0000000.bin", [CONTENT])
     with pytest.raises(ConfigError, match=r"keys-0000000\.bin: .* are 0 with the CRC32C .* read twice.*damaged"):
         read_range(changing(output, uuid.uuid4().hex, lambda *_: b""), byte_range)

@@ -1,3 +1,4 @@
+import dataclasses
 import resource
 import subprocess
 import sys
@@ -11,10 +12,14 @@ import pytest
 
 from shardset.errors import ConfigError, NotFound, StorageError
 from shardset.storage.base import Storage
+from shardset.storage.gcs import GcsStorage
 from shardset.storage.open import open_storage
+from shardset.storage.retry import RetryPolicy
+from tests.faulty_proxy import Fault, FaultyProxy, Seen
+from tests.makers.doors import told
 from trainer.errors import RunTaken
 from trainer.supervise import run_lock as holds
-from trainer.supervise.run_lock import HOLDER, Holder, RunLock, acquire_run_lock, this_process
+from trainer.supervise.run_lock import HOLDER, Holder, Lease, RunLock, acquire_run_lock, this_process
 
 BEAT_S = 0.02
 LONG_S = 600.0
@@ -130,6 +135,45 @@ def test_a_lease_that_is_gone_at_the_end_is_left_alone(bucket: Storage) -> None:
     held.close()
     with pytest.raises(NotFound):
         bucket.stat(HOLDER)
+
+
+def test_a_lease_that_is_taken_while_its_holder_gives_it_back_stays_with_the_taker(bucket: Storage) -> None:
+    taker = of_another_machine()
+
+    def take_before(verb: str, name: str) -> None:
+        if verb == "delete":
+            leave_behind(bucket, taker)
+
+    door = told(bucket, uuid.uuid4().hex, take_before)
+    Lease(door, this_process(), unexpected, beat_s=LONG_S, patience_s=LONG_S).close()
+    assert stands(bucket) == taker
+
+
+@pytest.mark.gcs
+def test_a_lease_that_is_taken_before_a_lost_deletion_is_repeated_stays_with_the_taker(
+    gcs_emulator: str, gcs_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, taker = open_storage(gcs_root), of_another_machine()
+    assert isinstance(plain, GcsStorage)
+    pausing = dataclasses.replace(plain, retry=RetryPolicy(sleep=lambda _: leave_behind(plain, taker)))
+    deletions: list[Seen] = []
+
+    def lose_the_first(seen: Seen) -> Fault | None:
+        if seen.method != "DELETE":
+            return None
+        deletions.append(seen)
+        if len(deletions) == 1:
+            return Fault("lose")
+        # What Google's server says of another generation; the emulator does not know the condition.
+        return Fault("status", status=412) if "ifGenerationMatch=" in seen.path else None
+
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        held = Lease(pausing, this_process(), unexpected, beat_s=LONG_S, patience_s=LONG_S)
+        proxy.script = lose_the_first
+        held.close()
+        assert len(deletions) == 2
+        assert stands(plain) == taker
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff not json"])
