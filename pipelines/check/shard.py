@@ -29,7 +29,8 @@ _REBUILD = "rebuild the shard with --only-shards"
 class ShardTask:
     """One shard to check; `fields` and `num_source_samples` are those of its split. Pickles.
 
-    `index_pages` are the stored checksums of the pages of its index, if there are any.
+    `index_pages` are the stored checksums of the pages of its index, if there are any. `image` are the options to
+    decode its images with.
     """
 
     storage: Storage
@@ -39,6 +40,7 @@ class ShardTask:
     num_source_samples: int
     num_classes: int
     index_pages: bytes = b""
+    image: ImageOptions
     deep: bool
 
 
@@ -170,7 +172,7 @@ def _check_sample(
     findings.labels[-1 if label is None else label] += 1
     findings.num_content_bytes += sum(map(len, contents.values()))
     where = f"{task.shard.path}, sample {group[0].key}"
-    findings.add(where, *_sample_problems(task, group, contents, row), *_image_problems(contents, findings))
+    findings.add(where, *_sample_problems(task, group, contents, row), *_image_problems(task, contents, findings))
 
 
 def _groups(path: str, tar: bytes, findings: ShardFindings) -> list[list[TarMember]]:
@@ -227,13 +229,13 @@ def _label_problems(label: int, contents: dict[str, bytes], num_classes: int) ->
         yield f"its label is {label}, expected one of the {num_classes} classes; {_REBUILD}"
 
 
-def _image_problems(contents: dict[str, bytes], findings: ShardFindings) -> Iterator[str]:
+def _image_problems(task: ShardTask, contents: dict[str, bytes], findings: ShardFindings) -> Iterator[str]:
     for name, content in contents.items():
         extension = name.rpartition(".")[2]
         if extension not in IMAGE_FIELDS:
             continue
         findings.num_images += 1
         try:
-            examine(content, field=extension, verify="decode", options=ImageOptions())
+            examine(content, field=extension, verify="decode", options=task.image)
         except UndecodableImage as error:
             yield f"its {name} can't be decoded: {error}; build again with --verify decode"

@@ -13,6 +13,7 @@ from pipelines.check import index_pages, pages, quarantine
 from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
+from pipelines.images.options import options_to_read
 from shardset.errors import StorageError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
@@ -118,6 +119,7 @@ def to_json(report: VerifyReport) -> str:
 def _tasks(
     storage: Storage, manifest: Manifest, without_counts: Container[str], entries: Mapping[str, bytes], *, deep: bool
 ) -> list[ShardTask]:
+    image = options_to_read(manifest)
     return [
         ShardTask(
             storage=storage,
@@ -127,6 +129,7 @@ def _tasks(
             num_source_samples=split.num_source_samples,
             num_classes=len(manifest.classes),
             index_pages=entries.get(shard.index.path, b""),
+            image=image,
             deep=deep,
         )
         for name, split in manifest.splits.items()

@@ -35,7 +35,7 @@ from pipelines.images.open import (
     opened,
     orientation,
 )
-from pipelines.images.options import ImageOptions, resized, stored_field
+from pipelines.images.options import DEFAULTS, ImageOptions, resized, stored_field
 from shardset.errors import UndecodableImage
 from shardset.format.background import WHITE, Background, flattened
 from shardset.format.images import IMAGE_FIELDS
@@ -91,10 +91,10 @@ def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) 
         return field, _written(_pixels(image, size, actual, options.background), field, options.quality)
 
 
-def thumbnail_of(data: bytes, longest: int) -> ImageThumbnail:
-    """A thumbnail with no side above `longest`; raises UndecodableImage."""
+def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) -> ImageThumbnail:
+    """A thumbnail with no side above `longest`; raises UndecodableImage, also for an image beyond the limits."""
     field = format_of(data)
-    with opened(data, field, ImageOptions()) as image:
+    with opened(data, field, options) as image:
         width, height = image.size
         scale = min(1.0, longest / max(width, height))
         pixels = _pixels(image, (max(1, round(width * scale)), max(1, round(height * scale))), field)

@@ -9,6 +9,7 @@ from shardset.format import limits
 from shardset.format.background import WHITE, Background
 from shardset.format.images import MAX_PIXELS
 from shardset.format.limits import DECODED_BYTES
+from shardset.format.records import Manifest
 
 Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
@@ -58,6 +59,16 @@ class ImageOptions:
     def reencodes(self) -> bool:
         """Whether images that need no fix may be re-encoded."""
         return self.resize_shorter is not None or self.image_format != "keep"
+
+
+DEFAULTS = ImageOptions()
+
+
+def options_to_read(manifest: Manifest) -> ImageOptions:
+    """The options to decode the stored images of a set with: its build may have been given more memory than usual."""
+    image = manifest.provenance.options.get("image")
+    given = image.get("decoded_bytes") if isinstance(image, dict) else None
+    return ImageOptions(decoded_bytes=max(given, DECODED_BYTES) if type(given) is int else DECODED_BYTES)
 
 
 def stored_field(field: str, options: ImageOptions) -> str:

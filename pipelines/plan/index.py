@@ -18,6 +18,7 @@ from pipelines.plan.summaries import UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source, Spool
+from pipelines.sources.formats.second_read import read_again
 from pipelines.write.range_reads import SPOOLED, fetch
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
@@ -64,7 +65,8 @@ def index_unit(files: PlanFiles, source: Source, config: BuildConfig, unit: Unit
         rows, rejected = tables.rows_of(table), tables.rejected_of(table)
     else:
         index = partial(source.index, read_unit(files.output, unit))
-        rows, rejected = read_samples(files, source, config, index, paths.spool_path(unit.number))
+        spool_path = paths.spool_path(unit.number)
+        rows, rejected = read_again(lambda: read_samples(files, source, config, index, spool_path))
         files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
     summary = summarize(unit.number, rows, rejected)
     files.write(summary_path, msgspec.json.encode(summary))
@@ -127,7 +129,10 @@ class _Examiner:
             yield row
 
     def _fetch(self, samples: list[RawSample | Rejected]) -> Iterator[list[bytes]]:
-        return fetch(map(self._extents, samples), self.input, self.output)
+        """The contents of the extents of each sample; compares what its source has seen with a second read."""
+        fetched = fetch(([*self._extents(sample), *sample.seen] for sample in samples), self.input, self.output)
+        for sample, contents in zip(samples, fetched, strict=True):
+            yield contents[: len(contents) - len(sample.seen)]
 
     def _extents(self, sample: RawSample | Rejected) -> list[Extent]:
         """The extents that must be read to examine a sample."""

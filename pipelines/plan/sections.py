@@ -4,7 +4,8 @@ A section begins at a border that its worker found by a search. It counts only i
 if its keys differ from all before it; otherwise it is indexed again, from where the one before it ends.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ from pipelines.plan.index import read_samples
 from pipelines.plan.summaries import UnitSummary, summarize_table
 from pipelines.plan.survey import UnitRef, UnitSection, read_unit
 from pipelines.sources.base import Border, Section, SectionedSource
+from pipelines.sources.formats.second_read import read_again
 from shardset.errors import SourceError
 
 
@@ -43,7 +45,8 @@ def index_section(files: PlanFiles, source: SectionedSource, config: BuildConfig
         return
     unit, spool_path = read_unit(files.output, section.unit), paths.spool_path(number, f"-{section.number:05d}")
     try:
-        indexed = _index(files, source, config, source.find_section(unit, section.number), spool_path)
+        begin = partial(source.find_section, unit, section.number)
+        indexed = _index(files, source, config, begin, spool_path)
     except SourceError:
         if section.number == 0:
             raise
@@ -81,15 +84,19 @@ def _in_order(
         if is_wrong:
             # A spool of its own: a late worker may still write that of the first attempt.
             spool_path = paths.spool_path(ref.number, f"-{border.section:05d}-again")
-            section = _index(files, source, config, source.section(unit, border, seen), spool_path)
+            section = _index(files, source, config, partial(source.section, unit, border, seen), spool_path)
         yield section, is_wrong
         seen.update(section.keys)
         border = section.ends
 
 
 def _index(
-    files: PlanFiles, source: SectionedSource, config: BuildConfig, section: Section, spool_path: str
+    files: PlanFiles, source: SectionedSource, config: BuildConfig, begin: Callable[[], Section], spool_path: str
 ) -> IndexedSection:
-    rows, rejected = read_samples(files, source, config, section.samples, spool_path)
-    table = bytes(tables.unit_to_bytes(tables.unit_table(rows, rejected)))
-    return IndexedSection(begins=section.begins, ends=section.ends, keys=section.keys, table=table)
+    def read() -> IndexedSection:
+        section = begin()
+        rows, rejected = read_samples(files, source, config, section.samples, spool_path)
+        table = bytes(tables.unit_to_bytes(tables.unit_table(rows, rejected)))
+        return IndexedSection(begins=section.begins, ends=section.ends, keys=section.keys, table=table)
+
+    return read_again(read)

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipelines.check.problems import Problem
 from pipelines.images.encode import thumbnail_of
+from pipelines.images.options import ImageOptions, options_to_read
 from pipelines.report import near_duplicates
 from pipelines.report.bad_input import FixedSample, RejectedSample, read_fixed, read_rejected
 from pipelines.report.catalog import MAX_SAMPLES, Catalog, choose_images, choose_of_each, open_catalog
@@ -87,14 +88,15 @@ def collect(
     """The contents of the page; reads all indexes, up to `max_images` images, and the samples with a thumbnail."""
     catalog, damaged_indexes = open_catalog(storage, manifest, max_samples=max_samples)
     chosen = choose_images(catalog, max_images)
-    images, damaged_images = read_samples(storage, catalog, chosen, _image_stats)
+    options = options_to_read(manifest)
+    images, damaged_images = read_samples(storage, catalog, chosen, lambda fields: _image_stats(fields, options))
     duplicates, damaged_duplicates = find_duplicates(storage, catalog)
     pairs = _find_near_duplicates(catalog, images)
     fixed, damaged_plan = read_fixed(storage, manifest, catalog, MAX_SHOWN)
     by_class, by_shard = _by_class(catalog, len(manifest.classes)), _by_shard(catalog)
     shown = _by_worth(duplicates, pairs, fixed, by_class, by_shard)
     thumbnails, damaged_shown = read_samples(
-        storage, catalog, np.array(shown, np.int64), lambda fields: thumbnail(image_of(fields))
+        storage, catalog, np.array(shown, np.int64), lambda fields: thumbnail(image_of(fields), options)
     )
     pictures, num_left_out = within_budget(thumbnails, shown, max_thumbnail_bytes)
     rejected, reasons, damaged_list = read_rejected(storage, manifest, raw, MAX_SHOWN)
@@ -117,8 +119,8 @@ def collect(
     )
 
 
-def _image_stats(fields: Fields) -> ImageStats:
-    small = thumbnail_of(image_of(fields), _GREY_FROM)
+def _image_stats(fields: Fields, options: ImageOptions) -> ImageStats:
+    small = thumbnail_of(image_of(fields), _GREY_FROM, options)
     grey = small.pixels.convert("L").resize((near_duplicates.GREY_WIDTH, near_duplicates.GREY_HEIGHT))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < near_duplicates.MIN_CONTRAST)
     return ImageStats(small.width, small.height, small.pixels.mode, grey.tobytes(), small.transparent, flat)

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from pipelines.images.encode import thumbnail_of
+from pipelines.images.options import DEFAULTS, ImageOptions
 from shardset.html.page import Picture, data_uri
 
 MAX_THUMBNAIL_BYTES = 2 * 2**20
@@ -25,9 +26,9 @@ class Thumbnail(NamedTuple):
     height: int
 
 
-def thumbnail(data: bytes) -> Thumbnail:
+def thumbnail(data: bytes, options: ImageOptions = DEFAULTS) -> Thumbnail:
     """The thumbnail of an image file; raises UndecodableImage."""
-    pixels = thumbnail_of(data, MAX_SIDE).pixels
+    pixels = thumbnail_of(data, MAX_SIDE, options).pixels
     buffer = io.BytesIO()
     lossless = pixels.width * pixels.height <= LOSSLESS_PIXELS
     pixels.save(buffer, "WEBP", lossless=lossless, quality=70, method=4)

@@ -33,7 +33,7 @@ class Extent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The bytes [offset, offset + num_bytes) of one generation of one object.
 
     `object` is a name in the input folder, an absolute URL or path, or SPOOL for the unit's own spool. `crc32c` is that
-    of the bytes, or UNREAD until the build has read them.
+    of the bytes, or UNREAD until the source or the build has read them.
     """
 
     object: str
@@ -58,6 +58,9 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     one if it is not valid or not unique. `fields` maps an extension to content, in member order. `image` names the
     field with the image, "" if there is none; the build corrects the extension by content. `label` is -1 if there is
     none; the build adds the `cls` field unless `fields` already has one.
+
+    `seen` are byte ranges of the input that decided what this says, with the CRC32C of what the source read there. The
+    build reads them again, as it does extents that have a CRC32C, and indexes the unit anew if a bit was flipped.
     """
 
     name: str
@@ -66,16 +69,21 @@ class RawSample(msgspec.Struct, frozen=True, kw_only=True):
     label: int
     image: str
     fields: dict[str, Extent | bytes]
+    seen: tuple[Extent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Something that can't become a sample: its name, the reason, and where its bytes are, if they can be located."""
+    """Something that can't become a sample: its name, the reason, and where its bytes are, if they can be located.
+
+    `seen` is that of `RawSample`.
+    """
 
     name: str
     split: str
     reason: str
     extent: Extent | None = None
+    seen: tuple[Extent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats import safe_pickle, tar_gz
 from pipelines.sources.formats.range_file import RangeFile
+from pipelines.sources.formats.second_read import read_again
 from pipelines.sources.formats.tar_gz import PUBLISHED_LIMITS, ArchiveMember, UnpackLimits
 from pipelines.sources.objects import first_names, stat_or_none
 from shardset.errors import SourceError
@@ -156,7 +157,7 @@ class _Cifar:
 
     def survey(self) -> Survey:
         """One unit for each batch file; raises SourceError if one is missing or the archive is damaged."""
-        files = self._files()
+        files = read_again(self._files)
         form = self._form(files)
         names = [
             _class_names(column, files[column.names_file].content, self._where(column.names_file))

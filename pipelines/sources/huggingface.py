@@ -1,7 +1,7 @@
 """Parquet files of a Hugging Face image dataset: a column of images (bytes and path), one of labels, any others.
 
 The survey reads the footers, labels and paths, a thousandth of the bytes. A unit is a run of row groups; a worker reads
-its images a few at a time.
+its images a few at a time. Few files have checksums of their pages, so each range of a bucket is read twice.
 """
 
 import re
@@ -91,7 +91,7 @@ class HuggingFace:
 
     def _records(self, unit: Unit) -> Iterator[tuple[ImageTable, dict[str, Any]]]:
         where = f"{self.input.url}/{unit['file']}"
-        with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"]) as file:
+        with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"], twice=True) as file:
             opened = parquet.open_parquet(file, where)
             table = self._table(opened, where)
             for batch in parquet.batches(
@@ -150,7 +150,7 @@ class HuggingFace:
     def _surveyed(self, file: "_File") -> Iterator[tuple[ParquetFile, str]]:
         """A file whose footer and small columns are read, and how messages call it."""
         stat, where = file.stat, f"{self.input.url}/{file.stat.name}"
-        with RangeFile(self.input, stat.name, stat.generation, stat.num_bytes, _SURVEY_WINDOW) as opened:
+        with RangeFile(self.input, stat.name, stat.generation, stat.num_bytes, _SURVEY_WINDOW, twice=True) as opened:
             yield parquet.open_parquet(opened, where), where
 
     def _scan_all(self, files: Sequence["_File"], table: ImageTable) -> Iterator[tuple[list[int], list[Entry]]]:

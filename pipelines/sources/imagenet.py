@@ -11,7 +11,8 @@ from typing import ClassVar
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar import SCATTERED_BYTES, header_window, reject_reason, walk
+from pipelines.sources.formats.second_read import read_again
+from pipelines.sources.formats.tar import SCATTERED_BYTES, crc32c_in_passing, header_window, reject_reason, walk
 from pipelines.sources.objects import first_names, has_prefix, stat_or_none
 from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, is_text, printable, without_extension
 from pipelines.sources.synsets import (
@@ -61,7 +62,7 @@ class ImageNet:
     def survey(self) -> Survey:
         """The units of the archives or folders; raises SourceError if there are neither, listing what was expected."""
         if archives := self.archives():
-            return _survey_archives(self.input, archives, self.validation_chunk)
+            return read_again(lambda: _survey_archives(self.input, archives, self.validation_chunk))
         for root in (KAGGLE_ROOT, ""):
             if has_prefix(self.input, f"{root}{TRAIN}/"):
                 return _survey_tree(self.input, root, self.validation_chunk)
@@ -150,7 +151,8 @@ def _index_inner_tar(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejec
             if reason := reject_reason(member):
                 yield Rejected(name=name, split=TRAIN, reason=reason)
             else:
-                extent = Extent(TRAIN_TAR, unit["generation"], member.offset_data, member.size)
+                crc = crc32c_in_passing(file, member, storage)
+                extent = Extent(TRAIN_TAR, unit["generation"], member.offset_data, member.size, crc)
                 yield _sample(name, TRAIN, unit["label"], extent)
 
 
@@ -162,7 +164,8 @@ def _index_validation_tar(storage: Storage, unit: Unit) -> Iterator[RawSample | 
             if reason := reject_reason(member):
                 yield from _reported_once(Rejected(name=name, split=VALIDATION, reason=reason), unit)
             else:
-                extent = Extent(VALIDATION_TAR, generation, member.offset_data, member.size)
+                crc = crc32c_in_passing(file, member, storage)
+                extent = Extent(VALIDATION_TAR, generation, member.offset_data, member.size, crc)
                 yield from _validation_sample(name, extent, unit)
 
 
@@ -183,7 +186,7 @@ def _survey_tree(storage: Storage, root: str, validation_chunk: int) -> Survey:
 def _tables(storage: Storage) -> Synsets:
     """The tables beside a tree, as far as they are there."""
     if stat := stat_or_none(storage, DEVKIT):
-        return _devkit(storage, stat)
+        return read_again(lambda: _devkit(storage, stat))
     mapping = storage.read(MAPPING) if stat_or_none(storage, MAPPING) else b""
     solution = storage.read(SOLUTION) if stat_or_none(storage, SOLUTION) else b""
     return Synsets(

@@ -139,7 +139,8 @@ class Listing:
 
     def _listed(self, listing: Stat) -> "_Listed":
         listed = _Listed()
-        for row in self._rows(RangeFile(self.input, self.file, listing.generation, listing.num_bytes), listed.notes):
+        file = RangeFile(self.input, self.file, listing.generation, listing.num_bytes, twice=True)
+        for row in self._rows(file, listed.notes):
             listed.add(row)
         return listed
 

@@ -4,26 +4,22 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from tarfile import TarInfo
-from typing import Any, BinaryIO, ClassVar
+from functools import partial
+from typing import ClassVar
 
-from pipelines.sources.base import Border, Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.base import Border, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar import header_window, reject_reason
+from pipelines.sources.formats.tar import header_window
+from pipelines.sources.formats.tar_samples import TarGroup, read_tar_member, sample_of
 from pipelines.sources.formats.tar_sections import SECTION_BYTES, Cuts, Groups, find_border
 from pipelines.sources.paths import is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
-from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
-from shardset.format.naming import MANIFEST, is_field, is_split, split_member
+from shardset.format.naming import MANIFEST, is_split
 from shardset.storage.base import Stat, Storage
 from shardset.storage.open import is_address, open_storage
 
-INLINE_FIELDS = frozenset(("cls", "json", "txt"))
-MAX_INLINE_BYTES = 4096
-MAX_JSON_BYTES = 1 << 20
-MAX_LABEL = 1_000_000
 MAX_EXPANDED = 100_000
 DEFAULT_SPLIT = "train"
 
@@ -32,7 +28,6 @@ _NO_SPLIT = f"the names of some tars say no split: their samples go to split {DE
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)", re.ASCII)
 _NUMBER = re.compile(r"[-_.]?\d*(-of-\d+)?\.tar$", re.ASCII)
-_LABEL = re.compile(rb"\s*(-1|\d{1,18})\s*")
 
 
 def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
@@ -131,9 +126,10 @@ class TarSection:
         if self.begins is None:
             return
         with _open(self._storage, self._unit) as file:
-            groups = Groups(file, _where(self._storage, self._unit), self.begins, self._cuts)
+            read = partial(read_tar_member, self._storage)
+            groups = Groups(file, _where(self._storage, self._unit), self.begins, self._cuts, read)
             for key, members in groups:
-                yield _sample(_Group(self._unit, key, members, key in self._seen), file)
+                yield sample_of(TarGroup(self._unit, key, members, key in self._seen), file)
                 self._seen.add(key)
                 self.keys.append(key)
         self.ends = groups.ends
@@ -251,108 +247,3 @@ def _common_folder(urls: list[str]) -> str:
     if (remote and not is_address(folder)) or (not slash and any(url.startswith("/") for url in urls)):
         raise ConfigError(f"{urls[0]} and {urls[-1]} have no folder in common; build them one by one")
     return folder or slash
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Adjacent members of a tar with the same key."""
-
-    unit: Unit
-    key: str
-    members: list[TarInfo]
-    repeated: bool
-
-    @property
-    def name(self) -> str:
-        return f"{self.unit['tar']}/{self.key}"
-
-    def extent(self, member: TarInfo) -> Extent:
-        return Extent(self.unit["tar"], self.unit["generation"], member.offset_data, member.size)
-
-    def reason(self) -> str | None:
-        """Why this can't be a sample, or None."""
-        for member in self.members:
-            if reason := reject_reason(member):
-                return f"member {member.name!r} {reason}"
-        if not self.key.rpartition("/")[2]:
-            return "has no key before its first dot"
-        if self.repeated:
-            return "its key came before in this tar, and not right before"
-        return _why_no_fields([split_member(member.name)[1].lower() for member in self.members])
-
-    def rejected(self, reason: str) -> Rejected:
-        first = self.members[0]
-        extent = None if reject_reason(first) else self.extent(first)
-        return Rejected(name=f"{self.unit['tar']}/{first.name}", split=self.unit["split"], reason=reason, extent=extent)
-
-
-def _why_no_fields(fields: list[str]) -> str | None:
-    if "" in fields:
-        return "has no dot in its name, so no field"
-    if odd := [field for field in fields if not is_field(field)]:
-        return f"{odd[0]!r} can't be a field name (lower-case ASCII, at most 16 bytes)"
-    if len(set(fields)) != len(fields):
-        return f"has the field {max(fields, key=fields.count)!r} twice"
-    return None
-
-
-def _sample(group: _Group, file: BinaryIO) -> RawSample | Rejected:
-    if reason := group.reason():
-        return group.rejected(reason)
-    members = {split_member(member.name)[1].lower(): member for member in group.members}
-    try:
-        label = _label(members, file)
-    except ValueError as error:
-        return group.rejected(str(error))
-    fields: dict[str, Extent | bytes] = {
-        field: _content(field, member, group, file) for field, member in members.items()
-    }
-    if "cls" in fields and label < 0:
-        del fields["cls"]
-    elif "cls" in fields:
-        fields["cls"] = b"%d" % label  # others write it with white space or leading zeros
-    if not fields:
-        return group.rejected("has only a cls of -1, which says that there is no label")
-    return RawSample(
-        name=group.name,
-        key=group.key,
-        split=group.unit["split"],
-        label=label,
-        image=next((field for field in members if field in FIELD_OF_EXTENSION), ""),
-        fields=fields,
-    )
-
-
-def _content(field: str, member: TarInfo, group: _Group, file: BinaryIO) -> Extent | bytes:
-    if field in INLINE_FIELDS and member.size <= MAX_INLINE_BYTES:
-        return _read(file, member)
-    return group.extent(member)
-
-
-def _label(members: dict[str, TarInfo], file: BinaryIO) -> int:
-    if cls := members.get("cls"):
-        return _label_in_cls(_read(file, cls) if cls.size <= MAX_INLINE_BYTES else b"...")
-    if (metadata := members.get("json")) and metadata.size <= MAX_JSON_BYTES:
-        return _label_in_json(_read(file, metadata))
-    return -1
-
-
-def _label_in_cls(content: bytes) -> int:
-    number = _LABEL.fullmatch(content)
-    if not number or int(number[1]) > MAX_LABEL:
-        raise ValueError(f"cls is {content[:40]!r}, expected a label from 0 to {MAX_LABEL} in ASCII digits")
-    return int(number[1])
-
-
-def _label_in_json(content: bytes) -> int:
-    try:
-        value: Any = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"json can't be parsed ({error})") from error
-    label = value.get("label") if isinstance(value, dict) else None
-    return label if type(label) is int and 0 <= label <= MAX_LABEL else -1
-
-
-def _read(file: BinaryIO, member: TarInfo) -> bytes:
-    file.seek(member.offset_data)
-    return file.read(member.size)

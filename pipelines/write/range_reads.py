@@ -218,7 +218,8 @@ def _read_again(extent: Extent, located: _Located) -> bytes:
             found += f" with CRC32C {extend_crc32c(0, content):08x}, expected {extent.crc32c:08x}"
         raise ChangedInput(
             f"{located.url}, {extent.num_bytes} bytes at {extent.offset}: its bytes changed since it was planned, its "
-            f"size and time did not ({found}, read twice); restore it, or {START_OVER}"
+            f"size and time did not ({found}, read twice); restore it, or {START_OVER}; a rerun alone compares with "
+            "the same plan"
         )
     return content
 

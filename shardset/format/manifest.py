@@ -6,6 +6,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -24,7 +25,8 @@ from shardset.format.records import Split as Split
 from shardset.format.shards import IndexFile as IndexFile
 from shardset.format.shards import PagedShards, Sha256, ShardPages, pages_of
 from shardset.format.shards import Shard as Shard
-from shardset.storage.base import Storage
+from shardset.storage.base import Stat, Storage
+from shardset.storage.checked import read_same_twice
 from shardset.storage.open import open_file, open_storage
 
 KIND: Final = "shardset"
@@ -175,8 +177,7 @@ def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
     """
     where, stat, data = f"{storage.url}/{name}", storage.stat(name), b""
     while _SPLITS not in data and len(data) < stat.num_bytes:
-        stop = min(len(data) + _PIECE, stat.num_bytes)
-        data += storage.read(name, len(data), stop, generation=stat.generation)
+        data += _piece(storage, stat, len(data))
     before, mark, _ = data.partition(_SPLITS)
     if not mark:  # JSON in another layout than that of `to_json`
         return msgspec.convert(parse(data, where), Head, from_attributes=True)
@@ -184,6 +185,12 @@ def read_head(storage: Storage, name: str = naming.MANIFEST) -> Head:
         return msgspec.json.decode(before + b"}", type=Head)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(f"{where}: not valid JSON ({error}); the file is damaged, restore or rebuild it") from error
+
+
+def _piece(storage: Storage, stat: Stat, start: int) -> bytes:
+    """The next piece of a manifest: all of a short one, which a bucket compares with its checksum, else read twice."""
+    read = partial(storage.read, stat.name, start, min(start + _PIECE, stat.num_bytes), generation=stat.generation)
+    return read() if stat.num_bytes <= _PIECE else read_same_twice(read, f"{storage.url}/{stat.name}")
 
 
 def schema() -> dict[str, Any]:

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import TypeVar
 
 from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
-from shardset.errors import DamagedShard
+from shardset.errors import DamagedShard, TransientError
 from shardset.storage.base import Storage
 
 T = TypeVar("T")
@@ -31,6 +31,20 @@ def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
         return first
     del first  # it may be a whole shard
     return read()
+
+
+def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
+    """What two calls of `read` return; raises TransientError if three calls return three results.
+
+    For bytes that have no checksum, such as a range of an object.
+    """
+    first, second = read(), read()
+    if first == second:
+        return first
+    third = read()
+    if third in (first, second):
+        return third
+    raise TransientError(f"{where}: three reads gave different bytes; check the network and try again")
 
 
 def read_object(storage: Storage, name: str, num_bytes: int, crc32c: str, advice: str) -> bytes:

@@ -17,6 +17,7 @@ from shardset.storage.retry import RetryPolicy
 class Download:
     """The bytes [start, stop) of one generation of an object, in as many requests as that takes.
 
+    Whenever that is the whole object, also as a range, the bytes are compared with the CRC32C that the server keeps.
     `farthest` is the last byte that any attempt reached; receiving lost or damaged bytes again does not move it.
     `found` are the facts about the object, as the headers of its last answer say.
     """
@@ -94,7 +95,7 @@ class Download:
         if self._position < end and first != self._position:
             raise TransientError(f"{self.where}: answered from byte {first}, expected {self._position}")
         crc32c = _crc32c_header(response.headers.get("X-Goog-Hash", ""))
-        if self._is_whole and not self._position:
+        if self._position == self.start and (self.start, end) == (0, size):
             self._crc32c = crc32c
         self.found = Stat(name=self.name, num_bytes=size, generation=generation, crc32c=crc32c)
         return end

@@ -35,6 +35,15 @@ def png(seed: int = 0) -> bytes:
     return encoded(picture(seed), "PNG")
 
 
+def huge_webp() -> bytes:
+    """A WebP of 40 bytes whose 16,383 x 10,000 pixels are of one colour."""
+    data = bytearray(encoded(Image.new("RGB", (16, 16), (7, 7, 7)), "WEBP", lossless=True))
+    at = data.index(b"VP8L") + 9
+    rest = struct.unpack_from("<I", data, at)[0] >> 28 << 28
+    struct.pack_into("<I", data, at, rest | 16382 | 9999 << 14)
+    return bytes(data)
+
+
 def png_chunk(kind: bytes, content: bytes) -> bytes:
     """A PNG chunk with its length and checksum."""
     return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))

@@ -2,7 +2,9 @@
 
 import io
 import uuid
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from rich.console import Console
@@ -12,7 +14,7 @@ from pipelines.config import BuildConfig
 from pipelines.runners.progress import BuildProgress
 from shardset.storage.open import open_storage
 from tests.conftest import create_bucket
-from tests.faulty_proxy import Fault, FaultyProxy
+from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 from tests.makers import imagenet
 from tests.makers.cifar import cifar10, cifar100, python_files, write_archive
 from tests.makers.folders import write_class_folders, write_csv
@@ -84,6 +86,67 @@ def test_a_source_on_gs_gives_what_it_gives_on_disk(source, tmp_path, gcs_root):
         config = BuildConfig(source=source, input=f"{where}/raw/{name}", output=f"{where}/out", num_shards={"": 2})
         assert build(config, HERE).published
     assert files_of(f"{gcs_root}/out") == files_of(tmp_path / "out")
+
+
+def flips_each_range_once(folder):
+    """A script that flips a bit of the first answer to each request for bytes of objects in a folder."""
+    asked = set()
+
+    def script(seen):
+        call = seen.path, seen.headers.get("range", "bytes=0-99")
+        if not is_media(seen) or folder not in unquote(seen.path) or call in asked:
+            return None
+        asked.add(call)
+        start, last = map(int, call[1].removeprefix("bytes=").split("-"))
+        return Fault("flip", at=(last - start) // 2)
+
+    return script
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_bit_that_is_flipped_once_in_each_range_of_the_input_changes_nothing(
+    source, tmp_path, gcs_root, gcs_emulator, monkeypatch
+):
+    (tmp_path / "raw").mkdir()
+    name = SOURCES[source](tmp_path / "raw")
+    upload(tmp_path / "raw", f"{gcs_root}/raw")
+    config = BuildConfig(source=source, input=f"{gcs_root}/raw/{name}", output=f"{gcs_root}/out", num_shards={"": 2})
+    build(replace(config, input=f"{tmp_path}/raw/{name}", output=str(tmp_path / "out")), HERE)
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        proxy.script = flips_each_range_once("/raw/")
+        build(config, HERE)
+    assert files_of(f"{gcs_root}/out") == files_of(tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The config and the result of a build on a disk."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    raw = str(folder / write_folder(folder))
+    config = BuildConfig(source="folder", input=raw, output=str(folder / "out"), num_shards={"": 1})
+    return config, build(config, HERE).published
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("field", ["", '"plan_digest": "'])
+def test_a_bit_flipped_once_in_the_manifest_that_a_build_reads_at_its_end_changes_nothing(
+    field, undisturbed, gcs_root, gcs_emulator, monkeypatch
+):
+    config, published = undisturbed
+    at = (Path(config.output) / "manifest.json").read_text().index(field) + len(field)
+    flips = in_turn(Fault("flip", at=at), when=lambda seen: is_media(seen) and "manifest.json" in seen.path)
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        proxy.script = lambda seen: flips(seen) if any(map(is_commit, proxy.seen)) else None
+        found = build(replace(config, output=f"{gcs_root}/out"), HERE)
+    assert found.published == published
+
+
+def is_commit(seen):
+    return is_upload(seen) and b'/out/manifest.json"' in seen.start
 
 
 @pytest.mark.gcs

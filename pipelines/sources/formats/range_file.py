@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from shardset.errors import ChangedInput, NotFound, PreconditionFailed
 from shardset.storage.base import Storage
+from shardset.storage.checked import read_same_twice
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -17,20 +18,30 @@ class RangeFile(io.BufferedReader):
 
     A read outside of the buffered window fetches a whole window, so each jump costs up to `window` bytes: choose a
     small one for scattered reads. Any read raises ChangedInput if the object has been replaced.
+
+    A bucket keeps a checksum of the whole object, none of a range. With `twice`, a range from a bucket is read until
+    two reads agree: for content whose format has no checksum, and which nothing compares later.
     """
 
     def __init__(
-        self, storage: Storage, name: str, generation: str, num_bytes: int, window: int = WINDOW_BYTES
+        self,
+        storage: Storage,
+        name: str,
+        generation: str,
+        num_bytes: int,
+        window: int = WINDOW_BYTES,
+        *,
+        twice: bool = False,
     ) -> None:
-        super().__init__(_Ranges(storage, name, generation, num_bytes), window)
+        super().__init__(_Ranges(storage, name, generation, num_bytes, twice and storage.is_remote), window)
 
 
 class _Ranges(io.RawIOBase):
     """Each `readinto` is one ranged read."""
 
-    def __init__(self, storage: Storage, name: str, generation: str, num_bytes: int) -> None:
+    def __init__(self, storage: Storage, name: str, generation: str, num_bytes: int, twice: bool) -> None:
         self._storage, self._name, self._generation = storage, name, generation
-        self._num_bytes, self._position = num_bytes, 0
+        self._num_bytes, self._position, self._twice = num_bytes, 0, twice
 
     def readable(self) -> bool:
         return True
@@ -60,6 +71,12 @@ class _Ranges(io.RawIOBase):
         return self._fetch(start, self._num_bytes) if start < self._num_bytes else b""
 
     def _fetch(self, start: int, stop: int) -> bytes:
+        if not self._twice or stop - start == self._num_bytes:  # the bucket compares a whole object
+            return self._read(start, stop)
+        where = f"{self._storage.url}/{self._name} bytes {start} to {stop}"
+        return read_same_twice(lambda: self._read(start, stop), where)
+
+    def _read(self, start: int, stop: int) -> bytes:
         where = f"{self._storage.url}/{self._name}"
         try:
             data = self._storage.read(self._name, start, stop, generation=self._generation)

@@ -9,6 +9,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
+from pipelines.sources.base import UNREAD
+from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.storage.base import Storage
 
@@ -36,6 +38,25 @@ def header_window(storage: Storage) -> int:
     jumping from header to header is three times as fast as reading 32 KiB at each.
     """
     return _REMOTE_BYTES if storage.reads_at_once > 1 else SCATTERED_BYTES
+
+
+def crc32c_in_passing(file: BinaryIO, member: tarfile.TarInfo, storage: Storage) -> int:
+    """The CRC32C of the content of a member that the walk has just given; UNREAD if the walk would not read it.
+
+    A bucket is read in windows, front to back, so the content comes along. Whoever reads it later can compare.
+    """
+    return crc32c_of(read_member(file, member)) if is_passed(member, storage) else UNREAD
+
+
+def is_passed(member: tarfile.TarInfo, storage: Storage) -> bool:
+    """Whether the walk of a tar in a bucket reads the content of a member along with the headers."""
+    return storage.is_remote and member.size <= _REMOTE_BYTES and reject_reason(member) is None
+
+
+def read_member(file: BinaryIO, member: tarfile.TarInfo) -> bytes:
+    """The content of a member."""
+    file.seek(member.offset_data)
+    return file.read(member.size)
 
 
 def walk(

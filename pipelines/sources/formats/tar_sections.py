@@ -5,10 +5,10 @@ like a header. Content may have such blocks too, as that of a tar inside the tar
 until the section before is read to its end and ends there.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from tarfile import TarInfo
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from pipelines.sources.base import Border
 from pipelines.sources.formats.tar import BLOCK, walk
 from shardset.errors import SourceError
 from shardset.format.naming import split_member
+
+M = TypeVar("M")
 
 SECTION_BYTES = 1 << 30
 """A tar of less than twice this size is one section."""
@@ -44,19 +46,22 @@ class Cuts:
         return min(self.num_sections - 1, header // self.section_bytes)
 
 
-class Groups:
+class Groups(Generic[M]):
     """The samples of a section of a tar: each its key and its members. Once they are read, `ends` is the next border.
 
-    `ends` is None at the end of the tar. Raises SourceError if the tar is damaged.
+    `read` turns each header into a member at once, while the window of the file still holds what follows. `ends` is
+    None at the end of the tar. Raises SourceError if the tar is damaged.
     """
 
-    def __init__(self, file: BinaryIO, where: str, begins: Border, cuts: Cuts) -> None:
+    def __init__(
+        self, file: BinaryIO, where: str, begins: Border, cuts: Cuts, read: Callable[[BinaryIO, TarInfo], M]
+    ) -> None:
         self.ends: Border | None = None
-        self._file, self._where, self._begins, self._cuts = file, where, begins, cuts
+        self._file, self._where, self._begins, self._cuts, self._read = file, where, begins, cuts, read
 
-    def __iter__(self) -> Iterator[tuple[str, list[TarInfo]]]:
+    def __iter__(self) -> Iterator[tuple[str, list[M]]]:
         pax_headers = dict(self._begins.pax_headers)
-        group: list[TarInfo] = []
+        group: list[M] = []
         key, section, last = "", self._begins.section, 0
         for member in walk(self._file, self._where, self._begins.offset, pax_headers=pax_headers):
             its_key = split_member(member.name)[0]
@@ -67,7 +72,7 @@ class Groups:
                     return
                 group = []
             key = its_key
-            group.append(member)
+            group.append(self._read(self._file, member))
             section, last = max(section, self._cuts.section_of(last)), member.offset_data - BLOCK
         if group:
             yield key, group

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from pipelines.check.duplicate_keys import hash_keys
 from pipelines.check.verify import VerifyProgress, VerifyReport, render, to_json, verify
+from pipelines.report.collect import collect
 from shardset.checksum import crc32c_text
 from shardset.errors import ManifestError
 from shardset.format import manifest as manifests
@@ -25,7 +26,7 @@ from shardset.format.manifest import IndexFile, Manifest, Quarantine, Shard
 from shardset.order.permutation import hash64
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from tests.makers.odd_images import BAD
+from tests.makers.odd_images import BAD, huge_webp
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import image_sample, png_samples, put, write_shard_set
 
@@ -71,6 +72,22 @@ def replace_index(storage: Storage, manifest: Manifest, change: Callable[[np.nda
     put(storage, path, data)
     entry = IndexFile(path=path, num_bytes=len(data), crc32c=crc32c_text(google_crc32c.value(data)))
     change_shard(storage, manifest, lambda shard: msgspec.structs.replace(shard, index=entry))
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({}, "takes too much"), ({"decoded_bytes": 1000}, "takes too much"), ({"decoded_bytes": 4 << 30}, "damaged")],
+)
+def test_images_are_decoded_with_the_memory_that_the_build_was_given(options, sentence):
+    # Damaged behind its header: whether its size is refused shows without decoding all of 16,383 x 10,000 pixels.
+    storage, damaged = fresh(), huge_webp()[:-8] + b"\xff" * 8
+    large = image_sample("train", 0, damaged, "webp", 10)
+    manifest = write_shard_set(storage, {"train": [large]}, num_shards=1)
+    provenance = msgspec.structs.replace(manifest.provenance, options={"image": options})
+    manifest = manifests.seal(msgspec.structs.replace(manifest, provenance=provenance))
+    put(storage, naming.MANIFEST, manifests.to_json(manifest))
+    for problems in (verify(storage.url, deep=True).problems, collect(manifest, storage, max_images=1).damage):
+        assert [f"can't be decoded: {sentence}" in problem.sentence for problem in problems] == [True]
 
 
 @pytest.mark.parametrize("deep", [False, True])

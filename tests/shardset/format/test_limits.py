@@ -1,5 +1,4 @@
 import io
-import struct
 import threading
 
 import numpy as np
@@ -15,18 +14,10 @@ from shardset.decode.image import ImageSpec, decode, decode_into
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import limits
 from tests.makers import odd_images
+from tests.makers.odd_images import huge_webp
 from tests.makers.shardset import encode, pixels
 
 SPECS = [ImageSpec(size=8), ImageSpec(size=8, crop=CenterCrop(8)), ImageSpec(size=8, crop=PadCrop(1))]
-
-
-def huge_webp() -> bytes:
-    """A WebP of 40 bytes whose 16,383 x 10,000 pixels are of one colour."""
-    data = bytearray(encode(np.full((16, 16, 3), 7, np.uint8), "webp", lossless=True))
-    at = data.index(b"VP8L") + 9
-    rest = struct.unpack_from("<I", data, at)[0] >> 28 << 28
-    struct.pack_into("<I", data, at, rest | 16382 | 9999 << 14)
-    return bytes(data)
 
 
 def many_scans(number: int) -> bytes:

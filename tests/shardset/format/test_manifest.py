@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import uuid
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -16,8 +17,10 @@ from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest, load, parse, seal, to_json
 from shardset.storage.base import Storage
+from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers import golden
+from tests.makers.doors import changing
 from tests.makers.shardset import put
 
 GOLDEN = (golden.FOLDER / "manifest.json").read_bytes()
@@ -141,6 +144,17 @@ def test_a_head_is_found_in_a_manifest_that_is_laid_out_otherwise(tmp_path):
     head = manifests.read_head(storage)
     put(storage, "manifest.json", json.dumps(value()).encode())
     assert manifests.read_head(storage) == head
+
+
+@pytest.mark.parametrize("at", [0, GOLDEN.index(b'"plan_digest": "') + 20])
+def test_a_bit_that_is_flipped_once_in_the_head_of_a_large_manifest_changes_nothing(at):
+    storage, flips = MemoryStorage(uuid.uuid4().hex), iter([1])
+    put(storage, "manifest.json", GOLDEN + b" " * 2**20)
+    door = changing(
+        storage, uuid.uuid4().hex, lambda _, data: data[:at] + bytes([data[at] ^ next(flips, 0)]) + data[at + 1 :]
+    )
+    assert manifests.read_head(door) == manifests.read_head(storage)
+    assert next(flips, None) is None
 
 
 def test_the_head_of_a_large_manifest_is_read_without_its_shards(tmp_path):

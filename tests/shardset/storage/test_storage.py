@@ -850,11 +850,20 @@ def test_an_answer_with_other_bytes_than_asked_for_is_not_taken(behind_proxy, pr
 
 
 @pytest.mark.gcs
-def test_a_flipped_bit_in_a_whole_object_is_read_again(behind_proxy, proxy):
+@pytest.mark.parametrize("stop", [None, len(BIG)], ids=["no range", "a range that is all of it"])
+def test_a_flipped_bit_in_a_whole_object_is_read_again(behind_proxy, proxy, stop):
     put(behind_proxy, "a", BIG)
     proxy.script = in_turn(Fault("flip", at=1234), when=is_media)
-    assert behind_proxy.read("a") == BIG
+    assert behind_proxy.read("a", 0, stop) == BIG
     assert sum(map(is_media, proxy.seen)) == 2
+
+
+@pytest.mark.gcs
+def test_a_whole_object_in_a_range_that_was_resumed_is_compared_too(behind_proxy, proxy):
+    put(behind_proxy, "a", BIG)
+    proxy.script = in_turn(Fault("truncate", at=100_000), Fault("flip", at=1234), when=is_media)
+    assert behind_proxy.read("a", 0, len(BIG)) == BIG
+    assert sum(map(is_media, proxy.seen)) == 3
 
 
 @pytest.mark.gcs

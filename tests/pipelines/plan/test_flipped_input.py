@@ -1,0 +1,198 @@
+"""A bit that is flipped once on its way from a bucket, while the input is surveyed and indexed, changes nothing.
+
+The door flips no whole object: of these the bucket says the checksum, which tests/shardset/storage/test_storage.py
+shows with a proxy. A disk has no checksums, so it is trusted.
+"""
+
+import io
+import json
+import tarfile
+import uuid
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.config import BuildConfig
+from pipelines.plan import paths, tables
+from pipelines.plan.files import PlanFiles
+from pipelines.plan.index import index_unit
+from pipelines.plan.sections import index_section, join_sections
+from pipelines.plan.survey import sections_in, units_in, write_units
+from pipelines.sources.formats.range_file import WINDOW_BYTES
+from pipelines.sources.huggingface import HuggingFace
+from pipelines.sources.imagenet import ImageNet
+from pipelines.sources.listing import Listing
+from pipelines.sources.webdataset import WebDataset
+from shardset.storage.memory import MemoryStorage
+from tests.makers import imagenet
+from tests.makers.doors import changing
+from tests.makers.images import image_bytes
+from tests.makers.tars import tar_bytes
+
+MOST_FLIPS = 100
+FLIPS_OF_LONG_LISTINGS = 20
+
+
+def tars(storage):
+    long = "long-" * 30
+    files = {}
+    for number in range(4):
+        key = f"{long}{number}" if number == 2 else f"{number}"
+        files |= {
+            f"{key}.png": image_bytes(number),
+            f"{key}.cls": b"%d" % number,
+            f"{key}.json": json.dumps({"label": number, "note": "n" * (5000 * (number == 3))}).encode(),
+        }
+    files["4.png"], files["4.cls"] = image_bytes(4), b"seven"
+    put(storage, "train-000.tar", tar_bytes(files, tarfile.PAX_FORMAT))
+    return WebDataset(storage)
+
+
+def labels_in_json(storage):
+    files = {}
+    for number in range(3):
+        metadata = json.dumps({"label": number, "note": "n" * 5000 * number})
+        files |= {f"{number}.png": image_bytes(number), f"{number}.json": metadata.encode()}
+    put(storage, "train-000.tar", tar_bytes(files))
+    return WebDataset(storage)
+
+
+def archives(storage):
+    for name, content in imagenet.archives(imagenet.images()).items():
+        put(storage, name, content)
+    return ImageNet(storage)
+
+
+def listed(storage, num_rows, num_note_bytes):
+    """Rows with notes, of three images."""
+    rows = [
+        {"path": f"{number % 3}.png", "label": f"class {number % 3}", "note": "n" * num_note_bytes}
+        for number in range(num_rows)
+    ]
+    for row in rows:
+        put(storage, row["path"], image_bytes(0))
+    return rows
+
+
+def csv(storage):
+    rows = listed(storage, 45, WINDOW_BYTES // 40)
+    lines = [",".join(rows[0]), *(",".join(row.values()) for row in rows)]
+    put(storage, "all.csv", "\n".join(lines).encode())
+    return Listing(storage, "all.csv")
+
+
+def jsonl(storage):
+    rows = listed(storage, 45, WINDOW_BYTES // 40)
+    put(storage, "all.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+    return Listing(storage, "all.jsonl")
+
+
+def parquet(storage):
+    put(storage, "all.parquet", parquet_of(listed(storage, 6, 10)))
+    return Listing(storage, "all.parquet")
+
+
+def hugging_face(storage):
+    rows = [{"image": {"bytes": image_bytes(number), "path": f"{number}.png"}, "label": number} for number in range(6)]
+    put(storage, "train-00000-of-00001.parquet", parquet_of(rows, row_group_size=3))
+    return HuggingFace(storage, rows_per_unit=3)
+
+
+SOURCES = {
+    "tars": tars,
+    "tars with labels in JSON": labels_in_json,
+    "imagenet": archives,
+    "csv": csv,
+    "jsonl": jsonl,
+    "parquet": parquet,
+    "hf": hugging_face,
+}
+
+
+def put(storage, name, content):
+    with storage.writer(name) as out:
+        out.write(content)
+
+
+def parquet_of(rows, **options):
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer, use_dictionary=False, compression="none", **options)
+    return buffer.getvalue()
+
+
+@dataclass
+class FlipsOnce:
+    """Flips one bit of the byte `at` among all that are read in ranges; counts them."""
+
+    sizes: dict[str, int]
+    at: int = -1
+    num_bytes: int = 0
+
+    def __call__(self, call, data):
+        name, start, stop = call.rsplit(" ", 2)
+        if start == "0" and stop in ("None", str(self.sizes.get(name))):
+            return data
+        before, self.num_bytes = self.num_bytes, self.num_bytes + len(data)
+        at = self.at - before
+        return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] if 0 <= at < len(data) else data
+
+
+def surveyed_and_indexed(source, **options):
+    """The classes, rows, rejected samples and spooled bytes of an input."""
+    config = BuildConfig(source="", input="", output="", **options)
+    output = MemoryStorage(uuid.uuid4().hex)
+    files, survey = PlanFiles(output, "build"), source.survey()
+    with output.writer(paths.SURVEY) as out:
+        written = write_units(survey.units, out)
+    units = [unit for block in written.blocks for unit in units_in(output, block)]
+    if isinstance(source, WebDataset):
+        for block in written.blocks:
+            for section in sections_in(output, block, source.num_sections):
+                index_section(files, source, config, section)
+        for unit in units:
+            join_sections(files, source, config, unit)
+    for unit in units:
+        index_unit(files, source, config, unit)
+    found = [tables.unit_from_bytes(files.read(paths.unit_path(unit.number))) for unit in units]
+    rows = [row for table in found for row in tables.rows_of(table)]
+    spools = [output.read(stat.name) for stat in output.list() if "spool" in stat.name]
+    return survey.classes, rows, [tables.rejected_of(table) for table in found], spools
+
+
+def flips_of(source, **options):
+    """What is indexed undisturbed, and the same with each of many bits flipped."""
+    sizes = {stat.name: stat.num_bytes for stat in source.input.list()}
+
+    def behind(flips):
+        door = changing(source.input, uuid.uuid4().hex, flips)
+        return surveyed_and_indexed(replace(source, input=door), **options)
+
+    counting = FlipsOnce(sizes)
+    undisturbed = behind(counting)
+    assert counting.num_bytes
+    num_flips = FLIPS_OF_LONG_LISTINGS if counting.num_bytes > WINDOW_BYTES else MOST_FLIPS
+    for at in np.random.default_rng(0).choice(counting.num_bytes, num_flips, replace=False).tolist():
+        yield at, undisturbed, behind(FlipsOnce(sizes, at))
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_bit_that_is_flipped_once_while_the_input_is_indexed_changes_nothing(kind):
+    source = SOURCES[kind](MemoryStorage(uuid.uuid4().hex))
+    for at, undisturbed, found in flips_of(source):
+        assert found == undisturbed, at
+
+
+def without_checksums(found):
+    """The same, but for the CRC32C of images, which nothing reads again with `verify="none"`."""
+    classes, rows, rejected, spools = found
+    return classes, tables.digest_of(rows), rejected, spools
+
+
+@pytest.mark.parametrize("kind", ["tars", "tars with labels in JSON", "imagenet"])
+def test_labels_and_texts_of_tars_are_compared_also_where_images_are_not_examined(kind):
+    source = SOURCES[kind](MemoryStorage(uuid.uuid4().hex))
+    for at, undisturbed, found in flips_of(source, verify="none"):
+        assert without_checksums(found) == without_checksums(undisturbed), at
