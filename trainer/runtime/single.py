@@ -36,6 +36,10 @@ class Single(Runtime):
     def is_cloud(self) -> bool:
         return self.device.type == "tpu"
 
+    @property
+    def steps_block(self) -> bool:
+        return self.on_host
+
     def free_bytes(self) -> int | None:
         return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else super().free_bytes()
 
