@@ -401,6 +401,7 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert facts["answers"] == [True, False, True, False]
     assert facts["graphs"] == [1, 0]
     assert facts["weights"] == ["{replicated}"]
+    assert "BatchNorm with momentum=None" in facts["refusal"]
     assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
     assert facts["sharded graphs"] == [1, 0]
     for way, (graphs, far) in [*facts["steps"].items(), *facts["sharded steps"].items()]:
