@@ -29,8 +29,8 @@ from tests.makers import kills
 from tests.makers.plain_loop import PlainRun, adamw, bce, plain_run
 from tests.makers.shardset import encode, image_sample, write_shard_set
 from tests.makers.training import (
-    NUM_EVAL,
     BATCH,
+    NUM_EVAL,
     NUM_TRAIN,
     STEPS,
     clean_environment,
