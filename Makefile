@@ -57,7 +57,8 @@ slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, dama
 NEWEST := .tools/torch-venv/bin/python -m pytest -q -n auto
 test-torch: torch torchtpu  ## tests of the trainer with the newest torch; those of `make test` run with the oldest
 	$(NEWEST) -m "not slow and not gcs" tests/trainer --ignore=tests/trainer/tpu
-	$(NEWEST) tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device
+	$(NEWEST) tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device \
+		"tests/trainer/runtime/test_fsdp.py::test_sharded_learners_equal_one_device_and_resume_from_their_state[2]"
 	$(PY) -m pytest -q -n auto tests/torch
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)

@@ -126,19 +126,21 @@ def _crop(facts: "SetFacts", machine: Machine, settings: Settings, input_of: Inp
 
 
 def _steps(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
-    steps = steps_of(facts.num_samples, settings)
-    unit = machine.num_processes
-    return steps | {"global_batch_size": -(-steps["global_batch_size"] // unit) * unit}
+    return steps_of(facts.num_samples, settings, machine.num_processes)
 
 
-def steps_of(num_samples: int, given: Mapping[str, Any]) -> Settings:
-    """Batch size and epochs: at least about 20 steps an epoch, and more epochs for small sets."""
-    batch = 1 << round(math.log2(min(256, max(16, num_samples / 24))))
+def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1) -> Settings:
+    """Batch size and epochs: at least about 20 steps an epoch, and more epochs for small sets.
+
+    The batch divides over the processes and holds each image as often as asked.
+    """
+    batch, epochs = 1 << round(math.log2(min(256, max(16, num_samples / 24)))), 30
     if num_samples >= HUGE_SAMPLES:
-        return {"global_batch_size": 1024, "epochs": 90}
-    if given.get("model.pretrained") is not None:
-        return {"global_batch_size": min(64, batch), "epochs": 10}
-    return {"global_batch_size": batch, "epochs": 30}
+        batch, epochs = 1024, 90
+    elif given.get("model.pretrained") is not None:
+        batch, epochs = min(64, batch), 10
+    unit = math.lcm(num_processes, given.get("image.augment_repeats") or 1)
+    return {"global_batch_size": -(-batch // unit) * unit, "epochs": epochs}
 
 
 def steps_of_set(given: Mapping[str, Any]) -> Settings:
@@ -170,7 +172,8 @@ def _root(settings: Settings) -> float:
 
 
 def _memory(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
-    budget = min(BUDGET_BYTES, max(1 << 26, machine.host_bytes // 8 >> 20 << 20))
+    # A power of two, so that hosts whose memory differs by a little choose the same, as they must.
+    budget = min(BUDGET_BYTES, 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1)
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
     small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
     precision = "bf16" if machine.has_bf16 else "fp32"

@@ -45,7 +45,6 @@ class Run:
         self.runtime, self.config = runtime, config
         self.data = open_data(in_recorded_order(config), runtime.host, runtime.num_hosts)
         self.position = Position()
-        self._asks_hosts = False
         self._answer: Callable[[], bool] | None = None
         self._exits = ExitStack()
         try:
@@ -147,14 +146,15 @@ class Run:
     def must_stop(self) -> bool:
         """Whether any host has been asked to stop; all hosts give the same answer at the same step.
 
-        Several hosts ask each other at every report only: also after the first step, which may compile for minutes.
+        Several hosts ask each other once in an interval only, and after the first step, which may compile for minutes.
         They take the answer after the next step, so that no device waits for it.
         """
         if self.runtime.num_hosts == 1:
             return self.stop_requested()
         answer, self._answer = self._answer, None
-        if self._asks_hosts:
-            self._answer, self._asks_hosts = self.runtime.ask_hosts(bool(self._notice)), False
+        # By the step alone, which all hosts know: when they report also depends on checkpoints and epochs.
+        if self.position.step == self._first_step + 1 or (self.position.step - 1) % self.config.log_every_steps == 0:
+            self._answer = self.runtime.ask_hosts(bool(self._notice))
         return answer is not None and answer()
 
     def stop_requested(self) -> bool:
@@ -190,7 +190,6 @@ class Run:
         Leaves out the newest step, which the device computes meanwhile.
         """
         self._report(with_newest=False)
-        self._asks_hosts = True
 
     def check_epoch(self) -> None:
         """Compares the samples of the finished epoch with the plan, and logs it; raises PlanMismatch."""
@@ -288,6 +287,7 @@ class Run:
             self._seconds_before = state["seconds"]
             self._telemetry.restore(state)
         self._saved = self.position
+        self._first_step = self.position.step
 
     def _state(self, seen: SampleDigest) -> CheckpointState:
         position = self.position

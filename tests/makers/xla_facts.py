@@ -24,7 +24,26 @@ def small(num_classes: int) -> nn.Module:
 
 def normed(num_classes: int) -> nn.Module:
     """A model whose statistics are of eight values of each pass."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, num_classes))
+    return Normed(num_classes)
+
+
+def normed_over_all(num_classes: int) -> nn.Module:
+    """A model whose statistics are means over all batches."""
+    return Normed(num_classes, momentum=None)
+
+
+class Normed(nn.Module):
+    """A layer, a norm that is called by keyword, and the head."""
+
+    def __init__(self, num_classes: int, momentum: float | None = 0.1) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(192, 16), nn.Linear(16, num_classes)
+        self.norm = nn.BatchNorm1d(16, momentum=momentum)
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        """The logits."""
+        logits: torch.Tensor = self.head(self.norm(input=self.layer(images_NCHW.flatten(1))).relu())
+        return logits
 
 
 def main() -> None:
@@ -39,6 +58,7 @@ def main() -> None:
             "graphs": _graphs(spmd),
             "steps": _steps(spmd),
             "weights": _weights(spmd),
+            "refusal": _refusal(spmd),
         }
         with running("spmd_sharded", "fp32") as sharded:
             facts |= {"sharded graphs": _graphs(sharded), "sharded steps": _steps(sharded), **_kept(sharded)}
@@ -132,6 +152,20 @@ def _steps(spmd: Any) -> dict[str, list[float]]:
     ways["two passes"] = replace(base, accumulate=2)
     ways["statistics"] = replace(ways["two passes"], model=ModelConfig(name="tests.makers.xla_facts:normed"))
     return {name: _step(spmd, config) for name, config in ways.items()}
+
+
+def _refusal(spmd: Any) -> str:
+    """What is said of a norm that averages over all batches."""
+    from shardset.errors import ConfigError
+    from trainer.model.learner import Learner
+    from trainer.recipes import digits_smoke
+
+    config = replace(digits_smoke(), model=ModelConfig(name="tests.makers.xla_facts:normed_over_all"))
+    try:
+        Learner(spmd, config, 10, None)
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _step(spmd: Any, config: TrainConfig) -> list[float]:

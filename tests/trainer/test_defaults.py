@@ -91,6 +91,19 @@ def test_the_steps_of_a_run_do_not_depend_on_the_machine(facts: SetFacts, one: M
     assert len({(plan.epochs, plan.global_batch_size) for plan in plans}) == 1
 
 
+def test_a_chosen_batch_holds_each_image_as_often_as_asked_and_divides_over_the_processes() -> None:
+    sizes = [
+        chosen(CIFAR, replace(LAPTOP, num_processes=processes), {"image.augment_repeats": repeats}).global_batch_size
+        for processes, repeats in [(1, 3), (2, 3), (4, 3), (4, 2)]
+    ]
+    assert sizes == [258, 258, 264, 256]
+
+
+def test_hosts_whose_memory_differs_by_little_choose_the_same() -> None:
+    hosts = [replace(LAPTOP, host_bytes=num_bytes, memory_bytes=0) for num_bytes in (15_620 << 20, 15_628 << 20)]
+    assert len({chosen(PHOTOS, host).budget_bytes for host in hosts}) == 1
+
+
 def test_small_equal_images_keep_their_size_and_large_ones_are_cropped() -> None:
     digits, cifar, photos = (chosen(facts, LAPTOP) for facts in (DIGITS, CIFAR, PHOTOS))
     assert (digits.image.size, digits.image.train_crop, digits.image.eval_resize) == (8, "pad", 8)

@@ -126,6 +126,21 @@ class _SlowlySaved(nn.Sequential):
         return torch.zeros(1)
 
 
+STEP_S = 0.05
+
+
+def slowly_trained_model(num_classes: int) -> nn.Module:
+    """A model whose training steps take at least `STEP_S`."""
+    return _SlowlyTrained(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
+
+
+class _SlowlyTrained(nn.Sequential):
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        time.sleep(STEP_S * self.training)
+        logits: torch.Tensor = super().forward(images_NCHW)
+        return logits
+
+
 def asking_model(num_classes: int) -> nn.Module:
     """The usual model; its process is asked to stop during one of its calls."""
     return _Asking(num_classes)
@@ -653,6 +668,48 @@ def test_several_hosts_look_for_notices_at_every_report_and_so_after_the_first_s
     loop.train(two, tiny_config(manifest, tmp_path, log_every_steps=3, max_steps=num_steps))
     # Before the first step, after the first and the fourth; not after the last one, which ends the run anyway.
     assert two.looks == looks
+
+
+class WithIdlePeer(Two):
+    """A process that is one of two and takes all rows; the other one has none."""
+
+    def sum_hosts(self, values: Sequence[int]) -> list[int]:
+        return list(values)
+
+    def num_rows(self, global_batch_size: int, num_passes: int) -> int:
+        return global_batch_size
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({"log_every_steps": 3, "checkpoint_every_steps": 3}, [1, 4, 7, 10, 13]),
+        ({"log_every_steps": 3, "checkpoint_every_steps": 1}, [1, 4, 7, 10, 13]),
+        ({"log_every_steps": STEPS}, [1, 1 + STEPS]),
+        ({"log_every_steps": 2 * STEPS, "epochs": 5}, [1, 1 + 2 * STEPS, 1 + 4 * STEPS]),
+    ],
+)
+def test_several_hosts_ask_each_other_after_an_interval_though_a_checkpoint_or_an_epoch_ended_with_it(
+    manifest: str, tmp_path: Path, changes: dict[str, int], asked: list[int]
+) -> None:
+    two = WithIdlePeer()
+    config = tiny_config(manifest, tmp_path, **changes)
+    loop.train(two, config, open_data=lambda config, host, num_hosts: open_data(config, 0, 1))
+    at = [index for index, event in enumerate(two.happened) if event == "asked"]
+    assert [two.happened[:index].count("train step") for index in at] == asked
+
+
+@pytest.mark.parametrize(
+    "changes", [{"max_steps": 4}, {"checkpoint_every_steps": 4}, {"checkpoint_every_steps": 5}, {"epochs": 1}]
+)
+def test_no_line_of_the_log_has_a_rate_above_that_of_the_steps(
+    manifest: str, tmp_path: Path, changes: dict[str, int]
+) -> None:
+    model = ModelConfig(name=f"{__name__}:slowly_trained_model")
+    run(tiny_config(manifest, tmp_path, log_every_steps=3, model=model, **changes))
+    records = read_records(tmp_path, "step")
+    rates = [record[name] for record in records for name in ("rate", "global_rate")]
+    assert max(rates) <= BATCH / STEP_S, rates
 
 
 def test_a_report_and_a_question_to_the_hosts_wait_for_no_step_that_was_just_begun(

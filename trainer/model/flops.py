@@ -1,5 +1,6 @@
 """The share of a device's peak that a run uses: the FLOPs of its model, counted once from shapes, over the peak."""
 
+import re
 from dataclasses import replace
 
 import torch
@@ -9,15 +10,19 @@ from trainer.config import TrainConfig
 from trainer.model import build, memory
 
 PEAKS = {
+    "MIG": None,  # a part of a GPU
+    "H200 NVL": None,
     "H200": 989.4e12,
     "H100 PCIe": 756.0e12,
+    "H100 NVL": 835.0e12,
     "H100": 989.4e12,
     "A100": 312.0e12,
     "L40S": 362.0e12,
+    "L40": 181.05e12,
     "L4": 121.0e12,
 }
-"""Dense bfloat16 FLOP/s by a part of the device's name, the first that fits: NVIDIA's data sheets of these products.
-Those give twice as much for H100, H200, L40S and L4, which counts the zeros of sparse matrices."""
+"""Dense bfloat16 FLOP/s by words of the device's name, the first that fit: NVIDIA's data sheets of these products.
+Where they give twice as much, they count the zeros of sparse matrices. None: not known."""
 
 
 def flops_per_sample(config: TrainConfig, num_classes: int) -> int | None:
@@ -42,7 +47,8 @@ def flops_per_sample(config: TrainConfig, num_classes: int) -> int | None:
 
 def peak_of(device_name: str) -> float | None:
     """Dense bfloat16 FLOP/s of a device; None for one that is not in the table."""
-    return next((peak for part, peak in PEAKS.items() if part in device_name), None)
+    words = set(re.split(r"[\s-]+", device_name))
+    return next((peak for product, peak in PEAKS.items() if words.issuperset(product.split())), None)
 
 
 def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -> float | None:

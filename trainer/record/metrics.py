@@ -100,9 +100,9 @@ class Rates:
         """Begins an interval."""
         self._start = self._clock()
 
-    def add(self, samples: int) -> None:
+    def add(self, samples: int, now: float | None = None) -> None:
         """Ends an interval with so many samples and begins the next. Without a begun interval they don't count."""
-        start, self._start = self._start, self._clock()
+        start, self._start = self._start, self._clock() if now is None else now
         if start is None or self._start <= start:
             return
         newest = samples / (self._start - start)

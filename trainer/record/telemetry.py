@@ -48,7 +48,7 @@ class Telemetry:
         self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
         self._share_of_peak = share_of_peak
         self._time_spent = TimeSpent()
-        self._pending: list[tuple[DeviceBatch, torch.Tensor]] = []
+        self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._run_rates = Rates()
         self._has_reported = False
         self._is_tracing = False
@@ -88,7 +88,7 @@ class Telemetry:
     def add(self, batch: DeviceBatch, row: torch.Tensor) -> None:
         """Counts a step. `row` holds its sums on the device (see metrics.stats_row)."""
         # Without the tensors, which would occupy the device until the next report.
-        self._pending.append((replace(batch, tensors={}), row))
+        self._pending.append((replace(batch, tensors={}), row, time.perf_counter()))
         self._seen = self._seen.add(batch.real_ids)
 
     def pause(self, checkpoint_s: float) -> None:
@@ -126,11 +126,14 @@ class Telemetry:
         num_left = int(not with_newest and len(self._pending) > 1)
         num_done = len(self._pending) - num_left
         done, self._pending = self._pending[:num_done], self._pending[num_done:]
-        rows = self._runtime.fetch([row for _, row in done])
-        _check_finite(rows, [batch for batch, _ in done])
-        num_samples = sum(len(batch.real_ids) for batch, _ in done)
-        self._epoch_rates.add(num_samples)
-        self._run_rates.add(num_samples)
+        batches = [batch for batch, _, _ in done]
+        rows = self._runtime.fetch([row for _, row, _ in done])
+        # The time at which the last of them was computed; where steps block, the newest has been since.
+        now = done[-1][2] if self._runtime.steps_block else time.perf_counter()
+        _check_finite(rows, batches)
+        num_samples = sum(len(batch.real_ids) for batch in batches)
+        self._epoch_rates.add(num_samples, now)
+        self._run_rates.add(num_samples, now)
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
         if not self._has_reported:

@@ -93,6 +93,11 @@ class Runtime:
         """Whether the device computes in host memory, which it shares with the streams."""
         return self.device.type == "cpu"
 
+    @property
+    def steps_block(self) -> bool:
+        """Whether the device has computed a step when the step returns."""
+        return False
+
     def free_bytes(self) -> int | None:
         """Memory that this process can still take for its device; None where the back end does not say."""
         return available_memory() // local_processes() if self.on_host else None

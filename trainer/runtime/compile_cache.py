@@ -22,8 +22,13 @@ COPY_EVERY_S = 30.0
 CLOSE_S = 60.0
 """How long the end of a run waits for the last copies."""
 
-FileStates = dict[str, tuple[int, int]]
-"""Size and time of change of files by name."""
+FETCHED_NS = 0
+"""The time of change that a fetched file gets, whoever fetches it."""
+
+FileState = tuple[int, int]
+"""Size and time of change of a file."""
+FileStates = dict[str, FileState]
+"""Those of files by name."""
 
 
 @contextmanager
@@ -92,16 +97,20 @@ class CacheCopy:
             raise ConfigError(f"compile_cache: {error}") from error
         local = self._files()
         for stat in stored:
-            if stat.name not in local or local[stat.name][0] != stat.num_bytes:
-                self._write(stat.name, self._storage.read(stat.name))
-            self._stored[stat.name] = self._files()[stat.name]
+            state = local.get(stat.name)
+            if state is None or state[0] != stat.num_bytes:
+                state = self._write(stat.name, self._storage.read(stat.name))
+            self._stored[stat.name] = state
 
-    def _write(self, name: str, data: bytes) -> None:
-        # Another run may be reading the folder, and another replica of this process be fetching too.
+    def _write(self, name: str, data: bytes) -> FileState:
+        # Another run may be reading the folder, and another replica of this process be fetching too: what either of
+        # them leaves is the same to both.
         temporary = self._local / f".{name}.{threading.get_native_id()}"
         with os_errors_as_storage_errors(str(temporary)):
             temporary.write_bytes(data)
+            os.utime(temporary, ns=(FETCHED_NS, FETCHED_NS))
             temporary.replace(self._local / name)
+        return len(data), FETCHED_NS
 
     def _run(self) -> None:
         before: FileStates = {}

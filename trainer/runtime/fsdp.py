@@ -19,7 +19,7 @@ from shardset.errors import ConfigError
 from trainer.runtime.base import Step, map_tensors
 from trainer.runtime.distributed import Ddp
 
-UNSHARDABLE = ("DTensor", "sharding strategy", "fully_shard")
+UNSHARDABLE = ("DTensor", "sharding strategy", "placement", "fully_shard")
 """What torch's errors say where an operation of a model or an optimizer knows no sharded tensors."""
 
 

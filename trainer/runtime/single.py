@@ -36,6 +36,10 @@ class Single(Runtime):
     def is_cloud(self) -> bool:
         return self.device.type == "tpu"
 
+    @property
+    def steps_block(self) -> bool:
+        return self.on_host
+
     def free_bytes(self) -> int | None:
         return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else super().free_bytes()
 
@@ -82,7 +86,8 @@ class Single(Runtime):
         if self._copies is not None and spans:
             fetched = self._copies.read(rows, spans[-1][1])
         else:
-            fetched = torch.stack(list(rows)).cpu()
+            # One by one: a kernel that joins them would run after the steps that are under way.
+            fetched = torch.stack([row.cpu() for row in rows])
         self._busy_s += sum(start.elapsed_time(stop) for start, stop in spans) / 1000
         return self.sum_replicas(fetched.double())
 

@@ -72,6 +72,7 @@ class Xla(Runtime):
     def data_parallel(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
             if isinstance(module, _BatchNorm):
+                _check_momentum(module)
                 _UnbiasedVariance(module)
         return model
 
@@ -361,9 +362,18 @@ class _UnbiasedVariance:
     def _after(self, norm: _BatchNorm, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         kept, self._kept = self._kept, None  # or it would be an output of the graph
         if kept is not None and norm.running_var is not None:
-            num_values = inputs[0].numel() // inputs[0].shape[1]
+            num_values = output.numel() // output.shape[1]  # as many as the input, which may be a keyword's
             # Not the tensor itself, which the backward pass has noted, though in training it does not read it.
             norm.running_var.data.lerp_(kept, -1 / (num_values - 1))
+
+
+def _check_momentum(norm: _BatchNorm) -> None:
+    """Raises ConfigError for a mean over all batches, which torch takes by a number that it reads back in each step."""
+    if norm.momentum is None and norm.track_running_stats:
+        raise ConfigError(
+            "the model has a BatchNorm with momentum=None, whose steps XLA can't compile to one graph; give it a "
+            "momentum, such as 0.1, or use --strategy ddp or single"
+        )
 
 
 def _release(distribution: str) -> list[str]:

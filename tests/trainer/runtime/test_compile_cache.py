@@ -5,14 +5,17 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from shardset.errors import ConfigError
+from shardset.storage.base import Writer
+from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy, Seen, is_media, is_upload
 from trainer.runtime import compile_cache
-from trainer.runtime.compile_cache import VARIABLE, local_folder, opened, settled
+from trainer.runtime.compile_cache import VARIABLE, CacheCopy, local_folder, opened, settled
 
 
 @pytest.fixture(autouse=True)
@@ -99,6 +102,40 @@ def test_two_replicas_of_one_process_fetch_the_same_graphs(bucket: str, capsys: 
         list(replicas.map(fetch, range(2)))
     assert capsys.readouterr().err == ""
     assert graphs_of(Path(os.environ[VARIABLE])) == stored
+
+
+class Meeting(MemoryStorage):
+    """A bucket that serves two replicas of a process once both have looked at their folder; notes what it is sent."""
+
+    both = threading.Barrier(2, timeout=60)
+    sent: ClassVar[list[str]] = []
+
+    def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
+        self.both.wait()
+        data = super().read(name, start, stop, generation=generation)
+        self.both.wait()
+        return data
+
+    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
+        self.sent.append(name)
+        return super().writer(name, if_generation=if_generation)
+
+
+def test_two_replicas_of_one_process_send_nothing_that_they_fetched(tmp_path: Path) -> None:
+    bucket = Meeting(uuid.uuid4().hex)
+    for number in range(8):
+        with bucket.writer(str(number)) as writer:
+            writer.write(b"a graph")
+    bucket.sent.clear()
+    fetched = threading.Barrier(2, timeout=60)
+
+    def fetch(_: int) -> None:
+        with CacheCopy(tmp_path, bucket):
+            fetched.wait()
+
+    with ThreadPoolExecutor(2) as replicas:
+        list(replicas.map(fetch, range(2)))
+    assert (len(graphs_of(tmp_path)), bucket.sent) == (8, [])
 
 
 @pytest.mark.gcs

@@ -61,7 +61,8 @@ def test_sharded_learners_equal_one_device_and_resume_from_their_state(processes
     facts = json.loads(done.stdout.splitlines()[-1])
     assert {name: far for name, far in facts["differences"].items() if far > TOLERANCE} == {}
     assert facts["kept"] == pytest.approx(1 / processes, abs=0.02)
-    assert "clamp_min_" in facts["refusals"]["optimizer"]
+    # Torch names the first operation that it can't do; the newest can do one more.
+    assert any(f"aten.{name}." in facts["refusals"]["optimizer"] for name in ("clamp_min_", "abs_"))
     assert "scalar" in facts["refusals"]["model"]
     for text in facts["refusals"].values():
         assert "use --strategy ddp, or another --model or optimizer.name" in text

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 from shardset.errors import ConfigError
 from tests.makers.training import shard_set, tiny_config
@@ -124,6 +125,25 @@ def test_a_ddp_process_alone_asks_nobody_at_every_step(monkeypatch: pytest.Monke
     alone = Ddp("fp32")  # which has joined no group
     assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
     assert alone.any_host(True)
+
+
+class Calls(TorchFunctionMode):
+    """Notes what is called on tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def test_rows_leave_the_device_before_they_are_joined_because_it_would_join_them_after_the_newest_step() -> None:
+    single, rows = Single("fp32"), [torch.zeros(3), torch.ones(3)]
+    with Calls() as calls:
+        single.fetch(rows)
+    assert calls.names[:3] == ["cpu", "cpu", "stack"]
 
 
 def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

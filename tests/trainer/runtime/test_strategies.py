@@ -30,6 +30,7 @@ from tests.makers.plain_loop import PlainRun, adamw, bce, plain_run
 from tests.makers.ports import free_port
 from tests.makers.shardset import encode, image_sample, write_shard_set
 from tests.makers.training import (
+    BATCH,
     NUM_EVAL,
     NUM_TRAIN,
     STEPS,
@@ -352,9 +353,13 @@ def test_augmented_and_repeated_images_are_the_same_under_every_strategy_and_aft
     assert "global_batch_size is '12, each sample 3 times' there and 12 here" in output
 
 
-def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path: Path) -> None:
-    model = ModelConfig(name=f"{__name__}:flat")
-    base = tiny_config(manifest, "run", epochs=1, model=model, regularize=RegularizeConfig(mixup=0.4, cutmix=1.0))
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path: Path, accumulate: int) -> None:
+    model, regularize = ModelConfig(name=f"{__name__}:flat"), RegularizeConfig(mixup=0.4, cutmix=1.0)
+    size = accumulate * BATCH
+    base = tiny_config(
+        manifest, "run", epochs=1, global_batch_size=size, accumulate=accumulate, model=model, regularize=regularize
+    )
     run = {name: replace(base, run_dir=str(tmp_path / name)) for name in ("single", "spmd", "ddp")}
     succeed(run["single"])
     dump = {"XLA_FLAGS": f"--xla_dump_to={tmp_path / 'graphs'} --xla_dump_hlo_as_text"}
@@ -363,9 +368,10 @@ def test_mixed_images_are_the_same_under_every_strategy(manifest: str, tmp_path:
     for name in ("spmd", "ddp"):
         assert largest_difference(losses(run[name].run_dir), losses(run["single"].run_dir)) < TOLERANCE
     graphs = [path.read_text() for path in (tmp_path / "graphs").glob("*after_optimizations.txt")]
-    # Gradients are added up; no image goes from one device to another.
-    assert any(" all-reduce(" in graph for graph in graphs)
-    assert not any(" collective-permute" in graph or " all-to-all" in graph for graph in graphs)
+    # Gradients and sums are added up; no image goes from one device to another.
+    exchanges = "all-reduce|all-gather|reduce-scatter|collective-permute|collective-broadcast|all-to-all"
+    exchanged = {found for graph in graphs for found in re.findall(rf"= (\S+) ({exchanges})", graph)}
+    assert exchanged == {(shape, "all-reduce") for shape in ("f32[192,10]{1,0}", "f32[10]{0}", "f32[]")}
 
 
 def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest: str, tmp_path: Path) -> None:
@@ -402,6 +408,7 @@ def test_facts_of_spmd_on_four_devices() -> None:
     assert facts["answers"] == [True, False, True, False]
     assert facts["graphs"] == [1, 0]
     assert facts["weights"] == ["{replicated}"]
+    assert "BatchNorm with momentum=None" in facts["refusal"]
     assert set(STATIC_OPTIMIZERS) < set(facts["steps"])
     assert facts["sharded graphs"] == [1, 0]
     for way, (graphs, far) in [*facts["steps"].items(), *facts["sharded steps"].items()]:
