@@ -120,8 +120,7 @@ def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(recorded):
 
 def test_a_hedge_is_counted_before_another_thread_may_end_the_read(recorded):
     storage, split = recorded
-    reader, held = RemoteReader(ShardTable(storage, split), 8), threading.Event()
-    wait([reader.submit(0, 0, 1000) for _ in range(100)])
+    reader, held = reader_that_knows_its_times(storage, split), threading.Event()
     asked, is_locked, submit = len(storage.reads), [], reader._hedgers.submit
 
     def hold(number, name):
