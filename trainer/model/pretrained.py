@@ -67,8 +67,8 @@ def differences_from(known: Mapping[str, Any], name: str, image: ImageConfig) ->
     if known["interpolation"] not in INTERPOLATIONS:
         found.append(
             f"timm resizes images for {name} by {known['interpolation']!r}, which is not implemented here; this run "
-            f"evaluates with {image.eval_interpolation!r} (--set image.eval_interpolation= "
-            f"{', '.join(INTERPOLATIONS)})"
+            f"evaluates with {image.eval_interpolation!r}; --set image.eval_interpolation= takes "
+            f"{', '.join(INTERPOLATIONS)}"
         )
     return found
 
