@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import urllib3
 
 from shardset.checksum import crc32c_of, crc32c_text
-from shardset.errors import PreconditionFailed, TransientError
+from shardset.errors import PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import Stat, check_generation, check_range
 from shardset.storage.gcs_http import BROKEN, explain, send_get
 from shardset.storage.retry import RetryPolicy
@@ -77,20 +77,33 @@ class Download:
     def _past_the_end(self) -> int:
         """The end of the wanted bytes after a 416; raises unless the object's size confirms that none are left."""
         stat = self.found = self.stat()
-        check_generation(stat.generation, self._pinned, self.where)
-        end = check_range(self.start, self.stop, stat.num_bytes, self.where)
+        end = self._end_of(stat.generation, stat.num_bytes)
         if self._position < end:
             raise TransientError(f"{self.where}: the server answered 416, though it holds {stat.num_bytes} bytes")
         return end
 
+    def _end_of(self, generation: str, num_bytes: int) -> int:
+        """The end of the wanted bytes of an object; raises if it is another generation or does not hold them."""
+        check_generation(generation, self._pinned, self.where)
+        return check_range(self.start, self.stop, num_bytes, self.where)
+
     def _accept(self, response: urllib3.BaseHTTPResponse) -> int:
-        """The end of the wanted bytes; raises unless the response has the wanted generation and range."""
+        """The end of the wanted bytes; raises unless the response has the wanted generation and range.
+
+        A response is not enough to call the object another one: its metadata must say so too.
+        """
         generation = response.headers.get("X-Goog-Generation", "")
         if not generation:
             raise TransientError(f"{self.where}: the answer names no generation, so it is not from Cloud Storage")
         first, size = _span(response, self.where)
-        end = check_range(self.start, self.stop, size, self.where)
-        check_generation(generation, self._pinned, self.where)
+        try:
+            end = self._end_of(generation, size)
+        except StorageError as error:
+            stat = self.stat()
+            self._end_of(stat.generation, stat.num_bytes)  # raises if the object really is another one
+            raise TransientError(
+                f"{self.where}: the answer is of {size} bytes of generation {generation}, the object is not"
+            ) from error
         self._pinned = generation  # later requests must not mix in bytes of another generation
         if self._position < end and first != self._position:
             raise TransientError(f"{self.where}: answered from byte {first}, expected {self._position}")

@@ -140,7 +140,7 @@ def _refusal(status: int, text: str, where: str, connection: "_Connection") -> S
     said = _said(text)
     if status in _AGAIN or (status == 400 and "crc32c" in text.lower()):
         return TransientError(f"{where}: the server answered {status} ({said})")
-    if status == 404:
+    if status in (404, 410):  # both are what Google says of an upload that it no longer knows
         return NotFound(f"{where}: nothing is stored there, or there is no such bucket; check the name")
     if status == 412:
         return PreconditionFailed(f"{where}: something else stands there than was expected")

@@ -850,6 +850,22 @@ def test_an_answer_with_other_bytes_than_asked_for_is_not_taken(behind_proxy, pr
 
 
 @pytest.mark.gcs
+@pytest.mark.parametrize("what", ["size", "generation"])
+def test_wrong_facts_in_the_answer_to_a_range_are_not_final_unless_the_object_confirms_them(behind_proxy, proxy, what):
+    put(behind_proxy, "a", BIG)
+    generation = behind_proxy.stat("a").generation
+    find, put_in = {"size": (b"/1048576", b"/0001000"), "generation": (generation.encode(), b"1" * len(generation))}[
+        what
+    ]
+    proxy.script = in_turn(Fault("replace", find=find, put=put_in), when=is_media)
+    assert behind_proxy.read("a", 50_000, 60_000, generation=generation) == BIG[50_000:60_000]
+    assert sum(map(is_media, proxy.seen)) == 2
+    proxy.script = lambda seen: Fault("replace", find=find, put=put_in)
+    with pytest.raises(PreconditionFailed if what == "generation" else TransientError):
+        behind_proxy.read("a", 50_000, 60_000, generation=generation)
+
+
+@pytest.mark.gcs
 @pytest.mark.parametrize("stop", [None, len(BIG)], ids=["no range", "a range that is all of it"])
 def test_a_flipped_bit_in_a_whole_object_is_read_again(behind_proxy, proxy, stop):
     put(behind_proxy, "a", BIG)
@@ -1091,9 +1107,10 @@ def test_an_upload_in_parts_survives_a_fault(behind_proxy, proxy, number, fault)
 
 
 @pytest.mark.gcs
+@pytest.mark.parametrize("gone", [404, 410])
 @pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
-def test_a_lost_answer_to_the_last_part_is_no_failure(behind_proxy, proxy, options):
-    proxy.script = in_turn(*[None] * 4, Fault("lose"), when=is_upload)
+def test_a_lost_answer_to_the_last_part_is_no_failure(behind_proxy, proxy, options, gone):
+    proxy.script = in_turn(*[None] * 4, Fault("lose"), Fault("status", status=gone), when=is_upload)
     put_pieces(streaming(behind_proxy), **options)
     assert behind_proxy.read("big") == MANY_PIECES
 
