@@ -4,7 +4,6 @@ import itertools
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -19,6 +18,7 @@ import pytest
 
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+from tests.makers.ports import free_port
 
 REPOSITORY = Path(__file__).parent.parent
 BUCKET = "bucket"
@@ -32,7 +32,8 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 # How long an example takes says more about the machine's other work than about the code.
-hypothesis.settings.register_profile("no deadline", deadline=None)
+# CI tests the change, so it takes the same examples each time; elsewhere each run looks for new ones.
+hypothesis.settings.register_profile("no deadline", deadline=None, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("no deadline")
 
 
@@ -46,9 +47,7 @@ def gcs_emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @contextmanager
 def emulator(log: Path) -> Iterator[str]:
     """The URL of a fake-gcs-server with one empty bucket; it runs as long as the block and keeps all in memory."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [emulator_binary(), "-backend=memory", "-scheme=http", "-host=127.0.0.1", "-log-level=warn"]
     command += [f"-port={address.rpartition(':')[2]}", f"-public-host={address}", f"-external-url=http://{address}"]
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:

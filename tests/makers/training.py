@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -114,3 +115,4 @@ def when(path: Path, condition: Callable[[list[dict[str, Any]]], bool], process:
             [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
         ):
             return
+        time.sleep(0.01)

@@ -244,7 +244,7 @@ def at_most(per_second, refused):
 
 
 def test_a_bucket_that_refuses_readers_who_are_too_fast_is_read_more_slowly(proxy, raw, output, undisturbed):
-    proxy.script = at_most(60, refused := [])
+    proxy.script = at_most(30, refused := [])
     build_with(replace(PATIENT, first_pause_s=0.25, max_pause_s=16.0), raw, output)
     served = sum(map(reads_train_tar, proxy.seen)) - len(refused)
     assert refused
@@ -306,7 +306,7 @@ def num_bytes_read(seen):
 
 
 def test_shards_are_written_from_their_own_bytes_and_their_references_each_read_once(proxy, raw, output):
-    build_with(PATIENT, raw, output)
+    build_with(replace(PATIENT, stall_timeout_s=60.0), raw, output)  # a read that is late is asked for again
     start = next(seen.number for seen in proxy.seen if is_planned(seen))
     reads = [seen for seen in proxy.seen[start:] if is_media(seen) and "/plan/done/" not in name_of(seen)]
     references = [name_of(seen) for seen in reads if "/plan/shards/" in name_of(seen)]

@@ -140,12 +140,16 @@ def test_ctrl_c_ends_a_training_with_code_130_and_one_sentence_and_the_same_comm
     assert len(losses(tmp_path)) > saved
 
 
+SLEEPING = "TESTS_SLEEPING"
+
+
 def sleeping_model(num_classes: int) -> Any:
-    """A model that never gets through its first step."""
+    """A model that never gets through its first step, and says by a file that it has come there."""
     from torch import nn
 
     class Sleeping(nn.Linear):
         def forward(self, images_NCHW: Any) -> Any:
+            Path(os.environ[SLEEPING]).touch()
             time.sleep(600)
 
     return Sleeping(1, num_classes)
@@ -153,11 +157,12 @@ def sleeping_model(num_classes: int) -> Any:
 
 @pytest.mark.parametrize("strategy", ["single", pytest.param("replica", marks=pytest.mark.slow)])
 def test_ctrl_c_before_the_first_checkpoint_says_that_there_is_none(
-    strategy: str, manifest: str, tmp_path: Path
+    strategy: str, manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["train", *tiny(manifest, tmp_path), "--strategy", strategy]
+    monkeypatch.setenv(SLEEPING, str(tmp_path / "sleeping"))
     code, errors = interrupted(
-        [*words, "--model", "tests.trainer.test_main:sleeping_model"], (tmp_path / "logs/host-000.log").exists
+        [*words, "--model", "tests.trainer.test_main:sleeping_model"], (tmp_path / "sleeping").exists
     )
     assert code == INTERRUPTED
     expected = "stopped before the first checkpoint: nothing is saved, the same command begins again"

@@ -1,7 +1,6 @@
 """The build on a real Flink cluster of two machines: the bytes of the local runner, also after a machine died."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pipelines.plan import paths
 from scripts import flink
 from shardset.format import naming
 from tests.makers.cifar import cifar10, python_files, write_folder
+from tests.makers.ports import free_port
 from tests.makers.stored import files_of
 
 pytestmark = pytest.mark.slow
@@ -26,7 +26,7 @@ NUM_SHARDS = 200
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[flink.Cluster]:
-    rest, rpc, pool = free_ports(3)
+    rest, rpc, pool = (free_port() for _ in range(3))
     jar = flink.FOLDER / flink.JOB_SERVER
     assert jar.exists(), "run `make flink` first"
     folder = tmp_path_factory.mktemp("flink")
@@ -47,14 +47,6 @@ def expected(raw: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, b
     config = BuildConfig(source="cifar10", input=str(raw), output=str(output), num_shards={"": 4, "train": NUM_SHARDS})
     build(config, HERE)
     return files_of(output)
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def start_build(cluster: flink.Cluster, raw: Path, output: Path) -> subprocess.Popen[str]:

@@ -57,13 +57,15 @@ def wandb_rows(path: Path) -> list[dict[str, float]]:
 
 
 def entries(data: bytes, block: int = 1 << 15, header: int = 7) -> Iterator[bytes]:
-    """The entries of a log in LevelDB's format: blocks of 32 KiB, of parts with checksum, length and kind."""
+    """The whole entries of a log in LevelDB's format: blocks of 32 KiB, of parts with checksum, length and kind."""
     at, whole = header, b""
     while at + header <= len(data):
         if block - at % block < header:
             at += block - at % block
             continue
         _, length, kind = struct.unpack_from("<IHB", data, at)
+        if at + header + length > len(data):
+            return
         whole += data[at + header : at + header + length]
         at += header + length
         if kind in (1, 4):  # a whole one, or the last part

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
 from shardset.errors import ConfigError
+from tests.makers.ports import free_port
 from tests.makers.watched import CAUGHT
 from trainer.supervise import heartbeat
 
@@ -19,12 +21,6 @@ FAILED, PREEMPTED = 1, 3
 LOSSES = [(signal.SIGKILL, "died"), pytest.param(signal.SIGSTOP, "hangs", marks=pytest.mark.slow)]
 
 Start = Callable[..., subprocess.Popen[str]]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -144,7 +140,8 @@ def test_strangers_at_the_port_harm_nobody(said: bytes) -> None:
         own.start(("127.0.0.1", server.port), 0, 1)
         with socket.create_connection(("127.0.0.1", server.port)) as stranger:
             stranger.sendall(said)
-            assert stranger.recv(100) in (b"", b"{}\n")
+            with suppress(ConnectionResetError):
+                assert not stranger.recv(100).replace(b"{}\n", b"")
         own.leave(None)
     assert (server._loss, own._loss) == (heartbeat.Message(), None)
 

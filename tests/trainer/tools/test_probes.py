@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from shardset.errors import NotFound, TransientError
+from tests.makers import ports
 from tests.makers.training import shard_set, tiny_config
 from trainer.runtime import xla
 from trainer.tools import probes
@@ -51,9 +52,7 @@ def server(answers: dict[str, str], headers: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return ports.free_port()
 
 
 def test_zone_and_workers_come_from_the_metadata_server(monkeypatch):

@@ -53,10 +53,13 @@ class Machine:
         )
 
     def train(self, code: int = 0) -> subprocess.Popen[str]:
-        """`train`; returns when the stand-in has begun."""
+        """`train`; returns when the stand-in has begun and its number stands in the folder, unless it has ended."""
         started = self.start("train", str(self.home), str(code))
-        until(lambda: (self.home / "began").exists())
+        until(lambda: (self.home / "began").exists() and (self.folder.code.exists() or self._pid_is_known()))
         return started
+
+    def _pid_is_known(self) -> bool:
+        return self.folder.pid.exists() and bool(self.folder.pid.read_text())
 
     def go(self) -> None:
         """Lets the stand-in end."""
