@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from shardset.errors import ConfigError
 from shardset.order.permutation import derive_key
 from trainer.config import TrainConfig
 from trainer.errors import CheckpointError
@@ -60,8 +59,8 @@ class Learner:
         build.freeze(net, config.model)
         if config.sync_batch_norm:
             net = runtime.synchronize_norms(net)
-        if config.model.checkpoint_activations and not runtime.recomputes:
-            raise ConfigError("model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA")
+        if config.model.checkpoint_activations:
+            runtime.check_recomputes()
         build.checkpoint_activations(net, config.model)
         ema = copy.deepcopy(net) if config.regularize.ema_decay else None
         if state is not None:

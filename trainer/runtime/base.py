@@ -34,12 +34,11 @@ class Runtime:
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
     that compiles steps to graphs counts the graphs of each step in `graphs`; one that decides what a step keeps in
-    memory unsets `keeps_activations`. One whose backward pass can't compute activations again unsets `recomputes`.
+    memory unsets `keeps_activations`.
     """
 
     strategy: str
     keeps_activations: bool = True
-    recomputes: bool = True
     host: int = 0
     num_hosts: int = 1
     num_replicas: int = 1
@@ -136,6 +135,9 @@ class Runtime:
     def synchronize_norms(self, model: nn.Module) -> nn.Module:
         """The model with a BatchNorm that sees the global batch. Raises ConfigError where it can't."""
         return model
+
+    def check_recomputes(self) -> None:
+        """Raises ConfigError where a backward pass can't compute activations again."""
 
     def shard_like(self, value: Any, weight: torch.Tensor) -> Any:
         """This process's part of a whole moment, where it has such a part of the moment's weight; else the value."""

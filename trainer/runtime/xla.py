@@ -33,7 +33,6 @@ class Xla(Runtime):
     """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters of the back end."""
 
     keeps_activations = False
-    recomputes = False  # torch's function for it does not know XLA
     _max_graphs = 1
 
     def __init__(self, precision: Precision) -> None:
@@ -68,6 +67,9 @@ class Xla(Runtime):
         module = moved(module, self.device)
         self._torch_xla.sync()
         return module
+
+    def check_recomputes(self) -> None:
+        raise ConfigError("model.checkpoint_activations needs CUDA or a CPU: torch's function does not know XLA")
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
@@ -236,6 +238,10 @@ class SpmdSharded(Spmd):
     """The same mesh and numbers; weights, averages and moments are cut over the devices, each on one dimension."""
 
     strategy = "spmd_sharded"
+
+    def module_to_device(self, module: nn.Module) -> nn.Module:
+        # The weights stay on the host until `mark_replicated` sends each device its part: never whole to one.
+        return moved(module, self.device)
 
     def _partition_of(self, tensor: torch.Tensor) -> tuple[str | None, ...]:
         return partition_of(tuple(tensor.shape), self._num_devices)

@@ -417,6 +417,10 @@ def test_facts_of_spmd_on_four_devices() -> None:
     # The largest dimension of the matrix, [16, 192], is cut over the devices, and stays so from step to step.
     assert {facts["kept"][name] for name in ("weight", "exp_avg", "exp_avg_sq")} == {"{devices=[1,4]0,1,2,3}"}
     assert facts["kept"]["step"] == "{replicated}"
+    # Each of the four devices got its part of weights, averages and two moments, whole only 10 biases and the 6 counts
+    # of steps; nothing was sent whole first, nor came back.
+    cut, whole = 4 * (192 * 16 + 16 + 2 * 16 + 10 * 16), 4 * 10 + 6
+    assert facts["moved"] == [[4 * (cut + 4 * whole), 0]] * 2
 
 
 def test_all_hosts_of_spmd_drop_the_same_units_and_learn_the_same_on_any_number_of_devices() -> None:
