@@ -111,7 +111,8 @@ def _first_rejected(output: Storage, plan: PlanFile) -> list[str]:
 def _crossing(config: BuildConfig, beam_options: PipelineOptions) -> str | None:
     """A warning if the input's bucket is in another region than the workers."""
     workers = dataflow.region_of_workers(beam_options) if dataflow.is_wanted(beam_options) else None
-    num_reads = 1 if config.verify == "none" else 2
+    # Parquet is read twice while it is indexed, and written from the spool; images are decoded, and read to be written.
+    num_reads = 1 if config.verify == "none" and config.source != "hf" else 2
     return crossing(config.input, config.output, workers, dataflow.location, num_reads=num_reads)
 
 

@@ -28,7 +28,7 @@ def crossing(
     if not apart(there, here):
         return None
     dollars = num_reads * TERABYTE / GIB * EGRESS
-    times = "twice (--verify decode, then to write)" if num_reads == 2 else "once"
+    times = "twice" if num_reads == 2 else "once"
     return (
         f"warning: {source} is in {there}, the build in {here.upper()}: every byte crosses {times}, about "
         f"${dollars:,.0f} a TB within a continent and more between two (${1000 * dollars:,.0f} a PB); copy the input "

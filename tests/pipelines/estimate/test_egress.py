@@ -17,7 +17,7 @@ def test_an_input_of_another_region_is_said_with_the_price_of_a_terabyte_and_of_
     assert warning.startswith(
         "warning: gs://far/photos is in EUROPE-WEST4, the build in US-CENTRAL1: every byte crosses"
     )
-    assert "twice (--verify decode, then to write), about $37 a TB" in warning
+    assert "crosses twice, about $37 a TB" in warning
     assert "($37,253 a PB)" in warning
     assert "copy the input to US-CENTRAL1 first" in warning
     assert "crosses once, about $19 a TB" in said("gs://far/photos", num_reads=1)
