@@ -74,7 +74,6 @@ class Xla(Runtime):
     def data_parallel(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
             if isinstance(module, _BatchNorm):
-                _check_momentum(module)
                 _UnbiasedVariance(module)
         return model
 
@@ -356,6 +355,11 @@ class _UnbiasedVariance:
     """
 
     def __init__(self, norm: _BatchNorm) -> None:
+        if norm.momentum is None and norm.track_running_stats:  # torch reads a number back in each step
+            raise ConfigError(
+                "the model has a BatchNorm with momentum=None, whose steps XLA can't compile to one graph; give it a "
+                "momentum, such as 0.1, or use --strategy ddp or single"
+            )
         self._kept: torch.Tensor | None = None
         norm.register_forward_pre_hook(self._before)
         norm.register_forward_hook(self._after)
@@ -371,15 +375,6 @@ class _UnbiasedVariance:
             num_values = output.numel() // output.shape[1]  # as many as the input, which may be a keyword's
             # Not the tensor itself, which the backward pass has noted, though in training it does not read it.
             norm.running_var.data.lerp_(kept, -1 / (num_values - 1))
-
-
-def _check_momentum(norm: _BatchNorm) -> None:
-    """Raises ConfigError for a mean over all batches, which torch takes by a number that it reads back in each step."""
-    if norm.momentum is None and norm.track_running_stats:
-        raise ConfigError(
-            "the model has a BatchNorm with momentum=None, whose steps XLA can't compile to one graph; give it a "
-            "momentum, such as 0.1, or use --strategy ddp or single"
-        )
 
 
 def _release(distribution: str) -> list[str]:
