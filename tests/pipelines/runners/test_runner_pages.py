@@ -81,7 +81,7 @@ def test_the_cluster_is_started_and_stopped_by_make(verb, tmp_path):
 
 def test_the_tests_that_a_page_names_exist():
     named = {path for page in PAGES for path in re.findall(r"tests/[\w/]+\.py", (REPOSITORY / page).read_text())}
-    assert len(named) == 6
+    assert len(named) == 7
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
 
 
