@@ -48,8 +48,11 @@ types: env
 FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py format order storage html read decode) \
 	$(addprefix tests/pipelines/,plan/test_layout.py plan/test_tables.py plan/test_paths.py sources write export) \
 	$(addprefix tests/trainer/,test_config.py data model record)
+# Those that start processes or whole builds take seconds each.
+NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py pipelines/write/test_pages.py \
+	pipelines/write/test_index_pages.py trainer/record/test_loggers.py)
 unit: env
-	$(PY) -m pytest -q -n auto -m "not slow and not gcs" $(FAST)
+	$(PY) -m pytest -q -n auto -m "not slow and not gcs" $(FAST) $(NOT_FAST)
 
 slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, damage, README commands
 	$(PY) -m pytest -q -n auto -m slow --ignore=tests/torch

@@ -334,8 +334,10 @@ def _record(split: SplitPlan, number: int) -> ShardRecord:
 
 
 def files_of(n: int) -> PlanFiles:
-    """The plan files of a build whose output is empty memory."""
-    return PlanFiles(MemoryStorage(f"scale-{n}"), build="")
+    """The plan files of a build whose output is memory, which belongs to it."""
+    files = PlanFiles(MemoryStorage(f"scale-{n}"), build="")
+    files.write(paths.BUILD, b"")
+    return files
 
 
 def plan_file(split: SplitPlan, units: int) -> PlanFile:
