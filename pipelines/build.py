@@ -31,6 +31,7 @@ from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, ProgressWatcher
 from pipelines.sources.base import Survey
 from pipelines.write import replace as replacing
+from shardset.decodable import decodable
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format import naming
@@ -41,6 +42,7 @@ from shardset.storage.open import open_storage
 from shardset.version import __version__
 
 
+@decodable
 class _Fixes(msgspec.Struct):
     """The part of `plan/plan.json` that is read before its version is known."""
 

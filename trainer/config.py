@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from shardset.decodable import decodable
 from shardset.decode import augment
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
@@ -144,6 +145,7 @@ class RegularizeConfig:
     clip_norm: Amount | None = setting(None, "largest norm of the gradients; none turns clipping off")
 
 
+@decodable
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
     """A complete run. Raises ConfigError for a value, or a combination of values, that no run can have."""

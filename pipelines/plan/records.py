@@ -11,6 +11,7 @@ import msgspec
 
 from pipelines.plan.layout import SplitPlan, units_per_batch
 from pipelines.plan.partitions import ByteRange
+from shardset.decodable import decodable
 from shardset.format.manifest import ClassInfo, Shard
 
 PLAN_VERSION = 8
@@ -18,6 +19,7 @@ PLAN_VERSION = 8
 held-out samples or the default sizes: unfinished builds of other versions then start over."""
 
 
+@decodable
 class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
@@ -80,6 +82,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
         return differences
 
 
+@decodable
 class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/plan.json`: the arithmetic of every split, and the fields that the manifest copies.
 
@@ -109,6 +112,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
         return range(batch * size, min(self.num_units, (batch + 1) * size))
 
 
+@decodable
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it.
 

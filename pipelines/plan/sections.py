@@ -18,9 +18,11 @@ from pipelines.plan.summaries import UnitSummary, summarize_table
 from pipelines.plan.survey import UnitRef, UnitSection, read_unit
 from pipelines.sources.base import Border, Section, SectionedSource
 from pipelines.sources.formats.second_read import read_again
+from shardset.decodable import decodable
 from shardset.errors import SourceError
 
 
+@decodable
 class IndexedSection(msgspec.Struct, frozen=True, kw_only=True):
     """The table of a section of a unit, with its borders and keys; `begins` is None if it could not be read."""
 

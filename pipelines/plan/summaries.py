@@ -14,6 +14,7 @@ from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles, decode_record
 from pipelines.plan.layout import UnitOffset
 from pipelines.plan.tables import QuarantineEntry, UnitRow
+from shardset.decodable import decodable
 from shardset.errors import TooManyBad
 
 _SLICE_ROWS = 2**16
@@ -47,6 +48,7 @@ class SplitCount:
             self.strata[label] = before(label, 0) + number
 
 
+@decodable
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSummary:
     """A unit, or all units, in a few numbers: counts and fields by split, fixes, reasons of rejected samples, a digest.

@@ -13,6 +13,7 @@ import msgspec
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
+from shardset.decodable import decodable
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.format import index_pages, naming
 from shardset.format import manifest as manifests
@@ -21,6 +22,7 @@ from shardset.format.shards import SHARDS_PER_PAGE
 from shardset.storage.base import Stat, Storage
 
 
+@decodable
 class _AnyBuildFile(msgspec.Struct):
     """The fields of `plan/build.json` that every version writes."""
 
@@ -32,6 +34,7 @@ class _AnySplit(msgspec.Struct):
     num_shards: int
 
 
+@decodable
 class _AnyPlanFile(msgspec.Struct):
     """The fields of `plan/plan.json` that every version writes."""
 

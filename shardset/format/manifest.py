@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from shardset.decodable import decodable
 from shardset.errors import ManifestError, NotFound
 from shardset.format import naming, records
 from shardset.format.records import LISTED as LISTED
@@ -39,11 +40,13 @@ _SPLITS = b',\n "splits": '
 _PIECE = 1 << 18
 
 
+@decodable
 class _Version(msgspec.Struct):
     kind: Any = None
     version: Any = None
 
 
+@decodable
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The fields before the splits of a manifest that tell which set it is."""
 

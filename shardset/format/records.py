@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shardset.decodable import decodable
 from shardset.errors import ManifestError
 from shardset.format import naming
 from shardset.format.shards import Count, PagedShards, Record, Sha256, Shard, ShardPages, pages_of
@@ -112,6 +113,7 @@ class Provenance(Record, frozen=True, kw_only=True):
     notes: list[str]
 
 
+@decodable
 class Manifest(Record, frozen=True, kw_only=True):
     """A shard set. Present means complete: it is written after everything it lists."""
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from shardset.decodable import decodable
 from shardset.errors import ConfigError
 
 MAX_STATE_BYTES = 4096
 
 
+@decodable
 class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All that a run needs to resume at a row: the same on every replica, about 300 bytes of JSON."""
 

@@ -6,6 +6,7 @@ from typing import Protocol, Self
 
 import msgspec
 
+from shardset.decodable import decodable
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
 
 ABSENT = "0"
@@ -32,6 +33,7 @@ _ADVICE = {
 }
 
 
+@decodable
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
     """Facts about a stored object that need no read of it.
 

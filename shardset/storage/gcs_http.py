@@ -26,6 +26,7 @@ from requests.adapters import HTTPAdapter
 from requests.utils import select_proxy
 
 from shardset.addresses import masked
+from shardset.decodable import decodable
 from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.storage.retry import RetryPolicy
 
@@ -253,6 +254,7 @@ def _who(credentials: Credentials, emulator: str) -> str:
     return getattr(credentials, "service_account_email", None) or "the user of the Application Default Credentials"
 
 
+@decodable
 class _Token(msgspec.Struct, rename="camel"):
     """The response of a token server; which of the two names it uses depends on the kind of credentials."""
 
@@ -265,6 +267,7 @@ class _Token(msgspec.Struct, rename="camel"):
             raise ValueError("no token")
 
 
+@decodable
 class _TimedToken(_Token):
     """The token of a metadata server."""
 
@@ -274,6 +277,7 @@ class _TimedToken(_Token):
             raise ValueError("no time at which the token expires")
 
 
+@decodable
 class _Account(msgspec.Struct):
     """A metadata server's description of a machine's service account."""
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from shardset.decodable import decodable
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.storage.base import Storage
 from shardset.storage.checked import facts_of, read_object
@@ -29,6 +30,7 @@ IN_PARTS = 2
 """The format of a checkpoint in several files, which versions that know no parts refuse."""
 
 
+@decodable
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     """The contents of `commit.json`: the size and checksum of the state file, and what the checkpoint is.
 

@@ -8,12 +8,14 @@ from typing import Any
 import msgspec
 import torch
 
+from shardset.decodable import decodable
 from trainer.errors import CheckpointError
 
 Exchange = Callable[[str], list[str]]
 """Tells a text to all processes, and returns the texts of all, by host."""
 
 
+@decodable
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a checkpoint as it was stored."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import msgspec
 import torch
 
+from shardset.decodable import decodable
 from shardset.errors import ConfigError
 from shardset.order.permutation import ORDER_VERSION
 from shardset.order.state import state_from_json
@@ -35,6 +36,7 @@ class LearnerState(TypedDict):
     optimizer_counters: NotRequired[dict[str, Any]]
 
 
+@decodable
 class CheckpointState(LearnerState):
     """The state of a learner and the position of its run. `seen` is the SampleDigest of the epoch so far."""
 
@@ -72,12 +74,14 @@ class _Config(msgspec.Struct):
     regularize: _Regularize
 
 
+@decodable
 class _WithConfig(msgspec.Struct):
     """The part of the recorded config that `evaluate` needs."""
 
     config: _Config
 
 
+@decodable
 class _Versioned(msgspec.Struct):
     version: int
 

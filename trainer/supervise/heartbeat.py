@@ -19,6 +19,7 @@ from typing import Self
 
 import msgspec
 
+from shardset.decodable import decodable
 from shardset.errors import ConfigError
 from trainer.errors import Preempted
 
@@ -54,6 +55,7 @@ class HeartbeatTiming:
 TIMING = HeartbeatTiming()
 
 
+@decodable
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A message of either side: who sends it, the last step, how the sender ended ("" is success), and a loss.
 

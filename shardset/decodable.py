@@ -1,0 +1,17 @@
+"""Types that threads may decode.
+
+msgspec prepares a type when it is decoded for the first time. Where two threads do that at once, one of them uses what
+the other has not finished, and the process crashes. So the types are prepared while their modules are imported.
+"""
+
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+def decodable(kind: type[T]) -> type[T]:
+    """Prepares a type, and all types of its fields, for msgspec's decoders; a decorator."""
+    msgspec.json.Decoder(kind)
+    return kind
