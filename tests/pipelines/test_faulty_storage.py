@@ -5,6 +5,7 @@ import re
 import time
 from collections import Counter, deque
 from dataclasses import replace
+from itertools import product
 from urllib.parse import unquote
 
 import numpy as np
@@ -416,8 +417,17 @@ def test_no_image_is_lost_by_a_page_of_the_input_that_is_none(
     assert shard_files(output) == set_of_pictures
 
 
-@pytest.mark.parametrize("asked", [is_stat, is_upload])
-@pytest.mark.parametrize("answer", NO_ANSWERS)
+def test_a_build_whose_uploads_are_never_answered_whole_finds_what_it_has_stored(
+    in_front, uploaded, output, set_of_pictures
+):
+    in_front.script = lambda seen: NO_ANSWERS["cut"] if is_upload(seen) else None
+    assert main(words(uploaded, output)) == 0
+    assert shard_files(output) == set_of_pictures
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"), [(is_stat, "cut"), *product([is_stat, is_upload], sorted(NO_ANSWERS.keys() - {"cut"}))]
+)
 def test_an_answer_that_is_none_to_a_stat_or_an_upload_disturbs_no_build(
     in_front, uploaded, output, set_of_pictures, capsys, answer, asked
 ):
