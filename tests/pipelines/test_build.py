@@ -169,6 +169,7 @@ def test_counters_are_ours_and_known_on_a_runner_that_commits_none(committed, at
     assert builds.counters_of(found) == {"shards_written": expected}
 
 
+@pytest.mark.slow
 def test_all_cores_by_default_give_the_same_bytes(raw, tmp_path):
     build(config_of(raw, tmp_path / "expected"), HERE)
     build(config_of(raw, tmp_path / "found"))
@@ -710,6 +711,7 @@ def test_names_with_so_many_dots_that_no_index_lists_their_fields_are_refused_be
     assert not (tmp_path / "out" / "train").exists()
 
 
+@pytest.mark.slow
 def test_a_sample_with_a_field_too_large_for_a_tar_is_quarantined_unread(tmp_path):
     with tarfile.open(tmp_path / "train.tar", "w", format=tarfile.GNU_FORMAT) as tar:
         for name in ("a.png", "b.png"):
@@ -935,6 +937,7 @@ def test_the_command_builds_verifies_and_inspects(raw, tmp_path):
     assert "train/train-000000.tar" in broken.stdout
 
 
+@pytest.mark.slow
 def test_names_are_printed_as_they_are(tmp_path):
     write_images(tmp_path, ["1.png", "2.png"])
     rows = [["1.png", "y[/b]", "train"], ["2.png", "[red]x", "test"]]

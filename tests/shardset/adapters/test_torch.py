@@ -293,6 +293,7 @@ class OwnDataset(IterableDataset):
         return iter(self.stream or self.make_stream())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_worker", [False, True])
 def test_workers_that_would_all_read_the_same_are_refused(shards, in_worker):
     dataset = OwnDataset(partial(Stream, shards, "train", batch_size=8, image=PADDED), in_worker=in_worker)

@@ -97,6 +97,7 @@ def test_a_process_that_fails_is_named_with_its_error_by_those_who_wait_for_it(s
     assert re.match(expected, lines[-1]), lines
 
 
+@pytest.mark.slow
 def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Start) -> None:
     whats = {"later": 0, "end": 0, "preempted": PREEMPTED}
     processes = [start(host, 3, what) for host, what in enumerate(whats)]
@@ -104,6 +105,7 @@ def test_processes_that_end_well_one_after_the_other_hear_of_no_loss(start: Star
     assert [end_of(process) for process in processes] == [(code, []) for code in whats.values()]
 
 
+@pytest.mark.slow
 def test_the_process_with_the_server_may_end_first(start: Start) -> None:
     processes = [start(0, 2, "end"), start(1, 2, "later")]
     ready(*processes)

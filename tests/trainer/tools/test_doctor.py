@@ -167,6 +167,7 @@ def test_a_damaged_record_is_named(tmp_path, text, message):
         probes.recorded_run(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_recipe_alone_is_checked_as_far_as_it_goes(doctored, tmp_path):
     (tmp_path / "config.json").write_text("{")
     words = ["--recipe", "imagenet_resnet50", "--strategy", "single", "--set", "budget_bytes=1000000000"]
