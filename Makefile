@@ -10,7 +10,7 @@ CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} 
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow test-torch emulator flink peers torch torchtpu flink-up flink-down dataflow docs bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly test-torch emulator flink peers torch torchtpu flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -28,7 +28,7 @@ demo: env  ## raw images to a trained network in minutes; DATA=cifar10 downloads
 
 test: env  ## all tests but the slow ones; gs:// tests run where Go can build the emulator
 	@if command -v go >/dev/null; then $(MAKE) --no-print-directory emulator; fi
-	$(PY) -m pytest -q -n auto -m "not slow$$(test -x $(EMULATOR) || echo ' and not gcs')"
+	$(PY) -m pytest -q -n auto -m "not slow and not nightly$$(test -x $(EMULATOR) || echo ' and not gcs')"
 
 check: fmt-check lint types unit  ## format, lint, types, fast tests
 
@@ -52,17 +52,21 @@ FAST := tests/test_boundaries.py $(addprefix tests/shardset/,test_checksum.py fo
 NOT_FAST := $(addprefix --ignore=tests/,shardset/decode/test_workers.py pipelines/write/test_pages.py \
 	pipelines/write/test_index_pages.py trainer/record/test_loggers.py)
 unit: env
-	$(PY) -m pytest -q -n auto -m "not slow and not gcs" $(FAST) $(NOT_FAST)
+	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" $(FAST) $(NOT_FAST)
 
-slow: env emulator flink peers  ## the slow suites: emulator, Flink, kills, damage, README commands
+slow: env emulator  ## the slow suites: kills, damage, strategies, README commands
 	$(PY) -m pytest -q -n auto -m slow --ignore=tests/torch
 
 NEWEST := .tools/torch-venv/bin/python -m pytest -q -n auto
-test-torch: torch torchtpu  ## tests of the trainer with the newest torch; those of `make test` run with the oldest
-	$(NEWEST) -m "not slow and not gcs" tests/trainer --ignore=tests/trainer/tpu
+test-torch: torch torchtpu  ## with the newest torch: the learner, DDP, and runs that change torch
+	$(NEWEST) -m "not slow and not gcs" tests/trainer/model/test_learner.py
 	$(NEWEST) tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device \
 		"tests/trainer/runtime/test_fsdp.py::test_sharded_learners_equal_one_device_and_resume_from_their_state[2]"
 	$(PY) -m pytest -q -n auto tests/torch
+
+nightly: env emulator flink peers torch  ## Flink, other readers, notebooks, browsers, benchmarks, all of the trainer with the newest torch
+	$(PY) -m pytest -q -n auto -m nightly
+	$(NEWEST) -m "not slow and not nightly and not gcs" tests/trainer --ignore=tests/trainer/tpu
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):

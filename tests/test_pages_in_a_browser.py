@@ -21,7 +21,7 @@ from tests.makers.shardset import jpeg_samples, put, write_shard_set
 from tests.trainer.tools.test_report import folder, line, whole
 from trainer.tools import report as run_report
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 WINDOWS = {"desk": (1280, False), "desk, dark": (1280, True), "telephone": (375, False), "telephone, dark": (375, True)}
 CONTRAST = """() => {

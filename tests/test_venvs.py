@@ -8,7 +8,7 @@ import pytest
 from scripts import venvs
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_environment_on_top_sees_what_is_below_and_is_made_once(tmp_path: Path) -> None:
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("# nothing\n")

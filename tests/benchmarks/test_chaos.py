@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import chaos
 
-pytestmark = [pytest.mark.slow, pytest.mark.gcs]
+pytestmark = [pytest.mark.nightly, pytest.mark.gcs]
 
 
 def test_a_pod_that_loses_and_gains_readers_reads_every_sample_once_an_epoch(gcs_emulator, monkeypatch):

@@ -51,7 +51,7 @@ def test_the_page_takes_the_table_and_nothing_else_changes(tmp_path):
     assert outside[0] == outside[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_benchmark_runs_from_raw_digits_to_a_whole_command(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(PAGE.read_text())

@@ -63,7 +63,7 @@ def test_full_size_is_refused_without_a_cuda_device(
     assert "no CUDA device; `--scale tiny` runs without one" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_parts_run_on_a_cpu_at_a_tiny_size(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "gpu.md"
     page.write_text(PAGE.read_text())

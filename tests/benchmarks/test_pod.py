@@ -22,7 +22,7 @@ def test_a_pod_that_lost_a_reader_reads_less_than_twice_what_it_wants():
     assert 1.05 < point.bytes_factor < 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_million_samples_and_a_thousand_hosts_are_planned_in_little_memory():
     point = pod.run_point(10**9, 8192, 100_000, 4, fixed_lanes=False)
     assert (point.num_lanes, point.window) == (8192, 256)

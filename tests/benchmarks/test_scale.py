@@ -30,7 +30,7 @@ def test_every_shard_belongs_to_one_group_and_a_group_is_about_as_large_as_any_o
     assert sizes.max() <= layout.MAX_BATCH + plan.shard_size(0)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_a_worker_keeps_of_a_group_is_bounded_for_a_thousand_million_samples():
     small, large = (scale.run_step("gather_group", n) for n in (10**6, 10**9))
     assert large.num_refs <= layout.MAX_BATCH + scale.plan_of(10**9).shard_size(0)
@@ -38,7 +38,7 @@ def test_what_a_worker_keeps_of_a_group_is_bounded_for_a_thousand_million_sample
     assert per_reference[1] == pytest.approx(per_reference[0], rel=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["spread_batch", "find_duplicates_in_bucket", "assign", "gather_group"])
 def test_a_worker_does_not_grow_beyond_its_bound_for_a_thousand_million_samples(name):
     assert scale.measure(name, 10**9).added_bytes < 384 * 2**20

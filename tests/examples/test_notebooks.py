@@ -45,7 +45,7 @@ def test_a_notebook_is_small_and_has_no_outputs(path):
     assert not [cell for cell in code if cell.outputs or cell.execution_count]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_own_pictures_end_in_a_prediction_of_each_image(tmp_path, monkeypatch):
     printed = outputs_of(REPOSITORY / "examples/own_pictures.ipynb", tmp_path, monkeypatch)
     assert "(32, 64, 64, 3)" in printed[2]
@@ -54,7 +54,7 @@ def test_own_pictures_end_in_a_prediction_of_each_image(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_fine_tuning_beats_random_weights(tmp_path, monkeypatch):
     printed = outputs_of(REPOSITORY / "examples/fine_tune.ipynb", tmp_path, monkeypatch)
     accuracies = eval(printed[-2])
@@ -62,7 +62,7 @@ def test_fine_tuning_beats_random_weights(tmp_path, monkeypatch):
     assert printed[-1].count("few/digit-7/") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_set_shows_its_bad_input_and_its_damage(tmp_path, monkeypatch):
     printed = outputs_of(REPOSITORY / "examples/inspect_a_set.ipynb", tmp_path, monkeypatch)
     assert "quarantined: 1" in printed[2]

@@ -20,7 +20,7 @@ def ten_minutes(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=REPOSITORY)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_nested_folders_of_digits_become_a_prediction_and_a_table_of_seconds(tmp_path):
     for path in sorted(write_digits(tmp_path / "all").rglob("*.png"))[::9]:
         nested = tmp_path / "digits" / path.parent.name / f"part-{int(path.stem) % 2}"

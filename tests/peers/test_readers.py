@@ -24,7 +24,7 @@ from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
 from tests.makers.stored import samples_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 PAGE = (venvs.REPOSITORY / "docs/export.md").read_text(encoding="utf-8")
 BLOCKS = dict(

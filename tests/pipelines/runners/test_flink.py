@@ -18,7 +18,7 @@ from tests.makers.cifar import cifar10, python_files, write_folder
 from tests.makers.ports import free_port
 from tests.makers.stored import files_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 HERE = ["--direct_running_mode=in_memory"]
 NUM_SHARDS = 200

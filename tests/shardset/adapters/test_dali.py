@@ -71,7 +71,7 @@ for epoch in range(2):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_of_dali_gives_the_batches_of_the_stream_epoch_after_epoch(make, shards):
     assert venvs.is_current(venvs.PEERS, venvs.REQUIREMENTS), "run `make peers` first"
     words = [str(venvs.python_of(venvs.PEERS)), "-c", PIPELINE, shards]
