@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from shardset.errors import ConfigError
+from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 from trainer.runtime import cuda, optimizers, torchtpu
-from trainer.runtime.machine import available_memory, local_processes
+from trainer.runtime.machine import available_memory
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 TEXT_BYTES = 4
@@ -46,6 +48,11 @@ class Runtime:
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.device = self._find_device()
+        if precision == "fp16" and not self.scales_gradients:
+            raise ConfigError(
+                f"precision fp16: strategy {self.strategy} on the device {self.device} does not scale gradients, which "
+                "float16 needs; use --precision bf16 or fp32"
+            )
         self.graphs: dict[str, int] = {}
         self.heartbeat = HeartbeatClient()
 
@@ -53,6 +60,11 @@ class Runtime:
     def num_devices(self) -> int:
         """Devices of the whole run. A global batch must be a multiple of it."""
         return self.num_hosts
+
+    @property
+    def scales_gradients(self) -> bool:
+        """Whether steps work with a GradScaler that is enabled, as float16 needs it."""
+        return False
 
     @property
     def replica(self) -> int:
@@ -99,7 +111,7 @@ class Runtime:
 
     def free_bytes(self) -> int | None:
         """Memory that this process can still take for its device; None where the back end does not say."""
-        return available_memory() // local_processes() if self.on_host else None
+        return available_memory() // num_local_processes() if self.on_host else None
 
     def _find_device(self) -> torch.device:
         raise NotImplementedError
@@ -162,8 +174,9 @@ class Runtime:
         raise NotImplementedError
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Computes in bfloat16 where that is safe, if the run asks for it. Weights and loss stay float32."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+        """Computes in the precision of the run where that is safe. Weights and loss stay float32."""
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "fp32")
 
     def number(self, value: float) -> float | torch.Tensor:
         """A number that changes between steps, as a step takes it: a tensor if it would become part of the graph."""
@@ -171,7 +184,8 @@ class Runtime:
 
     def optimizer_options(self, name: str) -> dict[str, Any]:
         """The options that timm's optimizer of that name gets on this device."""
-        return optimizers.options_for(name, self.device)
+        # Not with a GradScaler: a fused SGD whose first step is skipped goes on with momentum that nobody has set.
+        return {} if self.precision == "fp16" else optimizers.options_for(name, self.device)
 
     def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
         """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its first step makes it.
@@ -183,12 +197,15 @@ class Runtime:
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, unless the backward pass does so."""
 
-    def update(self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
-        """One step of the optimizer at a rate (see `number`), and no gradients left."""
+    def update(self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor, scaler: GradScaler) -> None:
+        """One step of the optimizer at a rate (see `number`), and no gradients left.
+
+        The scaler, enabled only where the runtime `scales_gradients`, skips the step if a gradient is not finite.
+        """
         if isinstance(rate, torch.Tensor):
             optimizers.step_by_tensor(optimizer, rate)
         else:
-            optimizers.step(optimizer, rate)
+            optimizers.step(optimizer, rate, scaler)
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """A small tensor summed over replicas, on the device, as part of a step."""
