@@ -180,9 +180,7 @@ class TrainConfig:
         None,
         "send the numbers to this logger too, by its own client; mlperf: write MLPerf's log; none: TensorBoard only",
     )
-    show_steps: bool = setting(
-        False, "print step lines on a terminal too, beside its live line and a line for each epoch"
-    )
+    show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")

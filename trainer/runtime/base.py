@@ -36,11 +36,12 @@ class Runtime:
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
     that compiles steps to graphs counts the graphs of each step in `graphs`; one that decides what a step keeps in
-    memory unsets `keeps_activations`.
+    memory unsets `keeps_activations`; one whose steps can't have a GradScaler unsets `scales_gradients`.
     """
 
     strategy: str
     keeps_activations: bool = True
+    scales_gradients: bool = True
     host: int = 0
     num_hosts: int = 1
     num_replicas: int = 1
@@ -48,7 +49,7 @@ class Runtime:
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.device = self._find_device()
-        if precision == "fp16" and not self.scales_gradients:
+        if precision == "fp16" and not (self.scales_gradients and self.device.type in ("cuda", "cpu")):
             raise ConfigError(
                 f"precision fp16: strategy {self.strategy} on the device {self.device} does not scale gradients, which "
                 "float16 needs; use --precision bf16 or fp32"
@@ -60,11 +61,6 @@ class Runtime:
     def num_devices(self) -> int:
         """Devices of the whole run. A global batch must be a multiple of it."""
         return self.num_hosts
-
-    @property
-    def scales_gradients(self) -> bool:
-        """Whether steps work with a GradScaler that is enabled, as float16 needs it."""
-        return False
 
     @property
     def replica(self) -> int:
@@ -200,7 +196,7 @@ class Runtime:
     def update(self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor, scaler: GradScaler) -> None:
         """One step of the optimizer at a rate (see `number`), and no gradients left.
 
-        The scaler, enabled only where the runtime `scales_gradients`, skips the step if a gradient is not finite.
+        The scaler, which is enabled for float16 only, skips the step if a gradient is not finite.
         """
         if isinstance(rate, torch.Tensor):
             optimizers.step_by_tensor(optimizer, rate)

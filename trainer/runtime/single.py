@@ -37,10 +37,6 @@ class Single(Runtime):
         return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
 
     @property
-    def scales_gradients(self) -> bool:
-        return self.device.type in ("cuda", "cpu")
-
-    @property
     def is_cloud(self) -> bool:
         return self.device.type == "tpu"
 

@@ -201,7 +201,7 @@ def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.M
     for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    with pytest.raises(ConfigError, match="strategy fsdp on .* does not scale gradients.* use --precision bf16"):
+    with pytest.raises(ConfigError, match=r"strategy fsdp on .* does not scale gradients.* use --precision bf16"):
         Fsdp("fp16")
 
 
