@@ -1,7 +1,8 @@
 """The accuracy of fine-tuning over learning rates: two models and two small sets, with weights of a third set.
 
     python -m benchmarks.fine_tune --pictures skimage/data --stamps /usr/share/tuxpaint/stamps --folder fine-tune
-    python -m benchmarks.fine_tune --pictures skimage/data --folder fine-tune --rates 1e-3 3e-3 --models resnet18
+    python -m benchmarks.fine_tune --pictures skimage/data --folder fine-tune --rates default 1e-3 --models resnet18
+    python -m benchmarks.fine_tune --pictures skimage/data --folder fine-tune --rates default --seeds 3
 
 The sets are a quarter of scikit-learn's digits and the stamps of Tux Paint (`apt-get install tuxpaint-stamps-default`).
 The weights are trained on tiles of scikit-image's pictures, whose class is the picture (`pip download --no-deps
@@ -29,7 +30,9 @@ SIZE = 32
 PICTURE_SIDE = 512
 """Pictures are resized to this side before they are cut."""
 MODELS = ("resnet18", "convnext_atto")
-RATES = (1e-4, 3e-4, 1e-3, 3e-3)
+RATES = ("1e-4", "3e-4", "1e-3", "3e-3")
+DEFAULT = "default"
+"""The rate that the trainer chooses."""
 TESTED = {"tiles": 0.1, "digits": 0.5, "stamps": 0.5}
 """The share of each set that is for testing."""
 EVERY = 4
@@ -38,26 +41,30 @@ PRETRAIN = ["--epochs", "10", "--lr", "1e-3", "--image-size", str(SIZE)]
 
 
 def main() -> None:
-    """Prints one table in Markdown: a row for each set and model, a column for each rate."""
+    """Prints one table in Markdown: a row for each set and model, a column for each rate, a number for each seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pictures", type=Path, required=True)
     parser.add_argument("--stamps", type=Path, default=Path("/usr/share/tuxpaint/stamps"))
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
+    parser.add_argument("--rates", nargs="+", default=RATES, help=f"{DEFAULT} is what the trainer chooses")
     parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each, with seeds from 0")
     args = parser.parse_args()
     torch.set_num_threads(1)
     digits = every(write_digits(args.folder / "all-digits"), args.folder / "raw-digits")
     tiles = every(write_tiles(args.pictures, args.folder / "all-tiles"), args.folder / "raw-tiles")
     for name, raw in {"tiles": tiles, "digits": digits, "stamps": args.stamps}.items():
         build(raw, args.folder / name, TESTED[name])
-    columns = [f"{rate:g}" for rate in args.rates]
+    columns = args.rates
     print(f"{machine()}\n\n| set | model | {' | '.join(columns)} |\n|---|---|{'---:|' * len(columns)}")
+    seeds = [["--seed", str(seed)] if seed else [] for seed in range(args.seeds)]
     for model in args.models:
         weights = pretrained(args.folder, model, "tiles")
         for name in ("digits", "stamps"):
-            row = [accuracy(args.folder, name, model, ["--lr", rate], weights) for rate in columns]
-            print(f"| {name} | {model} | {' | '.join(f'{one:.1%}' for one in row)} |", flush=True)
+            rates = [[] if rate == DEFAULT else ["--lr", rate] for rate in columns]
+            row = [[accuracy(args.folder, name, model, [*rate, *seed], weights) for seed in seeds] for rate in rates]
+            cells = [", ".join(f"{one:.1%}" for one in of_rate) for of_rate in row]
+            print(f"| {name} | {model} | {' | '.join(cells)} |", flush=True)
 
 
 def write_tiles(pictures: Path, folder: Path) -> Path:

@@ -165,8 +165,33 @@ def fsdp_part(place: Place) -> str:
     return f"{TIMING_HEAD}\n{timing_rows(timings)}"
 
 
+def devices_part(place: Place) -> str:
+    """Part 5: one process for each device, and what each of them takes: contexts of the driver, decoders."""
+    config = place.config(place.scale.resnet, strategy="ddp")
+    case = place.case(place.scale.resnet, config, is_real=True)
+    num_devices = torch.cuda.device_count() or 2
+    rows = [row for number in sorted({1, num_devices}) for row in devices_rows(place, case, number)]
+    head = (
+        "Each process has a context on its own device only, and decodes in its share of the cores.\n\n"
+        "| processes | images/s of all | of a process | decoders of each | contexts of each, by device "
+        "| MiB used of each device |\n|---:|---:|---:|---|---|---|"
+    )
+    return "\n".join([head, *rows])
+
+
+def devices_rows(place: Place, case: Case, number: int) -> list[str]:
+    """The row of a run of so many processes, each of which has the batch of the case."""
+    config = replace(case.config, global_batch_size=number * place.scale.batch)
+    found = run_processes("benchmarks.gpu_devices", replace(case, config=config), number)
+    rates = [statistics.median(one["rates"]) for one in found]
+    contexts = "; ".join(",".join(map(str, one["contexts"])) or "none" for one in found)
+    decoders = ", ".join(str(one["decoders"]) for one in found)
+    used = ", ".join(map(str, found[0]["used_mib"])) or "none"
+    return [f"| {number} | {sum(rates):,.0f} | {sum(rates) / number:,.0f} | {decoders} | {contexts} | {used} |"]
+
+
 def resume_part(place: Place) -> str:
-    """Part 5: SIGTERM in the middle of a run, and the same losses after it."""
+    """Part 6: SIGTERM in the middle of a run, and the same losses after it."""
     num_steps = place.scale.run_steps
     base = place.config(place.scale.resnet, max_steps=num_steps, compile=torch.cuda.is_available())
     whole, stopped = (replace(base, run_dir=str(place.folder / name)) for name in ("whole", "stopped"))
@@ -200,6 +225,7 @@ PARTS: dict[str, tuple[str, Callable[[Place], str]]] = {
     "feeding": ("What the cores can feed", feeding_part),
     "models": ("Other models", models_part),
     "fsdp": ("Sharded weights on one device", fsdp_part),
+    "devices": ("One process for each device", devices_part),
     "resume": ("Stop and resume", resume_part),
 }
 
@@ -239,9 +265,16 @@ def input_rate(stream: BatchSource, epoch: int, scale: Scale) -> float:
 
 def run_case(case: Case, *, torchrun: bool = False) -> list[Timing]:
     """The timings of a case, plain and compiled, from a fresh process."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"] if torchrun else []
-    output = call([sys.executable, *launcher, "-m", "benchmarks.gpu_case", case.to_json()])
-    return [Timing(**one) for one in json.loads(output.splitlines()[-1])]
+    return [Timing(**one) for one in run_processes("benchmarks.gpu_case", case, int(torchrun))]
+
+
+def run_processes(module: str, case: Case, number: int) -> list[dict[str, Any]]:
+    """What a module prints about a case, under torchrun with so many processes, or without torchrun if it is 0."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={number}"] if number else []
+    found: list[dict[str, Any]] = json.loads(
+        call([sys.executable, *launcher, "-m", module, case.to_json()]).splitlines()[-1]
+    )
+    return found
 
 
 def rate_of_timm(place: Place) -> float:

@@ -78,9 +78,8 @@ def parser() -> Parser:
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
     _add_config_verb(verbs, "train", train, "train a model on a shard set, or resume the run in the run folder")
-    _add_config_verb(
-        verbs, "evaluate", evaluate, "print the accuracy of a run folder's best checkpoint, or of --resume URL"
-    )
+    text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
+    _add_config_verb(verbs, "evaluate", evaluate, text, is_training=False)
     _add_bench_input(verbs)
     _add_doctor(verbs)
     _add_merge_logs(verbs)
@@ -93,18 +92,20 @@ def parser() -> Parser:
 
 
 def _add_config_verb(
-    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str
+    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str, *, is_training: bool = True
 ) -> argparse.ArgumentParser:
-    settings = "settings for --set KEY=VALUE, with their values in the recipe `default`:\n"
+    settings = (
+        f"settings for --set KEY=VALUE, with their values in the recipe `default`:\n{help_text(recipes.default())}"
+    )
     verb = verbs.add_parser(
         name,
         help=text,
         description=text,
-        epilog=f"{settings}{help_text(recipes.default())}{EXIT_CODES}",
+        epilog=f"{settings if is_training else ''}{EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_config_flags(verb)
+    add_config_flags(verb, is_training=is_training)
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     verb.set_defaults(command=command)
     return verb

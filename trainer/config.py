@@ -19,7 +19,7 @@ from trainer import settings
 from trainer.settings import setting
 
 Strategy = Literal["auto", "spmd", "spmd_sharded", "replica", "ddp", "fsdp", "single"]
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16"]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
@@ -162,7 +162,9 @@ class TrainConfig:
     max_steps: Count | None = setting(None, "stop after this many steps, without changing the schedule")
     target_accuracy: Accuracy | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
     strategy: Strategy = setting("auto", "how to use the devices; start ddp and fsdp with torchrun")
-    precision: Precision = setting("fp32", "bf16 computes in bfloat16 where autocast allows it")
+    precision: Precision = setting(
+        "fp32", "bf16 and fp16 compute in bfloat16 or float16 where autocast allows it; fp16 also scales the loss"
+    )
     compile: bool | None = setting(None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU")
     compile_cache: str | None = setting(
         None,
@@ -178,14 +180,15 @@ class TrainConfig:
         None,
         "send the numbers to this logger too, by its own client; mlperf: write MLPerf's log; none: TensorBoard only",
     )
-    show_steps: bool = setting(
-        False, "print step lines on a terminal too, beside its live line and a line for each epoch"
-    )
+    show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
     join_timeout_s: Seconds = setting(300, "seconds that the processes of a run wait for each other at the start")
     budget_bytes: Count = setting(BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation")
+    num_decode_threads: Count | None = setting(
+        None, "threads that decode images in each process of a run; none: the cores that are its share"
+    )
     num_lanes: Count | None = setting(None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes")
     block_size: Count | None = setting(None, "samples of a read (docs/order.md); none makes reads of about 4 MiB")
     window: Annotated[int, Meta(ge=0)] | None = setting(

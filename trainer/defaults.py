@@ -35,8 +35,11 @@ MANY_SAMPLES = 20_000
 HUGE_SAMPLES = 500_000
 LARGE_SIZE, LARGE_SIZE_CPU = 224, 128
 RATE = 3e-3
-FINE_TUNING_RATE = 2e-3
-"""Close to the best for two models on two small sets (docs/log/train.md); both rates are for batches of 256."""
+FINE_TUNING_RATE, FINE_TUNING_BATCH = 2e-3, 64
+"""Close to the best for two models on two small sets (docs/log/train.md); both rates are for batches of 256. Batches
+below this one have its rate."""
+FINE_TUNING_STEPS = 500
+"""The fewest steps of a fine-tuning: 10 epochs of a small set end before its last layer has learnt."""
 RESIZE = 8 / 7
 """An evaluation resizes the shorter side to 256 for a crop of 224."""
 
@@ -130,7 +133,7 @@ def _steps(facts: "SetFacts", machine: Machine, settings: Settings, input_of: In
 
 
 def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1) -> Settings:
-    """Batch size and epochs: at least about 20 steps an epoch, and more epochs for small sets.
+    """Batch size and epochs: at least about 20 steps an epoch, more epochs for small sets, and 500 steps to fine-tune.
 
     The batch divides over the processes and holds each image as often as asked.
     """
@@ -138,9 +141,13 @@ def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1)
     if num_samples >= HUGE_SAMPLES:
         batch, epochs = 1024, 90
     elif given.get("model.pretrained") is not None:
-        batch, epochs = min(64, batch), 10
-    unit = math.lcm(num_processes, given.get("image.augment_repeats") or 1)
-    return {"global_batch_size": -(-batch // unit) * unit, "epochs": epochs}
+        batch, epochs = min(FINE_TUNING_BATCH, batch), 10
+    repeats = given.get("image.augment_repeats") or 1
+    unit = math.lcm(num_processes, repeats)
+    batch = given.get("global_batch_size", -(-batch // unit) * unit)
+    if given.get("model.pretrained") is not None:
+        epochs = max(epochs, -(-FINE_TUNING_STEPS // -(-num_samples * repeats // batch)))
+    return {"global_batch_size": batch, "epochs": epochs}
 
 
 def steps_of_set(given: Mapping[str, Any]) -> Settings:
@@ -154,8 +161,9 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
 def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the batch size."""
     is_pretrained = settings.get("model.pretrained") is not None
-    rate = (FINE_TUNING_RATE if is_pretrained and not settings.get("model.freeze") else RATE) * _root(settings)
-    rate = settings.get("optimizer.learning_rate", float(f"{rate:.1g}"))
+    batch = max(settings["global_batch_size"], FINE_TUNING_BATCH if is_pretrained else 1)
+    rate = FINE_TUNING_RATE if is_pretrained and not settings.get("model.freeze") else RATE
+    rate = settings.get("optimizer.learning_rate", float(f"{rate * math.sqrt(batch / 256):.1g}"))
     head = {"optimizer.head_learning_rate": 10 * rate} if is_pretrained and not settings.get("model.freeze") else {}
     return {
         "optimizer.name": "adamw",
@@ -167,17 +175,12 @@ def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of
     }
 
 
-def _root(settings: Settings) -> float:
-    return math.sqrt(settings["global_batch_size"] / 256)
-
-
 def _memory(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
     # A power of two, so that hosts whose memory differs by a little choose the same, as they must.
     budget = min(BUDGET_BYTES, 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1)
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
     small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
-    precision = "bf16" if machine.has_bf16 else "fp32"
-    return {"precision": precision, **small_budget, **strategy_on(machine)}
+    return {"precision": machine.precision, **small_budget, **strategy_on(machine)}
 
 
 def strategy_on(machine: Machine) -> Settings:
@@ -238,12 +241,17 @@ ROWS: dict[str, tuple[str, ...]] = {
     "model": ("model.name", "model.stem"),
     "image size": ("image.size",),
     "crop": ("image.train_crop", "image.pad", "image.flip"),
+    "evaluation": ("image.eval_resize", "image.eval_interpolation"),
+    "mean of colours": ("image.mean",),
+    "spread of colours": ("image.std",),
     "batch size": ("global_batch_size", "accumulate"),
     "epochs": ("epochs",),
     "optimizer": ("optimizer.name",),
     "learning rate": ("optimizer.learning_rate",),
     "rate of the head": ("optimizer.head_learning_rate",),
     "weight decay": ("optimizer.weight_decay",),
+    "warm-up": ("schedule.warmup_epochs",),
+    "label smoothing": ("regularize.label_smoothing",),
     "precision": ("precision",),
     "stream memory": ("budget_bytes",),
     "strategy": ("strategy",),
@@ -278,7 +286,8 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "image.train_crop": lambda crop: {"pad": "random window", "random": "random part, resized"}[crop],
     "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
     "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
-    "precision": lambda precision: "" if precision == "fp32" else precision,
+    "image.eval_resize": lambda size: f"centre of images resized to {size}",
+    "schedule.warmup_epochs": lambda epochs: f"{epochs:g} epochs",
     "budget_bytes": lambda size: f"{size >> 20} MiB",
     "optimizer.learning_rate": lambda rate: f"{rate:g}",
     "optimizer.head_learning_rate": lambda rate: f"{rate:g}",

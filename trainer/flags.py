@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "machine": {
         "strategy": ("--strategy",),
         "precision": ("--precision",),
+        "num_decode_threads": ("--decode-threads",),
         "compile": ("--compile",),
         "compile_cache": ("--compile-cache",),
         "profile_steps": ("--profile-steps",),
@@ -49,6 +50,12 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 FLAGS = {key: flags[0] for group in GROUPS.values() for key, flags in group.items()}
 """The flag of each setting that has one."""
+
+OF_TRAINING = (
+    "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
+    "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "show_steps", "profile_steps",
+)  # fmt: skip
+"""The settings that mean nothing to an evaluation, which has no flags for them."""
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
@@ -93,16 +100,19 @@ class ConfigFlags:
         return {key: math.ceil(scale * size) for key, size in sizes.items() if size is not None}
 
 
-def add_config_flags(verb: argparse.ArgumentParser) -> None:
+def add_config_flags(verb: argparse.ArgumentParser, *, is_training: bool = True) -> None:
     """Adds the flags, with the help lines of their settings."""
+    base = "they follow from the shard set" if is_training else "they are those in the run folder"
     settings = settings_of(TrainConfig)
     groups = {title: verb.add_argument_group(title) for title in GROUPS}
     groups["data and folders"].add_argument(
         "--recipe",
-        help=f"settings to start from: {', '.join(recipes.RECIPES)}; without one they follow from the shard set",
+        help=f"settings to start from: {', '.join(recipes.RECIPES)}; without one {base}",
     )
     for title, flags in GROUPS.items():
         for key, names in flags.items():
+            if key in OF_TRAINING and not is_training:
+                continue
             one = settings[key]
             bare: dict[str, Any] = {"nargs": "?", "const": BARE[key]} if key in BARE else {}
             groups[title].add_argument(
@@ -120,7 +130,7 @@ def add_config_flags(verb: argparse.ArgumentParser) -> None:
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
-    values = {key: text for key in FLAGS if (text := getattr(options, key)) is not None}
+    values = {key: text for key in FLAGS if (text := getattr(options, key, None)) is not None}
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set, fake_data=options.fake_data)
 
 
@@ -134,7 +144,8 @@ def near_miss(argument: str, verb: Parser) -> str:
     if not key:
         return ""
     setting = key.split("'")[1]
-    return f", did you mean {FLAGS.get(setting, f'--set {setting}=')}?"
+    flag = FLAGS.get(setting, f"--set {setting}=")
+    return f", did you mean {flag}?" if flag.startswith("--set") or flag in verb.flags else ""
 
 
 def _metavar(key: str) -> str:

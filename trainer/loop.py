@@ -94,8 +94,9 @@ def evaluate_checkpoint(runtime: Runtime, config: TrainConfig) -> None:
     check_evaluation(totals, data.num_eval_samples)
     if runtime.is_master:
         print(
-            f"step {commit.step}: accuracy {totals.mean('top1'):.4f} (top-5 {totals.mean('top5'):.4f}), "
-            f"loss {totals.mean('loss'):.4f}, {int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
+            f"step {commit.step}: {data.eval_split} accuracy {totals.mean('top1'):.4f} "
+            f"(top-5 {totals.mean('top5'):.4f}), loss {totals.mean('loss'):.4f}, "
+            f"{int(totals.weight)} samples in {time.perf_counter() - start:.1f} s"
         )
 
 

@@ -7,6 +7,7 @@ from shardset.errors import ConfigError
 from shardset.program import did_you_mean
 from trainer.config import (
     ImageConfig,
+    Kwargs,
     ModelConfig,
     OptimizerConfig,
     RegularizeConfig,
@@ -192,7 +193,7 @@ def imagenet_resnet50_a3() -> TrainConfig:
     `--bce-target-thresh` in the command of github.com/Alibaba-MIIL/ML_Decoder. The accuracy is timm's
     (results/results-imagenet.csv, resnet50.a3_in1k at 224). timm's LAMB limits the norm of the gradients to 1.
 
-    Differences: there, bicubic resizing, and a cosine that ends at 1e-6.
+    Differences: there, training crops are resized bicubically too, and the cosine ends at 1e-6.
     """
     return TrainConfig(
         recipe="imagenet_resnet50_a3",
@@ -200,7 +201,13 @@ def imagenet_resnet50_a3() -> TrainConfig:
         global_batch_size=2048,
         precision="bf16",
         log_every_steps=50,
-        image=ImageConfig(size=160, eval_size=224, eval_resize=236, auto_augment="rand-m6-mstd0.5-inc1"),
+        image=ImageConfig(
+            size=160,
+            eval_size=224,
+            eval_resize=236,
+            eval_interpolation="bicubic",
+            auto_augment="rand-m6-mstd0.5-inc1",
+        ),
         optimizer=OptimizerConfig(name="lamb", learning_rate=8e-3, weight_decay=0.02),
         regularize=RegularizeConfig(loss="bce", bce_threshold=0.2, mixup=0.1, cutmix=1.0),
     )
@@ -214,9 +221,9 @@ def imagenet_deit_s16() -> TrainConfig:
     warm-up, cosine, RandAugment 9/0.5, random erasing 0.25, mixup 0.8 or cutmix 1, label smoothing 0.1, stochastic
     depth 0.1, three repeats.
 
-    Differences: there, bicubic resizing, and a cosine that ends at 1e-5. It also averages the weights, but the accuracy
-    is that of the others. Epochs and repeats as in `imagenet_resnet50_a2`: 300 and 5 are 100 and 5/3. Batches of 1,008,
-    which three and 16 divide, not 1,024.
+    Differences: there, training crops are resized bicubically too, and the cosine ends at 1e-5. It also averages the
+    weights, but the accuracy is that of the others. Epochs and repeats as in `imagenet_resnet50_a2`: 300 and 5 are 100
+    and 5/3. Batches of 1,008, which three and 16 divide, not 1,024.
     """
     return TrainConfig(
         recipe="imagenet_deit_s16",
@@ -225,7 +232,9 @@ def imagenet_deit_s16() -> TrainConfig:
         precision="bf16",
         log_every_steps=50,
         model=ModelConfig(name="deit_small_patch16_224", kwargs={"drop_path_rate": 0.1}),
-        image=ImageConfig(auto_augment="rand-m9-mstd0.5-inc1", erase=0.25, augment_repeats=3),
+        image=ImageConfig(
+            eval_interpolation="bicubic", auto_augment="rand-m9-mstd0.5-inc1", erase=0.25, augment_repeats=3
+        ),
         optimizer=OptimizerConfig(name="adamw", learning_rate=5e-4 * 1008 / 512, weight_decay=0.05),
         schedule=ScheduleConfig(warmup_epochs=5 / 3),
         regularize=RegularizeConfig(label_smoothing=0.1, mixup=0.8, cutmix=1.0),
@@ -243,13 +252,15 @@ def imagenet_vit_s16() -> TrainConfig:
     Differences: there, 99 % of the training split, windows of 5 to 100 % (here 8), embeddings of positions that are
     sines (here learned), a second layer in the head, a first moment in bfloat16, and TensorFlow's RandAugment.
     """
+    # The norm comes before the mean, and the last layer begins at 0, as there.
+    head: Kwargs = {"class_token": False, "global_pool": "avg", "fc_norm": False, "weight_init": "jax"}
     return TrainConfig(
         recipe="imagenet_vit_s16",
         epochs=90,
         global_batch_size=1024,
         precision="bf16",
         log_every_steps=50,
-        model=ModelConfig(name="vit_small_patch16_224", kwargs={"class_token": False, "global_pool": "avg"}),
+        model=ModelConfig(name="vit_small_patch16_224", kwargs=head),
         image=ImageConfig(auto_augment="rand-m10-n2-p1", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)),
         optimizer=OptimizerConfig(name="adamw", learning_rate=1e-3, weight_decay=0.1),
         schedule=ScheduleConfig(warmup_epochs=8.0),

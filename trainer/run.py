@@ -70,6 +70,7 @@ class Run:
             self._output.folder.local,
             steps_per_epoch=self.steps_per_epoch,
             rate_at=self._rate_at,
+            eval_split=self.data.eval_split,
             share_of_peak=flops.share_of_peak(self.config, self.data.num_classes, self.runtime.device),
         )
         self._identity = identity_of(self.config, self.data)

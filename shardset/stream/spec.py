@@ -15,6 +15,7 @@ from shardset.order.budget import BUDGET_BYTES, PREFETCH
 from shardset.order.epoch import LastBatch
 from shardset.order.lanes import check_world, rank_part
 from shardset.read.disk_cache import DiskCache
+from shardset.stream.world import num_own_cores
 
 BadSamples = Literal["raise", "substitute", "mask"]
 
@@ -106,8 +107,8 @@ class StreamSpec:
 
     @property
     def num_decode_threads(self) -> int:
-        """Threads that decode: `num_threads`, or one for each core."""
-        return self.num_threads or len(os.sched_getaffinity(0))
+        """Threads that decode: `num_threads`, or one for each core that is this process's share."""
+        return self.num_threads or num_own_cores()
 
     def _require_ints(self, *names: str) -> None:
         for name in names:

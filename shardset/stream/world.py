@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from shardset.arguments import require_int
@@ -16,6 +17,10 @@ _LAUNCHERS = {
 """The variables that hold the number of processes and the number of this one."""
 
 _XLA_LOCAL_SIZE = "PJRT_LOCAL_PROCESS_COUNT"
+_LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", _XLA_LOCAL_SIZE)
+"""The variables that hold the number of processes on this machine: of torchrun, Open MPI and torch_xla."""
+
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class Launch(NamedTuple):
@@ -57,6 +62,37 @@ def refuse_copies(owner: int) -> None:
 def find_launch() -> Launch | None:
     """How this process was started as one of several; None if nothing says so."""
     return _torch_launch() or _jax_launch() or _environment_launch() or _xla_launch()
+
+
+def num_local_processes() -> int:
+    """Processes on this machine that a launcher started together with this one, which share its memory and cores."""
+    return next((int(size) for name in _LOCAL_SIZES if (size := _several(name))), 1)
+
+
+def num_own_cores(root: Path = CGROUP) -> int:
+    """Cores for the threads of this process: its share of those that the local processes may use together."""
+    own, parents = (len(os.sched_getaffinity(pid)) for pid in (0, os.getppid()))
+    return share_of_cores(own, parents, _core_limit(root), num_local_processes())
+
+
+def share_of_cores(own: int, parents: int, limit: float, num_processes: int) -> int:
+    """The share of a process that may use `own` cores, the process that started it `parents`, and all of them `limit`.
+
+    A launcher may have bound its processes to different cores: those are not divided again.
+    """
+    return max(1, int(min(own, max(own, parents) / num_processes, limit / num_processes)))
+
+
+def _core_limit(root: Path) -> float:
+    """The cores that the container may use at a time, by either version of cgroups."""
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((root / name).read_text() for name in names).split()
+        except OSError:
+            continue
+        if quota not in ("max", "-1"):
+            return int(quota) / int(period)
+    return float("inf")
 
 
 def _refuse_in_workers() -> None:

@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +25,10 @@ from trainer.model.memory import need_of, num_passes
 from trainer.runtime.machine import GIB, Machine
 from trainer.settings import parsed, settings_of, values_of, with_values
 
-LAPTOP = Machine(device="cpu", name="CPU", has_bf16=False, num_processes=1, memory_bytes=16 * GIB, host_bytes=16 * GIB)
-GPU = replace(LAPTOP, device="cuda", name="GPU", has_bf16=True, memory_bytes=80 * GIB, host_bytes=128 * GIB)
+LAPTOP = Machine(
+    device="cpu", name="CPU", precision="fp32", num_processes=1, memory_bytes=16 * GIB, host_bytes=16 * GIB
+)
+GPU = replace(LAPTOP, device="cuda", name="GPU", precision="bf16", memory_bytes=80 * GIB, host_bytes=128 * GIB)
 DIGITS = SetFacts(num_samples=1_500, num_classes=10, side=8, is_uniform=True, is_grey=True)
 CIFAR = SetFacts(num_samples=50_000, num_classes=10, side=32, is_uniform=True, is_grey=False)
 PHOTOS = SetFacts(num_samples=100_000, num_classes=100, side=375, is_uniform=False, is_grey=False)
@@ -56,7 +59,7 @@ machines = st.builds(
     Machine,
     device=st.sampled_from(["cpu", "cuda", "tpu"]),
     name=st.just("machine"),
-    has_bf16=st.booleans(),
+    precision=st.sampled_from(["fp32", "bf16", "fp16"]),
     num_processes=st.integers(1, 64),
     memory_bytes=st.integers(0, 1 << 40),
     host_bytes=st.integers(1 << 20, 1 << 40),
@@ -82,7 +85,9 @@ def test_every_set_and_machine_have_a_whole_configuration_that_keeps_what_was_gi
     values = values_of(chosen(facts, machine, settings))
     assert {key: values[key] for key in settings} == settings
     assert values["global_batch_size"] % machine.num_processes == 0 or "global_batch_size" in settings
-    assert table(choose(facts, machine, settings, no_input), facts, machine).count("\n") <= len(defaults.ROWS)
+    found = choose(facts, machine, settings, of_imagenet)
+    assert found.keys() - {"recipe"} <= {key for keys in defaults.ROWS.values() for key in keys}
+    assert table(found, facts, machine).count("\n") <= len(defaults.ROWS)
 
 
 @given(facts, machines, machines)
@@ -132,6 +137,16 @@ def test_pretrained_weights_bring_their_images() -> None:
     assert config.optimizer.head_learning_rate == pytest.approx(10 * config.optimizer.learning_rate)
     smaller = chosen(PHOTOS, LAPTOP, {"model.pretrained": "timm", "image.size": 112})
     assert (smaller.image.size, smaller.image.eval_resize) == (112, 118)
+
+
+@pytest.mark.parametrize("given", [{}, {"global_batch_size": 4}, {"image.augment_repeats": 3}, {"model.freeze": True}])
+@pytest.mark.parametrize("num_samples", [225, 3_000, 100_000])
+def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(num_samples: int, given: dict[str, Any]) -> None:
+    facts = replace(PHOTOS, num_samples=num_samples)
+    config = chosen(facts, LAPTOP, {"model.pretrained": "timm", **given})
+    steps = -(-num_samples * config.image.augment_repeats // config.global_batch_size)
+    assert config.epochs == max(10, math.ceil(500 / steps))
+    assert config.optimizer.learning_rate == (0.002 if config.model.freeze else 0.001)
 
 
 def test_memory_that_does_not_hold_the_batch_means_more_passes_over_the_same_batch() -> None:

@@ -220,7 +220,7 @@ def test_saving_is_in_no_rate(manifest: str, tmp_path: Path) -> None:
 def test_a_run_ends_with_a_line_that_says_the_accuracy(manifest: str, tmp_path: Path, capsys: Any) -> None:
     run(tiny_config(manifest, tmp_path, epochs=1))
     accuracy = read_records(tmp_path, "eval")[-1]["top1"]
-    assert capsys.readouterr().out.splitlines()[-1].startswith(f"test accuracy {accuracy:.4f} (best")
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"val accuracy {accuracy:.4f} (best")
 
 
 class Terminal(io.StringIO):
@@ -305,6 +305,17 @@ def test_a_run_in_two_pieces_has_the_losses_of_a_run_in_one_bit_for_bit(
     assert losses(tmp_path) == losses(undisturbed)
     left, right = (newest_state(folder)["model"] for folder in (tmp_path, undisturbed))
     assert all(torch.equal(left[name], right[name]) for name in right)
+
+
+def test_the_scale_of_float16_goes_on_from_a_checkpoint(manifest: str, tmp_path: Path) -> None:
+    config = tiny_config(manifest, tmp_path / "whole", epochs=1, precision="fp16")
+    run(config)
+    run(replace(config, run_dir=str(tmp_path / "cut"), max_steps=4))
+    run(replace(config, run_dir=str(tmp_path / "cut")))
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    scalers = [newest_state(tmp_path / name)["scaler"] for name in ("whole", "cut")]
+    assert scalers[0] == scalers[1]
+    assert scalers[0]["_growth_tracker"] == STEPS
 
 
 def test_a_checkpoint_stands_where_its_step_does_however_far_the_stream_has_run_ahead(
@@ -477,7 +488,7 @@ def test_a_run_and_an_evaluation_pass_over_a_checkpoint_whose_mark_is_damaged(
     launch(config, loop.evaluate_checkpoint)
     warning, result = capsys.readouterr().out.splitlines()
     assert "commit.json: not a commit mark" in warning
-    assert result.startswith(f"step {STEPS}: accuracy")
+    assert result.startswith(f"step {STEPS}: val accuracy")
     with pytest.raises(ConfigError, match=f"holds a run up to step {STEPS + 2}"):
         run(replace(config, resume="never"))
     run(config)
@@ -535,7 +546,7 @@ def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
     )
     monkeypatch.chdir(tmp_path)
     assert command.main(["evaluate", "--run-dir", "run"]) == OK
-    assert "step 2: accuracy" in capsys.readouterr().out
+    assert "step 2: val accuracy" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("less", [{"epochs": 1, "max_steps": None}, {"max_steps": 5}])

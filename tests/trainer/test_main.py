@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -33,10 +34,13 @@ def tiny(manifest: str, run_dir: Path) -> list[str]:
 
 def test_a_run_by_command_line(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["train", *tiny(manifest, tmp_path), "--epochs", "1", "--seed", "3"]) == OK
-    assert "test accuracy" in capsys.readouterr().out.splitlines()[-1]
+    printed = capsys.readouterr().out
+    assert re.search(r"^epoch 1/1: loss .*; val: loss [0-9.]+, accuracy [0-9.]+$", printed, flags=re.M)
+    assert printed.splitlines()[-1].startswith("val accuracy")
+    assert "step device" not in printed
     assert len(losses(tmp_path)) == 7
     assert command.main(["evaluate", "--run-dir", str(tmp_path)]) == OK
-    assert "21 samples" in capsys.readouterr().out
+    assert re.match(r"step 7: val accuracy .* 21 samples", capsys.readouterr().out)
     assert command.main(["merge-logs", "--run-dir", str(tmp_path)]) == OK
     assert "host-000 step device=cpu epoch=1 step=0" in capsys.readouterr().out
 
@@ -204,6 +208,17 @@ def test_help_and_version_say_what_there_is() -> None:
     assert "exit codes" in text
     version = subprocess.run([sys.executable, "-m", "trainer", "--version"], capture_output=True, text=True).stdout
     assert __version__ in version
+
+
+def test_evaluate_has_the_flags_that_mean_something_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["evaluate", "--help"])
+    shown = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert {"--run-dir", "--resume", "--precision", "--batch-size", "--decode-threads", "--set"} <= shown
+    assert not {"--epochs", "--lr", "--seed", "--freeze", "--show-steps", "--profile-steps"} & shown
+    with pytest.raises(SystemExit):
+        command.main(["evaluate", "--run-dir", "run", "--epochs=3"])
+    assert capsys.readouterr().err.endswith("unrecognized arguments: --epochs=3\n")
 
 
 def test_help_needs_no_torch() -> None:

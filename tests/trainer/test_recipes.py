@@ -69,6 +69,7 @@ RSB = {
     "regularize.mixup": 0.1,
     "regularize.cutmix": 1.0,
     "image.eval_resize": 236,
+    "image.eval_interpolation": "bicubic",
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     # Goyal et al., arXiv:1706.02677, section 5.1.
@@ -108,6 +109,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     # big_vision/configs/vit_s16_i1k.py.
     "imagenet_vit_s16": {
+        "model.kwargs": {"class_token": False, "global_pool": "avg", "fc_norm": False, "weight_init": "jax"},
         "epochs": 90,
         "global_batch_size": 1024,
         "optimizer.learning_rate": 1e-3,

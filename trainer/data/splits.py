@@ -98,6 +98,7 @@ class Data:
     first_images: Callable[[], Images]
     num_classes: int
     manifest_digest: str
+    eval_split: str
     num_train_samples: int
     num_eval_samples: int
     quarantined: np.ndarray = field(default_factory=lambda: np.array([], dtype=np.int64))
@@ -148,6 +149,7 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         first_images=partial(_images_of, partial(_open_stored, config, loaded)),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
+        eval_split=eval_split,
         num_train_samples=manifest.split(config.train_split).num_samples,
         quarantined=train.order.bad_ids,
         augment_repeats=config.image.augment_repeats,
@@ -182,6 +184,7 @@ def synthetic_data(
         first_images=partial(_images_of, partial(evaluation, rank=0, world_size=1)),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
+        eval_split=SYNTHETIC_DIGEST,
         num_train_samples=num_samples,
         augment_repeats=config.image.augment_repeats,
         num_eval_samples=num_eval_samples,
@@ -246,6 +249,7 @@ def _open_stream(
         block_size=config.block_size,
         window=config.window if seed is not None else None,
         budget_bytes=config.budget_bytes,
+        num_threads=config.num_decode_threads,
         disk_cache=disk_cache,
         transform=transform,
         augment_repeats=augment_repeats,

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.functional import cross_entropy
 
 from shardset.order.permutation import derive_key
@@ -66,6 +67,7 @@ class Learner:
         if state is not None:
             _load_weights(net, ema, state, config.model.name)
         name = config.optimizer.name
+        self._scaler = GradScaler(runtime.device.type, enabled=runtime.precision == "fp16")
         moments = runtime.first_moments(build.optimizer(config.optimizer, net), name)
         self.net = runtime.module_to_device(net)
         self._average = None if ema is None else runtime.module_to_device(ema)
@@ -74,6 +76,8 @@ class Learner:
         if state is not None:
             _load_optimizer(runtime, self._optimizer, self.net, state)
             _check_moments(self._optimizer, self.net, name)
+            if saved_scale := state.get("scaler"):
+                self._scaler.load_state_dict(saved_scale)
         elif moments:
             _load_moments(self._optimizer, moments, {})
         runtime.mark_replicated(self._tensors())
@@ -116,6 +120,7 @@ class Learner:
             "optimizer": self._optimizer.state_dict()["state"],
             "optimizer_weights": _weight_names(self._optimizer, self.net),
             "optimizer_counters": _counters(self._optimizer),
+            "scaler": self._scaler.state_dict(),
         }
         on_host: LearnerState = self._runtime.to_host(on_device)
         return on_host
@@ -141,8 +146,9 @@ class Learner:
         rows.append(self._pass(last, total))
         self._runtime.reduce_gradients(self._optimizer)
         if self._config.regularize.clip_norm:
+            self._scaler.unscale_(self._optimizer)
             nn.utils.clip_grad_norm_(self.net.parameters(), self._config.regularize.clip_norm)
-        self._runtime.update(self._optimizer, rate)
+        self._runtime.update(self._optimizer, rate, self._scaler)
         if self._average is not None and self._config.regularize.ema_decay:
             _average_in(self._average, self.net, self._config.regularize.ema_decay)
         return torch.stack(rows).sum(0)
@@ -155,7 +161,7 @@ class Learner:
         # Replicas average their gradients: times their number that is the sum, over the weight of the whole batch.
         loss = (losses * batch["weight"]).sum() * self._runtime.num_replicas / total
         with build.unchanged_statistics(self.net) if self._config.model.checkpoint_activations else nullcontext():
-            torch.autograd.backward(loss)
+            torch.autograd.backward(self._scaler.scale(loss))
         return metrics.stats_row(losses.detach(), logits.detach(), batch["label"], batch["weight"])
 
     def _logits(self, net: nn.Module, images: torch.Tensor) -> torch.Tensor:

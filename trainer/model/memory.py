@@ -185,7 +185,7 @@ def _bytes_by_module(shapes: nn.Module, config: TrainConfig, batch: int) -> dict
 
 def _run_forward(shapes: nn.Module, config: TrainConfig, batch: int, keep_size: Callable[[int], None]) -> None:
     """A training pass over shapes, which tells the size of each tensor that is kept for the backward pass, once."""
-    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    dtype = torch.float32 if config.precision == "fp32" else torch.bfloat16
     shapes = shapes.to(dtype)
     build.set_training(shapes, config.model)
     fixed = {_storage(tensor) for tensor in (*shapes.parameters(), *shapes.buffers())}

@@ -34,6 +34,7 @@ class LearnerState(TypedDict):
     optimizer: dict[Count, dict[str, Any]]
     optimizer_weights: NotRequired[list[str]]
     optimizer_counters: NotRequired[dict[str, Any]]
+    scaler: NotRequired[dict[str, float]]
 
 
 @decodable

@@ -159,8 +159,9 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 @decodable
 class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
-    """One evaluation: every sample of the split once."""
+    """One evaluation: every sample of the split once. Older records don't name the split."""
 
+    split: str = "evaluation"
     epoch: int
     global_step: int
     samples: int
@@ -177,6 +178,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     The seconds of each part (see time_spent.py) are those of this process since it began; older records lack them.
     """
 
+    split: str = "evaluation"
     accuracy: float | None
     best_accuracy: float | None
     best_epoch: int | None
@@ -223,9 +225,9 @@ def advice(input_wait_percent: float) -> str | None:
 
 
 class RunLog:
-    """Writes the log of a host; as `master` also `metrics.jsonl`, events, the logger's metrics, and to the terminal.
+    """Writes the log of a host; as `master` also `metrics.jsonl`, events, the logger's metrics, and to stdout.
 
-    A terminal shows sentences and progress, and records only with `show_records`.
+    Stdout has sentences and a line for each epoch, and records only with `show_records`; a terminal has progress too.
     """
 
     def __init__(
@@ -248,7 +250,7 @@ class RunLog:
         self._mlperf = mlperf
         self._mlperf_lines = _open_for_appending(folder / MLPERF) if mlperf else None
         self._progress = Progress() if master else None
-        self._prints_records = show_records or not sys.stdout.isatty()
+        self._prints_records = show_records
 
     def note(self, text: str, detail: str = "") -> None:
         """Writes a sentence for people; the log adds the detail."""

@@ -41,9 +41,11 @@ class Telemetry:
         *,
         steps_per_epoch: int,
         rate_at: Callable[[int], float],
+        eval_split: str,
         share_of_peak: float | None = None,
     ) -> None:
         self._runtime, self._config, self._log = runtime, config, log
+        self._eval_split = eval_split
         self._trace_folder = folder / PROFILE
         self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
         self._share_of_peak = share_of_peak
@@ -176,6 +178,7 @@ class Telemetry:
         self._time_spent.evaluation += seconds
         self._log.record(
             EvalRecord(
+                split=self._eval_split,
                 epoch=position.closed_epochs,
                 global_step=position.step,
                 samples=int(totals.weight),
@@ -189,7 +192,7 @@ class Telemetry:
         self._log.summary(
             f"epoch {position.closed_epochs + 1}/{self._config.epochs}: "
             f"loss {trained.mean('loss'):.4f}, accuracy {trained.mean('top1'):.4f}; "
-            f"evaluation: loss {totals.mean('loss'):.4f}, accuracy {totals.mean('top1'):.4f}"
+            f"{self._eval_split}: loss {totals.mean('loss'):.4f}, accuracy {totals.mean('top1'):.4f}"
         )
 
     def log_final(self, position: Position, seconds: float) -> None:
@@ -198,6 +201,7 @@ class Telemetry:
         spent = self._time_spent.seconds()
         self._log.record(
             FinalRecord(
+                split=self._eval_split,
                 accuracy=position.last_top1,
                 best_accuracy=position.best_top1,
                 best_epoch=position.best_epoch,
@@ -211,7 +215,7 @@ class Telemetry:
         )
         if self._has_reported:
             self._log.note(f"time: {time_spent.in_words(spent)}")
-        self._log.note(_summary(position, seconds))
+        self._log.note(_summary(position, self._eval_split, seconds))
 
     def _log_step(self, global_step: int, interval: Totals) -> None:
         epoch, step = divmod(global_step, self._steps_per_epoch)
@@ -270,10 +274,10 @@ def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:
         )
 
 
-def _summary(position: Position, seconds: float) -> str:
+def _summary(position: Position, split: str, seconds: float) -> str:
     trained = f"after {count(position.step, 'step')} ({count(position.closed_epochs, 'epoch')}) in {seconds:.0f} s"
     if position.last_top1 is None:
         return f"done {trained}; no epoch was completed, so nothing was evaluated"
     best_epoch = 0 if position.best_epoch is None else position.best_epoch + 1
     best = f"best {position.best_top1:.4f} in epoch {best_epoch}"
-    return f"test accuracy {position.last_top1:.4f} ({best}) {trained}"
+    return f"{split} accuracy {position.last_top1:.4f} ({best}) {trained}"

@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from shardset.errors import ConfigError
+from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 from trainer.runtime import cuda, optimizers, torchtpu
-from trainer.runtime.machine import available_memory, local_processes
+from trainer.runtime.machine import available_memory
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 TEXT_BYTES = 4
@@ -34,11 +36,12 @@ class Runtime:
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
     that compiles steps to graphs counts the graphs of each step in `graphs`; one that decides what a step keeps in
-    memory unsets `keeps_activations`.
+    memory unsets `keeps_activations`; one whose steps can't have a GradScaler unsets `scales_gradients`.
     """
 
     strategy: str
     keeps_activations: bool = True
+    scales_gradients: bool = True
     host: int = 0
     num_hosts: int = 1
     num_replicas: int = 1
@@ -46,6 +49,11 @@ class Runtime:
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.device = self._find_device()
+        if precision == "fp16" and not (self.scales_gradients and self.device.type in ("cuda", "cpu")):
+            raise ConfigError(
+                f"precision fp16: strategy {self.strategy} on the device {self.device} does not scale gradients, which "
+                "float16 needs; use --precision bf16 or fp32"
+            )
         self.graphs: dict[str, int] = {}
         self.heartbeat = HeartbeatClient()
 
@@ -99,7 +107,7 @@ class Runtime:
 
     def free_bytes(self) -> int | None:
         """Memory that this process can still take for its device; None where the back end does not say."""
-        return available_memory() // local_processes() if self.on_host else None
+        return available_memory() // num_local_processes() if self.on_host else None
 
     def _find_device(self) -> torch.device:
         raise NotImplementedError
@@ -162,8 +170,9 @@ class Runtime:
         raise NotImplementedError
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Computes in bfloat16 where that is safe, if the run asks for it. Weights and loss stay float32."""
-        return torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.precision == "bf16")
+        """Computes in the precision of the run where that is safe. Weights and loss stay float32."""
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype=dtype, enabled=self.precision != "fp32")
 
     def number(self, value: float) -> float | torch.Tensor:
         """A number that changes between steps, as a step takes it: a tensor if it would become part of the graph."""
@@ -171,7 +180,8 @@ class Runtime:
 
     def optimizer_options(self, name: str) -> dict[str, Any]:
         """The options that timm's optimizer of that name gets on this device."""
-        return optimizers.options_for(name, self.device)
+        # Not with a GradScaler: a fused SGD whose first step is skipped goes on with momentum that nobody has set.
+        return {} if self.precision == "fp16" else optimizers.options_for(name, self.device)
 
     def first_moments(self, optimizer: torch.optim.Optimizer, name: str) -> optimizers.Moments:
         """The state that a new optimizer begins with, on the CPU, as `optimizer` is; {} where its first step makes it.
@@ -183,12 +193,15 @@ class Runtime:
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Averages gradients over replicas, unless the backward pass does so."""
 
-    def update(self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
-        """One step of the optimizer at a rate (see `number`), and no gradients left."""
+    def update(self, optimizer: torch.optim.Optimizer, rate: float | torch.Tensor, scaler: GradScaler) -> None:
+        """One step of the optimizer at a rate (see `number`), and no gradients left.
+
+        The scaler, which is enabled for float16 only, skips the step if a gradient is not finite.
+        """
         if isinstance(rate, torch.Tensor):
             optimizers.step_by_tensor(optimizer, rate)
         else:
-            optimizers.step(optimizer, rate)
+            optimizers.step(optimizer, rate, scaler)
 
     def sum_replicas(self, tensor: torch.Tensor) -> torch.Tensor:
         """A small tensor summed over replicas, on the device, as part of a step."""

@@ -71,6 +71,8 @@ class PinnedCopies:
 
     def start(self, batch: TensorBatch) -> CopiedBatch:
         """The batch on the device once its copies are done. The caller may change its own at once."""
+        # The thread that copies begins on device 0, to which leaving the stream would return: a context for nothing.
+        self._cuda.set_device(self._device)
         with self._lock, self._cuda.stream(self._stream):
             buffers = self._buffers.pop(0)
             self._buffers.append(buffers)

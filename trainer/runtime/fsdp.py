@@ -27,6 +27,7 @@ class Fsdp(Ddp):
     """PyTorch's FSDP2: weights are gathered block by block for a pass, and their gradients scattered again."""
 
     strategy = "fsdp"
+    scales_gradients = False
 
     def module_to_device(self, module: nn.Module) -> nn.Module:
         if next(module.parameters(), None) is None:

@@ -5,6 +5,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardset.errors import ConfigError
+from shardset.stream.world import num_local_processes
+from trainer.config import Precision
+
 CGROUP = Path("/sys/fs/cgroup")
 GIB = 1 << 30
 
@@ -16,8 +20,8 @@ class Machine:
     device: str
     """`cpu`, `cuda` or `tpu`."""
     name: str
-    has_bf16: bool
-    """Whether bfloat16 is faster there."""
+    precision: Precision
+    """The fastest that trains as well there as float32."""
     num_processes: int
     asks_for_xla: bool = False
     """Whether the environment names a device of torch_xla."""
@@ -31,20 +35,20 @@ def machine() -> Machine:
     """This machine. Starts no runtime of torch_xla."""
     import torch  # seconds, so not before it is needed
 
-    host_bytes = total_memory() // local_processes()
+    host_bytes = total_memory() // num_local_processes()
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") in (None, "CUDA"):
         properties = torch.cuda.get_device_properties(0)
         device, name, memory = "cuda", str(properties.name), int(properties.total_memory)
-        has_bf16 = properties.major >= 8
+        precision = precision_of((properties.major, properties.minor))
     elif num_chips() and os.environ.get("PJRT_DEVICE") in (None, "TPU"):
-        device, name, memory, has_bf16 = "tpu", "TPU", 0, True
+        device, name, memory, precision = "tpu", "TPU", 0, "bf16"
     else:
-        device, name, memory, has_bf16 = "cpu", f"a CPU with {os.cpu_count()} cores", host_bytes, False
+        device, name, memory, precision = "cpu", f"a CPU with {os.cpu_count()} cores", host_bytes, "fp32"
     return Machine(
         device=device,
         name=name,
-        has_bf16=has_bf16,
+        precision=precision,
         num_processes=num_processes,
         asks_for_xla="PJRT_DEVICE" in os.environ,
         memory_bytes=memory,
@@ -57,9 +61,15 @@ def num_chips() -> int:
     return len([*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")])
 
 
-def local_processes() -> int:
-    """Processes of the run on this machine, which share its memory."""
-    return max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+def precision_of(capability: tuple[int, int]) -> Precision:
+    """What CUDA devices of a compute capability train fastest in: bfloat16 from Ampere on, float16 from Volta on."""
+    return "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
+
+
+def check_precision(precision: Precision, capability: tuple[int, int], name: str) -> None:
+    """Raises ConfigError for bfloat16 on a CUDA device that has none and would imitate it, slower than float32."""
+    if precision == "bf16" and (fastest := precision_of(capability)) != "bf16":
+        raise ConfigError(f"precision bf16: {name} does not compute in bfloat16; use --precision {fastest}")
 
 
 def total_memory(root: Path = CGROUP) -> int:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from shardset.errors import ConfigError
 
@@ -47,11 +48,12 @@ def _moments_after_zero_step(optimizer: torch.optim.Optimizer) -> Moments:
     return moments
 
 
-def step(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def step(optimizer: torch.optim.Optimizer, rate: float, scaler: GradScaler) -> None:
     """One step at that rate, and no gradients left. A group's `lr_scale`, if it has one, multiplies its rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad(set_to_none=True)
 
 

@@ -12,6 +12,7 @@ from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import cuda, torchtpu
 from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, moved, replica_key
+from trainer.runtime.machine import check_precision
 
 
 class Single(Runtime):
@@ -22,6 +23,9 @@ class Single(Runtime):
 
     def __init__(self, precision: Precision) -> None:
         super().__init__(precision)
+        if self.device.type == "cuda":
+            capability, name = torch.cuda.get_device_capability(self.device), torch.cuda.get_device_name(self.device)
+            check_precision(precision, capability, name)
         self._busy_s = 0.0
         self._spans: dict[int, tuple[Any, Any]] = {}  # the events around a step, by the id of its row
         self._profiler: torch.profiler.profile | None = None
@@ -29,7 +33,7 @@ class Single(Runtime):
 
     def _find_device(self) -> torch.device:
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return torch.device("cuda", torch.cuda.current_device())
         return torch.device(torchtpu.DEVICE_TYPE if torchtpu.is_available() else "cpu")
 
     @property

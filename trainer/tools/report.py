@@ -238,7 +238,15 @@ def _epoch_row(one: EpochRecord) -> tuple[object, ...]:
 
 def _evaluation_row(one: EvalRecord) -> tuple[object, ...]:
     accuracies = (_percent(one.top1), _percent(one.top5))
-    return one.epoch + 1, one.global_step, one.samples, f"{one.loss:.4f}", *accuracies, f"{one.seconds:.1f} s"
+    return (
+        one.epoch + 1,
+        one.split,
+        one.global_step,
+        one.samples,
+        f"{one.loss:.4f}",
+        *accuracies,
+        f"{one.seconds:.1f} s",
+    )
 
 
 def _checkpoint_row(one: CommitMark, note: str) -> tuple[object, ...]:
@@ -257,10 +265,10 @@ def _subtitle(run: RunRecord) -> str:
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     tiles = []
     if run.evaluations:
-        best = max(run.evaluations, key=lambda one: one.top1)
+        best, newest = max(run.evaluations, key=lambda one: one.top1), run.evaluations[-1]
         tiles += [
-            ("best accuracy", _percent(best.top1), f"after epoch {best.epoch + 1}"),
-            ("last accuracy", _percent(run.evaluations[-1].top1), f"top-5 {_percent(run.evaluations[-1].top5)}"),
+            (f"best {best.split} accuracy", _percent(best.top1), f"after epoch {best.epoch + 1}"),
+            (f"last {newest.split} accuracy", _percent(newest.top1), f"top-5 {_percent(newest.top5)}"),
         ]
     if run.steps:
         tiles.append(("last training loss", f"{run.steps[-1].loss:.4g}", f"at step {run.steps[-1].global_step:,}"))
@@ -311,14 +319,14 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
 
 
 def _plots(run: RunRecord) -> list[Plot]:
-    steps, epochs, evaluations = run.steps, run.epochs, run.evaluations
+    steps, epochs = run.steps, run.epochs
+    splits = dict.fromkeys(one.split for one in run.evaluations)  # a run that resumes may take another one
+    of_split = {name: [one for one in run.evaluations if one.split == name] for name in splits}
     series_by_title = {
-        "Loss": {"training": _points(steps, "loss"), "evaluation": _points(evaluations, "loss")},
-        "Accuracy": {
-            "training": _points(steps, "top1"),
-            "evaluation": _points(evaluations, "top1"),
-            "evaluation, top-5": _points(evaluations, "top5"),
-        },
+        "Loss": {"training": _points(steps, "loss")} | {name: _points(of, "loss") for name, of in of_split.items()},
+        "Accuracy": {"training": _points(steps, "top1")}
+        | {name: _points(of, "top1") for name, of in of_split.items()}
+        | {f"{name}, top-5": _points(of, "top5") for name, of in of_split.items()},
         "Learning rate": {"learning rate": _points(steps, "learning_rate")},
         "Samples a second of the first host": {
             "now": _points(steps, "rate"),

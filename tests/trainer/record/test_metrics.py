@@ -60,6 +60,7 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
 ) -> None:
     log = RunLog(tmp_path, 0, master=True)
     log.record(STEP)
+    log.summary("an epoch")
     log.record(EvalRecord(epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
     log.note("a sentence")
     log.close()
@@ -69,7 +70,7 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     ]
     assert (tmp_path / "logs/host-000.log").read_text().count("\n") == 3
     assert list((tmp_path / "tensorboard").glob("events.*"))
-    assert "a sentence" in capsys.readouterr().out
+    assert capsys.readouterr().out == "an epoch\na sentence\n"
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "logs/host-000.log"])

@@ -3,7 +3,7 @@
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,15 +60,25 @@ class Compute:
 
 
 class LateCuda:
+    """Like torch.cuda, each thread begins on device 0, and leaving a stream opens a context there if none is."""
+
     Event = LateEvent
 
-    def __init__(self) -> None:
+    def __init__(self, device: int = 0) -> None:
         self.copies, self.reads = LateStream(), Compute()
         streams = iter([self.copies, self.reads])
         self.Stream = lambda device: next(streams)
+        self.device, self.current, self.contexts = device, threading.local(), set[int]()
 
-    def stream(self, stream: LateStream) -> Any:
-        return nullcontext()
+    def set_device(self, device: torch.device) -> None:
+        self.current.device = self.device
+
+    @contextmanager
+    def stream(self, stream: LateStream) -> Iterator[None]:
+        before = getattr(self.current, "device", 0)
+        self.contexts.add(self.device)
+        yield
+        self.contexts.add(before)
 
     def current_stream(self, device: torch.device) -> Compute:
         return Compute()
@@ -143,6 +153,14 @@ def test_the_feed_runs_ahead_without_a_wait_for_the_device() -> None:
             assert isinstance(fed.tensors, cuda.CopiedBatch)
             copies.wait(fed.tensors)
             assert fed.tensors["image"].unique().tolist() == [fed.step]
+
+
+def test_the_thread_that_copies_opens_no_context_on_another_device() -> None:
+    late = LateCuda(device=3)
+    arrays = {name: one.numpy() for name, one in numbered(0).items()}
+    with DeviceFeed(iter([(0, 0, arrays | {"id": np.arange(4)})]), LateCopies(late).start) as feed:
+        assert len(list(feed)) == 1
+    assert late.contexts == {3}
 
 
 def test_rows_are_read_once_their_steps_are_done_and_no_later_step_is_waited_for() -> None:

@@ -3,6 +3,8 @@ from pathlib import Path
 
 import pytest
 
+from shardset.errors import ConfigError
+from trainer.config import Precision
 from trainer.runtime import machine
 from trainer.runtime.machine import container_memory
 
@@ -40,6 +42,15 @@ def test_without_a_container_the_machine_counts(tmp_path: Path) -> None:
 def test_a_container_leaves_less_than_the_machine_has(tmp_path: Path) -> None:
     write(tmp_path, memory__max=str(1 << 20), memory__current=str(1 << 19))
     assert (machine.total_memory(tmp_path), machine.available_memory(tmp_path)) == (1 << 20, 1 << 19)
+
+
+@pytest.mark.parametrize(("capability", "expected"), [((6, 1), "fp32"), ((7, 5), "fp16"), ((8, 0), "bf16")])
+def test_a_device_without_bfloat16_gets_what_it_has(capability: tuple[int, int], expected: Precision) -> None:
+    assert machine.precision_of(capability) == expected
+    machine.check_precision(expected, capability, "Tesla")
+    if expected != "bf16":
+        with pytest.raises(ConfigError, match=f"Tesla does not compute in bfloat16; use --precision {expected}$"):
+            machine.check_precision("bf16", capability, "Tesla")
 
 
 def test_processes_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -378,7 +378,8 @@ def test_an_evaluation_by_command_is_the_same_on_any_number_of_devices(manifest:
     config = tiny_config(manifest, tmp_path, epochs=1)
     succeed(config)
     record = read_records(tmp_path, "eval")[0]
-    expected = f"step {STEPS}: accuracy {record['top1']:.4f} (top-5 {record['top5']:.4f}), loss {record['loss']:.4f}"
+    accuracies = f"accuracy {record['top1']:.4f} (top-5 {record['top5']:.4f}), loss {record['loss']:.4f}"
+    expected = f"step {STEPS}: val {accuracies}"
     for strategy, how in (("spmd", {"devices": 4}), ("ddp", {"processes": 2}), ("fsdp", {"processes": 2})):
         changed = replace(config, strategy=strategy)  # type: ignore[arg-type]
         assert expected in succeed(changed, verb="evaluate", **how)

@@ -28,7 +28,7 @@ EPOCH = EpochRecord(
     device="cpu", epoch=0, global_step=10, samples=80, replica_samples=80, key_digest="ab", loss=1.5, top1=0.4,
     reduced_global_rate=85.0, input_wait_percent=25.0, busy_percent=60.0, compilations=2,
 )  # fmt: skip
-EVALUATION = EvalRecord(epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5)
+EVALUATION = EvalRecord(split="val", epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5)
 FINAL = FinalRecord(
     accuracy=0.55, best_accuracy=0.55, best_epoch=0, epochs=1, global_step=10, reduced_global_rate=85.0, seconds=130.0,
     seconds_to_target=None,
@@ -84,7 +84,16 @@ def test_the_page_shows_curves_epochs_checkpoints_hosts_and_settings(tmp_path):
         "Loss", "Accuracy", "Learning rate", "Samples a second of the first host", "Percent of the time of an epoch",
     ]  # fmt: skip
     accuracy = "55.00\N{NO-BREAK SPACE}%"
-    for wanted in (accuracy, "checkpoints/step-000000010/", "logs/host-001.log", "optimizer.learning_rate", "2 min"):
+    for wanted in (
+        accuracy,
+        "best val accuracy",
+        "last val accuracy",
+        "val, top-5",
+        "checkpoints/step-000000010/",
+        "logs/host-001.log",
+        "optimizer.learning_rate",
+        "2 min",
+    ):
         assert wanted in text
     assert sentences(run)[0] == "The run has ended after 10 steps."
 

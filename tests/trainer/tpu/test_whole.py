@@ -75,7 +75,7 @@ def test_a_run_that_is_stopped_goes_on_and_its_logs_reach_the_bucket(tmp_path, g
 
     log = home / commands.FOLDER / commands.LOG
     first = tpu(cloud, "train", *flags, "--epochs=1000")
-    while "step=20" not in (log.read_text() if log.exists() else "") and first.poll() is None:
+    while "epoch 3/" not in (log.read_text() if log.exists() else "") and first.poll() is None:
         time.sleep(0.05)
     assert ended(tpu(cloud, "stop"))[0] == OK
     code, output = ended(first)
