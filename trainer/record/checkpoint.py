@@ -217,8 +217,8 @@ class CheckpointWriter:
                     retain(self._storage, self._keep, self._lock)
                 self._error = None
             except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
-                self._error = error
-                if not isinstance(error, RunTaken):
+                self._error = self._lock.reason(error)
+                if not isinstance(self._error, RunTaken):
                     self._tell(
                         f"the checkpoint of step {state['step']} could not be written: {error}; the next one is due"
                     )

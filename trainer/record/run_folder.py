@@ -89,22 +89,23 @@ class RunFolder:
         with self._uploading:
             self._error = None
             changed = [path for path in sorted(self.local.rglob("*")) if path.is_file() and self._has_changed(path)]
+            if not changed:
+                return
             try:
                 # First what stands there, then the lock: if it still holds, another run has written none of that.
-                stored = {stat.name: stat.generation for stat in self.storage.list()} if changed else {}
+                stored = {stat.name: stat.generation for stat in self.storage.list()}
                 self._lock.confirm()
             except ShardsetError as error:
                 self._error = error
                 return
-            for path in changed:
+            for path in filter(Path.is_file, changed):
                 try:
                     self._send(path, stored)
-                except (TransientError, RunTaken) as error:
-                    # The storage retried for minutes; every other file would take as long.
-                    self._error = error
-                    return
                 except ShardsetError as error:
-                    self._error = error
+                    self._error = self._lock.reason(error)
+                    # The storage retried for minutes, or is another run's: every other file would fare the same.
+                    if isinstance(self._error, TransientError | RunTaken):
+                        return
 
     def _has_changed(self, path: Path) -> bool:
         return self._sent.get(self._name(path)) != _version(path)

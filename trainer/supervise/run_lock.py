@@ -19,14 +19,17 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from shardset.decodable import decodable
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
+
+E = TypeVar("E", bound=BaseException)
 
 HOLDER = "holder.json"
 BEAT_S = 10.0
@@ -71,6 +74,17 @@ class RunLock:
 
     def keep(self) -> None:
         """Confirms a hold that could be lost before another request is done."""
+
+    def reason(self, error: E) -> E | RunTaken:
+        """Why a change of the folder failed: RunTaken where the folder is lost by now, else `error` itself."""
+        try:
+            if not isinstance(error, TransientError):
+                self.confirm()
+        except RunTaken as taken:
+            return taken
+        except StorageError:  # the bucket answers nobody: `error` tells more
+            return error
+        return error
 
     def close(self) -> None:
         """Releases the folder."""
