@@ -125,7 +125,7 @@ class _Interruption:
         if self._moment == "verify":
             return seen.method == "GET" and f"step-{LAST:09d}/state" in unquote(seen.path)
         if self._moment == "log":
-            return seen.method == "POST" and b"metrics.jsonl" in seen.start
+            return seen.method == "POST" and b"checkpoints/" not in seen.start and b"holder.json" not in seen.start
         if self._moment == "retention":
             return seen.method == "DELETE"
         return _saves(seen, "state" if self._moment == "state" else "commit.json")
