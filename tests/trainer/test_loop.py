@@ -819,6 +819,8 @@ def robbed_model(num_classes: int) -> nn.Module:
 
     def rob(*_: Any) -> None:
         if next(calls) == 3:
+            while not checkpoint.commits(open_storage("memory://robbed/run")):
+                time.sleep(0.01)
             with open_storage("memory://robbed/run").writer(run_lock.HOLDER) as writer:
                 writer.write(
                     msgspec.json.encode(msgspec.structs.replace(run_lock.this_process(), pid=7, token="other"))

@@ -307,35 +307,46 @@ def _verify(storage: Storage, folder: str, file: StoredFile) -> None:
         )
 
 
-def retain(storage: Storage, keep: int | None, lock: RunLock = UNRIVALLED) -> None:
+def retain(storage: Storage, keep: int, lock: RunLock = UNRIVALLED) -> None:
     """Deletes all checkpoints but the newest `keep` and the best, and what saves left that never got their mark.
 
-    Also deletes checkpoints whose mark is damaged, or lists a file that is gone. None keeps all checkpoints. Keeps
-    everything that is not named like a checkpoint, such as a copy that a user made.
+    Also deletes checkpoints whose mark is damaged, or lists a file that is gone. Keeps everything that is not named
+    like a checkpoint, such as a copy that a user made.
     """
-    stored = {stat.name: stat.generation for stat in storage.list(FOLDER) if step_of(stat.name) is not None}
-    marks = commits(storage)
+    stored, marks = _stored(storage), commits(storage)
     listed = {folder_of(mark.step) + file.name for mark in marks for file in mark.files}
-    damaged = {step_of(name) for name in stored if name.endswith(COMMIT)} - {mark.step for mark in marks}
     whole = [mark for mark in marks if all(folder_of(mark.step) + file.name in stored for file in mark.files)]
-    kept = {mark.step for mark in [*whole[-keep:], *filter(None, [best(whole)])]} if keep else {*map(step_of, stored)}
-
-    def is_doomed(name: str) -> bool:
-        step = step_of(name)
-        return step not in kept or (is_state(name) and name not in listed and step not in damaged)
-
-    lock.confirm()
+    kept = {mark.step for mark in [*whole[-keep:], *filter(None, [best(whole)])]}
+    doomed = [name for name in stored if step_of(name) not in kept or (is_state(name) and name not in listed)]
     # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
-    for name in sorted(filter(is_doomed, stored), key=lambda name: not name.endswith(COMMIT)):
-        lock.keep()
-        storage.delete(name, generation=stored[name])
-    _remove_empty_folders(storage)
+    _delete(storage, {name: stored[name] for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT))}, lock)
 
 
 def sweep(storage: Storage, lock: RunLock = UNRIVALLED) -> None:
-    """Removes what a killed run left of a checkpoint that it was writing. The caller must hold the run lock."""
+    """Removes what a killed run left of a checkpoint that it was writing. The caller must hold the run lock.
+
+    What it left beside a mark goes by `retain`, once a newer checkpoint stands: a request of that run which is still on
+    its way may replace the mark by one of that state.
+    """
     open_storage(f"{storage.url}/{FOLDER}").sweep()
-    retain(storage, None, lock)
+    stored = _stored(storage)
+    marked = {step_of(name) for name in stored if name.endswith(COMMIT)}
+    left = {name: stored[name] for name in stored if is_state(name) and step_of(name) not in marked}
+    _delete(storage, left, lock)
+
+
+def _stored(storage: Storage) -> dict[str, str]:
+    """The generation of each file of a checkpoint."""
+    return {stat.name: stat.generation for stat in storage.list(FOLDER) if step_of(stat.name) is not None}
+
+
+def _delete(storage: Storage, doomed: dict[str, str], lock: RunLock) -> None:
+    """Deletes files at the generations that were seen, in that order."""
+    lock.confirm()
+    for name, generation in doomed.items():
+        lock.keep()
+        storage.delete(name, generation=generation)
+    _remove_empty_folders(storage)
 
 
 def _remove_empty_folders(storage: Storage) -> None:
