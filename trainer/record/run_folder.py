@@ -29,7 +29,7 @@ class RunFolder:
         self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
         self.local = Path(self._temporary or url)
         self.local.mkdir(parents=True, exist_ok=True)
-        self._sent: dict[str, tuple[int, int]] = {}
+        self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
         self._uploading = threading.Lock()
         self._closing = threading.Event()
@@ -88,7 +88,9 @@ class RunFolder:
         # A flush and the thread must not send the same file at the same time.
         with self._uploading:
             self._error = None
-            changed = [path for path in sorted(self.local.rglob("*")) if path.is_file() and self._has_changed(path)]
+            # Looks at the files before reading them: if one grows meanwhile, the next copy sends it again.
+            files = {path: _version(path) for path in sorted(self.local.rglob("*")) if path.is_file()}
+            changed = [path for path in files if self._sent.get(path) != files[path]]
             if not changed:
                 return
             try:
@@ -99,27 +101,17 @@ class RunFolder:
                 self._error = error
                 return
             for path in filter(Path.is_file, changed):
+                name = path.relative_to(self.local).as_posix()
                 try:
-                    self._send(path, stored)
+                    self._lock.keep()
+                    with self.storage.writer(name, if_generation=stored.get(name, ABSENT)) as writer:
+                        writer.write(path.read_bytes())
+                    self._sent[path] = files[path]
                 except ShardsetError as error:
                     self._error = self._lock.reason(error)
                     # The storage retried for minutes, or is another run's: every other file would fare the same.
                     if isinstance(self._error, TransientError | RunTaken):
                         return
-
-    def _has_changed(self, path: Path) -> bool:
-        return self._sent.get(self._name(path)) != _version(path)
-
-    def _send(self, path: Path, stored: dict[str, str]) -> None:
-        # Looks at the file before reading it: if it grows meanwhile, the next copy sends it again.
-        name, version = self._name(path), _version(path)
-        self._lock.keep()
-        with self.storage.writer(name, if_generation=stored.get(name, ABSENT)) as writer:
-            writer.write(path.read_bytes())
-        self._sent[name] = version
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.local).as_posix()
 
 
 def _version(path: Path) -> tuple[int, int]:

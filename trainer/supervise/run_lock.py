@@ -74,6 +74,7 @@ class RunLock:
 
     def keep(self) -> None:
         """Confirms a hold that could be lost before another request is done."""
+        self.confirm()
 
     def reason(self, error: E) -> E | RunTaken:
         """Why a change of the folder failed: RunTaken where the folder is lost by now, else `error` itself."""
@@ -177,10 +178,6 @@ class SeenLease(RunLock):
         self.check()
         self._see()
         self.check()
-
-    def keep(self) -> None:
-        """See RunLock.keep."""
-        self.confirm()
 
     def _see(self) -> str | None:
         """The generation of the lease in the bucket; None if it is lost, which this notes with the reason."""
