@@ -13,7 +13,7 @@ from trainer.data.splits import Data
 from trainer.model import memory
 from trainer.runtime.base import Runtime
 from trainer.settings import values_of
-from trainer.supervise.run_lock import RunLock, acquire_run_lock
+from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 
 
 def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
@@ -83,21 +83,21 @@ def check_agreement(facts: Sequence[dict[str, Any]]) -> None:
             raise ConfigError(f"the hosts of this run differ: {differences}; start all with the same command")
 
 
-def acquire_run_folder(runtime: Runtime, config: TrainConfig, data: Data, exits: ExitStack) -> RunLock | None:
-    """The lock of the run folder on the first host, None on others; released by the exits. Every host must call.
+def acquire_run_folder(runtime: Runtime, config: TrainConfig, data: Data, exits: ExitStack) -> RunLock:
+    """The lock of the run folder, which the first host takes and the exits release. Every host must call.
 
     Raises ConfigError on all hosts or on none: where another run holds the folder, or the hosts differ.
     """
-    lock, refusal = None, ""
+    lock, refusal = UNRIVALLED, ""
     if runtime.is_master:
         try:
             lock = acquire_run_lock(config.run_dir, lambda text: print(text, file=sys.stderr, flush=True))
             exits.callback(lock.close)
         except ConfigError as error:
             refusal = str(error)
-    texts = runtime.gather_texts(json.dumps([refusal, facts_of(config, data, runtime.num_hosts)]))
-    refusals, facts = zip(*map(json.loads, texts), strict=True)
+    texts = runtime.gather_texts(json.dumps([refusal, lock.token, facts_of(config, data, runtime.num_hosts)]))
+    refusals, tokens, facts = zip(*map(json.loads, texts), strict=True)
     if refusals[0]:
         raise ConfigError(refusals[0])
     check_agreement(facts)
-    return lock
+    return lock if runtime.is_master else run_lock_of(config.run_dir, tokens[0])

@@ -59,7 +59,7 @@ class Run:
         self._exits.callback(faulthandler.cancel_dump_traceback_later)
         self._notice = self._exits.enter_context(PreemptionNotice(METADATA if self.runtime.is_cloud else None))
         self._run_lock = acquire_run_folder(self.runtime, self.config, self.data, self._exits)
-        self._output = RunOutput(self.runtime, self.config, self._exits)
+        self._output = RunOutput(self.runtime, self.config, self._run_lock, self._exits)
         self._log = self._output.log
         self.steps_per_epoch = len(self.data.train)
         self._rate_at = schedule.of(self.config, self.steps_per_epoch)
@@ -188,8 +188,9 @@ class Run:
     def report(self) -> None:
         """Logs the steps since the last report; raises NotFinite with the step and its samples.
 
-        Leaves out the newest step, which the device computes meanwhile.
+        Leaves out the newest step, which the device computes meanwhile. Raises RunTaken if the folder is lost by now.
         """
+        self._run_lock.check()
         self._report(with_newest=False)
 
     def check_epoch(self) -> None:
@@ -214,12 +215,11 @@ class Run:
 
     def save(self, top1: float | None = None) -> None:
         """Hands a checkpoint of this position to the writer; every host must call."""
+        self._run_lock.check()
         self._report_pending()
         start = time.perf_counter()
         self.learner.broadcast_buffers()
         state = self._state(self._telemetry.seen_by_all())
-        if self._run_lock is not None:
-            self._run_lock.check()
         if self._writer is not None:
             self._writer.save(state, top1=top1)
         self._saved = self.position

@@ -17,9 +17,9 @@ class Mortal(MemoryStorage):
         self._live()
         return super().writer(name, if_generation=if_generation)
 
-    def delete(self, name: str) -> None:
+    def delete(self, name: str, *, generation: str | None = None) -> None:
         self._live()
-        super().delete(name)
+        super().delete(name, generation=generation)
 
     def _live(self) -> None:
         object.__setattr__(self, "lives", self.lives - 1)

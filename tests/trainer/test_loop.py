@@ -45,6 +45,7 @@ from trainer.model import schedule
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint, time_spent
+from trainer.record.checkpoint_names import new_state_name
 from trainer.record.log_files import log_name
 from trainer.record.run_output import from_anywhere
 from trainer.run import Run
@@ -471,7 +472,7 @@ def test_a_cut_checkpoint_costs_only_the_steps_since_the_one_before(
 ) -> None:
     config = tiny_config(manifest, tmp_path)
     run(replace(config, max_steps=5, checkpoint_every_steps=3))
-    state = tmp_path / checkpoint.folder_of(5) / checkpoint.STATE
+    (state,) = (tmp_path / checkpoint.folder_of(5)).glob("state-*.pt")
     state.write_bytes(state.read_bytes()[:1000])
     run(config)
     assert losses(tmp_path) == losses(undisturbed)
@@ -795,7 +796,7 @@ def test_a_second_run_in_a_run_folder_is_refused_while_the_first_one_lives(manif
 
 
 def die_while_saving(folder: str) -> None:
-    with open_storage(folder).writer(checkpoint.folder_of(9) + checkpoint.STATE) as writer:
+    with open_storage(folder).writer(checkpoint.folder_of(9) + new_state_name()) as writer:
         writer.write(bytes(1 << 20))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -829,6 +830,8 @@ def robbed_model(num_classes: int) -> nn.Module:
 
     def rob(*_: Any) -> None:
         if next(calls) == 3:
+            while not checkpoint.commits(open_storage("memory://robbed/run")):
+                time.sleep(0.01)
             with open_storage("memory://robbed/run").writer(run_lock.HOLDER) as writer:
                 writer.write(
                     msgspec.json.encode(msgspec.structs.replace(run_lock.this_process(), pid=7, token="other"))
@@ -858,7 +861,12 @@ def test_a_run_folder_in_a_bucket_holds_what_a_local_one_does(manifest: str, und
     run(config)
     assert losses(config.run_dir) == losses(undisturbed)
     names = {stat.name for stat in open_storage(config.run_dir).list()}
-    assert {"config.json", "metrics.jsonl", "logs/host-000.log", checkpoint.folder_of(2 * STEPS) + "state.pt"} <= names
+    assert {
+        "config.json",
+        "metrics.jsonl",
+        "logs/host-000.log",
+        checkpoint.folder_of(2 * STEPS) + "commit.json",
+    } <= names
     assert any(name.startswith("tensorboard/events") for name in names)
     assert run_lock.HOLDER not in names
 

@@ -1,59 +1,50 @@
 """Checkpoints: independent of the devices, committed as a whole, written in the background.
 
-A checkpoint is the folder `checkpoints/step-000000123/` with `state.pt` (see checkpoint_state.py) and `commit.json`,
+A checkpoint is the folder `checkpoints/step-000000123/` with a state file (see checkpoint_state.py) and `commit.json`,
 which is written once the stored state has been verified. A folder without a commit mark does not count. Where each
-process keeps a part of the state (`fsdp`), each stores its own, and the mark lists all of them. Saving a step
-again, after an interrupted evaluation, stores the new state as `state-again.pt` beside the old one, so that one of the
-two is complete and committed at every moment.
+process keeps a part of the state (`fsdp`), each stores its own, and the mark lists all of them. Each save has a name of
+its own for its state, so saving a step again replaces nothing but the mark.
+
+A run that was paused may find its folder taken by another one. So every change is made in three moves: see what stands
+there, confirm the lock, change only that generation. What another run has written since is never replaced or deleted.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
 from shardset.decodable import decodable
 from shardset.errors import ConfigError, DamagedShard, NotFound
-from shardset.storage.base import Storage
+from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object
 from shardset.storage.open import open_storage
-from trainer.errors import CheckpointError, NotFinite
-from trainer.record.checkpoint_names import COMMIT, FOLDER, STATE, STATE_AGAIN, folder_of, step_of, steps
+from trainer.errors import CheckpointError, NotFinite, RunTaken
+from trainer.record.checkpoint_names import COMMIT, FOLDER, folder_of, is_state, new_state_name, step_of, steps
 from trainer.record.checkpoint_parts import ALONE, Peers, StoredFile, first_says, part_name, together
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
+from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
 FORMAT = 1
-IN_PARTS = 2
-"""The format of a checkpoint in several files, which versions that know no parts refuse."""
 
 
 @decodable
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of `commit.json`: the size and checksum of the state file, and what the checkpoint is.
+    """The contents of `commit.json`: what the checkpoint is, and the size and checksum of its files.
 
     `identity` names the run that the checkpoint belongs to. `top1` is the accuracy of these weights, if they were
-    evaluated. `state` is the name of the state file. `parts` are those of the other processes, in order, if there are
-    any.
+    evaluated. The file of the first process comes first.
     """
 
     format: int
     step: int
     epoch: int
-    num_bytes: int
-    crc32c: str
     top1: float | None
     identity: dict[str, Any]
-    state: Literal["state.pt", "state-again.pt"] = STATE
-    parts: list[StoredFile] | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def files(self) -> list[StoredFile]:
-        """All files of the state; that of the first process comes first."""
-        first = StoredFile(name=self.state, num_bytes=self.num_bytes, crc32c=self.crc32c)
-        return [first, *(self.parts or [])]
+    files: Annotated[list[StoredFile], msgspec.Meta(min_length=1)]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -67,13 +58,15 @@ def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -
             marks.append(_read_commit(storage, folder_of(step) + COMMIT))
         except CheckpointError as error:
             warn(f"{error}; skipping this checkpoint")
+        except NotFound:  # deleted since it was listed
+            continue
     return marks
 
 
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
     """The state of a committed checkpoint. Raises CheckpointError unless its bytes are those that were committed."""
     inside = folder_of(commit.step) if folder is None else folder
-    where = f"{storage.url}/{inside}{commit.state}"
+    where = f"{storage.url}/{inside}{commit.files[0].name}"
     first, *parts = (_read_file(storage, inside, file) for file in commit.files)
     state = decode(first, where, parts)
     if state["step"] != commit.step:
@@ -149,10 +142,10 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(f"{storage.url}/{name}: not a commit mark ({error})") from error
     # Not a CheckpointError: the checkpoint would be skipped as damaged, and deleted by a run that goes on without it.
-    if commit.format not in (FORMAT, IN_PARTS):
+    if commit.format != FORMAT:
         raise ConfigError(
-            f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads formats "
-            f"{FORMAT} and {IN_PARTS}; continue with the version that wrote it, or start again in another --run-dir"
+            f"{storage.url}/{name}: a checkpoint of format {commit.format}, this version of shardset reads format "
+            f"{FORMAT}; continue with the version that wrote it, or start again in another --run-dir"
         )
     return commit
 
@@ -166,7 +159,8 @@ class CheckpointWriter:
     With `peers`, each process has a writer, which stores its part: a checkpoint counts in all of them or in none.
 
     The thread calls `before_commit` when a state is stored but not yet committed, and `tell` when a checkpoint could
-    not be written. One failure is forgiven if the next checkpoint succeeds; else `save` or `close` raises it.
+    not be written. One failure is forgiven if the next checkpoint succeeds; else `save` or `close` raises it. The loss
+    of `lock` is not forgiven: nothing is written or deleted after it.
     """
 
     def __init__(
@@ -176,9 +170,11 @@ class CheckpointWriter:
         before_commit: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda text: None,
         peers: Peers = ALONE,
+        lock: RunLock = UNRIVALLED,
     ) -> None:
         self._storage = storage
         self._peers = peers
+        self._lock = lock
         self._keep = keep
         self._before_commit = before_commit
         self._tell = tell
@@ -191,7 +187,7 @@ class CheckpointWriter:
     def save(self, state: CheckpointState, *, top1: float | None) -> None:
         """Takes over a state to write; waits while an earlier one is being written.
 
-        After a failure it waits until this state is written, and raises CheckpointError if that fails too.
+        After a failure it waits until this state is written, and raises CheckpointError if that fails too, or RunTaken.
         """
         has_failed = self._error is not None
         self._queue.put((state, top1))
@@ -200,7 +196,7 @@ class CheckpointWriter:
             self._raise_error()
 
     def close(self) -> None:
-        """Returns when everything is written. Raises CheckpointError if the last state could not be."""
+        """Returns when everything is written. Raises CheckpointError or RunTaken if the last state could not be."""
         self._queue.put(None)
         self._thread.join()
         self._raise_error()
@@ -208,19 +204,24 @@ class CheckpointWriter:
     def _raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
+            if isinstance(error, RunTaken):
+                raise error
             raise CheckpointError(f"the last checkpoint could not be written: {error}") from error
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
             state, top1 = item
             try:
-                write(self._storage, state, top1, self._before_commit, self._peers)
+                write(self._storage, state, top1, self._before_commit, self._peers, self._lock)
                 if self._peers.host == 0:
-                    retain(self._storage, self._keep)
+                    retain(self._storage, self._keep, self._lock)
                 self._error = None
             except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
-                self._error = error
-                self._tell(f"the checkpoint of step {state['step']} could not be written: {error}; the next one is due")
+                self._error = self._lock.reason(error)
+                if not isinstance(self._error, RunTaken):
+                    self._tell(
+                        f"the checkpoint of step {state['step']} could not be written: {error}; the next one is due"
+                    )
             finally:
                 self._queue.task_done()
 
@@ -231,51 +232,45 @@ def write(
     top1: float | None,
     before_commit: Callable[[], None] = lambda: None,
     peers: Peers = ALONE,
+    lock: RunLock = UNRIVALLED,
 ) -> None:
     """Stores a state, verifies what is stored, then commits it. Raises NotFinite if a weight is not finite.
 
-    All peers must call it, each with its part; only the first one looks at what is committed, and commits.
+    All peers must call it, each with its part; only the first one commits. The state of an earlier save of this step
+    stays until `retain`.
     """
     folder = folder_of(state["step"])
-    replaced = _committed(storage, folder) if peers.host == 0 else None
-    # Under the other name: the old state must stay intact until its mark is replaced.
-    name = first_says(peers, STATE_AGAIN if replaced is not None and replaced.state == STATE else STATE)
-    files = together(peers, lambda: _store(storage, folder, part_name(name, peers.host), state))
+    name = first_says(peers, new_state_name())
+    files = together(peers, lambda: _store(storage, folder, part_name(name, peers.host), state, lock))
 
     def commit() -> None:
         if peers.host == 0:
             before_commit()
-            _put(storage, folder + COMMIT, msgspec.json.encode(_mark_of(state, top1, files)))
-            for file in [] if replaced is None else replaced.files:
-                storage.delete(folder + file.name)
+            mark = CommitMark(
+                format=FORMAT,
+                step=state["step"],
+                epoch=state["epoch"],
+                top1=top1,
+                identity=state["identity"],
+                files=files,
+            )
+            seen = _generation(storage, folder + COMMIT)
+            lock.confirm()
+            _put(storage, folder + COMMIT, msgspec.json.encode(mark), seen)
 
     together(peers, commit)
 
 
-def _store(storage: Storage, folder: str, name: str, state: CheckpointState) -> StoredFile:
+def _store(storage: Storage, folder: str, name: str, state: CheckpointState, lock: RunLock) -> StoredFile:
     """Stores what this process saves, and verifies what is stored."""
     _check_weights(state)
     data = encode(state)
     num_bytes, crc32c = facts_of(data)
     file = StoredFile(name=name, num_bytes=num_bytes, crc32c=crc32c)
+    lock.keep()
     _put(storage, folder + name, data)
     _verify(storage, folder, file)
     return file
-
-
-def _mark_of(state: CheckpointState, top1: float | None, files: Sequence[StoredFile]) -> CommitMark:
-    first, *parts = files
-    return CommitMark(
-        format=IN_PARTS if parts else FORMAT,
-        step=state["step"],
-        epoch=state["epoch"],
-        num_bytes=first.num_bytes,
-        crc32c=first.crc32c,
-        top1=top1,
-        identity=state["identity"],
-        state=STATE if first.name == STATE else STATE_AGAIN,
-        parts=parts or msgspec.UNSET,
-    )
 
 
 def _check_weights(state: CheckpointState) -> None:
@@ -289,16 +284,16 @@ def _check_weights(state: CheckpointState) -> None:
         )
 
 
-def _committed(storage: Storage, folder: str) -> CommitMark | None:
-    """The mark in the folder; None if there is none, or it is damaged."""
+def _generation(storage: Storage, name: str) -> str:
     try:
-        return _read_commit(storage, folder + COMMIT)
-    except (NotFound, CheckpointError):
-        return None
+        return storage.stat(name).generation
+    except NotFound:
+        return ABSENT
 
 
-def _put(storage: Storage, name: str, data: bytes) -> None:
-    with storage.writer(name) as writer:
+def _put(storage: Storage, name: str, data: bytes, generation: str | None = None) -> None:
+    # On a disk the lock can't be lost, and a file system may lack the hard links that ABSENT takes there.
+    with storage.writer(name, if_generation=generation if storage.is_remote else None) as writer:
         writer.write(data)
 
 
@@ -312,24 +307,45 @@ def _verify(storage: Storage, folder: str, file: StoredFile) -> None:
         )
 
 
-def retain(storage: Storage, keep: int) -> None:
-    """Deletes all checkpoints but the newest `keep` and the best, and those whose mark is missing or damaged.
+def retain(storage: Storage, keep: int, lock: RunLock = UNRIVALLED) -> None:
+    """Deletes all checkpoints but the newest `keep` and the best, and what saves left that never got their mark.
 
-    Keeps everything that is not named like a checkpoint, such as a copy that a user made.
+    Also deletes checkpoints whose mark is damaged, or lists a file that is gone. Keeps everything that is not named
+    like a checkpoint, such as a copy that a user made.
     """
-    marks = commits(storage)
-    kept = {commit.step for commit in [*marks[-keep:], *filter(None, [best(marks)])]}
-    names = [stat.name for stat in storage.list(FOLDER)]
-    doomed = [name for name in names if (step := step_of(name)) is not None and step not in kept]
+    stored, marks = _stored(storage), commits(storage)
+    listed = {folder_of(mark.step) + file.name for mark in marks for file in mark.files}
+    whole = [mark for mark in marks if all(folder_of(mark.step) + file.name in stored for file in mark.files)]
+    kept = {mark.step for mark in [*whole[-keep:], *filter(None, [best(whole)])]}
+    doomed = [name for name in stored if step_of(name) not in kept or (is_state(name) and name not in listed)]
     # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
-    for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
-        storage.delete(name)
-    _remove_empty_folders(storage)
+    _delete(storage, {name: stored[name] for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT))}, lock)
 
 
-def sweep(storage: Storage) -> None:
-    """Removes what a killed run left of a checkpoint that it was writing. The caller must hold the run lock."""
+def sweep(storage: Storage, lock: RunLock = UNRIVALLED) -> None:
+    """Removes what a killed run left of a checkpoint that it was writing. The caller must hold the run lock.
+
+    What it left beside a mark goes by `retain`, once a newer checkpoint stands: a request of that run which is still on
+    its way may replace the mark by one of that state.
+    """
     open_storage(f"{storage.url}/{FOLDER}").sweep()
+    stored = _stored(storage)
+    marked = {step_of(name) for name in stored if name.endswith(COMMIT)}
+    left = {name: stored[name] for name in stored if is_state(name) and step_of(name) not in marked}
+    _delete(storage, left, lock)
+
+
+def _stored(storage: Storage) -> dict[str, str]:
+    """The generation of each file of a checkpoint."""
+    return {stat.name: stat.generation for stat in storage.list(FOLDER) if step_of(stat.name) is not None}
+
+
+def _delete(storage: Storage, doomed: dict[str, str], lock: RunLock) -> None:
+    """Deletes files at the generations that were seen, in that order."""
+    lock.confirm()
+    for name, generation in doomed.items():
+        lock.keep()
+        storage.delete(name, generation=generation)
     _remove_empty_folders(storage)
 
 

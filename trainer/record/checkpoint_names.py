@@ -1,16 +1,25 @@
 """Names of the files and folders of checkpoints. Importing this needs no torch."""
 
 import re
-from typing import Final
+import uuid
 
 from shardset.storage.base import Storage
 
 FOLDER = "checkpoints/"
-STATE: Final = "state.pt"
-STATE_AGAIN: Final = "state-again.pt"
 COMMIT = "commit.json"
 
 _IN_CHECKPOINT = re.compile(r"checkpoints/step-(\d{9}|[1-9]\d{9,})/")
+_STATE = re.compile(r".*/state-[0-9a-f]{12}(-part-\d{5,})?\.pt")
+
+
+def new_state_name() -> str:
+    """`state-1f0c5a7be2d9.pt`: no other save has this name, be it of another run or of the same step again."""
+    return f"state-{uuid.uuid4().hex[:12]}.pt"
+
+
+def is_state(name: str) -> bool:
+    """Whether a file in a checkpoint folder is named like a state, or a part of one."""
+    return _STATE.fullmatch(name) is not None
 
 
 def folder_of(step: int) -> str:

@@ -55,7 +55,7 @@ def together(peers: Peers, action: Callable[[], StoredFile | None]) -> list[Stor
 
 
 def part_name(state: str, host: int) -> str:
-    """The file of a process: `state.pt` of the first one, `state-part-00001.pt` of the second."""
+    """The file of a process: `state-1f0c5a7be2d9.pt` of the first, `state-1f0c5a7be2d9-part-00001.pt` of the second."""
     stem, _, suffix = state.rpartition(".")
     return f"{stem}-part-{host:05d}.{suffix}" if host else state
 

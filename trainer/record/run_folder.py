@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shardset.errors import NotFound, ShardsetError, TransientError
-from shardset.storage.base import Storage, os_errors_as_storage_errors
+from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
+from trainer.errors import RunTaken
+from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
 UPLOAD_EVERY_S = 30.0
 
@@ -18,15 +20,16 @@ class RunFolder:
 
     They are the same folder for a local run. For a remote run, construction fetches the files named in `resumed` so
     that they can be appended to, a thread copies changed files, and `flush` copies them at once. Storage failures are
-    kept until `close` raises them: a log must never stop a step.
+    kept until `close` raises them: a log must never stop a step. A run that has lost `lock` copies nothing.
     """
 
-    def __init__(self, url: str, resumed: Iterable[str]) -> None:
-        self.storage: Storage = open_storage(url)
+    def __init__(self, url: str, resumed: Iterable[str], lock: RunLock = UNRIVALLED) -> None:
+        self._lock = lock
+        self.storage: Storage = open_storage(url).on_retry(lock.keep)
         self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
         self.local = Path(self._temporary or url)
         self.local.mkdir(parents=True, exist_ok=True)
-        self._sent: dict[str, tuple[int, int]] = {}
+        self._sent: dict[Path, tuple[int, int]] = {}
         self._error: ShardsetError | None = None
         self._uploading = threading.Lock()
         self._closing = threading.Event()
@@ -61,9 +64,10 @@ class RunFolder:
         self._closing.set()
         self._thread.join()
         if self._error is not None:
-            raise type(self._error)(
-                f"{self._error}; before the run goes on, copy what is missing from {self.local} to {self.storage.url}"
-            ) from self._error
+            advice = f"before the run goes on, copy what is missing from {self.local} to {self.storage.url}"
+            if isinstance(self._error, RunTaken):
+                advice = f"its last logs are in {self.local}"
+            raise type(self._error)(f"{self._error}; {advice}") from self._error
         shutil.rmtree(self._temporary)
 
     def _fetch(self, names: Iterable[str]) -> None:
@@ -84,22 +88,32 @@ class RunFolder:
         # A flush and the thread must not send the same file at the same time.
         with self._uploading:
             self._error = None
-            for path in sorted(path for path in self.local.rglob("*") if path.is_file()):
+            # Looks at the files before reading them: if one grows meanwhile, the next copy sends it again.
+            files = {path: _version(path) for path in sorted(self.local.rglob("*")) if path.is_file()}
+            changed = [path for path in files if self._sent.get(path) != files[path]]
+            if not changed:
+                return
+            try:
+                # First what stands there, then the lock: if it still holds, another run has written none of that.
+                stored = {stat.name: stat.generation for stat in self.storage.list()}
+                self._lock.confirm()
+            except ShardsetError as error:
+                self._error = error
+                return
+            for path in filter(Path.is_file, changed):
+                name = path.relative_to(self.local).as_posix()
                 try:
-                    self._send(path)
-                except TransientError as error:
-                    # The storage retried for minutes; every other file would take as long.
-                    self._error = error
-                    return
+                    self._lock.keep()
+                    with self.storage.writer(name, if_generation=stored.get(name, ABSENT)) as writer:
+                        writer.write(path.read_bytes())
+                    self._sent[path] = files[path]
                 except ShardsetError as error:
-                    self._error = error
+                    self._error = self._lock.reason(error)
+                    # The storage retried for minutes, or is another run's: every other file would fare the same.
+                    if isinstance(self._error, TransientError | RunTaken):
+                        return
 
-    def _send(self, path: Path) -> None:
-        # Looks at the file before reading it: if it grows meanwhile, the next copy sends it again.
-        name, stat = path.relative_to(self.local).as_posix(), path.stat()
-        state = (stat.st_size, stat.st_mtime_ns)
-        if self._sent.get(name) == state:
-            return
-        with self.storage.writer(name) as writer:
-            writer.write(path.read_bytes())
-        self._sent[name] = state
+
+def _version(path: Path) -> tuple[int, int]:
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns

@@ -20,15 +20,17 @@ from trainer.record.mlperf import NAME as MLPERF
 from trainer.record.mlperf import MlperfLines
 from trainer.record.run_folder import RunFolder
 from trainer.runtime.base import Runtime
+from trainer.supervise.run_lock import RunLock
 
 
 class RunOutput:
     """The run folder and the log of this process, open until the exits run. Construct it while holding the run lock."""
 
-    def __init__(self, runtime: Runtime, config: TrainConfig, exits: ExitStack) -> None:
+    def __init__(self, runtime: Runtime, config: TrainConfig, lock: RunLock, exits: ExitStack) -> None:
         self._runtime, self._config, self._exits, self._is_master = runtime, config, exits, runtime.is_master
+        self._lock = lock
         appended = [log_name(runtime.host), *([METRICS, MLPERF] if self._is_master else [])]
-        self.folder = RunFolder(config.run_dir, appended)
+        self.folder = RunFolder(config.run_dir, appended, lock)
         exits.callback(self.folder.close)
         logger = open_logger(config, self.folder.local) if self._is_master else None
         self.log = RunLog(
@@ -41,7 +43,7 @@ class RunOutput:
         )
         exits.callback(self.log.close)
         if self._is_master:
-            checkpoint.sweep(self.folder.storage)
+            checkpoint.sweep(self.folder.storage, lock)
         runtime.heartbeat.on_loss(self._log_loss)
         # Logged first, so that the log of a run that is refused later shows its config too.
         started = f"trainer {__version__}, strategy {runtime.strategy}, {count(runtime.num_devices, 'device')}"
@@ -66,7 +68,7 @@ class RunOutput:
         peers = ALONE if exchange is None else Peers(self._runtime.host, exchange)
         # Metrics are flushed before the commit: after a kill the resumed run would leave a gap in them otherwise.
         writer = CheckpointWriter(
-            self.folder.storage, self._config.keep_checkpoints, self.folder.flush, self.log.note, peers
+            self.folder.storage, self._config.keep_checkpoints, self.folder.flush, self.log.note, peers, self._lock
         )
         self._exits.callback(writer.close)
         return writer

@@ -3,6 +3,10 @@
 Two runs in one folder would train on the same data and overwrite each other's checkpoints and logs. A file lock ends
 with its process. A lease can outlive its process, but is no longer renewed: the next run takes it after `PATIENCE_S`,
 or at once if it can see that the process is gone.
+
+The process may only have been paused, or cut off from the bucket. So a run that holds a lease confirms it between
+seeing what stands in the folder and changing it, and changes only the generations that it saw: what the next run has
+written since stays, even where a request of the old one arrives late.
 """
 
 import datetime
@@ -13,16 +17,19 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import msgspec
 
 from shardset.decodable import decodable
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
+
+E = TypeVar("E", bound=BaseException)
 
 HOLDER = "holder.json"
 BEAT_S = 10.0
@@ -51,11 +58,40 @@ StoredLease = tuple[str, Holder | None]
 """The generation and the holder of a lease in the bucket; None for a holder that can't be read."""
 
 
-class RunLock(Protocol):
-    """The hold on a run folder, until `close`. `check` raises RunTaken if another run has taken the folder."""
+class RunLock:
+    """The hold on a run folder, until `close`. This one is of a folder that no other run can take meanwhile.
 
-    def check(self) -> None: ...
-    def close(self) -> None: ...
+    `token` names it to the other hosts of the run.
+    """
+
+    token = ""
+
+    def check(self) -> None:
+        """Raises RunTaken if it is known that another run took the folder. Asks nobody."""
+
+    def confirm(self) -> None:
+        """Raises RunTaken unless this run holds the folder now, or StorageError if the bucket can't be asked."""
+
+    def keep(self) -> None:
+        """Confirms a hold that could be lost before another request is done."""
+        self.confirm()
+
+    def reason(self, error: E) -> E | RunTaken:
+        """Why a change of the folder failed: RunTaken where the folder is lost by now, else `error` itself."""
+        try:
+            if not isinstance(error, TransientError):
+                self.confirm()
+        except RunTaken as taken:
+            return taken
+        except StorageError:  # the bucket answers nobody: `error` tells more
+            return error
+        return error
+
+    def close(self) -> None:
+        """Releases the folder."""
+
+
+UNRIVALLED = RunLock()
 
 
 def acquire_run_lock(
@@ -79,8 +115,14 @@ def this_process() -> Holder:
     )
 
 
-class FileLock:
-    """A lock on the file `holder.json`, which remains when the lock is gone."""
+def run_lock_of(url: str, token: str) -> RunLock:
+    """The lock of a run folder that the first host of this run holds, as another host sees it."""
+    storage = open_storage(url)
+    return SeenLease(storage, token) if storage.is_remote else UNRIVALLED
+
+
+class FileLock(RunLock):
+    """A lock on the file `holder.json`, which remains when the lock is gone. No other process can take it."""
 
     def __init__(self, folder: Path, who: Holder) -> None:
         try:
@@ -96,47 +138,118 @@ class FileLock:
             holder = _read(self._file.read())
             self._file.close()
             raise ConfigError(refusal(str(folder), holder)) from error
+        except OSError as error:
+            self._file.close()
+            raise ConfigError(
+                f"{folder}: can't be locked against a second run ({error.strerror}): its file system has no locks; "
+                "take another --run-dir, on a file system that has them or in a bucket (gs://)"
+            ) from error
         with os_errors_as_storage_errors(str(folder / HOLDER)):
             self._file.truncate(0)
             self._file.write(msgspec.json.encode(who))
-
-    def check(self) -> None:
-        """Does nothing: no other process can take the lock."""
 
     def close(self) -> None:
         """Releases the folder."""
         self._file.close()
 
 
-class Lease:
-    """The object `holder.json`, renewed by a thread. Every change replaces exactly the generation that was read."""
+def _awake_or_not() -> float:
+    """Seconds that count while this process is stopped and, where the system can tell (Linux), its machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
-    def __init__(
-        self, storage: Storage, who: Holder, tell: Callable[[str], None], *, beat_s: float, patience_s: float
-    ) -> None:
-        self._storage, self._who, self._beat_s = storage, who, beat_s
+
+class SeenLease(RunLock):
+    """The object `holder.json` as it stands in the bucket, held by the process that `token` names."""
+
+    def __init__(self, storage: Storage, token: str) -> None:
+        self._storage, self.token = storage, token
         self._lost: str | None = None
-        self._take(tell, patience_s)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self._thread.start()
 
     def check(self) -> None:
-        """Raises RunTaken if another run took the folder, even one that has ended since."""
+        """See RunLock.check. Also of a run that has ended since."""
         if self._lost is not None:
             raise RunTaken(
                 f"{self._storage.url}: this run has lost its lease: {self._lost}; the work since its last "
                 "checkpoint is not saved"
             )
 
+    def confirm(self) -> None:
+        """See RunLock.confirm."""
+        self.check()
+        self._see()
+        self.check()
+
+    def _see(self) -> str | None:
+        """The generation of the lease in the bucket; None if it is lost, which this notes with the reason."""
+        stored = self._read_lease()
+        if stored is None:
+            self._lost = f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
+        elif stored[1] is None or stored[1].token != self.token:
+            self._lost = f"it was not renewed in time, and {stored[1] or 'another process'} took the folder"
+        return None if stored is None or self._lost is not None else stored[0]
+
+    def _read_lease(self) -> StoredLease | None:
+        """The lease in the bucket; None if there is none."""
+        while True:
+            try:
+                generation = self._storage.stat(HOLDER).generation
+                return generation, _read(self._storage.read(HOLDER, generation=generation))
+            except NotFound:
+                return None
+            # The lease was renewed between the two requests.
+            except PreconditionFailed:
+                continue
+
+
+class Lease(SeenLease):
+    """The lease of this process, renewed by a thread. Every change replaces exactly the generation that was read.
+
+    Other runs can take it `patience_s` after it was last renewed, by `clock`.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        who: Holder,
+        tell: Callable[[str], None],
+        *,
+        beat_s: float,
+        patience_s: float,
+        clock: Callable[[], float] = _awake_or_not,
+    ) -> None:
+        super().__init__(storage, who.token)
+        self._who, self._beat_s, self._patience_s, self._clock = who, beat_s, patience_s, clock
+        self._renewing = threading.Lock()
+        self._take(tell, patience_s)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread.start()
+
+    def confirm(self) -> None:
+        """See RunLock.confirm. Renews the lease."""
+        with self._renewing:
+            self.check()
+            while (generation := self._see()) is not None:
+                # Not renewed where another process was faster: then the next look says which.
+                with suppress(PreconditionFailed):
+                    self._write(generation)
+                    return
+            self.check()
+
+    def keep(self) -> None:
+        """See RunLock.keep. The other half of the patience is for the next request and the pause before it."""
+        self.check()
+        if self._clock() - self._renewed_at > self._patience_s / 2:
+            self.confirm()
+
     def close(self) -> None:
         """Releases the folder."""
         self._closing.set()
         self._thread.join()
-        stored = self._read_lease() if self._lost is None else None
-        if stored is not None and self._is_own(stored[1]):
+        generation = self._see() if self._lost is None else None
+        if generation is not None:
             # Only that generation: another run may take the lease before this request, or before it is repeated.
-            self._storage.delete(HOLDER, generation=stored[0])
+            self._storage.delete(HOLDER, generation=generation)
 
     def _take(self, tell: Callable[[str], None], patience_s: float) -> None:
         stored = self._read_lease()
@@ -163,42 +276,16 @@ class Lease:
 
     def _run(self) -> None:
         while self._lost is None and not self._closing.wait(self._beat_s):
-            try:
-                self._lost = self._renew()
-            except StorageError:
-                # The storage has retried already. The next beat tries again, or notices another run in the folder.
-                continue
-
-    def _renew(self) -> str | None:
-        """Renews the lease; returns the reason if it was lost."""
-        stored = self._read_lease()
-        if stored is None:
-            return f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
-        generation, holder = stored
-        if not self._is_own(holder):
-            return f"it was not renewed in time, and {holder or 'another process'} took the folder"
-        self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
-        self._write(generation)
-        return None
-
-    def _is_own(self, holder: Holder | None) -> bool:
-        return holder is not None and holder.token == self._who.token
+            # The storage has retried already. The next beat tries again, or notices another run in the folder.
+            with suppress(StorageError, RunTaken):
+                self.confirm()
 
     def _write(self, generation: str) -> None:
+        self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
+        began = self._clock()
         with self._storage.writer(HOLDER, if_generation=generation) as writer:
             writer.write(msgspec.json.encode(self._who))
-
-    def _read_lease(self) -> StoredLease | None:
-        """The lease in the bucket; None if there is none."""
-        while True:
-            try:
-                generation = self._storage.stat(HOLDER).generation
-                return generation, _read(self._storage.read(HOLDER, generation=generation))
-            except NotFound:
-                return None
-            # The lease was renewed between the two requests.
-            except PreconditionFailed:
-                continue
+        self._renewed_at = began
 
 
 def refusal(where: str, holder: Holder | None) -> str:

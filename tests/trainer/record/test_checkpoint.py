@@ -2,6 +2,7 @@ import io
 import pickle
 import queue
 import random
+import re
 import shutil
 import threading
 import uuid
@@ -21,7 +22,8 @@ from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
 from tests.makers.mortal import Killed, mortal
 from trainer.errors import CheckpointError
-from trainer.record import checkpoint, checkpoint_state
+from trainer.record import checkpoint, checkpoint_names, checkpoint_state
+from trainer.record.checkpoint_parts import StoredFile
 
 IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 
@@ -50,6 +52,12 @@ def put(storage: Storage, name: str, data: bytes) -> None:
         writer.write(data)
 
 
+def state_of(storage: Storage, step: int) -> str:
+    """The name of the state file of a committed checkpoint."""
+    (commit,) = [commit for commit in checkpoint.commits(storage) if commit.step == step]
+    return checkpoint.folder_of(step) + commit.files[0].name
+
+
 def unexpected(text: str) -> None:
     raise AssertionError(text)
 
@@ -65,7 +73,7 @@ def test_what_was_saved_comes_back(storage: Storage) -> None:
 
 def test_plain_torch_reads_a_state_file(storage: Storage) -> None:
     saved(storage, 5)
-    data = storage.read("checkpoints/step-000000005/state.pt")
+    data = storage.read(state_of(storage, 5))
     assert torch.load(io.BytesIO(data), weights_only=True)["identity"] == IDENTITY
 
 
@@ -75,7 +83,7 @@ def test_a_folder_without_a_checkpoint_has_no_newest(storage: Storage) -> None:
 
 def test_a_state_without_its_commit_does_not_count(storage: Storage) -> None:
     saved(storage, 5)
-    put(storage, checkpoint.folder_of(9) + checkpoint.STATE, checkpoint_state.encode(state_at(9)))
+    put(storage, checkpoint.folder_of(9) + checkpoint_names.new_state_name(), checkpoint_state.encode(state_at(9)))
     commit, _ = checkpoint.newest(storage, unexpected) or (None, None)
     assert commit is not None
     assert commit.step == 5
@@ -84,7 +92,7 @@ def test_a_state_without_its_commit_does_not_count(storage: Storage) -> None:
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, damage: str) -> None:
     saved(storage, 5, 12)
-    name = checkpoint.folder_of(12) + checkpoint.STATE
+    name = state_of(storage, 12)
     data = bytearray(storage.read(name))
     data[len(data) // 2] ^= 1
     storage.delete(name)
@@ -101,16 +109,16 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning(storage: Storage, da
 
 def test_only_damaged_checkpoints_are_an_error_and_no_fresh_start(storage: Storage) -> None:
     saved(storage, 5)
-    put(storage, checkpoint.folder_of(5) + checkpoint.STATE, b"")
+    put(storage, state_of(storage, 5), b"")
     with pytest.raises(CheckpointError, match="none of 1 checkpoints is intact; start again in another --run-dir"):
         checkpoint.newest(storage, [].append)
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_by_name_is_an_error_that_names_the_way_out(tmp_path: Path) -> None:
     saved(open_storage(str(tmp_path)), 5, 12)
-    state = tmp_path / checkpoint.folder_of(12) / checkpoint.STATE
+    state = tmp_path / state_of(open_storage(str(tmp_path)), 12)
     state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"state.pt: 1000 bytes .*, expected .*; name another checkpoint"):
+    with pytest.raises(CheckpointError, match=r"state-\w+.pt: 1000 bytes .*, expected .*; name another checkpoint"):
         checkpoint.at(open_storage(str(state.parent)), pytest.fail)
 
 
@@ -182,7 +190,7 @@ def test_what_must_stand_before_a_checkpoint_counts_stands() -> None:
     assert counted == [0]
     assert [stat.name for stat in storage.list()] == [
         "checkpoints/step-000000001/commit.json",
-        "checkpoints/step-000000001/state.pt",
+        state_of(storage, 1),
         "log",
     ]
 
@@ -245,7 +253,7 @@ class Broken(MemoryStorage):
 
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         inner = super().writer(name, if_generation=if_generation)
-        return _Cutting(inner) if name.endswith(checkpoint.STATE) else inner
+        return _Cutting(inner) if checkpoint_names.is_state(name) else inner
 
 
 class _Cutting:
@@ -322,11 +330,11 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 def committed(storage: Storage, step: int, data: bytes) -> None:
     """A checkpoint of any bytes, whose mark says just these."""
+    file = StoredFile(name=checkpoint_names.new_state_name(), num_bytes=len(data), crc32c=facts_of(data)[1])
     commit = checkpoint.CommitMark(
-        format=checkpoint.FORMAT, step=step, epoch=0, num_bytes=len(data), crc32c=facts_of(data)[1], top1=None,
-        identity=IDENTITY,
-    )  # fmt: skip
-    put(storage, checkpoint.folder_of(step) + checkpoint.STATE, data)
+        format=checkpoint.FORMAT, step=step, epoch=0, top1=None, identity=IDENTITY, files=[file]
+    )
+    put(storage, checkpoint.folder_of(step) + file.name, data)
     put(storage, checkpoint.folder_of(step) + checkpoint.COMMIT, msgspec.json.encode(commit))
 
 
@@ -389,7 +397,7 @@ def test_a_state_with_a_field_of_another_type_is_passed_over_and_the_field_named
     commit, _ = checkpoint.newest(storage, warnings.append) or (None, {})
     assert commit is not None
     assert commit.step == 5
-    assert "step-000000012/state.pt: not a checkpoint" in warnings[0]
+    assert re.search(r"step-000000012/state-\w+\.pt: not a checkpoint", warnings[0])
     assert name in warnings[0] or name == "stream"
 
 
@@ -415,7 +423,7 @@ def test_a_state_of_the_first_version_is_read() -> None:
 def test_what_is_no_state_at_all_is_named(state: Any) -> None:
     storage = MemoryStorage(uuid.uuid4().hex, "")
     committed(storage, 12, checkpoint_state.encode(state))
-    with pytest.raises(CheckpointError, match=r"state\.pt: not a checkpoint"):
+    with pytest.raises(CheckpointError, match=r"state-\w+\.pt: not a checkpoint"):
         checkpoint.read(storage, checkpoint.commits(storage)[0])
 
 
@@ -463,7 +471,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_stays() -> None:
     mark = storage.read(checkpoint.folder_of(12) + checkpoint.COMMIT).replace(b'"format":1', b'"format":3')
     put(storage, checkpoint.folder_of(12) + checkpoint.COMMIT, mark)
     for read in (checkpoint.newest, checkpoint.at):
-        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 3, this .* reads formats 1 and 2"):
+        with pytest.raises(ConfigError, match=r"000012/commit\.json: .* of format 3, this .* reads format 1;"):
             read(storage, unexpected)
 
 
@@ -488,7 +496,8 @@ def test_a_copy_that_a_user_keeps_beside_the_checkpoints_is_none_of_them_and_sta
         shutil.copytree(tmp_path / checkpoint.folder_of(5), tmp_path / copy)
     (tmp_path / "checkpoints/notes.txt").write_text("kept by hand")
     before = {stat.name for stat in storage.list()}
+    own = {state_of(storage, 5), checkpoint.folder_of(5) + checkpoint.COMMIT}
     saved(storage, 12, 20, keep=2)
     after = {stat.name for stat in storage.list()}
-    assert before - after == {checkpoint.folder_of(5) + name for name in (checkpoint.STATE, checkpoint.COMMIT)}
+    assert before - after == own
     assert [commit.step for commit in checkpoint.commits(storage)] == [12, 20]

@@ -18,6 +18,7 @@ from trainer import config as configs
 from trainer import recipes
 from trainer.record.checkpoint import FORMAT, CommitMark
 from trainer.record.checkpoint_names import folder_of
+from trainer.record.checkpoint_parts import StoredFile
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
 from trainer.tools import report
 
@@ -58,7 +59,8 @@ def folder(path: Path, lines: list[str]) -> Path:
     (path / "logs/host-001.log").write_text(start)
     for step, top1 in ((5, None), (10, 0.55)):
         mark = CommitMark(
-            format=FORMAT, step=step, epoch=0, num_bytes=1000, crc32c="AAAAAA==", top1=top1, identity={}
+            format=FORMAT, step=step, epoch=0, top1=top1, identity={},
+            files=[StoredFile(name="state-1f0c5a7be2d9.pt", num_bytes=1000, crc32c="AAAAAA==")],
         )  # fmt: skip
         put(open_storage(str(path)), f"{folder_of(step)}commit.json", msgspec.json.encode(mark))
     return path

@@ -1,0 +1,160 @@
+"""A run that is stopped or cut off from its bucket in its last save, while another run takes the folder and ends.
+
+`python -m tests.makers.paused [FIRST STEP]` tries every moment of the save in every way, twenty in all or every
+STEP-th, and prints what became of each.
+"""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote
+
+from shardset.errors import ShardsetError
+from shardset.storage.open import open_storage
+from tests.conftest import BUCKET, emulator
+from tests.faulty_proxy import Fault, FaultyProxy, Seen
+from tests.makers.training import arguments, clean_environment, finish, shard_set, tiny_config
+from trainer.record import checkpoint
+
+BEAT_S, PATIENCE_S = 1.0, 4.0
+LAST = 6
+
+Way = Literal["stopped", "cut off"]
+Moment = Literal["state", "verify", "log", "mark", "retention"]
+"""The request of the last save at which it happens; `log` is the first copy of a log, in an earlier save."""
+Arrival = Literal["late", "at once"]
+"""When that request reaches the bucket. Of a run that is cut off, `late` never does."""
+
+TRIES: list[tuple[Way, Moment, Arrival]] = list(
+    itertools.product(Way.__args__, Moment.__args__, Arrival.__args__)  # type: ignore[attr-defined]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How both runs ended, and which objects of the second one were not what they were after the first one ended."""
+
+    code: int
+    output: str
+    other_code: int
+    other_output: str
+    changed: list[str]
+    newest: str
+
+    @property
+    def last_line(self) -> str:
+        return self.output.splitlines()[-1] if self.output else ""
+
+    @property
+    def is_right(self) -> bool:
+        said = self.last_line.startswith("RunTaken: ") and "Traceback" not in self.output
+        return (self.code, self.other_code, self.changed) == (1, 0, []) and said and self.newest == f"step {LAST}"
+
+
+def attempt(server: str, manifest: str, root: str, way: Way, moment: Moment, arrival: Arrival) -> Outcome:
+    """Both runs, each to its end. STORAGE_EMULATOR_HOST must name the server."""
+    words = arguments(tiny_config(manifest, root, max_steps=LAST, checkpoint_every_steps=2, keep_checkpoints=2))
+    with FaultyProxy(server) as proxy:
+        first = _start(words, proxy.url)
+        interruption = _Interruption(first, way, moment, arrival)
+        proxy.script = interruption.look
+        if not interruption.began.wait(300):
+            raise AssertionError(finish(first, 5)[1])
+        storage = open_storage(root)
+        found_there = {stat.name: stat.generation for stat in storage.list()}
+        second = _start(words, server)
+        other_code, other_output = finish(second)
+        # What the second run wrote: of what it found there, a late request may still remove an old checkpoint.
+        before = {
+            stat.name: stat.generation for stat in storage.list() if found_there.get(stat.name) != stat.generation
+        }
+        mark = checkpoint.newest(storage, lambda _: None)
+        interruption.over.set()
+        time.sleep(0.5)  # what is late arrives
+        first.send_signal(signal.SIGCONT)
+        code, output = finish(first)
+    after = {stat.name: stat.generation for stat in storage.list()}
+    changed = [name for name, generation in before.items() if after.get(name) != generation]
+    try:
+        found = checkpoint.newest(storage, lambda text: changed.append(text))
+    except ShardsetError as error:
+        return Outcome(code, output, other_code, other_output, changed, str(error))
+    is_same = found is not None and mark is not None and found[0] == mark[0]
+    newest = f"step {found[0].step}" if found and is_same else "another"
+    return Outcome(code, output, other_code, other_output, changed, newest)
+
+
+def _start(words: list[str], server: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.makers.impatient", str(BEAT_S), str(PATIENCE_S), *words[2:]],
+        env=clean_environment() | {"STORAGE_EMULATOR_HOST": server, "PJRT_DEVICE": "CPU"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+class _Interruption:
+    """Stops a process, or cuts it off, from a certain request on until `over` is set."""
+
+    def __init__(self, process: subprocess.Popen[str], way: Way, moment: Moment, arrival: Arrival) -> None:
+        self.began, self.over = threading.Event(), threading.Event()
+        self._process, self._way, self._moment, self._arrival = process, way, moment, arrival
+        self._is_saving = False
+
+    def look(self, seen: Seen) -> Fault | None:
+        """A script for the proxy."""
+        if self.began.is_set():
+            return Fault("reset") if self._way == "cut off" and not self.over.is_set() else None
+        self._is_saving = self._is_saving or _saves(seen, "state")
+        if not self._is_moment(seen):
+            return None
+        if self._way == "cut off":
+            self.began.set()
+            return Fault("reset" if self._arrival == "late" else "lose")
+        self._process.send_signal(signal.SIGSTOP)
+        self.began.set()
+        if self._arrival == "late":
+            self.over.wait(600)
+        return None
+
+    def _is_moment(self, seen: Seen) -> bool:
+        if self._moment == "verify":
+            return seen.method == "GET" and f"step-{LAST:09d}/state" in unquote(seen.path)
+        if self._moment == "log":
+            return seen.method == "POST" and b"checkpoints/" not in seen.start and b"holder.json" not in seen.start
+        if self._moment == "retention":
+            return self._is_saving and seen.method == "DELETE"
+        return _saves(seen, "state" if self._moment == "state" else "commit.json")
+
+
+def _saves(seen: Seen, name: str) -> bool:
+    return seen.method == "POST" and f"step-{LAST:09d}/{name}".encode() in seen.start
+
+
+def main() -> None:
+    """All tries, one after the other."""
+    first, step = map(int, sys.argv[1:3] or ("0", "1"))
+    with tempfile.TemporaryDirectory() as folder, emulator(Path(folder) / "log") as server:
+        os.environ["STORAGE_EMULATOR_HOST"] = server
+        manifest = shard_set(Path(folder) / "shards")
+        for number, (way, moment, arrival) in enumerate(TRIES[first::step]):
+            got = attempt(server, manifest, f"gs://{BUCKET}/try-{number}", way, moment, arrival)
+            verdict = "right" if got.is_right else "WRONG"
+            print(f"{verdict}: {way}, {moment}, {arrival}: codes {got.code} and {got.other_code}, {got.newest}")
+            for text in [*got.changed, got.last_line]:
+                print(f"    {text}", flush=True)
+            if not got.is_right:
+                print(got.output[-3000:], "\n-- other\n", got.other_output[-2000:], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+from pathlib import Path
+
+import pytest
+
+from tests.makers.paused import Arrival, Moment, Way, attempt
+from tests.makers.training import shard_set
+
+
+@pytest.mark.slow
+@pytest.mark.gcs
+@pytest.mark.parametrize(("way", "moment", "arrival"), [("stopped", "mark", "late"), ("cut off", "verify", "at once")])
+def test_a_run_that_went_on_after_another_one_took_its_folder_stops_and_changes_nothing(
+    gcs_emulator: str, gcs_root: str, tmp_path: Path, way: Way, moment: Moment, arrival: Arrival
+) -> None:
+    got = attempt(gcs_emulator, shard_set(tmp_path), gcs_root, way, moment, arrival)
+    assert got.is_right, got
