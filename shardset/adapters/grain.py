@@ -48,11 +48,11 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         if self._batches is None:
             self._batches = self._stream.run(self._spans())
         epoch, step, batch = next(self._batches)
-        self._position = epoch, step + 1
+        self._position = (epoch, step + 1) if step + 1 < len(self._stream) else (epoch + 1, 0)
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The position after the last batch: plain values."""
+        """The position after the last batch, at the end of an epoch the start of the next: plain values."""
         return values_of_state(self._stream.state(*self._position))
 
     def set_state(self, state: dict[str, Any]) -> None:
