@@ -28,6 +28,7 @@ class StreamIterDataset(grain.IterDataset[Batch]):
         super().__init__()
         if num_epochs is not None and num_epochs < 1:
             raise ConfigError(f"num_epochs is {num_epochs}, expected at least 1, or None for ever")
+        stream.check_same()
         self.stream, self.num_epochs = stream, num_epochs
 
     def __iter__(self) -> "StreamIterator":

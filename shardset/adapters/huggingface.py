@@ -24,6 +24,7 @@ def iterable_dataset(stream: Stream, epoch: int = 0) -> datasets.IterableDataset
 
     Give the stream its rank and world_size instead of calling `split_dataset_by_node`.
     """
+    stream.check_same()
     rows = StepRows(stream, epoch)
     return datasets.IterableDataset.from_generator(rows, gen_kwargs={"steps": list(stream.steps_from(0))})
 

@@ -42,6 +42,7 @@ class TensorStream:
     """
 
     def __init__(self, stream: Stream, *, pin_memory: bool | None = None) -> None:
+        stream.check_same()
         self.stream = stream
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
 
@@ -95,6 +96,7 @@ class StepDataset(IterableDataset[dict[str, Any]]):
     def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
         super().__init__()
         stream.steps_from(start_step)  # raises here instead of in a worker
+        stream.check_same()
         self.stream = stream
         # The epoch and step where an iteration begins that has no place, how often an epoch was chosen, and how often
         # one was when workers began last: shared, so that it reaches workers that persist and those that start later.

@@ -49,7 +49,7 @@ def test_grains_own_checker_finds_every_state_restored(make, num_epochs, stage):
         "batch": lambda: ids.batch(2),
         "window_shuffle": lambda: grain.experimental.WindowShuffleIterDataset(ids, window_size=3, seed=1),
     }
-    grain.testing.assert_equal_output_after_checkpoint(datasets[stage]())
+    grain.experimental.assert_equal_output_after_checkpoint(datasets[stage]())
 
 
 def test_epochs_never_end_unless_they_are_counted(make):
