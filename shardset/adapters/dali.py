@@ -34,6 +34,7 @@ class ExternalSource:
         missing = [name for name in names if name not in available]
         if missing and stream.spec.transform is None:
             raise ConfigError(f"batches of this stream have no {missing[0]!r}; they have {', '.join(available)}")
+        stream.check_same()
         self.stream, self.names = stream, tuple(names)
         self._batches: Iterator[Batch] = iter(())
 

@@ -28,6 +28,7 @@ class StreamIterDataset(grain.IterDataset[Batch]):
         super().__init__()
         if num_epochs is not None and num_epochs < 1:
             raise ConfigError(f"num_epochs is {num_epochs}, expected at least 1, or None for ever")
+        stream.check_same()
         self.stream, self.num_epochs = stream, num_epochs
 
     def __iter__(self) -> "StreamIterator":
@@ -48,11 +49,11 @@ class StreamIterator(grain.DatasetIterator[Batch]):
         if self._batches is None:
             self._batches = self._stream.run(self._spans())
         epoch, step, batch = next(self._batches)
-        self._position = epoch, step + 1
+        self._position = (epoch, step + 1) if step + 1 < len(self._stream) else (epoch + 1, 0)
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """The position after the last batch: plain values."""
+        """The position after the last batch, at the end of an epoch the start of the next: plain values."""
         return values_of_state(self._stream.state(*self._position))
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -1,11 +1,11 @@
 """A stream as a Hugging Face IterableDataset of rows.
 
-    dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
+dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
 
-Its own `state_dict` and `load_state_dict` go on in the middle of an epoch, and DataLoader workers share its steps.
 """
 
 import os
+import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -24,6 +24,7 @@ def iterable_dataset(stream: Stream, epoch: int = 0) -> datasets.IterableDataset
 
     Give the stream its rank and world_size instead of calling `split_dataset_by_node`.
     """
+    stream.check_same()
     rows = StepRows(stream, epoch)
     return datasets.IterableDataset.from_generator(rows, gen_kwargs={"steps": list(stream.steps_from(0))})
 
@@ -33,33 +34,42 @@ class StepRows:
 
     def __init__(self, stream: Stream, epoch: int) -> None:
         self._stream, self._epoch = stream, epoch
-        self._run: _Run | None = None
-        self._steps = range(0)
-        self._owner = os.getpid()
-        self._inherited: _Run | None = None
+        # By process: the threads of a run are in the process that began it, and forked workers leave it alone.
+        self._readers: dict[int, _StepReader] = {}
 
     def __call__(self, steps: list[int]) -> Iterator[dict[str, Any]]:
-        """The rows of these steps."""
+        """The rows of these steps; safe to iterate over from several threads."""
+        reader = self._readers.setdefault(os.getpid(), _StepReader(self._stream, self._epoch))
         for step in steps:
-            batch = self._batch(step)
+            batch = reader.batch(step)
             for slot in np.flatnonzero(batch["weight"]).tolist():
                 yield row_of(batch, slot)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_run": None, "_steps": range(0), "_inherited": None}
+        return {**self.__dict__, "_readers": {}}
 
-    def _batch(self, step: int) -> Batch:
+
+class _StepReader:
+    """One run at a time over an epoch, which reads ahead where steps are asked for at equal distances."""
+
+    def __init__(self, stream: Stream, epoch: int) -> None:
+        self._stream, self._epoch = stream, epoch
+        self._run: _Run | None = None
+        self._steps = range(0)
+        self._lock = threading.Lock()
+
+    def batch(self, step: int) -> Batch:
         """The batch of a step, from the run that is open if that comes to it next."""
-        if self._owner != os.getpid():
-            # The threads of this run are in the parent. Closing it here could wait for a lock that one of them held.
-            self._owner, self._inherited, self._run, self._steps = os.getpid(), self._run, None, range(0)
-        if self._run is None or step not in self._steps[:1]:
-            # Of n workers each asks for every n-th step.
-            stride = max(1, step - (self._steps.start - self._steps.step)) if self._run is not None else 1
-            self._steps = range(step, len(self._stream), stride)
-            self._run = self._stream.run(iter([(self._epoch, self._steps)]))
-        batch = next(self._run)[2]
-        self._steps = self._steps[1:]
-        if not self._steps:
-            self._run = None  # ends its threads
-        return batch
+        with self._lock:
+            if self._run is None or step not in self._steps[:1]:
+                expected, stride = self._steps.start, self._steps.step
+                if step == expected:
+                    self._steps = range(step, len(self._stream), stride)
+                else:  # of n workers each asks for every n-th step
+                    self._steps = range(step, step + 1, max(1, step - expected + stride))
+                self._run = self._stream.run(iter([(self._epoch, self._steps)]))
+            batch = next(self._run)[2]
+            self._steps = self._steps[1:]
+            if not self._steps:
+                self._run = None  # ends its threads
+            return batch

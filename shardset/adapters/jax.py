@@ -28,6 +28,7 @@ class GlobalBatches:
     def __init__(self, stream: Stream, mesh: Mesh, axis: str = "data") -> None:
         _check_processes(stream)
         _check_mesh(stream, mesh, axis)
+        stream.check_same()
         self.stream, self.sharding = stream, NamedSharding(mesh, PartitionSpec(axis))
 
     def __len__(self) -> int:

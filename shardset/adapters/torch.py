@@ -14,15 +14,19 @@ and the loader takes one sample of each in turn.
 import logging
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from shardset.arguments import require_int
+from shardset.decodable import decodable
 from shardset.errors import ConfigError
+from shardset.order.state import OrderState, StateCount, state_from_values
 from shardset.stream.batch import Batch
-from shardset.stream.position import state_of_values, values_of_state
+from shardset.stream.position import values_of_state
 from shardset.stream.stream import Stream
 
 _NEVER = -1
@@ -38,6 +42,7 @@ class TensorStream:
     """
 
     def __init__(self, stream: Stream, *, pin_memory: bool | None = None) -> None:
+        stream.check_same()
         self.stream = stream
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
 
@@ -59,12 +64,31 @@ class TensorStream:
         self.stream.load_state_dict(state)
 
 
+@decodable
+class _StepState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a worker stands: at a step of its own, of which it has given some items."""
+
+    stream: OrderState
+    num_given: StateCount
+    worker: tuple[StateCount, StateCount]
+    batch_sizes: tuple[StateCount, StateCount]
+
+
+class _Place(NamedTuple):
+    """The next item of a worker of so many. From the end of the epoch on, it has none left."""
+
+    epoch: int
+    step: int
+    num_given: int
+    worker: tuple[int, int]
+
+
 class StepDataset(IterableDataset[dict[str, Any]]):
     """The steps of a stream, divided among DataLoader workers; the base of the datasets below.
 
-    The first iteration gives `epoch` from `start_step` on, each further one the next epoch. Workers that a DataLoader
-    starts anew for each epoch all begin with the first: call `set_epoch` before, as with a DistributedSampler.
-    `state_dict` and `load_state_dict` are what StatefulDataLoader calls in each worker.
+    The first iteration gives `epoch` from `start_step` on, each further one the next epoch, after a `break` too.
+    Workers that a DataLoader starts anew for each epoch all begin with the first: call `set_epoch` before, as with a
+    DistributedSampler. `state_dict` and `load_state_dict` are what StatefulDataLoader calls in each worker.
 
     Raises ConfigError for a `start_step` that no epoch has.
     """
@@ -72,86 +96,115 @@ class StepDataset(IterableDataset[dict[str, Any]]):
     def __init__(self, stream: Stream, epoch: int = 0, start_step: int = 0) -> None:
         super().__init__()
         stream.steps_from(start_step)  # raises here instead of in a worker
-        self.stream, self.epoch, self.start_step = stream, epoch, start_step
-        # The epoch that was chosen last, how often one was, and how often one was when workers began last: shared, so
-        # that it reaches workers that persist, and so that new ones know of those before.
-        self._chosen = torch.tensor([epoch, 0, _NEVER]).share_memory_()
-        self._num_seen = 0
-        self._begun = False
-        self._reached: tuple[int, int] | None = None
+        stream.check_same()
+        self.stream = stream
+        # The epoch and step where an iteration begins that has no place, how often an epoch was chosen, and how often
+        # one was when workers began last: shared, so that it reaches workers that persist and those that start later.
+        self._shared = torch.tensor([epoch, start_step, 0, _NEVER]).share_memory_()
+        self._place: _Place | None = None
+        self._begun, self._num_seen = False, 0
 
     @abstractmethod
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
         """What the dataset makes of a batch."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        self._begin()  # now and not with the first item, so that a state saved before that has the right epoch
-        return self._own_items()
+        # Moves now and not with the first item: a state may be saved before that. A loader may drop an iterator unused
+        # and make another one; so the place counts as left only once an item was asked for.
+        self._place = self._next_place()
+        self._begun, self._num_seen = False, int(self._shared[2])
+        return self._items_left(self._place)
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the next iteration give this epoch, in all workers."""
-        self._chosen[:2] = torch.tensor([epoch, int(self._chosen[1]) + 1])
+        """Has the next iteration give this epoch, in all workers; a state that was loaded goes on in its epoch."""
+        self._shared[:3] = torch.tensor([require_int("epoch", epoch), 0, int(self._shared[2]) + 1])
 
     def state_dict(self) -> dict[str, Any]:
         """The position of this worker, after the last item that it gave: plain values."""
-        position = {"start_step": self.start_step, "reached": list(self._reached) if self._reached else None}
-        return {"stream": values_of_state(self.stream.state(self.epoch, 0)), **position}
+        place = self._place or self._start()
+        state = self.stream.state(place.epoch, min(place.step, len(self.stream)))
+        given = {"num_given": place.num_given, "worker": list(place.worker), "batch_sizes": self._batch_sizes()}
+        return {"stream": values_of_state(state), **given}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Has the next iteration go on there, or at the next epoch if no item was left: see `Stream.restore`.
+        """Has the next iteration go on there; it gives nothing if it was saved at the end of an epoch, before its loop.
 
-        A DataLoader worker does not know whether other workers have items left: if none has, an iteration without
-        items comes first.
+        Raises ConfigError naming what differs: see `Stream.restore`.
         """
-        self.epoch, _ = self.stream.restore(state_of_values(state["stream"]))
-        self.start_step = state["start_step"]
-        self._reached = tuple(state["reached"]) if state["reached"] else None
-        self._begun, self._num_seen = False, int(self._chosen[1])
-        self._chosen[2] = _NEVER
+        saved = state_from_values(state, _StepState)
+        sizes = self._batch_sizes()
+        if list(saved.batch_sizes) != sizes and (saved.num_given or saved.worker != (0, 1)):
+            raise ConfigError(
+                f"the global batch and this process's part of it are {sizes} here and were {list(saved.batch_sizes)} "
+                "there; a state of samples, or of workers, goes on with the same"
+            )
+        epoch, step = self.stream.restore(saved.stream)
+        if epoch != saved.stream.epoch:
+            epoch, step = saved.stream.epoch, len(self.stream)
+        self._place = _Place(epoch, step, saved.num_given, saved.worker)
+        self._begun, self._num_seen = False, int(self._shared[2])
+        # For workers that start later: a loader that was saved after its loop drops those that loaded the state.
+        self._shared[:2] = torch.tensor([epoch + 1, 0])
+        self._shared[3] = _NEVER
 
-    def _own_items(self) -> Iterator[dict[str, Any]]:
-        info = get_worker_info()
-        worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
-        # A worker does not know whether its loader has ended, which then begins the next iteration itself.
-        may_go_on = self._reached is not None and info is None
-        for item in self._items_left(worker, num_workers):
-            may_go_on = False
-            yield item
-        if may_go_on:
-            self.epoch, self.start_step, self._reached = self.epoch + 1, 0, None
-            yield from self._items_left(worker, num_workers)
+    def _batch_sizes(self) -> list[int]:
+        return [self.stream.order.global_batch_size, self.stream.batch_size]
 
-    def _items_left(self, worker: int, num_workers: int) -> Iterator[dict[str, Any]]:
-        first, num_given = self._reached or (self.start_step + worker, 0)
-        steps = range(first, len(self.stream), num_workers)
-        for _, step, batch in self.stream.run(iter([(self.epoch, steps)])):
+    def _start(self) -> _Place:
+        """Where an iteration begins that has no place."""
+        epoch, start_step, num_chosen, num_chosen_before = self._shared.tolist()
+        worker = _which_worker()
+        if get_worker_info() is not None and worker[0] == 0 and self._place is None:
+            if num_chosen == num_chosen_before:
+                _log.warning("new workers read epoch %d again; call set_epoch before each epoch", epoch)
+            self._shared[3] = num_chosen
+        return _Place(epoch, start_step + worker[0], 0, worker)
+
+    def _next_place(self) -> _Place:
+        """Where the next iteration begins."""
+        place, worker = self._place, _which_worker()
+        epoch, _, num_chosen, _ = self._shared.tolist()
+        if place is None or (num_chosen != self._num_seen and (self._begun or epoch != place.epoch)):
+            return self._start()
+        if self._begun:
+            self._shared[1] = 0
+            return _Place(place.epoch + 1, worker[0], 0, worker)
+        if place.worker != worker:
+            raise ConfigError(
+                f"the state is of worker {place.worker[0]} of {place.worker[1]} of a DataLoader, and this is "
+                f"{worker[0]} of {worker[1]}; go on with as many workers, and load it through a StatefulDataLoader"
+            )
+        return place
+
+    def _items_left(self, place: _Place) -> Iterator[dict[str, Any]]:
+        self._begun = True
+        epoch, first, num_given, worker = place
+        for _, step, batch in self.stream.run(iter([(epoch, range(first, len(self.stream), worker[1]))])):
             items = self.items(batch)
             for number in range(num_given, len(items)):
                 is_last = number + 1 == len(items)
-                self._reached = (step + num_workers, 0) if is_last else (step, number + 1)
+                self._place = _Place(epoch, *((step + worker[1], 0) if is_last else (step, number + 1)), worker)
                 yield items[number]
             num_given = 0
+        # The end of the epoch is the start of the next. A worker stays: others may have items left.
+        if get_worker_info() is None:
+            self._place = None
+            if int(self._shared[2]) == self._num_seen:
+                self._shared[:2] = torch.tensor([epoch + 1, 0])
 
-    def _begin(self) -> None:
-        """Moves to the epoch of a new iteration."""
-        chosen_epoch, num_chosen, num_chosen_before = self._chosen.tolist()
-        info = get_worker_info()
-        if info is not None and info.id == 0:
-            if num_chosen == num_chosen_before and not self._begun:
-                _log.warning("new workers read epoch %d again; call set_epoch before each epoch", self.epoch)
-            self._chosen[2] = num_chosen
-        if self._begun or num_chosen != self._num_seen:
-            self.epoch = self.epoch + 1 if num_chosen == self._num_seen else chosen_epoch
-            self.start_step, self._reached = 0, None
-        self._begun, self._num_seen = True, num_chosen
+
+def _which_worker() -> tuple[int, int]:
+    """The number of this DataLoader worker, and how many there are; (0, 1) in the process of the loader."""
+    info = get_worker_info()
+    return (info.id, info.num_workers) if info else (0, 1)
 
 
 class BatchDataset(StepDataset):
     """The batches of a stream, arrays as tensors; give it to a DataLoader with `batch_size=None`."""
 
     def __len__(self) -> int:
-        """Batches of the epoch that is being read, or is read next, from `start_step` on."""
-        return len(self.stream.steps_from(self.start_step))
+        """Batches of an epoch; of the first one from `start_step` on."""
+        return len(self.stream) - int(self._shared[1])
 
     def items(self, batch: Batch) -> Sequence[dict[str, Any]]:
         """See StepDataset."""

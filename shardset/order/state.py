@@ -2,7 +2,8 @@
 
 import hashlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -11,6 +12,11 @@ from shardset.decodable import decodable
 from shardset.errors import ConfigError
 
 MAX_STATE_BYTES = 4096
+
+StateCount = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+"""A number in a state that is computed with; no run gets further."""
+
+StateT = TypeVar("StateT")
 
 
 @decodable
@@ -21,11 +27,11 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     manifest: str
     quarantine: str
     seed: int | None
-    epoch: int
-    row: int
-    num_lanes: int = msgspec.field(name="L")
-    block_size: int = msgspec.field(name="q")
-    window: int = msgspec.field(name="w")
+    epoch: StateCount
+    row: StateCount
+    num_lanes: StateCount = msgspec.field(name="L")
+    block_size: StateCount = msgspec.field(name="q")
+    window: StateCount = msgspec.field(name="w")
 
     def to_json(self) -> str:
         """One line of JSON; `state_from_json` gives the same state back."""
@@ -34,12 +40,25 @@ class OrderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 def state_from_json(text: str | bytes) -> OrderState:
     """A state from the JSON of `OrderState.to_json`; raises ConfigError for anything else."""
+    return _decode(text, OrderState)
+
+
+def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
+    """A state from plain values, whose numbers may be those of NumPy or a tensor; raises ConfigError for others."""
+    try:
+        text = msgspec.json.encode(dict(values), enc_hook=operator.index)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"the state holds what no state does ({error}); resume from another checkpoint") from error
+    return _decode(text, kind)
+
+
+def _decode(text: str | bytes, kind: type[StateT]) -> StateT:
     if len(text) > MAX_STATE_BYTES:
         raise ConfigError(
             f"the order state is {len(text)} bytes, expected at most {MAX_STATE_BYTES}; it is not a state"
         )
     try:
-        return msgspec.json.decode(text, type=OrderState)
+        return msgspec.json.decode(text, type=kind)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ConfigError(f"the order state can't be read ({error}); resume from another checkpoint") from error
 

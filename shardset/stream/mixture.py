@@ -125,6 +125,11 @@ class MixedStream:
         )
         return _not_empty(stream, share)
 
+    @property
+    def fingerprint(self) -> str:
+        """What must be the same in all processes of a run: that of the stream of each shard set, in their order."""
+        return "; ".join(stream.fingerprint for stream in self.streams)
+
     def batches(self, start_step: int = 0) -> Iterator[tuple[int, Batch]]:
         """(step, batch) for ever; a batch is that of a Stream with `source` (int64): the number of the shard set."""
         numbered = [(number, stream) for number, stream in enumerate(self.streams) if stream.batch_size]

@@ -1,13 +1,12 @@
 """Where an iteration over a stream stands, and the plain values that a checkpoint keeps of it."""
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from shardset.order.state import OrderState, state_from_json
+from shardset.order.state import OrderState, state_from_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,4 +31,4 @@ def values_of_state(state: OrderState) -> dict[str, Any]:
 
 def state_of_values(values: Mapping[str, Any]) -> OrderState:
     """The state from `values_of_state`; numbers may be those of NumPy or a tensor. Raises ConfigError for others."""
-    return state_from_json(msgspec.json.encode(dict(values), enc_hook=operator.index))
+    return state_from_values(values, OrderState)

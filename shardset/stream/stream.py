@@ -29,7 +29,7 @@ from shardset.stream.pipeline import Pipeline
 from shardset.stream.position import StreamPosition, state_of_values, values_of_state
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
-from shardset.stream.world import refuse_copies, which_process
+from shardset.stream.world import check_same, refuse_copies, which_process
 
 _log = logging.getLogger(__name__)
 
@@ -121,6 +121,24 @@ class Stream:
     def batch_size(self) -> int:
         """Samples of this replica in a batch."""
         return len(self.spec.slots)
+
+    @property
+    def fingerprint(self) -> str:
+        """What must be the same in all processes of a run, as words `name=value`: set, split, order, seed, batch."""
+        here = self.state(0, 0)
+        names = ["manifest", "version", "seed", "num_lanes", "block_size", "window", "quarantine"]
+        order = {name: getattr(here, name) for name in names}
+        order |= {name: order[name][:12] for name in ("manifest", "quarantine")}
+        own = {name: getattr(self.spec, name) for name in ("split", "global_batch_size", "world_size", "last_batch")}
+        words = own | order | {"augment_repeats": self.spec.augment_repeats}
+        return " ".join(f"{name}={value}" for name, value in words.items())
+
+    def check_same(self) -> None:
+        """Raises ConfigError if another process has another fingerprint; all processes must call it.
+
+        Compares where torch.distributed or jax.distributed runs as many processes as the stream has; adapters call it.
+        """
+        check_same(self.fingerprint, self.spec.rank, self.spec.world_size)
 
     @property
     def classes(self) -> list[str]:

@@ -1,9 +1,12 @@
 """Whether this process is one of several: what launchers write into the environment, and what libraries in use know."""
 
+import importlib
 import os
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from shardset.arguments import require_int
 from shardset.errors import ConfigError
@@ -15,6 +18,8 @@ _LAUNCHERS = {
     "PMI_SIZE": "PMI_RANK",  # MPICH, Intel MPI
 }
 """The variables that hold the number of processes and the number of this one."""
+
+_TEXT_BYTES = 4096
 
 _XLA_LOCAL_SIZE = "PJRT_LOCAL_PROCESS_COUNT"
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", _XLA_LOCAL_SIZE)
@@ -57,6 +62,39 @@ def refuse_copies(owner: int) -> None:
     """Raises ConfigError in DataLoader workers that have copies of a stream, which was made in the process `owner`."""
     if os.getpid() != owner:
         _refuse_in_workers()
+
+
+def check_same(fingerprint: str, rank: int, world_size: int) -> None:
+    """Raises ConfigError naming what differs if another process has another fingerprint; all must call it alike.
+
+    Compares nothing unless torch.distributed or jax.distributed runs `world_size` processes, nor in DataLoader workers.
+    """
+    data = sys.modules.get("torch.utils.data")
+    if world_size < 2 or (data is not None and data.get_worker_info() is not None):
+        return
+    words = fingerprint.split(" ")
+    for other, text in enumerate(_gather(fingerprint, world_size)):
+        for own, word in zip(words, text.split(" "), strict=True):
+            if own != word:
+                raise ConfigError(
+                    f"processes read differently: {own} in process {rank} and {word} in process {other}; give all of "
+                    "them the same shard set and options"
+                )
+
+
+def _gather(text: str, world_size: int) -> list[str]:
+    """The text of each process, by rank; none where the libraries in use run another number of processes."""
+    if launch := _torch_launch():
+        if launch.world_size != str(world_size):
+            return []
+        texts = [""] * world_size
+        sys.modules["torch.distributed"].all_gather_object(texts, text)
+        return texts
+    if (launch := _jax_launch()) and launch.world_size == str(world_size):
+        row = np.frombuffer(text.encode().ljust(_TEXT_BYTES), np.uint8)
+        rows = importlib.import_module("jax.experimental.multihost_utils").process_allgather(row)
+        return [bytes(np.asarray(each)).decode().rstrip() for each in rows]
+    return []
 
 
 def find_launch() -> Launch | None:

@@ -38,6 +38,20 @@ def test_a_state_goes_on_at_any_batch_behind_other_stages(make, num_taken):
     assert len(list(again)) == len(rest)
 
 
+@pytest.mark.parametrize("num_epochs", [1, 3])
+@pytest.mark.parametrize("stage", ["none", "map", "filter", "batch", "window_shuffle"])
+def test_grains_own_checker_finds_every_state_restored(make, num_epochs, stage):
+    ids = StreamIterDataset(make(image=None), num_epochs=num_epochs).map(lambda batch: batch["id"])
+    datasets = {
+        "none": lambda: StreamIterDataset(make(image=None), num_epochs=num_epochs),
+        "map": lambda: ids,
+        "filter": lambda: ids.filter(lambda each: each[0] % 3 > 0),
+        "batch": lambda: ids.batch(2),
+        "window_shuffle": lambda: grain.experimental.WindowShuffleIterDataset(ids, window_size=3, seed=1),
+    }
+    grain.experimental.assert_equal_output_after_checkpoint(datasets[stage]())
+
+
 def test_epochs_never_end_unless_they_are_counted(make):
     assert len(list(itertools.islice(StreamIterDataset(make()), 30))) == 30
     with pytest.raises(ConfigError, match="num_epochs is 0, expected at least 1"):

@@ -73,6 +73,15 @@ def test_steps_are_read_once_whatever_the_worker_skips(make):
     assert len(runs) == 1
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shuffled_rows_come_once_although_threads_ask_for_several_steps_at_once(make, workers):
+    dataset = iterable_dataset(make(batch_size=2))  # 25 steps, of which `datasets` reads ten at once
+    for seed in range(4):
+        rows = dataset.shuffle(seed=seed, buffer_size=10)
+        ids = [row["id"] for row in (DataLoader(rows, batch_size=None, num_workers=workers) if workers else rows)]
+        assert sorted(ids) == list(range(50))
+
+
 FORKED = """
 import os, sys, threading
 from torch.utils.data import DataLoader

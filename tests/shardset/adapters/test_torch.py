@@ -1,4 +1,5 @@
 import io
+import json
 from functools import partial
 
 import numpy as np
@@ -44,8 +45,9 @@ def make(url, **options):
 def test_a_loader_with_any_number_of_workers_gives_the_streams_batches_in_order(shards, workers, start):
     stream = make(shards)
     dataset = BatchDataset(stream, epoch=2, start_step=start)
+    assert len(dataset) == len(stream) - start
     found = list(DataLoader(dataset, batch_size=None, num_workers=workers))
-    assert len(found) == len(dataset) == len(stream) - start
+    assert len(found) == len(stream) - start
     for batch, expected in zip(found, stream.epoch(2, start), strict=True):
         assert all(torch.equal(batch[name], torch.from_numpy(expected[name])) for name in expected)
 
@@ -238,20 +240,92 @@ def test_a_stateful_loader_of_samples_goes_on_exactly(shards, workers, num_taken
     assert list(again) == rest
 
 
-@pytest.mark.parametrize(("workers", "ends"), [(0, False), (0, True), (2, True)])
-def test_a_loader_saved_after_the_last_batch_goes_on_with_the_next_epoch(shards, workers, ends):
-    def loader_of():
-        options = {"batch_size": None, "num_workers": workers, "persistent_workers": workers > 0}
-        return StatefulDataLoader(BatchDataset(make(shards)), **options)
+LOADERS = [(0, False), (2, False), (2, True)]  # workers, and whether they persist
 
-    loader, again = loader_of(), loader_of()
-    batches = iter(loader)
-    for _ in range(7):
-        next(batches)
-    assert not ends or next(batches, None) is None
+
+def train(url, start_epoch, saved, loader_options, *, chooses):
+    """Two epochs of a loop that saves after each batch and each epoch: the ids of its batches, and what it saved.
+
+    What is saved is the loader's state, and the epoch that a resumed loop begins with.
+    """
+    dataset = BatchDataset(make(url))
+    loader = StatefulDataLoader(dataset, batch_size=None, **loader_options)
+    if saved is not None:
+        loader.load_state_dict(saved)
+    trained, states = [], []
+    for epoch in range(start_epoch, 2):
+        if chooses:
+            dataset.set_epoch(epoch)
+        for batch in loader:
+            trained.append((epoch, batch["id"].tolist()))
+            states.append((len(trained), epoch, loader.state_dict()))
+        states.append((len(trained), epoch + 1, loader.state_dict()))
+    return trained, states
+
+
+@pytest.mark.parametrize(("workers", "persist"), LOADERS)
+@pytest.mark.parametrize("chooses", [False, True])
+def test_a_loop_that_is_resumed_anywhere_trains_every_batch_once(shards, workers, persist, chooses):
+    if workers and not persist and not chooses:
+        pytest.skip("new workers read the first epoch again, and warn")
+    options = {"num_workers": workers, "persistent_workers": persist}
+    trained, states = train(shards, 0, None, options, chooses=chooses)
+    expected = [(epoch, batch["id"].tolist()) for epoch in range(2) for batch in make(shards).epoch(epoch)]
+    assert trained == expected
+    for num_trained, epoch, state in states[:15] if not workers else [states[0], *states[5:9]]:
+        rest, _ = train(shards, epoch, json.loads(json.dumps(state)), options, chooses=chooses)
+        assert rest == expected[num_trained:], f"saved after {num_trained} batches, resumed in epoch {epoch}"
+
+
+@pytest.mark.parametrize(("workers", "persist"), LOADERS)
+def test_a_loaded_position_outranks_the_epoch_of_the_constructor(shards, workers, persist):
+    def loader_of(dataset):
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=persist)
+
+    dataset = BatchDataset(make(shards))
+    loader, again = loader_of(dataset), loader_of(BatchDataset(make(shards)))
+    dataset.set_epoch(4)
+    assert len(list(loader)) == 7
     again.load_state_dict(loader.state_dict())
-    assert all_same(again, tensors(make(shards).epoch(1)))
-    assert all_same(again, tensors(make(shards).epoch(2)))
+    assert all_same(again, tensors(make(shards).epoch(5)))
+
+
+def test_after_a_break_the_next_epoch_begins_and_a_state_saved_there_too(shards):
+    dataset, again = BatchDataset(make(shards)), BatchDataset(make(shards))
+    for _ in dataset:
+        break
+    begun = iter(dataset)
+    again.load_state_dict(dataset.state_dict())
+    again.set_epoch(1)  # as frameworks do before each epoch; it is the epoch of the state
+    expected = tensors(make(shards).epoch(1))
+    assert all_same(begun, expected)
+    assert all_same(again, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "num_taken", "message"),
+    [
+        (
+            {"batch_size": None, "num_workers": 2},
+            1,
+            "the state is of worker 0 of 1 of a DataLoader, and this is 0 of 2",
+        ),
+        ({}, 3, r"are \[4, 4\] here and were \[8, 8\] there; a state of samples"),
+    ],
+)
+def test_a_state_that_would_repeat_or_skip_samples_is_refused(shards, options, num_taken, message):
+    dataset = SampleDataset(make(shards, **RAW))
+    samples = iter(dataset)
+    for _ in range(num_taken):
+        next(samples)
+    again = SampleDataset(make(shards, **RAW, **({} if options else {"global_batch_size": 4, "num_lanes": 4})))
+    with pytest.raises(ConfigError, match=message):
+        load_and_begin(again, dataset.state_dict(), options)
+
+
+def load_and_begin(dataset, state, options):
+    dataset.load_state_dict(state)
+    next(iter(DataLoader(dataset, **options)))
 
 
 @pytest.mark.parametrize("rank", [0, 3])  # the last rank has nothing but pads in the last row
