@@ -1,7 +1,8 @@
 """A stream as a Hugging Face IterableDataset of rows.
 
-dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
+    dataset = iterable_dataset(stream, epoch=3).map(augment).with_format("torch").batch(64)
 
+Its own `state_dict` and `load_state_dict` go on in the middle of an epoch, and DataLoader workers share its steps.
 """
 
 import os
