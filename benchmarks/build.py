@@ -151,13 +151,13 @@ def compare(other: Path, scale: float, repeats: int, folder: Path) -> float:
     place, output = folder / f"against-{num_images}", folder / "output"
     inputs.make("folders", place, num_images)
     words = contestants("folders", place, output, sys.executable)[0].words
-    runs: dict[Path, list[Run]] = {environment.REPOSITORY: [], other.resolve(): []}
+    runs: list[tuple[Path, list[Run]]] = [(environment.REPOSITORY, []), (other.resolve(), [])]
     for _ in range(repeats):
-        for checkout, found in runs.items():
+        for checkout, found in runs:
             shutil.rmtree(output, ignore_errors=True)
             found.append(watch(words, output, folder / "log.txt", {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}))
-    ours, theirs = (median(run.seconds for run in found) for found in runs.values())
-    cpu = [median(run.cpu_s for run in found) for found in runs.values()]
+    ours, theirs = (median(run.seconds for run in found) for _, found in runs)
+    cpu = [median(run.cpu_s for run in found) for _, found in runs]
     print(f"{num_images} images: {ours:.1f} s, {other} {theirs:.1f} s: {ours / theirs:.2f} times")
     print(f"processor time: {cpu[0]:.1f} s, {cpu[1]:.1f} s: {cpu[0] / cpu[1]:.2f} times")
     return ours / theirs
