@@ -1,11 +1,13 @@
 """Compares builds of shards from the same raw files, by this project and by others, in turns.
 
 python -m benchmarks.build [--scale S] [--repeats N] [--inputs cifar,folders,imagenet] [--folder DIR] [--add]
+python -m benchmarks.build --against CHECKOUT [--scale S] [--repeats N] [--folder DIR]
 
 --scale 1 is 10,000 photographs for those who copy them fast, and 4,000 photographs or 24,000 pictures of CIFAR for all
 others. Every contestant runs on the whole input and on a fifth of it, each as a process of its own. The steady rate is
 that of the additional images in the additional time, so that it holds all work on images and no start-up. Writes
-`docs/benchmarks/build.json`, `.md` and `.svg` after each run.
+`docs/benchmarks/build.json`, `.md` and `.svg` after each run. With --against it only compares builds from class folders
+by this checkout and by another one, whole processes.
 """
 
 import argparse
@@ -16,6 +18,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from benchmarks import environment, inputs, peers_write, report
 from benchmarks.measuring import Run, watch
@@ -142,6 +145,24 @@ def _one_more(
     )  # fmt: skip
 
 
+def compare(other: Path, scale: float, repeats: int, folder: Path) -> float:
+    """Prints the medians of whole builds by both checkouts, in turns; returns ours, divided by the other's."""
+    num_images = max(30, round(inputs.FULL_SIZE["folders"] * scale))
+    place, output = folder / f"against-{num_images}", folder / "output"
+    inputs.make("folders", place, num_images)
+    words = contestants("folders", place, output, sys.executable)[0].words
+    runs: list[tuple[Path, list[Run]]] = [(environment.REPOSITORY, []), (other.resolve(), [])]
+    for _ in range(repeats):
+        for checkout, found in runs:
+            shutil.rmtree(output, ignore_errors=True)
+            found.append(watch(words, output, folder / "log.txt", {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}))
+    ours, theirs = (median(run.seconds for run in found) for _, found in runs)
+    cpu = [median(run.cpu_s for run in found) for _, found in runs]
+    print(f"{num_images} images: {ours:.1f} s, {other} {theirs:.1f} s: {ours / theirs:.2f} times")
+    print(f"processor time: {cpu[0]:.1f} s, {cpu[1]:.1f} s: {cpu[0] / cpu[1]:.2f} times")
+    return ours / theirs
+
+
 def read_results(path: Path) -> list[report.Result]:
     """The results that an earlier call wrote."""
     return [
@@ -164,8 +185,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--add", action="store_true", help="keep the runs of earlier calls (same scale) and add to them"
     )
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="only compare with this other checkout")
     args = parser.parse_args(argv)
     args.folder.mkdir(parents=True, exist_ok=True)
+    if args.against:
+        compare(args.against, args.scale, args.repeats, args.folder.resolve())
+        return
     before = read_results(args.output.with_suffix(".json")) if args.add else []
     if not args.repeats:
         report.write(args.output, json.loads(args.output.with_suffix(".json").read_text())["facts"], before)

@@ -89,6 +89,7 @@ def _run(
     if progress and (warning := _crossing(config, beam_options)):
         progress.print(warning)
     prepared = prepare(config, output)
+    options.limit_workers(beam_options, beam_flags, prepared.units.num_units, prepared.num_bytes)
     with ProgressWatcher(output, prepared.units.num_units, progress, writes=not dry_run):
         counters = run(prepared, beam_options, progress.print if progress else None, dry_run=dry_run)
     files = prepared.files
@@ -160,7 +161,8 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
         units = write_units(survey.units, lines)
         start = _Start(config, output, source.input, survey)
         files, file = start.begin(_describe(config, survey, units.digest), lines)
-    return PreparedBuild(config=config, source=source, files=files, file=file, units=units)
+    num_bytes = survey.num_bytes or sum(survey.objects.values())
+    return PreparedBuild(config=config, source=source, files=files, file=file, units=units, num_bytes=num_bytes)
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,8 @@ class _Start:
         # The replaced set may have the same options; readers still use its folders, so these need other names.
         identity = [file.identity, replaced.digest if replaced else ""]
         suffix = "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
-        before = sorted({old.suffix, *old.before}) if old else []
+        # One that was stopped before it was ready has written no shard.
+        before = sorted({*old.before, *([old.suffix] if old.ready else [])}) if old else []
         described, file = file, msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
         files = PlanFiles(output, file.digest)
         # From here on the output belongs to this build: other builds notice at their next check.

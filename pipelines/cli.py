@@ -58,6 +58,11 @@ def _refuse_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> None:
 
 def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     with quiet_workers(show=args.debug) as console:
+        from pipelines.runners import fork_server
+
+        if fork_server.may_be_needed(beam_flags):
+            fork_server.begin()
+        gc.disable()  # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
         from pipelines import build
         from pipelines.runners import progress
         from pipelines.write import summary
@@ -65,6 +70,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         config = _build_config(args)
         if not args.no_report:
             from pipelines.report import page  # early, so that a missing library does not fail a finished build
+        gc.freeze()
+        gc.enable()
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.for_console(console))
     report = page.after_build(config) if result.published and not args.no_report else None

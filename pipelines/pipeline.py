@@ -46,13 +46,17 @@ _planning: dict[str, threading.Lock] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedBuild:
-    """A build that is ready to run: what was asked for, what was surveyed, and where its plan files are."""
+    """A build that is ready to run: what was asked for, what was surveyed, and where its plan files are.
+
+    `num_bytes` is the size of the input.
+    """
 
     config: BuildConfig
     source: Source
     files: PlanFiles
     file: BuildFile
     units: WrittenUnits
+    num_bytes: int
 
 
 def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = False) -> None:

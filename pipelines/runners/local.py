@@ -4,35 +4,30 @@ Beam 2.77 waits forever for an answer from a worker process that was killed (mos
 leaves its workers running if the launching process is killed.
 """
 
-import gc
 import io
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 
 from apache_beam.portability import python_urns
 from apache_beam.portability.api import beam_fn_api_pb2
 from apache_beam.runners.portability.fn_api_runner.worker_handlers import SubprocessSdkWorkerHandler, WorkerHandler
+from apache_beam.runners.worker import sdk_worker_main
 from google.protobuf import json_format, text_format
 
+from pipelines.runners import fork_server
 from shardset.errors import ShardsetError
 
 _ANSWER_INTERVAL_S = 0.1
 _EXIT_PATIENCE_S = 1.0
-
-_RETURN_FREED_MEMORY = {
-    "MALLOC_ARENA_MAX": "2",
-    "MALLOC_MMAP_THRESHOLD_": str(2**18),
-    "MALLOC_TRIM_THRESHOLD_": str(2**18),
-}
-"""Settings for glibc's malloc, which otherwise keeps a fifth of a worker's peak; the user's own settings win."""
 
 
 class WorkerGroup:
@@ -40,30 +35,28 @@ class WorkerGroup:
 
     def __init__(self) -> None:
         self._news = threading.Condition()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[BaseProcess] = []
         self._ended = False
         self._failure: int | None = None
 
-    def start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start(self, environment: Mapping[str, str]) -> BaseProcess:
         """A new worker process with these environment variables; killed at once if the group has ended."""
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.runners.local"],  # -P: ignores a random.py in this folder
-            stdin=subprocess.PIPE,  # the worker sees its end if the launcher dies
-            stdout=2,  # the result of the launcher goes to standard output
-            env=_RETURN_FREED_MEMORY | os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | dict(environment),
-            process_group=0,  # Ctrl-C reaches only the launcher, which ends its workers
-        )
+        fork_server.begin()
+        process = fork_server.CONTEXT.Process(target=run_worker, args=(os.environ | environment,), daemon=True)
+        try:
+            process.start()
+        except (EOFError, ConnectionError) as error:
+            raise ShardsetError(self.record_exit(-signal.SIGKILL)) from error
         with self._news:
             self._processes.append(process)
             if self._ended:
                 process.kill()
         return process
 
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
+    def wait(self, process: BaseProcess) -> int:
         """Waits for a worker to end; returns its exit code, negative for a signal."""
-        code = process.wait()
-        if process.stdin:
-            process.stdin.close()
+        process.join()
+        code = process.exitcode or 0
         with self._news:
             self._failure = self._failure or code or None
             self._news.notify_all()
@@ -155,7 +148,7 @@ class _Worker(SubprocessSdkWorkerHandler):
         self._closing.set()
         super().close()
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, process: BaseProcess) -> None:
         code, pending = self._group.wait(process), self.control_conn._futures_by_id
         # Repeatedly, because the runner may send further requests until it has seen the first error.
         while not self._closing.wait(_ANSWER_INTERVAL_S):
@@ -174,22 +167,21 @@ class _LossyStandardError(io.FileIO):
             return len(data)
 
 
-def _exit_with_launcher() -> None:
-    os.read(0, 1)  # returns only when the launcher is gone, because nothing is ever written
+def _exit_with(launcher: BaseProcess) -> None:
+    launcher.join()
     os._exit(1)
 
 
-def main() -> None:
-    """Runs a worker process until the launching process no longer needs it."""
-    threading.Thread(target=_exit_with_launcher, daemon=True).start()
-    from apache_beam.runners.worker import sdk_worker_main
-
+def run_worker(environment: dict[str, str]) -> None:
+    """Runs a worker process with these environment variables until the launching process no longer needs it."""
+    os.setpgid(0, 0)  # Ctrl-C reaches only the launcher, which ends its workers
+    launcher = multiprocessing.parent_process()
+    assert launcher, "a worker is not started by hand"
+    threading.Thread(target=_exit_with, args=(launcher,), daemon=True).start()
+    os.environ.clear()
+    os.environ |= environment
+    os.dup2(2, 1)  # the result of the launcher goes to standard output
     sys.stderr = io.TextIOWrapper(
         _LossyStandardError(2, "w", closefd=False), errors="backslashreplace", write_through=True
     )
     sdk_worker_main.main(sys.argv)
-    gc.freeze()  # skips the garbage collection at exit, which takes 0.4 s
-
-
-if __name__ == "__main__":
-    main()

@@ -24,6 +24,9 @@ from shardset.storage.base import Storage
 
 _CONNECT_TIMEOUT_S = 10
 
+BYTES_PER_WORKER = 16 << 20
+"""An input of fewer bytes is read sooner than a worker process starts."""
+
 
 def prepare(flags: Sequence[str], *, source: str, output: Storage) -> PipelineOptions:
     """Beam's options for a build from `source` to `output`; ConfigError if a runner would refuse or ignore one."""
@@ -54,6 +57,16 @@ def beam_options(flags: Sequence[str], output: Storage) -> PipelineOptions:
         dataflow.set_threads(options)
     options.view_as(SetupOptions).pickle_library = "cloudpickle"
     return options
+
+
+def limit_workers(options: PipelineOptions, flags: Sequence[str], num_units: int, num_bytes: int) -> None:
+    """Leaves out the worker processes that a small input is not worth, unless `flags` ask for them."""
+    if {"--runner", "--direct_num_workers", "--direct_running_mode"} & {flag.split("=")[0] for flag in flags}:
+        return
+    direct = options.view_as(DirectOptions)
+    direct.direct_num_workers = min(direct.direct_num_workers, max(num_units, 1 + num_bytes // BYTES_PER_WORKER))
+    if direct.direct_num_workers == 1:
+        direct.direct_running_mode = "in_memory"
 
 
 def unknown_flags(flags: Sequence[str]) -> list[str]:

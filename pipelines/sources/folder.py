@@ -85,6 +85,7 @@ class Folder:
                 *self.holdout.empty_notes(splits),
                 *missing_notes(seen, names),
             ],
+            num_bytes=listed.num_bytes,
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
@@ -202,7 +203,7 @@ class _Assigned:
         return {(self.split_of[folder], label) for folder, label in self.label_of.items() if label >= 0}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Listed:
     """What is in a folder: name, bytes and generation of each image, one image of each folder, other files by type."""
 
@@ -210,6 +211,7 @@ class _Listed:
     folders: dict[str, str] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
+    num_bytes: int = 0
 
 
 def _listed(storage: Storage) -> _Listed:
@@ -221,6 +223,7 @@ def _listed(storage: Storage) -> _Listed:
             listed.others[printable(extension(stat.name))] += 1
         elif is_text(stat.name):
             listed.images.add([stat.name, stat.num_bytes, stat.generation])
+            listed.num_bytes += stat.num_bytes
             listed.folders.setdefault(_folder_of(stat.name), stat.name)
         else:
             listed.unreadable.append(stat.name)

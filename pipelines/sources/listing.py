@@ -102,15 +102,17 @@ class Listing:
         listing = self._stat_listing()
         listed = read_again(lambda: self._listed(listing))
         names = self._class_names(listed)
-        entries, seen = SpilledList(), set()
+        entries, seen, num_bytes = SpilledList(), set(), 0
         for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
             entries.add(entry)
             seen.add((entry[4], entry[3]))
+            num_bytes += entry[1] or 0
         return Survey(
             units=SpilledUnits(entries, self.entries_per_unit, lambda _, some: {"entries": some}),
             classes=class_infos(names),
             notes=[*listed.notes, *self.holdout.empty_notes({split for split, _ in seen}), *missing_notes(seen, names)],
             objects={self.file: listing.num_bytes},
+            num_bytes=num_bytes,
         )
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:

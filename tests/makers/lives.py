@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
 from shardset.storage.open import open_storage
 
-Victim = Literal["launcher", "worker", "everything"]
+Victim = Literal["launcher", "fork server", "worker", "everything"]
 
 
 class Life:
@@ -37,18 +37,31 @@ class Life:
 
     def members(self) -> dict[int, str]:
         """The command lines of all living processes of this build by process id, orphans too."""
-        found = {int(entry): _facts(entry) for entry in os.listdir("/proc") if entry.isdigit()}
-        return {pid: facts[1] for pid, facts in found.items() if facts and facts[0] == self.process.pid}
+        return {pid: command for pid, (_, _, command) in self._facts().items()}
+
+    def fork_servers(self) -> list[int]:
+        """The process id of what workers are forked from, in a list; empty if it does not live."""
+        return self._forked(lambda parent: parent == self.process.pid)
 
     def workers(self) -> list[int]:
         """The process ids of all living workers."""
-        return sorted(pid for pid, command in self.members().items() if "pipelines.runners.local" in command)
+        return self._forked(lambda parent: parent != self.process.pid)
+
+    def _forked(self, is_parent: Callable[[int], bool]) -> list[int]:
+        facts = self._facts().items()
+        return sorted(pid for pid, (parent, _, words) in facts if "runners.preloaded" in words and is_parent(parent))
+
+    def _facts(self) -> dict[int, tuple[int, int, str]]:
+        found = {int(entry): _facts(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+        return {pid: facts for pid, facts in found.items() if facts and facts[1] == self.process.pid}
 
     def kill(self, victim: Victim, draw: random.Random) -> bool:
         """SIGKILL to one process or to all, and whether it came in time; waits for a worker, where it has to be one."""
         if victim == "worker":
             found = self._wait_for_workers()
             return bool(found) and _kill(draw.choice(found))
+        if victim == "fork server":
+            return any(map(_kill, self.fork_servers()))
         if self.process.poll() is None:
             for pid in self.members() if victim == "everything" else [self.process.pid]:
                 _kill(pid)
@@ -99,11 +112,11 @@ def _kill(pid: int) -> bool:
     return True
 
 
-def _facts(pid: str) -> tuple[int, str] | None:
-    """(session, command line) of a process; None if it is gone or waits for its parent to notice that it is."""
+def _facts(pid: str) -> tuple[int, int, str] | None:
+    """(parent, session, command line) of a process; None if it is gone or waits for its parent to notice that it is."""
     try:
-        state, _, _, session = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[:4]
+        state, parent, _, session = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[:4]
         command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return None if state == "Z" else (int(session), command)
+    return None if state == "Z" else (int(parent), int(session), command)

@@ -196,6 +196,24 @@ def test_a_build_that_goes_on_after_another_began_and_died_writes_nothing_that_t
     check_one_set(storage.url, winner)
 
 
+@pytest.mark.parametrize(
+    ("end", "replaces"), [("its claim is made", False), ("its survey", True), ("its plan may begin", False)]
+)
+def test_a_build_that_died_and_ran_again_leaves_every_file_of_one_that_nobody_killed(raw, end, replaces):
+    def files_after(*ends):
+        storage = open_storage(f"memory://{uuid.uuid4().hex}")
+        if replaces:
+            run(config_of(raw, storage.url), storage)
+        config = config_of(raw, storage.url, seed=1, overwrite=replaces)
+        for end in ends:
+            with pytest.raises(StorageError, match="the power is gone"):
+                run(config, told(storage, uuid.uuid4().hex, at(MOMENTS[end], die)))
+        run(config, storage)
+        return {stat.name: storage.read(stat.name) for stat in storage.list()}
+
+    assert files_after(end) == files_after()
+
+
 def test_units_of_a_job_that_checked_no_image_are_not_taken_up_by_one_that_does(raw):
     storage = open_storage(f"memory://{uuid.uuid4().hex}")
     careless, careful = config_of(raw, storage.url, verify="none"), config_of(raw, storage.url, overwrite=True)
