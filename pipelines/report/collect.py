@@ -40,7 +40,7 @@ _GREY_FROM = 36
 
 @dataclass(frozen=True, slots=True)
 class ImageStats:
-    """What the report keeps of a decoded image: stored width and height in pixels, mode, and a small grey version.
+    """What the report keeps of a decoded image: upright width and height in pixels, mode, and a small grey version.
 
     `flat` means that its small version on white is nearly a single colour.
     """
@@ -50,6 +50,7 @@ class ImageStats:
     mode: str
     grey: bytes
     transparent: bool
+    turned: bool
     flat: bool
 
 
@@ -123,7 +124,8 @@ def _image_stats(fields: Fields, options: ImageOptions) -> ImageStats:
     small = thumbnail_of(image_of(fields), _GREY_FROM, options)
     grey = small.pixels.convert("L").resize((near_duplicates.GREY_WIDTH, near_duplicates.GREY_HEIGHT))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < near_duplicates.MIN_CONTRAST)
-    return ImageStats(small.width, small.height, small.pixels.mode, grey.tobytes(), small.transparent, flat)
+    mode = small.pixels.mode
+    return ImageStats(small.width, small.height, mode, grey.tobytes(), small.transparent, small.turned, flat)
 
 
 def _find_near_duplicates(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:

@@ -82,6 +82,12 @@ def _images(data: ReportData) -> Iterable[Finding]:
             "white, or on image.background; other readers may ignore it and show the colours beneath."
         )
         yield Finding(level="note", text=text, anchor="images")
+    if turned := sum(image.turned for image in data.images.values()):
+        text = (
+            f"{count(turned, 'decoded image is', 'decoded images are')} stored turned, with an EXIF orientation; the "
+            "stream turns them upright, other readers may not."
+        )
+        yield Finding(level="note", text=text, anchor="images")
 
 
 def _first_three(names: list[str]) -> str:

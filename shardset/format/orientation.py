@@ -7,6 +7,7 @@ Pillow. TIFFs are upright here, because Pillow turns them while it loads them.
 
 import re
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # processes that decode PNGs don't import Pillow
@@ -23,7 +24,7 @@ _CHUNK = struct.Struct(">I4s")
 _TAG = 0x0112
 _ORDERS = {b"II*\0": "<", b"II\0*": "<", b"MM\0*": ">", b"MM*\0": ">"}
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
-_NUMBERS = {3: "H", 4: "I"}
+_NUMBERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 13: "I"}
 
 
 def orientation_of(data: bytes, image: "Image.Image | None" = None) -> int:
@@ -41,7 +42,7 @@ def orientation_of(data: bytes, image: "Image.Image | None" = None) -> int:
     stated = _in_exif(exif)
     if stated is None and (match := _IN_XMP.search(xmp)):
         stated = int(match[1])
-    return stated if stated in range(UPRIGHT, 9) else UPRIGHT
+    return stated if stated and UPRIGHT <= stated <= 8 else UPRIGHT
 
 
 def upright_size(size: tuple[int, int], orientation: int) -> tuple[int, int]:
@@ -74,23 +75,23 @@ def _in_png(data: bytes) -> bytes:
 
 
 def _in_exif(exif: bytes) -> int | None:
-    """The orientation in the first directory of EXIF data; None if it has none, 0 if it is not a whole number."""
+    """The orientation in the first directory of EXIF data; None if it has none, 0 if that can't be understood."""
     start, stated = 0, None
     while exif.startswith(_EXIF, start):
         start += len(_EXIF)
     exif = exif[start:]
     order = _ORDERS.get(exif[:4])
-    try:
-        [first] = struct.unpack_from(f"{order}I", exif, 4) if order else (len(exif),)
+    if order is None or len(exif) < 8:
+        return 0 if exif else None
+    with suppress(struct.error):
+        [first] = struct.unpack_from(f"{order}I", exif, 4)
         [num_entries] = struct.unpack_from(f"{order}H", exif, first)
         for at in range(first + 2, first + 2 + 12 * num_entries, 12):
             tag, kind, count, place = struct.unpack_from(f"{order}HHII", exif, at)
             size = count * _SIZES.get(kind, 0)
             if size > 4 and place + size > len(exif):
-                return stated  # Pillow reads no further
+                break  # Pillow reads no further
             if tag == _TAG and size:
                 where = place if size > 4 else at + 8
                 stated = struct.unpack_from(order + _NUMBERS[kind], exif, where)[0] if kind in _NUMBERS else 0
-    except struct.error:
-        return stated
     return stated
