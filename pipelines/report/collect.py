@@ -129,11 +129,11 @@ def _image_stats(fields: Fields, options: ImageOptions) -> ImageStats:
 
 
 def _find_near_duplicates(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:
-    """Pairs of similar images, without those of equal content, which `find_duplicates` finds."""
+    """Pairs of similar images, without equal ones, which `find_duplicates` finds."""
     samples = np.array(sorted(images), np.int64)
     shape = (len(samples), near_duplicates.GREY_HEIGHT, near_duplicates.GREY_WIDTH)
     greys = np.frombuffer(b"".join(images[sample].grey for sample in samples.tolist()), np.uint8).reshape(shape)
-    content = np.stack(catalog.contents, axis=1)
+    content = np.stack((catalog.image_crc32c, catalog.image_bytes), axis=1)
     pairs = [
         replace(pair, left=int(samples[pair.left]), right=int(samples[pair.right]))
         for pair in near_duplicates.similar_pairs(greys, catalog.split[samples])

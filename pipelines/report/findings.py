@@ -42,7 +42,7 @@ def _quarantine(num_rejected: int) -> Finding:
 def _duplicates(data: ReportData) -> Iterable[Finding]:
     groups = data.duplicates
     if not groups:
-        yield Finding(level="good", text="No two samples have the same content.")
+        yield Finding(level="good", text="No two samples have the same image.")
     across = sum(group.num_splits > 1 for group in groups)
     conflicting = sum(group.num_labels > 1 for group in groups)
     inside = sum(group.num_splits == 1 and group.num_labels == 1 for group in groups)

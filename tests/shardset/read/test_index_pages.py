@@ -27,7 +27,7 @@ from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_
 from tests.makers.shardset import put, write_shard_set
 
 SIZE = 2200
-ROW_BYTES = 76
+ROW_BYTES = 80
 FILE = "train/train-00000.idx-pages.npy"
 
 
