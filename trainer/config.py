@@ -91,6 +91,7 @@ class ImageConfig:
     mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
     std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
     background: str = setting("white", "colour behind transparent images: white, black, grey or #rrggbb")
+    upright: bool = setting(True, "turn images as their EXIF data say; no: take them as they are stored")
     decoded_bytes: Count = setting(
         DECODED_BYTES, "memory of the images that a process decodes at once; one that needs more is a bad sample"
     )

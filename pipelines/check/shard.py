@@ -14,7 +14,7 @@ from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
 from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import is_image_field
 from shardset.format.index import index_from_bytes
 from shardset.format.index_pages import entries_of
 from shardset.format.manifest import IndexFile, Shard
@@ -206,6 +206,7 @@ def _row_problems(group: list[TarMember], contents: dict[str, bytes], row: dict[
     in_tar = {
         "offset": group[0].header_offset,
         "crc32c": crc32c_of(*contents.values()),
+        "image_crc32c": crc32c_of(next((data for name, data in contents.items() if is_image_field(name)), b"")),
         "key": group[0].key.encode(),
         **byte_ranges,
     }
@@ -231,11 +232,10 @@ def _label_problems(label: int, contents: dict[str, bytes], num_classes: int) ->
 
 def _image_problems(task: ShardTask, contents: dict[str, bytes], findings: ShardFindings) -> Iterator[str]:
     for name, content in contents.items():
-        extension = name.rpartition(".")[2]
-        if extension not in IMAGE_FIELDS:
+        if not is_image_field(name):
             continue
         findings.num_images += 1
         try:
-            examine(content, field=extension, verify="decode", options=task.image)
+            examine(content, field=name.rpartition(".")[2], verify="decode", options=task.image)
         except UndecodableImage as error:
             yield f"its {name} can't be decoded: {error}; build again with --verify decode"

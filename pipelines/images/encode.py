@@ -23,7 +23,7 @@ from typing import Any
 from PIL import Image, ImageChops, features
 
 from pipelines.images import jpeg_restart
-from pipelines.images.check import CMYK_TO_RGB, is_stored_unchanged, is_transparent
+from pipelines.images.check import CMYK_TO_RGB, fixes_of, is_stored_unchanged, is_transparent
 from pipelines.images.open import (
     BROKEN,
     GREY_MODES,
@@ -33,12 +33,12 @@ from pipelines.images.open import (
     check_sides,
     format_of,
     opened,
-    orientation,
 )
 from pipelines.images.options import DEFAULTS, ImageOptions, resized, stored_field
 from shardset.errors import UndecodableImage
 from shardset.format.background import WHITE, Background, flattened
 from shardset.format.images import IMAGE_FIELDS
+from shardset.format.orientation import UPRIGHT, orientation_of, upright_size
 
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -57,12 +57,13 @@ _REDUCING_GAP = 3.0
 
 @dataclass(frozen=True, slots=True)
 class ImageThumbnail:
-    """A small upright image, 8-bit L or RGB on white, and the size of the stored image."""
+    """A small upright image, 8-bit L or RGB on white, and the size of the whole; `turned` if it is not stored so."""
 
     pixels: Image.Image
     width: int
     height: int
     transparent: bool
+    turned: bool
 
 
 def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
@@ -75,7 +76,7 @@ def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) ->
 
 
 def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
-    is_cmyk = fix == CMYK_TO_RGB
+    is_cmyk = CMYK_TO_RGB in fixes_of(fix)
     if not options.reencodes and not is_cmyk:
         return examined_field, data
     # The field of an image that was not examined comes from its name, which may be wrong or be no image's.
@@ -84,11 +85,13 @@ def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) 
     if field == actual and not is_cmyk and options.resize_shorter is None:
         return field, data
     with opened(data, actual, options) as image:
-        if field == actual and not is_cmyk and is_stored_unchanged(image, actual, options):
+        if field == actual and not is_cmyk and is_stored_unchanged(image, data, actual, options):
             return field, data
         size = resized(image.size, options.resize_shorter)
         check_sides(size, field)
-        return field, _written(_pixels(image, size, actual, options.background), field, options.quality)
+        return field, _written(
+            _pixels(image, orientation_of(data, image), size, actual, options.background), field, options.quality
+        )
 
 
 def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) -> ImageThumbnail:
@@ -97,8 +100,10 @@ def thumbnail_of(data: bytes, longest: int, options: ImageOptions = DEFAULTS) ->
     with opened(data, field, options) as image:
         width, height = image.size
         scale = min(1.0, longest / max(width, height))
-        pixels = _pixels(image, (max(1, round(width * scale)), max(1, round(height * scale))), field)
-        return ImageThumbnail(pixels, width, height, is_transparent(image))
+        orientation = orientation_of(data, image)
+        pixels = _pixels(image, orientation, (max(1, round(width * scale)), max(1, round(height * scale))), field)
+        width, height = upright_size((width, height), orientation)
+        return ImageThumbnail(pixels, width, height, is_transparent(image), orientation != UPRIGHT)
 
 
 def libraries(options: ImageOptions) -> dict[str, str]:
@@ -117,12 +122,14 @@ def libraries(options: ImageOptions) -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-def _pixels(image: Image.Image, size: tuple[int, int], field: str, background: Background = WHITE) -> Image.Image:
+def _pixels(
+    image: Image.Image, orientation: int, size: tuple[int, int], field: str, background: Background = WHITE
+) -> Image.Image:
     """The upright image as 8-bit L or RGB, resized to `size`, which is that before EXIF turns it."""
     check_mode(image.mode, field)
     box: Any = None
+    turn = _TURNS.get(orientation)
     try:
-        turn = _TURNS.get(orientation(image))
         if size != image.size:
             draft = image.draft(None, (int(size[0] * _REDUCING_GAP), int(size[1] * _REDUCING_GAP)))
             box = draft[1] if draft else None

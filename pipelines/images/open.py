@@ -8,7 +8,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from PIL import ExifTags, Image
+from PIL import Image
 
 from pipelines.images.options import ImageOptions
 from shardset.errors import UndecodableImage
@@ -148,14 +148,3 @@ def check_sides(size: tuple[int, int], field: str) -> None:
     longest = _LONGEST_SIDE.get(field, MAX_PIXELS)
     if max(size) > longest:
         raise UndecodableImage(f"too large for {field}", f"{size[0]} x {size[1]}, at most {longest} a side")
-
-
-def orientation(image: Image.Image) -> int:
-    """The EXIF orientation to apply, 1 to 8; 1 (upright) if none is given."""
-    if image.format == "TIFF":
-        return 1  # Pillow applies the orientation of a TIFF while it loads it
-    try:
-        value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except BROKEN:
-        return 1  # readers ignore broken EXIF too
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1

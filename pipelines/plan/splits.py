@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pipelines.config import BuildConfig
-from pipelines.images.check import TRANSPARENT
+from pipelines.images.check import TRANSPARENT, TURNED
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.files import PlanFiles, encode_record
 from pipelines.plan.layout import SplitPlan
@@ -17,6 +17,14 @@ from pipelines.plan.summaries import UnitSummary, read_summaries
 from shardset.errors import ConfigError, SourceError
 from shardset.format.manifest import ClassInfo
 from shardset.order.permutation import ORDER_VERSION
+from shardset.program import count
+
+_NOTES = {
+    TRANSPARENT: "{} with transparency {} stored as they came; the stream puts them on a background (white; "
+    "image.background)",
+    TURNED: "{} {} stored turned, as EXIF says; the stream turns them upright (image.upright), other readers may not",
+}
+"""What the summary says of images with a mark that is no fix."""
 
 
 def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFile:
@@ -35,11 +43,11 @@ def make_plan(files: PlanFiles, config: BuildConfig, build: BuildFile) -> PlanFi
         num_classes=len(classes),
         classes=classes,
         splits=splits,
-        fixes={fix: number for fix, number in total.fixes.items() if fix != TRANSPARENT},
+        fixes={fix: number for fix, number in total.fixes.items() if fix not in _NOTES},
         num_rejected=sum(count.num_rejected for count in total.splits.values()),
         rejected=rejected,
         num_units=build.num_units,
-        notes=[*build.notes, *_transparency_notes(total.fixes)],
+        notes=[*build.notes, *_notes(total.fixes)],
     )
     plan = msgspec.structs.replace(plan, digest=_digest(plan, config))
     files.write(paths.PLAN, encode_record(plan))
@@ -100,12 +108,10 @@ def _rejected_lines(files: PlanFiles, num_units: int) -> Iterator[bytes]:
                 yield json.dumps(entry, sort_keys=True).encode() + b"\n"
 
 
-def _transparency_notes(fixes: Mapping[str, int]) -> list[str]:
-    number = fixes.get(TRANSPARENT, 0)
-    if not number:
-        return []
-    images = "1 image with transparency is" if number == 1 else f"{number:,} images with transparency are"
-    return [f"{images} stored as they came; the stream puts them on a background (white; image.background)"]
+def _notes(marks: Mapping[str, int]) -> list[str]:
+    """A sentence for each mark that is no fix."""
+    numbers = ((note, marks.get(mark, 0)) for mark, note in _NOTES.items())
+    return [note.format(count(number, "image"), "is" if number == 1 else "are") for note, number in numbers if number]
 
 
 def _digest(plan: PlanFile, config: BuildConfig) -> str:

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from pipelines.check.problems import Problem, problem_of
-from pipelines.report.near_duplicates import crc_before
 from shardset.errors import DamagedShard, StorageError
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import is_image_field
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
 from shardset.order.permutation import derive_key, hash64
@@ -78,10 +77,9 @@ class Catalog:
         return _joined([_image_bytes(shard.index) for shard in self.shards], np.int64)
 
     @cached_property
-    def contents(self) -> tuple[np.ndarray, np.ndarray]:
-        """CRC32C and bytes of each sample's fields, without a `cls` at their end: equal for equal content."""
-        columns = [_contents(shard.index) for shard in self.shards]
-        return _joined([crc for crc, _ in columns], np.uint32), _joined([size for _, size in columns], np.int64)
+    def image_crc32c(self) -> np.ndarray:
+        """The CRC32C of the sample's image; 0 where there is none."""
+        return _joined([shard.index["image_crc32c"] for shard in self.shards], np.uint32)
 
     def __len__(self) -> int:
         return int(self.first_samples[-1])
@@ -156,24 +154,11 @@ def _joined(columns: list[np.ndarray], dtype: Any) -> np.ndarray:
 
 
 def _image_bytes(index: np.ndarray) -> np.ndarray:
-    """Bytes of the first image field that each sample has."""
-    num_bytes = np.zeros(len(index), np.int64)
-    for name in index_fields(index):
-        if name.rpartition(".")[2] in IMAGE_FIELDS:
-            num_bytes = np.where(num_bytes == 0, index[f".{name}"]["num_bytes"].astype(np.int64), num_bytes)
+    """Bytes of the image of each sample, which is its first one in the tar."""
+    num_bytes, first = np.zeros(len(index), np.int64), np.full(len(index), np.iinfo(np.uint64).max)
+    for name in filter(is_image_field, index_fields(index)):
+        offset = index[f".{name}"]["offset"]
+        is_first = (offset > 0) & (offset < first)
+        num_bytes = np.where(is_first, index[f".{name}"]["num_bytes"].astype(np.int64), num_bytes)
+        first = np.where(is_first, offset, first)
     return num_bytes
-
-
-def _contents(index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See Catalog.contents: subtracts the digits of the label if they are the last bytes."""
-    names = index_fields(index)
-    size = sum((index[f".{name}"]["num_bytes"].astype(np.int64) for name in names), np.zeros(len(index), np.int64))
-    crc, label = index["crc32c"].astype(np.uint32), index["label"]
-    if "cls" not in names:
-        return crc, size
-    # The CRC32C covers the fields in tar order, so a label can be taken off only where it comes last.
-    last = np.max([index[f".{name}"]["offset"] for name in names], axis=0) == index[".cls"]["offset"]
-    digits = np.array([len(str(number)) for number in label.tolist()])
-    removable = last & (label >= 0) & (index[".cls"]["num_bytes"] == digits)
-    crc[removable] = crc_before(crc[removable], label[removable])
-    return crc, size - np.where(removable, digits, 0)

@@ -40,7 +40,7 @@ _GREY_FROM = 36
 
 @dataclass(frozen=True, slots=True)
 class ImageStats:
-    """What the report keeps of a decoded image: stored width and height in pixels, mode, and a small grey version.
+    """What the report keeps of a decoded image: upright width and height in pixels, mode, and a small grey version.
 
     `flat` means that its small version on white is nearly a single colour.
     """
@@ -50,6 +50,7 @@ class ImageStats:
     mode: str
     grey: bytes
     transparent: bool
+    turned: bool
     flat: bool
 
 
@@ -123,15 +124,16 @@ def _image_stats(fields: Fields, options: ImageOptions) -> ImageStats:
     small = thumbnail_of(image_of(fields), _GREY_FROM, options)
     grey = small.pixels.convert("L").resize((near_duplicates.GREY_WIDTH, near_duplicates.GREY_HEIGHT))
     flat = bool(np.ptp(np.asarray(small.pixels), axis=(0, 1)).max() < near_duplicates.MIN_CONTRAST)
-    return ImageStats(small.width, small.height, small.pixels.mode, grey.tobytes(), small.transparent, flat)
+    mode = small.pixels.mode
+    return ImageStats(small.width, small.height, mode, grey.tobytes(), small.transparent, small.turned, flat)
 
 
 def _find_near_duplicates(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPair]:
-    """Pairs of similar images, without those of equal content, which `find_duplicates` finds."""
+    """Pairs of similar images, without equal ones, which `find_duplicates` finds."""
     samples = np.array(sorted(images), np.int64)
     shape = (len(samples), near_duplicates.GREY_HEIGHT, near_duplicates.GREY_WIDTH)
     greys = np.frombuffer(b"".join(images[sample].grey for sample in samples.tolist()), np.uint8).reshape(shape)
-    content = np.stack(catalog.contents, axis=1)
+    content = np.stack((catalog.image_crc32c, catalog.image_bytes), axis=1)
     pairs = [
         replace(pair, left=int(samples[pair.left]), right=int(samples[pair.right]))
         for pair in near_duplicates.similar_pairs(greys, catalog.split[samples])

@@ -1,4 +1,4 @@
-"""Samples with the same content: found by size and CRC32C, then compared byte for byte."""
+"""Samples with the same image: found by size and CRC32C, then compared byte for byte."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from pipelines.check.problems import Problem
 from pipelines.report import near_duplicates
 from pipelines.report.catalog import Catalog
-from pipelines.report.samples import Fields, read_samples
+from pipelines.report.samples import Fields, image_of, read_samples
 from shardset.storage.base import Storage
 
 MAX_COMPARED = 400
@@ -19,7 +19,7 @@ MAX_MEMBERS_COMPARED = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateGroup:
-    """Samples with the same content: numbers of the catalog, and over how many splits and labels they spread.
+    """Samples with the same image: numbers of the catalog, and over how many splits and labels they spread.
 
     `confirmed` if they were compared byte for byte.
     """
@@ -31,10 +31,10 @@ class DuplicateGroup:
 
 
 def find_duplicates(storage: Storage, catalog: Catalog) -> tuple[list[DuplicateGroup], list[Problem]]:
-    """Groups of samples with the same content, those over several splits first; copies made by a build do not count."""
-    originals = np.flatnonzero(catalog.copy == 0)
-    crc, num_bytes = catalog.contents
-    groups = [originals[group] for group in near_duplicates.equal_groups(crc[originals], num_bytes[originals])]
+    """Groups of samples with the same image, those over several splits first; copies made by a build do not count."""
+    originals = np.flatnonzero((catalog.copy == 0) & (catalog.image_bytes > 0))
+    equal = near_duplicates.equal_groups(catalog.image_crc32c[originals], catalog.image_bytes[originals])
+    groups = [originals[group] for group in equal]
     # The most serious first: only so many groups are compared.
     groups.sort(key=lambda group: (-len(np.unique(catalog.split[group])), -len(np.unique(catalog.label[group]))))
     candidates = [group.tolist() for group in groups[:MAX_COMPARED]]
@@ -71,8 +71,4 @@ def _group(catalog: Catalog, samples: list[int], *, confirmed: bool) -> Duplicat
 
 
 def _digest(fields: Fields) -> bytes:
-    hasher = hashlib.sha256()
-    for name, content in fields.items():
-        if name != "cls":
-            hasher.update(f"{name} {len(content)} ".encode() + content)
-    return hasher.digest()
+    return hashlib.sha256(image_of(fields)).digest()

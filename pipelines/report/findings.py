@@ -42,7 +42,7 @@ def _quarantine(num_rejected: int) -> Finding:
 def _duplicates(data: ReportData) -> Iterable[Finding]:
     groups = data.duplicates
     if not groups:
-        yield Finding(level="good", text="No two samples have the same content.")
+        yield Finding(level="good", text="No two samples have the same image.")
     across = sum(group.num_splits > 1 for group in groups)
     conflicting = sum(group.num_labels > 1 for group in groups)
     inside = sum(group.num_splits == 1 and group.num_labels == 1 for group in groups)
@@ -80,6 +80,12 @@ def _images(data: ReportData) -> Iterable[Finding]:
         text = (
             f"{count(transparent, 'decoded image has', 'decoded images have')} transparency; the stream puts them on "
             "white, or on image.background; other readers may ignore it and show the colours beneath."
+        )
+        yield Finding(level="note", text=text, anchor="images")
+    if turned := sum(image.turned for image in data.images.values()):
+        text = (
+            f"{count(turned, 'decoded image is', 'decoded images are')} stored turned, with an EXIF orientation; the "
+            "stream turns them upright, other readers may not."
         )
         yield Finding(level="note", text=text, anchor="images")
 

@@ -1,6 +1,6 @@
 """Pure: finds equal and nearly equal images. Arrays in, groups and pairs out.
 
-Equal content has equal size and CRC32C, which the indexes hold for every sample. Nearly equal images have similar
+Equal images have equal size and CRC32C, which the indexes hold for every sample. Nearly equal images have similar
 64-bit difference hashes (is each cell of a 9x8 grid brighter than its left neighbour?) and highly correlated small grey
 versions: hashes alone would also match pictures that merely have the same layout.
 """
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
-import google_crc32c
 import numpy as np
 
 GREY_HEIGHT, GREY_WIDTH = 16, 18
@@ -19,7 +18,6 @@ MIN_CONTRAST = 8
 """Grey versions that span fewer levels are flat, and left out: all flat images are similar."""
 
 _BITS = 64
-_ALL_ONES = np.uint32(0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,24 +28,6 @@ class SimilarPair:
     right: int
     distance: int
     correlation: float
-
-
-def crc_before(crc: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """The CRC32C of contents without the label at their end, from that of the whole (uint32) and the labels (>= 0).
-
-    A CRC can be run backwards byte by byte, so the report finds an image under two labels without reading it.
-    """
-    state = np.asarray(crc, np.uint32) ^ _ALL_ONES
-    rest = np.asarray(labels).copy()
-    last = np.ones(len(rest), bool)
-    while last.any():
-        digit = (rest % 10 + ord("0")).astype(np.uint32)
-        position = _POSITION[state >> np.uint32(24)]
-        before = ((state ^ _TABLE[position]) << np.uint32(8)) | (position ^ digit)
-        state = np.where(last, before, state)
-        rest //= 10
-        last &= rest > 0
-    return state ^ _ALL_ONES
 
 
 def equal_groups(crc: np.ndarray, num_bytes: np.ndarray) -> list[np.ndarray]:
@@ -112,9 +92,3 @@ def _units(greys: np.ndarray) -> np.ndarray:
     lengths: np.ndarray = np.linalg.norm(levels, axis=1, keepdims=True)
     levels /= np.maximum(lengths, 1)
     return levels
-
-
-# The table of CRC32C, read off the library by single bytes: the state begins as 0xffffffff and ends inverted.
-_TABLE = np.array([google_crc32c.value(bytes([byte ^ 0xFF])) ^ 0xFF000000 for byte in range(256)], np.uint32)
-_POSITION = np.zeros(256, np.uint32)
-_POSITION[_TABLE >> np.uint32(24)] = np.arange(256, dtype=np.uint32)

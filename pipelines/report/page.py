@@ -245,6 +245,8 @@ def _image_text(data: ReportData) -> str:
     kinds = [f"{modes[mode]:,} {name}" for mode, name in (("RGB", "in colour"), ("L", "grey")) if modes[mode]]
     if transparent := sum(image.transparent for image in images):
         kinds.append(f"{transparent:,} with transparency, shown on white")
+    if turned := sum(image.turned for image in images):
+        kinds.append(f"{turned:,} stored turned, shown upright")
     text = f"Stored bytes are those of all samples. {count(len(images), 'image')} of {candidates:,} were decoded"
     text += f": {', '.join(kinds)}." if kinds else "."
     if data.num_chosen < candidates:

@@ -14,7 +14,7 @@ from pipelines.report.catalog import THREADS, Catalog, IndexedShard, key_at
 from pipelines.write.range_reads import coalesce
 from shardset.checksum import crc32c_of
 from shardset.errors import StorageError, UndecodableImage
-from shardset.format.images import IMAGE_FIELDS
+from shardset.format.images import is_image_field
 from shardset.format.index import index_fields
 from shardset.storage.base import Storage
 
@@ -56,7 +56,7 @@ def read_samples(
 def image_of(fields: Fields) -> bytes:
     """The image among a sample's fields; raises UndecodableImage if there is none."""
     for name, content in fields.items():
-        if name.rpartition(".")[2] in IMAGE_FIELDS:
+        if is_image_field(name):
             return content
     raise UndecodableImage("no image")
 

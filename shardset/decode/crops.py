@@ -28,6 +28,9 @@ INTERPOLATIONS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 """How `CenterCrop` resizes: by OpenCV's averages of areas, or by a filter of Pillow's, as torchvision and timm do."""
+_FLIPS = {2: 1, 3: -1, 4: 0, 6: 1, 7: -1, 8: 0}
+"""OpenCV's flip that makes an image upright, by EXIF orientation; from 5 on after it is transposed."""
+
 _FRAMES_BYTES = 2**18
 """Bytes of padded images at a time: they stay in the processor's cache."""
 
@@ -206,6 +209,13 @@ def short_side(height: int, width: int, side: int) -> tuple[int, int]:
     if height <= width:
         return side, int(side * width / height)
     return int(side * height / width), side
+
+
+def turned(image: np.ndarray, orientation: int) -> np.ndarray:
+    """The upright image, uint8 [height, width, 3], of one that is stored in an EXIF orientation of 1 to 8."""
+    if orientation >= 5:
+        image = cv2.transpose(image)
+    return cv2.flip(image, _FLIPS[orientation]) if orientation in _FLIPS else image
 
 
 def pad_crop(row: np.ndarray, image: np.ndarray, padding: int, drawn: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from shardset.arguments import require_int
 from shardset.decode import jpeg, png
-from shardset.decode.crops import Box, Crop, RandomResizedCrop
+from shardset.decode.crops import Box, Crop, RandomResizedCrop, turned
 from shardset.decode.jpeg_restart import Grid, grid_of
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format import background as backgrounds
@@ -25,6 +25,7 @@ from shardset.format import limits
 from shardset.format.background import WHITE, Background, mend_transparency, rgb_pixels
 from shardset.format.images import MAX_PIXELS
 from shardset.format.limits import DECODED_BYTES
+from shardset.format.orientation import APP1, UPRIGHT, orientation_of, upright_size
 from shardset.order.epoch import slot_key
 from shardset.order.permutation import Purpose, hash64
 
@@ -34,8 +35,13 @@ FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
 _SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 20
 """Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
 
-_Header = tuple[str, tuple[int, int], Grid | None]
-"""The format of an image as a field, its (height, width), and the grid of a JPEG. A plain tuple, for speed."""
+_TURNED_BYTES = 6
+"""For each pixel of an image that is turned: transposed, and then flipped."""
+
+_Header = tuple[str, tuple[int, int], Grid | None, int]
+"""The format of an image as a field, its (height, width) as stored, the grid of a JPEG, and the orientation to undo.
+
+A plain tuple, for speed."""
 
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
 _WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
@@ -51,7 +57,7 @@ class ImageSpec:
     `flip="alternating"` says so too: a coin decides about each sample in epoch 0, and every later epoch shows it the
     other way than the epoch before. With `flip="pixels"` the pixels come mirrored, and nothing is left to the device.
     Transparent images are put on `background`. `decoded_bytes` limits the memory of the images that a process decodes
-    at once; an image that needs more is undecodable.
+    at once; an image that needs more is undecodable. `upright` turns images as their EXIF data say, before the crop.
     """
 
     size: int
@@ -59,6 +65,7 @@ class ImageSpec:
     flip: bool | Literal["pixels", "alternating"] = False
     background: Background = WHITE
     decoded_bytes: int = DECODED_BYTES
+    upright: bool = True
 
     def __post_init__(self) -> None:
         if require_int("image size", self.size) < 1:
@@ -95,11 +102,11 @@ def alternating_draws(seed: int, epoch: int, ids: np.ndarray, repeats: np.ndarra
 
 def decode_into(row: np.ndarray, data: bytes, spec: ImageSpec, drawn: np.ndarray) -> None:
     """Decodes and crops one image into `row`, uint8 [size, size, 3]; raises UndecodableImage."""
-    header = _read_header(data)
-    region = spec.crop.region(header[1], row.shape[0], drawn)
+    header = _read_header(data, spec.upright)
+    region = spec.crop.region(upright_size(header[1], header[3]), row.shape[0], drawn)
     with _memory_for(data, header, spec.decoded_bytes, region.num_bytes):
         if region.box is None:
-            pixels = _decode_whole(data, region.least, spec.background)
+            pixels = _decode_whole(data, header[3], region.least, spec.background)
         else:
             pixels = _decode_box(data, header, region.box, region.least, spec.background)
         region.put(row, pixels)
@@ -111,39 +118,48 @@ def decode(
     *,
     background: Background = WHITE,
     decoded_bytes: int = DECODED_BYTES,
+    upright: bool = True,
 ) -> np.ndarray:
     """The image: uint8 [height, width, 3], RGB; raises UndecodableImage.
 
     With `least`, a JPEG may be reduced to no less than that height and width. Transparent pixels are put on the
-    background; 16 bits become the upper 8. `decoded_bytes` is that of ImageSpec.
+    background; 16 bits become the upper 8. `decoded_bytes` and `upright` are those of ImageSpec.
     """
-    with _memory_for(data, _read_header(data), decoded_bytes):
-        return _decode_whole(data, least, background)
+    header = _read_header(data, upright)
+    with _memory_for(data, header, decoded_bytes):
+        return _decode_whole(data, header[3], least, background)
 
 
-def image_size(data: bytes) -> tuple[int, int]:
-    """(height, width) from the header; raises UndecodableImage, also above MAX_PIXELS."""
-    return _read_header(data)[1]
+def image_size(data: bytes, *, upright: bool = True) -> tuple[int, int]:
+    """(height, width) of the image that `decode` returns, from the header; raises UndecodableImage above MAX_PIXELS."""
+    _, size, _, orientation = _read_header(data, upright)
+    return upright_size(size, orientation)
 
 
-def _read_header(data: bytes) -> _Header:
-    grid = None
+def _read_header(data: bytes, upright: bool) -> _Header:
+    grid, orientation = None, UPRIGHT
     if jpeg.is_jpeg(data):
         kind, grid = "jpg", grid_of(data)
-        height, width = (grid.size if grid else jpeg.size(data)) or _pillow_size(data)
+        height, width = (grid.size if grid else jpeg.size(data)) or _open_header(data)[0]
+        if upright and not (grid and APP1 not in data[: grid.begin]):
+            orientation = orientation_of(data)
     elif png.is_png(data):
         kind, (height, width) = "png", png.size(data)
+        orientation = orientation_of(data) if upright else UPRIGHT
     else:
         kind = "webp" if data[8:12] == b"WEBP" else "tif" if data[:2] in (b"II", b"MM") else "image"
-        height, width = _pillow_size(data)
+        (height, width), stated = _open_header(data)
+        orientation = stated if upright else UPRIGHT
     if not 0 < height * width <= MAX_PIXELS:
         raise UndecodableImage(f"its header claims {height} x {width} pixels, expected 1 to {MAX_PIXELS}")
-    return kind, (height, width), grid
+    return kind, (height, width), grid, orientation
 
 
 def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0) -> AbstractContextManager[None]:
     """Memory to decode an image and to resize it into `result_bytes`; raises UndecodableImage beyond the limits."""
-    kind, (height, width), grid = header
+    kind, (height, width), grid, orientation = header
+    if orientation != UPRIGHT:
+        result_bytes += _TURNED_BYTES * height * width
     is_small = height * width <= _SMALL_PIXELS and result_bytes <= _SMALL_PIXELS <= budget // _MOST_PER_PIXEL
     if is_small and kind != "jpg":
         return _UNLIMITED
@@ -155,31 +171,32 @@ def _memory_for(data: bytes, header: _Header, budget: int, result_bytes: int = 0
 
 
 def _decode_box(data: bytes, header: _Header, box: Box, least: tuple[int, int], background: Background) -> np.ndarray:
-    """The pixels of a box; decodes a part of a JPEG where its grid allows that."""
-    _, size, grid = header
-    window = jpeg.decode_window(data, grid, box, least) if grid else None
+    """The pixels of a box; decodes a part of an upright JPEG where its grid allows that."""
+    _, size, grid, orientation = header
+    window = jpeg.decode_window(data, grid, box, least) if grid and orientation == UPRIGHT else None
     if window is not None:
         return window
-    image = _decode_whole(data, least, background)
-    inside = jpeg.scaled(box, size, (image.shape[0], image.shape[1]))
+    image = _decode_whole(data, orientation, least, background)
+    inside = jpeg.scaled(box, upright_size(size, orientation), (image.shape[0], image.shape[1]))
     return image[inside.top : inside.top + inside.height, inside.left : inside.left + inside.width]
 
 
-def _decode_whole(data: bytes, least: tuple[int, int], background: Background) -> np.ndarray:
+def _decode_whole(data: bytes, orientation: int, least: tuple[int, int], background: Background) -> np.ndarray:
     """`decode` without its limits, which the caller checks."""
     if jpeg.is_jpeg(data):
-        image = jpeg.decode(data, least)
+        image = jpeg.decode(data, upright_size(least, orientation))
     elif png.is_png(data):
         image = png.decode(data, background)
     else:
         image = None
-    return _decode_pillow(data, background) if image is None else image
+    return turned(_decode_pillow(data, background) if image is None else image, orientation)
 
 
-def _pillow_size(data: bytes) -> tuple[int, int]:
+def _open_header(data: bytes) -> tuple[tuple[int, int], int]:
+    """(height, width) and orientation, by Pillow."""
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return image.height, image.width
+            return (image.height, image.width), orientation_of(data, image)
     except _PILLOW_ERRORS as error:
         raise UndecodableImage(_unknown_format(data, error)) from error
 

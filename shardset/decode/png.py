@@ -18,7 +18,7 @@ _HEADER = slice(8, 16)
 _HEADER_BEGINS = b"\0\0\0\x0dIHDR"
 _SIZE, _CHUNK = struct.Struct(">II"), struct.Struct(">I4s")
 _RGB, _GREY_ALPHA, _RGBA = 2, 4, 6
-_LEFT_TO_PILLOW = (b"acTL", b"tRNS")
+_LEFT_TO_PILLOW = (b"acTL", b"eXIf", b"tRNS")
 _END = b"\0\0\0\0IEND\xaeB`\x82"
 
 
@@ -36,7 +36,7 @@ def size(data: bytes) -> tuple[int, int]:
 def decode(data: bytes, background: Background = WHITE) -> np.ndarray | None:
     """The image of a PNG on a background, uint8 [height, width, 3]; None if it is cut, damaged or not 8-bit.
 
-    None also for animated PNGs and for those with a transparent colour. The caller limits the size.
+    None also for animated PNGs and for those with a transparent colour or EXIF data. The caller limits the size.
     """
     colours = data[25]
     if data[24] != 8 or data[_HEADER] != _HEADER_BEGINS or not _is_one_image(data, sums=colours not in (_RGB, _RGBA)):
@@ -63,7 +63,7 @@ def _decode_colours(data: bytes, colours: int) -> np.ndarray:
 
 
 def _is_one_image(data: bytes, *, sums: bool) -> bool:
-    """Whether it is neither animated nor has a transparent colour, and its last chunk ends where the data end.
+    """Whether it has neither frames, a transparent colour nor EXIF data, and its last chunk ends where the data end.
 
     libspng allocates what a chunk claims, and kornia_rs may ignore the chunk. With `sums`, each chunk must match its
     CRC-32, which libspng does not verify.

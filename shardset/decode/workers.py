@@ -72,9 +72,10 @@ class SharedImages:
 
 @dataclass(frozen=True, slots=True)
 class DecodeWhole:
-    """Decodes images of the wanted size, on a background; leaves others."""
+    """Decodes images of the wanted size, on a background and upright if that is wanted; leaves others."""
 
     background: Background
+    upright: bool = True
 
     def decode(
         self, images_NHWC: np.ndarray, numbers: np.ndarray, contents: Sequence[bytes], drawn: np.ndarray
@@ -100,7 +101,9 @@ class DecodeWhole:
         from shardset.decode.image import decode, image_size
 
         try:
-            return decode(data, background=self.background) if image_size(data) == size else None
+            if image_size(data, upright=self.upright) != size:
+                return None
+            return decode(data, background=self.background, upright=self.upright)
         except UndecodableImage:
             return None
 
@@ -117,7 +120,7 @@ class DecodeCrops:
         """See DecodeWhole."""
         done = np.zeros(len(contents), np.bool_)
         if self.spec.crop.keeps_size(self.spec.size):
-            done = DecodeWhole(self.spec.background).decode(images_NHWC, numbers, contents, drawn)
+            done = DecodeWhole(self.spec.background, self.spec.upright).decode(images_NHWC, numbers, contents, drawn)
             self.spec.crop.put_many(images_NHWC, numbers[done], images_NHWC, numbers[done], drawn[done])
         for at in np.flatnonzero(~done).tolist():
             done[at] = self._crop_into(images_NHWC[numbers[at]], contents[at], drawn[at])
@@ -162,7 +165,8 @@ class WorkerPool:
                 self._owner, self._all, self._idle = os.getpid(), [], []
                 weakref.finalize(self, _end_all, self._owner, self._all)
             self._all[:] = [worker for worker in self._all if not worker.is_lost]
-            task = DecodeCrops(self.spec) if self.kept is None else DecodeWhole(self.spec.background)
+            whole = DecodeWhole(self.spec.background, self.spec.upright)
+            task = DecodeCrops(self.spec) if self.kept is None else whole
             while len(self._all) < self.num_processes:
                 self._all.append(Worker(self.kept or SharedImages(self.num_images, self.spec.size), task))
                 self._idle.append(self._all[-1])

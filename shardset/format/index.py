@@ -10,7 +10,10 @@ import numpy as np
 from shardset.errors import DamagedShard
 
 _RANGE = [("offset", "<u8"), ("num_bytes", "<u8")]  # the column of a field: where its content begins in the tar
-_HEAD = [("offset", "<u8"), ("crc32c", "<u4"), ("label", "<i8"), ("source", "<u8"), ("copy", "<u4")]  # before the key
+_HEAD = [  # before the key
+    *(("offset", "<u8"), ("crc32c", "<u4"), ("image_crc32c", "<u4")),
+    *(("label", "<i8"), ("source", "<u8"), ("copy", "<u4")),
+]
 _NPY_1_0 = b"\x93NUMPY\x01\x00"
 _KEY_COLUMN = re.compile(rb"\('key', '\|S([1-9][0-9]{0,3})'\)")
 _FIELD_COLUMN = re.compile(rb"\('\.([a-z0-9_.-]+)', \[")
@@ -20,9 +23,10 @@ _SHAPE = re.compile(rb"'shape': \(([0-9]{1,12}),\)")
 def index_dtype(fields: Sequence[str], key_bytes: int) -> np.dtype:
     """One index record.
 
-    `offset` of the first header, `crc32c` over the contents of the fields in member order, `label`, `source`,
-    `copy`, `key` (ASCII), then for each field of the split a column `.jpg`, `.cls`, ... with the pair (`offset`,
-    `num_bytes`) of its content; (0, 0) where the sample has no such field.
+    `offset` of the first header, `crc32c` over the contents of the fields in member order, `image_crc32c` over that of
+    the first image alone (0 if there is none), `label`, `source`, `copy`, `key` (ASCII), then for each field of the
+    split a column `.jpg`, `.cls`, ... with the pair (`offset`, `num_bytes`) of its content; (0, 0) where the sample has
+    no such field.
     """
     return np.dtype([*_HEAD, ("key", f"S{key_bytes}"), *((f".{field}", _RANGE) for field in fields)])
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from shardset.checksum import crc32c_text, extend_crc32c
 from shardset.errors import DamagedShard
+from shardset.format.images import is_image_field
 from shardset.format.index import index_array
 from shardset.format.naming import is_member, split_member
 
@@ -74,16 +75,19 @@ class TarBuilder:
         start = self.num_bytes
         pieces: list[bytes | memoryview] = []
         ranges = dict.fromkeys(self.fields, (0, 0))
-        crc = 0
+        crc, image_crc = 0, None
         for field, content in sample.fields:
-            size = len(content)
+            size, before = len(content), crc
             pieces += (header(f"{sample.key}.{field}".encode("ascii"), size), content, bytes(-size % BLOCK))
             ranges[field] = (self.num_bytes + BLOCK, size)
             crc = extend_crc32c(crc, content)
+            if image_crc is None and is_image_field(field):
+                image_crc = extend_crc32c(0, content) if before else crc
             self.num_bytes += BLOCK + size + -size % BLOCK
             self.num_content_bytes += size
         self.fields = list(ranges)
-        self._rows.append((start, crc, sample.label, sample.source, sample.copy, sample.key.encode(), *ranges.values()))
+        numbers = start, crc, image_crc or 0, sample.label, sample.source, sample.copy
+        self._rows.append((*numbers, sample.key.encode(), *ranges.values()))
         return self._count(b"".join(pieces))
 
     def finish(self) -> bytes:

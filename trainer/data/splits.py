@@ -219,7 +219,14 @@ def _center_crop(image: ImageConfig) -> CenterCrop:
 
 def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool | Literal["alternating"]) -> ImageSpec:
     background = backgrounds.parse(image.background)
-    return ImageSpec(size=image.size, crop=crop, flip=flip, background=background, decoded_bytes=image.decoded_bytes)
+    return ImageSpec(
+        size=image.size,
+        crop=crop,
+        flip=flip,
+        background=background,
+        decoded_bytes=image.decoded_bytes,
+        upright=image.upright,
+    )
 
 
 def _open_stream(

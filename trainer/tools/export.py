@@ -72,6 +72,7 @@ def _facts_of(trained: TrainedModel, files: list[str]) -> dict[str, Any]:
             "std": list(image.std),
             "scale": "pixels divided by 255, minus mean, divided by std; RGB, [n, 3, size, size]",
             "background": image.background,
+            "upright": image.upright,
         },
         "trained": {"step": trained.step, "accuracy": trained.accuracy},
     }

@@ -105,6 +105,7 @@ def _config_of(facts: dict[str, Any]) -> TrainConfig:
             mean=tuple(known["mean"]),
             std=tuple(known["std"]),
             background=known["background"],
+            upright=known["upright"],
         ),
     )
 

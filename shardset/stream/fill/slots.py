@@ -119,7 +119,7 @@ class SlotWriter:
     ) -> None:
         """Decodes an image into the memory cache and crops it into `row`."""
         assert self.cache is not None
-        pixels = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes)
+        pixels = decode(data, background=spec.background, decoded_bytes=spec.decoded_bytes, upright=spec.upright)
         addresses = pending.addresses
         first_id = self._source.order.first_ids.item(addresses.shards.item(number))
         self.cache.put(first_id + addresses.positions.item(number), pixels, addresses.label(number))

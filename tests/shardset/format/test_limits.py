@@ -130,4 +130,4 @@ def test_an_image_is_encoded_again_without_a_second_copy_of_its_pixels():
     from pipelines.images import encode as encoding
 
     with Image.open(io.BytesIO(odd_images.png())) as image:
-        assert encoding._pixels(image, image.size, "png") is image
+        assert encoding._pixels(image, 1, image.size, "png") is image

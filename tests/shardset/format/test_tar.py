@@ -19,6 +19,7 @@ from webdataset.tariterators import tar_file_iterator
 
 from shardset.checksum import crc32c_text
 from shardset.errors import DamagedShard
+from shardset.format.images import is_image_field
 from shardset.format.index import fits_index, index_dtype, index_fields, index_from_bytes, index_to_bytes
 from shardset.format.naming import is_key
 from shardset.format.tar import BLOCK, END, StoredSample, TarBuilder, TarMember, header, members, sample_members
@@ -27,11 +28,11 @@ from tests.makers.tars import plain, special, tar_bytes, tar_of
 
 FROZEN = {
     "train/train-000000.tar": "9b6d4c88654313ed8022413439be4e6277d5c50acb63656cc3576758736404a1",
-    "train/train-000000.idx.npy": "8867588b70498a8c14a3e95fb64eddd4ad3d2da521de15baf7f794f361765ded",
+    "train/train-000000.idx.npy": "355b651179c027fe5241e39311dd8a043d0c647b5f10342641e19d59606f5eee",
     "train/train-000001.tar": "bbddcb4a372170b3cfa3752de2b9487f406d71bc2097e3fb33bb77705ba53623",
-    "train/train-000001.idx.npy": "c1c3a06754e83afeb59e94523b3c458ff02c5aacc9fc27d495b957049e7400bf",
+    "train/train-000001.idx.npy": "8ff596a65f6a87fb060679b36115d8b3a0d5325d1492eac7c0a09dfaaaebb5f1",
     "validation/validation-000000.tar": "105d61ba7d725ab65bc7c7c407aa97c1d5f8196f6ef0ed432c56a9f4cecc9731",
-    "validation/validation-000000.idx.npy": "a3fb7493bb21fc46416c84e77c3213b4ba1e83d2b5028e913ed1d138c76e57b2",
+    "validation/validation-000000.idx.npy": "4623be17a87bc5ca0e18687411288422df3ec49589f96f69337750df4397f0c0",
 }
 SHARD = golden.FOLDER / "train/train-000000.tar"
 SMALL = (golden.FOLDER / "validation/validation-000000.tar").read_bytes()
@@ -184,6 +185,8 @@ def test_every_field_stands_where_the_index_says(found):
         assert row["key"].decode() == sample.key
         assert (row["label"], row["source"], row["copy"]) == (sample.label, sample.source, sample.copy)
         assert row["crc32c"] == google_crc32c.value(b"".join(bytes(content) for _, content in sample.fields))
+        images = [bytes(content) for name, content in sample.fields if is_image_field(name)]
+        assert row["image_crc32c"] == google_crc32c.value(images[0] if images else b"")
         for name in index_fields(index):
             offset, num_bytes = row[f".{name}"].tolist()
             expected = dict(sample.fields).get(name)
@@ -246,14 +249,14 @@ def other(*changes: tuple[int, tuple]) -> np.ndarray:
         npy(np.array([{"label": 1}, None], dtype=object)),
         npy(np.array([1, 2, 3])),
         npy(np.zeros(2, [("key", "S8")])),
-        npy(other((2, ("label", "O")))),
-        npy(other((2, ("label", "<i4")))),
-        npy(other((2, ("label", ">i8")))),
-        npy(other((2, ("class", "<i8")))),
+        npy(other((3, ("label", "O")))),
+        npy(other((3, ("label", "<i4")))),
+        npy(other((3, ("label", ">i8")))),
+        npy(other((3, ("class", "<i8")))),
         npy(other((0, ("crc32c2", "<u8")))),
-        npy(other((5, ("key", "U8")))),
-        npy(other((6, (".jpg", "<u8")))),
-        npy(other((7, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
+        npy(other((6, ("key", "U8")))),
+        npy(other((7, (".jpg", "<u8")))),
+        npy(other((8, (".cls", [("num_bytes", "<u8"), ("offset", "<u8")])))),
         npy(np.zeros((2, 2), GOOD)),
         npy(np.asfortranarray(np.zeros((2, 2), GOOD))),
         npy(np.array(0)),

@@ -27,7 +27,7 @@ from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_
 from tests.makers.shardset import put, write_shard_set
 
 SIZE = 2200
-ROW_BYTES = 76
+ROW_BYTES = 80
 FILE = "train/train-00000.idx-pages.npy"
 
 
@@ -191,7 +191,10 @@ def test_a_bucket_is_asked_once_for_checksums_and_once_for_the_pages_of_a_block(
         addresses = table.addresses(np.full(400, 1), np.arange(70, 470))
         asked = proxy.seen[before:]
     assert addresses.labels.tolist() == [(SIZE + position) % 10 for position in range(70, 470)]
-    assert [seen.headers["range"] for seen in asked] == ["bytes=276-423", f"bytes={320 + 64 * 76}-{320 + 512 * 76 - 1}"]
+    assert [seen.headers["range"] for seen in asked] == [
+        "bytes=276-423",
+        f"bytes={384 + 64 * ROW_BYTES}-{384 + 512 * ROW_BYTES - 1}",
+    ]
 
 
 def test_damage_in_transfer_is_read_again_and_costs_only_the_page(large):
@@ -298,7 +301,7 @@ def test_of_a_large_file_of_checksums_those_of_a_shard_are_read_then_those_aroun
     for shard in (500, 501, 502, 30, 999):
         before = storage.num_bytes
         assert table.addresses(np.array([shard]), np.array([64])).starts.tolist() == [64 * 4096 + 512]
-        read.append(storage.num_bytes - before - ROWS_PER_PAGE * 80)
+        read.append(storage.num_bytes - before - ROWS_PER_PAGE * 84)
     assert read[0] == read[3] == read[4] == one
     assert chunk - one < read[1] <= chunk + one
     assert read[2] == 0

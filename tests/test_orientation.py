@@ -1,0 +1,197 @@
+"""Images that are stored turned: upright wherever pixels are shown or trained on, as by `exif_transpose` of Pillow."""
+
+import io
+import random
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from pipelines.images.check import examine
+from pipelines.images.encode import encode, thumbnail_of
+from pipelines.images.options import ImageOptions
+from shardset.decode.crops import CenterCrop, PadCrop, RandomResizedCrop
+from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_size
+from shardset.decode.workers import DecodeCrops, DecodeWhole
+from shardset.format import manifest as manifests
+from shardset.format.orientation import orientation_of
+from shardset.stream.stream import Stream
+from tests.makers import odd_images
+from tests.makers.odd_images import ORIENTATION, encoded
+from tests.makers.training import tiny_config
+from trainer.data.splits import eval_spec, train_spec
+from trainer.settings import with_values
+
+SIZE = (52, 37)
+FILES = {
+    "jpg": ("JPEG", {"quality": 95}),
+    "progressive jpg": ("JPEG", {"quality": 95, "progressive": True}),
+    "png": ("PNG", {}),
+    "webp": ("WEBP", {"lossless": True}),
+    "tif": ("TIFF", {}),
+}
+XMP = b'http://ns.adobe.com/xap/1.0/\0<rdf tiff:Orientation="%d"/>'
+
+
+def turned_file(kind, orientation, size=SIZE):
+    name, options = FILES[kind]
+    exif = Image.Exif()
+    exif[0x010E] = "a description, which comes before the orientation"
+    exif[ORIENTATION] = orientation
+    return encoded(odd_images.picture(3, size), name, exif=exif, **options)
+
+
+def upright_by_pillow(data):
+    """The same pixels, decoded as they are stored and turned by Pillow, as a PNG."""
+    with Image.open(io.BytesIO(data)) as image:
+        exif = b"" if image.format == "TIFF" else image.getexif().tobytes()
+    stored = Image.fromarray(decode(data, upright=False))
+    stored.info["exif"] = exif
+    return encoded(Image.fromarray(np.asarray(ImageOps.exif_transpose(stored))), "PNG")
+
+
+def cropped(data, spec):
+    out = np.zeros((spec.size, spec.size, 3), np.uint8)
+    decode_into(out, data, spec, draws(spec, 5, 1, np.array([3]), np.array([2]))[0])
+    return out
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", FILES)
+def test_crops_are_those_of_the_upright_image(kind, orientation):
+    data = turned_file(kind, orientation)
+    with Image.open(io.BytesIO(data)) as image:
+        by_pillow = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+    assert image_size(data) == decode(data).shape[:2] == by_pillow.shape[:2]
+    assert np.abs(decode(data).astype(int) - by_pillow).mean() <= (0.5 if "jpg" in kind else 0)
+    upright = upright_by_pillow(data)
+    for crop in (RandomResizedCrop(), CenterCrop(30), CenterCrop(30, "bicubic"), PadCrop(4)):
+        spec = ImageSpec(size=30, crop=crop)
+        np.testing.assert_array_equal(cropped(data, spec), cropped(upright, spec))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_jpeg_that_is_reduced_while_it_is_decoded_is_upright(orientation):
+    data = turned_file("jpg", orientation, (640, 420))
+    upright = upright_by_pillow(data)
+    for crop in (RandomResizedCrop((0.5, 1)), CenterCrop(80)):
+        spec = ImageSpec(size=64, crop=crop)
+        off = np.abs(cropped(data, spec).astype(int) - cropped(upright, spec)).mean()
+        assert off < 3, (crop, off)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_processes_that_decode_turn_images_too_and_leave_them_where_that_is_not_wanted(kind):
+    data = turned_file(kind, 6, (24, 24))
+    rows, drawn = np.zeros((1, 24, 24, 3), np.uint8), np.full((1, 3), 0.5)
+    for upright in (True, False):
+        for task in (
+            DecodeWhole((255,) * 3, upright),
+            DecodeCrops(ImageSpec(size=24, crop=PadCrop(0), upright=upright)),
+        ):
+            assert task.decode(rows, np.array([0]), [data], drawn).all()
+            np.testing.assert_array_equal(rows[0], decode(data, upright=upright))
+    assert (kind == "tif") == np.array_equal(decode(data), decode(data, upright=False))  # Pillow turns it anyway
+
+
+def exif_segment(body):
+    return b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
+
+
+def hostile(rng):
+    """A JPEG whose EXIF data were flipped, cut, divided, named twice, or have a value of another type."""
+    big = struct.pack(">IHHHI4sHHIHHI", 8, 2, 0x10F, 2, 4, b"abc", ORIENTATION, rng.randint(1, 13), 1, 6, 6, 8)
+    exif = bytearray(rng.choice([odd_images.exif_rotated(rng.randint(0, 9))[30:60], b"MM\0*" + big]))
+    for _ in range(rng.randint(0, 3)):
+        exif[rng.randrange(len(exif))] = rng.choice([0, 255, 1, 3, 4, rng.randrange(256)])
+    exif = bytes(exif[: rng.choice([len(exif), rng.randrange(len(exif))])])
+    at = rng.choice([len(exif), rng.randrange(len(exif) + 1)])
+    parts = [rng.choice([b"Exif\0\0", b"Exif\0\0Exif\0\0"]) + exif[:at], b"Exif\0\0" + exif[at:]]
+    parts += [XMP % rng.randint(0, 9)] * rng.randint(0, 1)
+    plain = odd_images.jpeg()
+    return plain[:2] + b"".join(map(exif_segment, parts)) + plain[2:]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_hostile_exif_is_read_as_pillow_reads_it_and_raises_nothing():
+    rng, found = random.Random(0), []
+    for _ in range(1500):
+        data = hostile(rng)
+        with Image.open(io.BytesIO(data)) as image:
+            try:
+                expected = image.getexif().get(ORIENTATION, 1)
+            except (SyntaxError, struct.error):
+                expected = 1
+        expected = expected if isinstance(expected, int) and 1 <= expected <= 8 else 1
+        found.append(orientation_of(data))
+        assert found[-1] == expected, data[:200]
+    assert len(set(found)) == 8
+    for cut in range(0, 400, 7):
+        orientation_of(turned_file("png", 6)[:cut])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "fix"),
+    [
+        ("jpg", ImageOptions(), ""),
+        ("jpg", ImageOptions(resize_shorter=999), "turned-upright"),
+        ("png", ImageOptions(image_format="jpg"), "turned-upright"),
+        ("webp", ImageOptions(image_format="webp"), ""),
+        ("cmyk", ImageOptions(), "cmyk-to-rgb+turned-upright"),
+    ],
+)
+def test_the_build_counts_what_it_keeps_turned_and_what_it_stores_upright(kind, options, fix):
+    if kind == "cmyk":
+        kind, plain = "jpg", odd_images.cmyk()
+        directory = struct.pack(">IHHHIHHI", 8, 1, ORIENTATION, 3, 1, 6, 0, 0)
+        data = plain[:2] + exif_segment(b"Exif\0\0MM\0*" + directory) + plain[2:]
+    else:
+        data = turned_file(kind, 6)
+    found = examine(data, field=kind, verify="decode", options=options)
+    assert (found.fix, found.turned) == (fix, not fix)
+    _, stored = encode(data, found.field, found.marks, options)
+    assert (stored == data) == (not fix)
+    with Image.open(io.BytesIO(stored)) as image:
+        assert image.getexif().get(ORIENTATION, 1) == (1 if fix else 6)
+    assert np.abs(decode(stored).astype(int) - decode(data)).mean() < 8
+    small = thumbnail_of(data, 26)
+    assert small.turned
+    assert small.pixels.height > small.pixels.width
+    assert (small.height, small.width) == image_size(data)
+
+
+def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_them_upright(tmp_path):
+    folder = tmp_path / "raw" / "train" / "photo"
+    folder.mkdir(parents=True)
+    for orientation in range(1, 9):
+        (folder / f"{orientation}.jpg").write_bytes(turned_file("jpg", orientation))
+    where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "pipelines", "build", *where, "--num-shards", "1", "--direct_num_workers=1"]
+    said = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True).stdout
+    assert "note: 7 images are stored turned, as EXIF says; the stream turns them upright" in said
+    manifest, _ = manifests.load(str(tmp_path / "out"))
+    assert manifest.fixes == {}
+    with tarfile.open(tmp_path / "out" / manifest.splits["train"].shards[0].path) as tar:
+        stored = {tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".jpg")}
+    assert stored == {path.read_bytes() for path in folder.iterdir()}
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "7 stored turned, shown upright" in page
+    assert "7 decoded images are stored turned" in page
+
+    spec = ImageSpec(size=30, crop=CenterCrop(30))
+    stream = Stream(str(tmp_path / "out"), "train", batch_size=8, image=spec, seed=0, fields=("jpg",))
+    [batch] = stream.epoch(0)
+    for row, data in zip(batch["image"], batch["jpg"], strict=True):
+        np.testing.assert_array_equal(row, cropped(upright_by_pillow(data), spec))
+
+
+def test_a_run_may_take_images_as_they_are_stored():
+    config = tiny_config("shards", "run")
+    for upright in (True, False):
+        image = with_values(config, {"image.upright": upright}).image
+        assert (train_spec(image).upright, eval_spec(image).upright) == (upright, upright)
