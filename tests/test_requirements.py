@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
+from tests.makers.shardset import image_sample, write_shard_set
 
 REPOSITORY = Path(__file__).parent.parent
 
@@ -114,3 +116,12 @@ def test_a_hidden_library_is_hidden_from_a_program_and_its_workers(tmp_path):
     done = run_without({"apache_beam"}, tmp_path, "pipelines", "build", "--source=x", "--input=y", "--output=z")
     assert "the library apache_beam is not installed" in done.stderr
     assert "pip install 'shardset[pipelines]'" in done.stderr
+
+
+def test_a_stream_of_bytes_needs_no_opencv(tmp_path):
+    samples = [image_sample("train", serial, bytes(50_000), "png", 10) for serial in range(4)]
+    write_shard_set(open_storage(str(tmp_path / "set")), {"train": samples})
+    read = "shardset.Stream('set', 'train', batch_size=2, image=None, fields=('png',), num_threads=2)"
+    (tmp_path / "read.py").write_text(f"import shardset\nprint(sum(len(each['png'][0]) for each in {read}))\n")
+    done = run_without({"cv2"}, tmp_path, "read")
+    assert (done.stdout, done.returncode) == ("100000\n", 0), done.stderr

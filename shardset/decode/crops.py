@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import cv2
 import numpy as np
 from PIL import Image
 
@@ -111,7 +110,7 @@ class RandomResizedCrop(Crop):
         box = random_box(self, *image_size, drawn)
         ratio = max(size / box.height, size / box.width)
         # Linear is seven times faster than area and good enough to train on.
-        put = partial(_resize_into, interpolation=cv2.INTER_LINEAR)
+        put = partial(_resize_into, by_area=False)
         return Region(box, (math.ceil(image_size[0] * ratio), math.ceil(image_size[1] * ratio)), put)
 
 
@@ -213,6 +212,8 @@ def short_side(height: int, width: int, side: int) -> tuple[int, int]:
 
 def turned(image: np.ndarray, orientation: int) -> np.ndarray:
     """The upright image, uint8 [height, width, 3], of one that is stored in an EXIF orientation of 1 to 8."""
+    import cv2  # here and below: a stream of bytes needs none of it
+
     if orientation >= 5:
         image = cv2.transpose(image)
     return cv2.flip(image, _FLIPS[orientation]) if orientation in _FLIPS else image
@@ -257,6 +258,8 @@ def pad_crops(
 
 def use_one_opencv_thread() -> None:
     """Makes OpenCV resize in the calling thread, because every core decodes already."""
+    import cv2
+
     cv2.setNumThreads(1)
 
 
@@ -304,17 +307,19 @@ def _put_centre(
 ) -> None:
     if resized != pixels.shape[:2]:
         if resample is None:
-            pixels = _resize_into(np.empty((*resized, 3), np.uint8), pixels, cv2.INTER_AREA)
+            pixels = _resize_into(np.empty((*resized, 3), np.uint8), pixels, by_area=True)
         else:
             pixels = np.asarray(Image.fromarray(pixels).resize(resized[::-1], resample))
     top, left = round((resized[0] - row.shape[0]) / 2), round((resized[1] - row.shape[1]) / 2)
     row[:] = pixels[top : top + row.shape[0], left : left + row.shape[1]]
 
 
-def _resize_into(out: np.ndarray, image: np.ndarray, interpolation: int) -> np.ndarray:
+def _resize_into(out: np.ndarray, image: np.ndarray, *, by_area: bool) -> np.ndarray:
+    import cv2
+
     # Beyond a factor of 2, linear would skip pixels.
-    if image.shape[0] >= 2 * out.shape[0] or image.shape[1] >= 2 * out.shape[1]:
-        interpolation = cv2.INTER_AREA
+    is_small = image.shape[0] < 2 * out.shape[0] and image.shape[1] < 2 * out.shape[1]
+    interpolation = cv2.INTER_LINEAR if is_small and not by_area else cv2.INTER_AREA
     return cv2.resize(image, (out.shape[1], out.shape[0]), dst=out, interpolation=interpolation)
 
 

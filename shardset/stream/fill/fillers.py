@@ -61,7 +61,8 @@ class _PoolFiller:
 
     def __init__(self, writer: SlotWriter, num_threads: int) -> None:
         self._writer = writer
-        self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=use_one_opencv_thread)
+        begin = use_one_opencv_thread if writer.decodes else None
+        self._pool = ThreadPoolExecutor(num_threads, "shardset-decode", initializer=begin)
 
     def submit(self, job: Callable[[], None]) -> Sequence[Future[None]]:
         """See BatchFiller."""

@@ -6,7 +6,6 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
 
-import cv2
 import numpy as np
 
 from shardset.errors import ConfigError
@@ -135,6 +134,8 @@ class StackedRows:
 
 def mirror(images_NHWC: np.ndarray, slots: Iterable[int]) -> None:
     """Mirrors some images, left to right, in place."""
+    import cv2  # a stream of bytes needs none of it
+
     for slot in slots:
         images_NHWC[slot] = cv2.flip(images_NHWC[slot], 1)
 

@@ -38,6 +38,11 @@ class SlotWriter:
         self._stored_png_size = _stored_png_size(source.spec.image)
         self._substitutes = Substitutes(source.order)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether batches have images."""
+        return self._spec.image is not None
+
     def read(self, batch: Batch, step: PlannedStep, start: int, stop: int) -> Iterator[StoredContents]:
         """The slots [start, stop) with their stored fields, without damaged samples, which are handled here."""
         assert step.pending is not None
