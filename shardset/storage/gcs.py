@@ -32,7 +32,7 @@ from shardset.storage.base import (
 )
 from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import body_of, json_object, send
+from shardset.storage.gcs_http import body_of, is_throttled, json_object, send
 from shardset.storage.gcs_upload import Body, ResumableUpload, UploadGone
 from shardset.storage.retry import RetryPolicy, persist
 
@@ -128,26 +128,40 @@ class GcsStorage:
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """See Storage.delete."""
+        """See Storage.delete. Only a 204 is taken for a deletion; after any other answer, the object must be gone."""
         where, path = f"{self.url}/{name}", self._path(self._full(name))
         condition = {} if generation is None else {"ifGenerationMatch": generation}
-        with suppress(NotFound, PreconditionFailed):
-            if generation is not None:  # an emulator may not know the condition
-                check_generation(self.stat(name).generation, generation, where)
-            _ask(self.retry, "DELETE", path, where, condition, lambda r: _check_empty(r, where))
+
+        def attempt() -> None:
+            try:
+                with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
+                    _check_empty(response, where)
+                    answer = str(response.status_code)
+            except (NotFound, PreconditionFailed) as error:
+                answer = str(error).removeprefix(f"{where}: ")
+            if answer != "204" and self._holds(name, generation):
+                raise TransientError(f"{where}: it is still stored after its deletion was answered with: {answer}")
+
+        if generation is None or self._holds(name, generation):  # an emulator may not know the condition
+            persist(self.retry, attempt)
+
+    def _holds(self, name: str, generation: str | None) -> bool:
+        try:
+            return generation in (None, self.stat(name).generation)
+        except NotFound:
+            return False
 
     def sweep(self) -> None:
         """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         """See Storage.on_retry."""
-        sleep = self.retry.sleep
+        return replace(self, retry=replace(self.retry, on_pause=tell))
 
-        def tell_and_sleep(seconds: float) -> None:
-            tell()
-            sleep(seconds)
-
-        return replace(self, retry=replace(self.retry, sleep=tell_and_sleep))
+    @property
+    def is_throttled(self) -> bool:
+        """See Storage.is_throttled."""
+        return is_throttled(self.retry, self._path(""))
 
     def _full(self, name: str) -> str:
         return join(self.prefix, check_name(name, self.url))

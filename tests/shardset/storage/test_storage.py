@@ -14,9 +14,11 @@ import stat
 import subprocess
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -925,7 +927,7 @@ class SlowClock:
 @pytest.mark.gcs
 def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_proxy, proxy):
     put(behind_proxy, "a", BIG)
-    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=0.5)
+    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=0.51)
     assert limited(replace(behind_proxy, retry=policy), piece_bytes=10_000).read("a") == BIG
     firsts = [
         seen.headers.get("range", "bytes=0-").split("=")[1].split("-")[0] for seen in proxy.seen if is_media(seen)
@@ -952,19 +954,48 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes(bytes_per_s):
 
 
 @pytest.mark.gcs
-def test_pauses_grow_and_then_it_gives_up_naming_object_and_range(behind_proxy, proxy, clock, caplog):
+@pytest.mark.parametrize(("status", "patience_s"), [(500, 180), (429, 1200), (503, 1200)])
+def test_pauses_grow_and_then_it_gives_up_naming_object_and_range(
+    behind_proxy, proxy, clock, caplog, status, patience_s
+):
     put(behind_proxy, "a", BIG)
-    proxy.script = lambda seen: Fault("status", status=503)
+    proxy.script = lambda seen: Fault("status", status=status)
     with pytest.raises(TransientError) as caught:
         behind_proxy.read("a", 10, 20)
     text = str(caught.value)
-    assert f"{behind_proxy.url}/a bytes 10 to 20: the server answered 503" in text
-    assert f"gave up after {len(clock.pauses) + 1} tries in {sum(clock.pauses):.0f} s" in text
-    assert clock.pauses[:8] == [0.1875, 0.375, 0.75, 1.5, 3.0, 6.0, 12.0, 12.0]
-    assert 160 < clock.now <= 180
+    assert f"{behind_proxy.url}/a bytes 10 to 20: the server answered {status}" in text
+    assert f"gave up after {sum(map(is_media, proxy.seen))} tries in {sum(clock.pauses):.0f} s" in text
+    assert clock.pauses[:6] == [0.1875, 0.375, 0.75, 1.5, 3.0, 6.0]
+    assert patience_s - 32 < clock.now <= patience_s
     [said] = caplog.records
-    assert "bytes 10 to 20: the server answered 503" in said.getMessage()
-    assert said.getMessage().endswith("; trying again for 180 s in all")
+    assert f"bytes 10 to 20: the server answered {status}" in said.getMessage()
+    assert said.getMessage().endswith(f"; trying again for {patience_s} s in all")
+
+
+@pytest.mark.gcs
+def test_a_link_that_breaks_now_and_then_does_not_end_the_patience_for_a_bucket_that_refuses(
+    behind_proxy, proxy, clock
+):
+    put(behind_proxy, "a", BIG)
+    faults = [*[Fault("status", status=503)] * 20, *[Fault("reset")] * 3, *[Fault("status", status=503)] * 5]
+    proxy.script = in_turn(*faults, when=is_media)
+    assert behind_proxy.read("a", 10, 20) == BIG[10:20]
+    assert 180 < clock.now < 1200
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("kind", ["seconds", "date", "neither"])
+def test_all_wait_for_as_long_as_a_refusal_asks_for(behind_proxy, proxy, clock, status, kind):
+    asks = {"seconds": "90", "date": formatdate(time.time() + 90, usegmt=True), "neither": "-90 s"}[kind]
+    put(behind_proxy, "a", BIG)
+    proxy.script = in_turn(Fault("status", status=status, headers=(("Retry-After", asks),)), when=is_media)
+    assert behind_proxy.read("a", 10, 20) == BIG[10:20]
+    assert clock.now == pytest.approx(0.2 if kind == "neither" else 90, abs=2)
+    assert behind_proxy.is_throttled
+    clock.now += 3600
+    assert behind_proxy.read("a", 10, 20) == BIG[10:20]
+    assert not behind_proxy.is_throttled
 
 
 @pytest.mark.gcs
@@ -1374,6 +1405,50 @@ def test_a_deletion_whose_answer_is_none_is_asked_for_again(behind_proxy, proxy,
     proxy.script = in_turn(NO_ANSWERS[answer], when=lambda seen: seen.method == "DELETE")
     behind_proxy.delete("a")
     assert names(behind_proxy) == []
+
+
+def is_deletion(seen):
+    return seen.method == "DELETE"
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("status", status=404),
+        Fault("status", status=410),
+        Fault("status", status=412),
+        Fault("answer", status=200),
+    ],
+    ids=lambda fault: str(fault.status),
+)
+def test_a_deletion_counts_only_once_the_object_is_gone(behind_proxy, proxy, fault, is_pinned):
+    put(behind_proxy, "a")
+    generation = behind_proxy.stat("a").generation if is_pinned else None
+    proxy.script = in_turn(fault, when=is_deletion)
+    behind_proxy.delete("a", generation=generation)
+    assert names(behind_proxy) == []
+    assert sum(map(is_deletion, proxy.seen)) == 2
+    put(behind_proxy, "a")
+    generation = behind_proxy.stat("a").generation if is_pinned else None
+    proxy.script = lambda seen: fault if is_deletion(seen) else None
+    with pytest.raises(TransientError, match=r"/a: it is still stored after its deletion was answered with: .*gave up"):
+        behind_proxy.delete("a", generation=generation)
+
+
+@pytest.mark.gcs
+def test_a_deletion_whose_answer_was_lost_is_done_and_a_newer_object_stays(behind_proxy, proxy):
+    put(behind_proxy, "a")
+    proxy.script = in_turn(Fault("lose"), when=is_deletion)
+    behind_proxy.delete("a")
+    assert sum(map(is_deletion, proxy.seen)) == 2
+    assert names(behind_proxy) == []
+    put(behind_proxy, "a")
+    seen = behind_proxy.stat("a").generation
+    put(behind_proxy, "a", BIG)
+    behind_proxy.delete("a", generation=seen)
+    assert behind_proxy.read("a") == BIG
 
 
 @pytest.mark.gcs
