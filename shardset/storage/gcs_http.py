@@ -224,6 +224,13 @@ def body_of(response: requests.Response, where: str) -> bytes:
         raise TransientError(f"{where}: {explain(error)}") from error
 
 
+def check_empty(response: requests.Response, where: str) -> None:
+    """Raises TransientError unless an answer is that to a deletion, which is empty; an emulator says `null`."""
+    body = body_of(response, where)
+    if body.strip() not in (b"", b"null"):
+        raise TransientError(f"{where}: {len(body)} bytes came as the answer to a deletion, expected none")
+
+
 @dataclass(frozen=True, slots=True)
 class _Connection:
     session: AuthorizedSession

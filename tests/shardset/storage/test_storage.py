@@ -8,10 +8,12 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -40,7 +42,7 @@ from shardset.storage.gcs_upload import Body
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_file, open_storage
-from shardset.storage.retry import RetryPolicy
+from shardset.storage.retry import RetryPolicy, while_someone_waits
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 
 HELLO = b"hello world"
@@ -1780,6 +1782,48 @@ def test_ranges_are_read_over_connections_that_check_certificates_as_requests_do
     (tmp_path / "own.pem").write_text("")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "own.pem"))
     assert gcs_http._pool(session, "https://storage.googleapis.com").ca_certs == str(tmp_path / "own.pem")
+
+
+@pytest.fixture
+def black_hole(monkeypatch):
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.parametrize(
+    "verb", [["pipelines", "inspect"], ["pipelines", "plan"], ["trainer", "explain", "--step", "3"]]
+)
+@pytest.mark.slow
+def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole, verb):
+    address = ["--manifest", "gs://bucket/set"] if verb[0] == "trainer" else ["gs://bucket/set"]
+    run = subprocess.run([sys.executable, "-m", *verb, *address], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 1
+    assert (
+        len(re.findall(r"no answer from gs://bucket/set/manifest.json yet; trying until \d\d:\d\d:\d\d", run.stderr))
+        == 1
+    )
+    assert re.search(r"TransientError: gs://bucket/set/manifest.json: .*gave up after 3 tries in 3\d s", run.stderr)
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_an_operation_ends_at_its_deadline_and_says_before_that_nothing_answers(
+    black_hole, monkeypatch, caplog, is_listening
+):
+    if not is_listening:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    policy = RetryPolicy(stall_timeout_s=0.3, deadline_s=1.0, notice_after_s=0.2, warn_after_s=float("inf"))
+    with pytest.raises(TransientError, match=r"gs://bucket/a: .*gave up after [234] tries in [012] s"):
+        replace(open_storage("gs://bucket"), retry=policy).stat("a")
+    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("shardset")]
+    assert said.startswith("no answer from gs://bucket/a yet; trying until ")
+
+
+def test_storages_are_patient_unless_someone_waits():
+    with while_someone_waits():
+        assert open_storage("gs://bucket").retry.deadline_s == 30
+    assert open_storage("gs://bucket").retry == RetryPolicy()
 
 
 def test_pauses_of_two_readers_differ():

@@ -90,7 +90,7 @@ def storm(*, is_throttled, until, retry_after_s=0.0):
         throttle = next(readers)
         try:
             while True:
-                persist(policy, lambda: throttle.ask(policy, request) if is_throttled else request())
+                persist(policy, "a", lambda: throttle.ask(policy, request) if is_throttled else request())
         except TransientError:
             gave_up.append(world.now)
 
@@ -124,7 +124,7 @@ def test_a_reader_that_is_refused_once_soon_reads_as_before():
 
     def read():
         for _ in range(400):
-            persist(policy, lambda: throttle.ask(policy, request))
+            persist(policy, "a", lambda: throttle.ask(policy, request))
 
     world.run(read, 1, 1e9)
     assert world.now < 400 * LATENCY_S + 3
