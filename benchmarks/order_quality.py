@@ -42,11 +42,11 @@ class Row:
 
 
 def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> Row:
-    """The row of an order, from eleven batches in the middle of its first epoch."""
+    """The row of an order, from eleven batches of its first epoch."""
     num_steps = NUM_SAMPLES // batch
     first = epochs(0)
-    steps = np.linspace(num_steps // 8, num_steps * 7 // 8, NUM_BATCHES).astype(int)
-    batches = [first[step * batch : (step + 1) * batch] for step in steps]
+    every = min(100, num_steps // (NUM_BATCHES + 1))  # those of `plan`
+    batches = [first[step * batch :][:batch] for step in range(every, (NUM_BATCHES + 1) * every, every)]
     step_of, next_step_of = np.empty((2, NUM_SAMPLES), np.int64)
     step_of[first] = next_step_of[epochs(1)] = np.arange(NUM_SAMPLES) // batch
     chance = (batch - 1) / (NUM_SAMPLES - 1)

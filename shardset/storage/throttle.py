@@ -14,7 +14,7 @@ GAIN = 0.05
 """What an answer adds to the rate, as a share of the rate after the last cut."""
 MAY_BE_REFUSED = 0.1
 """The share of the latest requests; servers refuse some at any load, which is no reason to slow down."""
-LATEST = 16
+LATEST = 64
 CALM_S = 60.0
 
 
