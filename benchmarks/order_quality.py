@@ -2,32 +2,68 @@
 
     python benchmarks/order_quality.py --write docs/order.md
 
-The worst case: 1,281,167 samples of 1,000 classes stored class by class in 640 shards, and batches of 1,024. The
-build stores them permuted, so real batches are better than these.
+The worst case: 1,281,167 samples of 1,000 classes stored class by class in 640 shards. The build stores them permuted,
+so real batches are better than these. Every order is a function from the number of an epoch to all of its ids in turn.
 """
 
 import argparse
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipelines.estimate.mixing import classes_in
 from shardset.order.epoch import Order
 
-NUM_SAMPLES, NUM_SHARDS, NUM_CLASSES, BATCH = 1_281_167, 640, 1000, 1024
-STEPS = range(100, 1200, 100)
+NUM_SAMPLES, NUM_SHARDS, NUM_CLASSES = 1_281_167, 640, 1000
+NUM_BATCHES = 11
+
+Ids = NDArray[np.int64]
+Epochs = Callable[[int], Ids]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the table: classes in a batch (mean), and the share of the data that all readers hold."""
+    """One line of a table: means over batches; `held` is the share of the data that all readers hold.
+
+    `neighbours` counts samples that are stored side by side and meet in a batch, `again` pairs of a batch that meet in
+    one of the next epoch; both for each that would by chance.
+    """
 
     name: str
+    batch: int
     classes: float
+    neighbours: float
+    again: float
     held: float
+
+
+def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> Row:
+    """The row of an order, from eleven batches of its first epoch."""
+    num_steps = NUM_SAMPLES // batch
+    first = epochs(0)
+    every = min(100, num_steps // (NUM_BATCHES + 1))  # those of `plan`
+    batches = [first[step * batch :][:batch] for step in range(every, (NUM_BATCHES + 1) * every, every)]
+    step_of, next_step_of = np.empty((2, NUM_SAMPLES), np.int64)
+    step_of[first] = next_step_of[epochs(1)] = np.arange(NUM_SAMPLES) // batch
+    chance = (batch - 1) / (NUM_SAMPLES - 1)
+    return Row(
+        name=name,
+        batch=batch,
+        classes=classes_in(batches, NUM_SAMPLES, NUM_CLASSES),
+        neighbours=float(np.mean(step_of[1:] == step_of[:-1])) / chance,
+        again=float(np.mean([_pairs(next_step_of[ids]) for ids in batches])) / (chance * batch * (batch - 1) / 2),
+        held=min(1.0, held),
+    )
+
+
+def _pairs(groups: Ids) -> int:
+    """How many pairs are of one group."""
+    counts = np.unique(groups, return_counts=True)[1]
+    return int((counts * (counts - 1) // 2).sum())
 
 
 def sizes() -> list[int]:
@@ -36,59 +72,127 @@ def sizes() -> list[int]:
     return np.diff(cuts).tolist()
 
 
-def ours(name: str, *, lanes: int, block: int, window: int) -> Row:
+def ours(lanes: int, window: int, *, block: int = 38, batch: int = 1024, note: str = "") -> Row:
     """The row of one choice of L, q and w."""
     order = Order(
-        shard_sizes=sizes(), seed=1, global_batch_size=BATCH, num_lanes=lanes, block_size=block, window=window
+        shard_sizes=sizes(), seed=1, global_batch_size=batch, num_lanes=lanes, block_size=block, window=window
     )
-    held = min(1.0, lanes * (block + window) / NUM_SAMPLES)
-    return Row(name, _classes_in(order.batch(0, step).ids for step in STEPS), held)
+
+    def ids(epoch: int) -> Ids:
+        found = [
+            order.slots(epoch, range(step, min(step + 16, order.num_batches)), 0, batch)
+            for step in range(0, order.num_batches, 16)
+        ]
+        real = [slots.ids[slots.weights > 0] for slots in found]
+        return np.concatenate(real)
+
+    held = lanes * (block + window) / NUM_SAMPLES
+    return measured(f"q = {block}, w = {window}, {lanes:,} lanes{note}", ids, held, batch)
 
 
-def uniform() -> Row:
+def uniform(batch: int = 1024) -> Row:
     """The row of a permutation of all samples."""
-    draw = np.random.default_rng(0)
-    return Row("every sample anywhere (random reads)", _classes_in(draw.choice(NUM_SAMPLES, BATCH) for _ in STEPS), 0)
+    name = "every sample anywhere (a random read for each; Grain on ArrayRecord)"
+    return measured(name, lambda epoch: np.random.default_rng(epoch).permutation(NUM_SAMPLES), 0, batch)
 
 
-def buffered(name: str, *, size: int, readers: int) -> Row:
+def buffered(size: int, readers: int, note: str = "") -> Row:
     """The row of shuffled shards read in turn by `readers` through a shuffle buffer each, as plain tar readers do."""
-    draw = np.random.default_rng(0)
+
+    def ids(epoch: int) -> Ids:
+        draw = np.random.default_rng(epoch)
+        starts = np.concatenate([[0], np.cumsum(sizes())])
+        lines = np.array_split(draw.permutation(NUM_SHARDS), readers)
+        shuffled = [
+            _through_buffer(np.concatenate([np.arange(starts[s], starts[s + 1]) for s in line]), size, draw)
+            for line in lines
+        ]
+        turns = np.concatenate([np.arange(len(line)) for line in shuffled])
+        return np.concatenate(shuffled)[np.argsort(turns, kind="stable")]
+
+    plural = "" if readers == 1 else "s"
+    return measured(
+        f"shuffled shards, buffer of {size:,}, {readers} reader{plural}{note}", ids, size * readers / NUM_SAMPLES
+    )
+
+
+def _through_buffer(line: Ids, size: int, draw: np.random.Generator) -> Ids:
+    held, rest = line[:size].copy(), line[size:]
+    out = np.empty_like(line)
+    for number, place in enumerate(draw.integers(len(held), size=len(rest)).tolist()):
+        out[number], held[place] = held[place], rest[number]
+    out[len(rest) :] = draw.permutation(held)
+    return out
+
+
+def expanded(range_of_shard: int, nodes: int, note: str = "") -> Row:
+    """The row of MosaicML Streaming's py1e: each sample of a shuffled shard moves anywhere in a range around it.
+
+    The ranges are 0.75 to 1.25 times `range_of_shard` long; samples stay in their canonical node, shards too.
+    """
     starts = np.concatenate([[0], np.cumsum(sizes())])
-    lines = np.array_split(draw.permutation(NUM_SHARDS), readers)
-    streams = [_through_buffer([range(starts[s], starts[s + 1]) for s in line], size, draw) for line in lines]
-    batches = [np.array([next(streams[k % readers]) for k in range(BATCH)]) for _ in range(200)]
-    return Row(name, _classes_in(iter(batches[::20])), size * readers / NUM_SAMPLES)
+    nodes_of_run = np.array_split(np.random.default_rng(7).permutation(NUM_SHARDS), nodes)
+
+    def ids(epoch: int) -> Ids:
+        draw = np.random.default_rng(100 + epoch)
+        lines = [
+            _expand([np.arange(starts[s], starts[s + 1]) for s in draw.permutation(own)], range_of_shard, draw)
+            for own in nodes_of_run
+        ]
+        turns = np.concatenate([np.arange(len(line)) for line in lines])
+        return np.concatenate(lines)[np.argsort(turns, kind="stable")]
+
+    held = nodes * range_of_shard / NUM_SAMPLES
+    return measured(f"MosaicML's py1e, ranges of {range_of_shard:,}, {nodes} nodes{note}", ids, held)
 
 
-def _classes_in(batches: Iterator[np.ndarray]) -> float:
-    return classes_in(batches, NUM_SAMPLES, NUM_CLASSES)
+def _expand(shards: list[Ids], range_of_shard: int, draw: np.random.Generator) -> Ids:
+    line = np.concatenate([draw.permutation(shard) for shard in shards])
+    places, begin = np.arange(len(line), dtype=np.float64), 0
+    for shard in shards:
+        room = max(0.0, (draw.uniform(0.75, 1.25) * range_of_shard - len(shard)) / 2)
+        low, high = max(-room, -begin), min(room, len(line) - begin - len(shard))
+        places[begin : begin + len(shard)] += draw.uniform(low, high, size=len(shard))
+        begin += len(shard)
+    return line[np.argsort(places)]
 
 
-def _through_buffer(parts: list[range], size: int, draw: np.random.Generator) -> Iterator[int]:
-    source = (id_ for part in parts for id_ in part)
-    held = [id_ for id_, _ in zip(source, range(size), strict=False)]
-    for id_ in source:
-        place = int(draw.integers(size))
-        held[place], id_ = id_, held[place]
-        yield id_
+def rows() -> list[Row]:
+    """All rows of the page."""
+    held = 256 * (38 + 256)
+    return [
+        uniform(),
+        ours(256, 256, note=" (the default)"),
+        ours(256, 19, note=" (lowered by a budget)"),
+        ours(256, 0),
+        ours(64, 256),
+        ours(256, 256, block=512, note=" (small samples)"),
+        buffered(1000, 1),
+        buffered(10_000, 1),
+        buffered(1000, 8),
+        buffered(held // 64, 64, " (the default's memory)"),
+        expanded(held // 8, 8, " (the default's memory)"),
+        expanded(500_000, 8, " (its default)"),
+        uniform(4096),
+        ours(256, 256, batch=4096, note=" (the default)"),
+        uniform(32_768),
+        ours(256, 256, batch=32_768),
+        ours(512, 256, batch=32_768, note=" (the default of 16 readers)"),
+        ours(2048, 256, batch=32_768, note=" (the default of 64 readers)"),
+    ]  # fmt: skip
 
 
 def table() -> str:
     """The table in Markdown."""
-    rows = [
-        uniform(),
-        ours("q = 38, w = 256, 256 lanes (the default)", lanes=256, block=38, window=256),
-        ours("q = 38, w = 19, 256 lanes (lowered by a budget)", lanes=256, block=38, window=19),
-        ours("q = 38, w = 0, 256 lanes", lanes=256, block=38, window=0),
-        ours("q = 38, w = 256, 64 lanes", lanes=64, block=38, window=256),
-        ours("q = 512, w = 256, 256 lanes (small samples)", lanes=256, block=512, window=256),
-        buffered("shuffled shards, buffer of 1,000, 1 reader", size=1000, readers=1),
-        buffered("shuffled shards, buffer of 10,000, 1 reader", size=10_000, readers=1),
-        buffered("shuffled shards, buffer of 1,000, 8 readers", size=1000, readers=8),
-    ]
-    head = "| order | classes in a batch | held in memory |\n|---|---|---|\n"
-    return head + "".join(f"| {row.name} | {row.classes:.0f} | {100 * row.held:.1f} % |\n" for row in rows)
+    head = (
+        "| order | batch | classes in a batch | neighbours meet | pairs meet again | held in memory |\n"
+        "|---|---|---|---|---|---|\n"
+    )
+    return head + "".join(
+        f"| {row.name} | {row.batch:,} | {row.classes:.0f} | {row.neighbours:.1f}x | {row.again:.2f}x "
+        f"| {100 * row.held:.1f} % |\n"
+        for row in rows()
+    )
 
 
 def main() -> None:

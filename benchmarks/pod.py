@@ -1,6 +1,6 @@
 """What each reader of a pod reads and holds: 1 to 8,192 readers of sets of a million to a thousand million samples.
 
-python -m benchmarks.pod [--n 1e6,1e9] [--world 1,8,64,512,8192] [--bytes 110000] [--per-reader 4]
+python -m benchmarks.pod [--n 1e6,1e9] [--world 1,8,64,512,8192] [--bytes 110000] [--per-reader 4] [--batch 32768]
 
 Order and block reads are the real ones; the samples are not there. Every point is a process of its own. It plans the
 first steps of a few readers and counts the samples that the ranged reads of these steps would bring for each that the
@@ -56,13 +56,15 @@ class Point:
     peak_bytes: int
 
 
-def order_of(num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool) -> Order:
+def order_of(
+    num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool, batch: int = 0
+) -> Order:
     """The order that the first run of such a pod would choose."""
     shard_size = max(1, SHARD_BYTES // mean_bytes)
     num_shards = -(-num_samples // shard_size)
     small, left = divmod(num_samples, num_shards)
-    batch = max(MIN_BATCH, per_reader * world_size)
-    lanes = default_lanes(batch)
+    batch = batch or max(MIN_BATCH, per_reader * world_size)
+    lanes = default_lanes(batch, wide=0)
     return fit_order(
         np.full(num_shards, small) + (np.arange(num_shards) < left),  # type: ignore[arg-type] # a list would be 1e6 objects
         stored_bytes=num_samples * mean_bytes,
@@ -75,11 +77,18 @@ def order_of(num_samples: int, world_size: int, mean_bytes: int, per_reader: int
 
 
 def measure(
-    num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool, num_lost: int = 0
+    num_samples: int,
+    world_size: int,
+    mean_bytes: int,
+    per_reader: int,
+    *,
+    fixed_lanes: bool,
+    num_lost: int = 0,
+    batch: int = 0,
 ) -> Point:
     """Plans the first steps of a few readers in this process."""
     began = time.process_time()
-    order = order_of(num_samples, world_size, mean_bytes, per_reader, fixed_lanes=fixed_lanes)
+    order = order_of(num_samples, world_size, mean_bytes, per_reader, fixed_lanes=fixed_lanes, batch=batch)
     num_readers = world_size - num_lost
     part = rank_part(order.global_batch_size, num_readers - 1, num_readers)
     order.slots(0, range(1), part.start, part.stop)
@@ -123,12 +132,19 @@ def _reads(order: Order, rank: int, world_size: int, num_steps: int) -> tuple[in
 
 
 def run_point(
-    num_samples: int, world_size: int, mean_bytes: int, per_reader: int, *, fixed_lanes: bool, num_lost: int = 0
+    num_samples: int,
+    world_size: int,
+    mean_bytes: int,
+    per_reader: int,
+    *,
+    fixed_lanes: bool,
+    num_lost: int = 0,
+    batch: int = 0,
 ) -> Point:
     """`measure` in a fresh process."""
     words = [sys.executable, "-m", "benchmarks.pod", "--one", str(num_samples), str(world_size)]
     words += ["--bytes", str(mean_bytes), "--per-reader", str(per_reader), *(["--fixed-lanes"] if fixed_lanes else [])]
-    words += ["--lost", str(num_lost)]
+    words += ["--lost", str(num_lost), "--batch", str(batch)]
     return Point(**json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout))
 
 
@@ -158,16 +174,17 @@ def main() -> None:
     parser.add_argument("--world", type=_numbers, default=WORLDS, help="numbers of readers, separated by commas")
     parser.add_argument("--bytes", type=int, default=110_000, help="bytes of a sample")
     parser.add_argument("--per-reader", type=int, default=4, help="samples of a step for each reader, at least")
+    parser.add_argument("--batch", type=int, default=0, help="samples of a step, instead")
     parser.add_argument("--one", nargs=2, type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lost", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--fixed-lanes", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         sizes = (*args.one, args.bytes, args.per_reader)
-        print(json.dumps(asdict(measure(*sizes, fixed_lanes=args.fixed_lanes, num_lost=args.lost))))
+        print(json.dumps(asdict(measure(*sizes, fixed_lanes=args.fixed_lanes, num_lost=args.lost, batch=args.batch))))
         return
     points = [
-        run_point(n, world, args.bytes, args.per_reader, fixed_lanes=fixed, num_lost=num_lost)
+        run_point(n, world, args.bytes, args.per_reader, fixed_lanes=fixed, num_lost=num_lost, batch=args.batch)
         for n in args.n
         for world in args.world
         for fixed, num_lost in ((True, 0), (False, 0), (False, 1))

@@ -40,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("shardset").setLevel(logging.INFO if args.debug else logging.WARNING)
     verb = VERBS[args.verb]
     return run_verb(
-        lambda: verb(args, rest), debug=args.debug, stopped="stopped; run the same command again to continue"
+        lambda: verb(args, rest),
+        debug=args.debug,
+        stopped="stopped; run the same command again to continue",
+        is_interactive=verb in (_inspect, _plan),
     )
 
 

@@ -82,6 +82,14 @@ class TransientError(StorageError):
     """Worth another try: a timeout, 429, 5xx, a reset connection, a short body."""
 
 
+class Throttled(TransientError):
+    """The server refuses a request because there are too many (429, 503); it asks for a pause of `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
 def missing_library(error: ModuleNotFoundError, extra: str) -> str:
     """The message for a missing library that an extra of the distribution installs."""
     return (

@@ -7,11 +7,13 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
 from shardset.addresses import masked
 from shardset.errors import ConfigError, ShardsetError, missing_library
+from shardset.storage.retry import while_someone_waits
 from shardset.version import __version__
 
 OK, FAILED, USAGE, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -92,13 +94,17 @@ def run_program(main: Callable[[], int], extra: str) -> NoReturn:
     sys.exit(code)
 
 
-def run_verb(verb: Callable[[], int | None], *, debug: bool, stopped: str = "stopped") -> int:
+def run_verb(
+    verb: Callable[[], int | None], *, debug: bool, stopped: str = "stopped", is_interactive: bool = False
+) -> int:
     """The exit code of a verb. Prints an error as one sentence on standard error, with `debug` as a traceback.
 
-    After Ctrl-C, prints `stopped` and the arguments of the KeyboardInterrupt.
+    After Ctrl-C, prints `stopped` and the arguments of the KeyboardInterrupt. One that is interactive gives up on a
+    storage after half a minute.
     """
     try:
-        code = verb() or OK
+        with while_someone_waits() if is_interactive else nullcontext():
+            code = verb() or OK
         if sys.stdout:
             sys.stdout.flush()  # a closed pipe raises here, not during Python's exit
     except BrokenPipeError:

@@ -12,7 +12,7 @@ it may keep state. `in_turn` makes one from a list; a script of one's own can br
 
 Kinds of faults (`at` counts bytes of the answer's body, or of the request's body for the two about uploads):
 
-    status        answers `status` at once, with `put` if given; the request is not passed on
+    status        answers `status` at once, with `put` and `headers` if given; the request is not passed on
     answer        the same, with `put` and nothing else, be it empty
     chunked       the same, in chunks
     reset         not passed on; the connection is reset
@@ -71,6 +71,7 @@ class Fault:
     seconds: float = 30.0
     find: bytes = b""
     put: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = proxy.decide(self.command, self.path, headers, body) or Fault("status", status=0)
         time.sleep(proxy.delay_s)
         if fault.kind == "status" and fault.status:
-            self._answer(fault.status, [], fault.put or b"the proxy was told to")
+            self._answer(fault.status, list(fault.headers), fault.put or b"the proxy was told to")
         elif fault.kind == "answer":
             self._answer(fault.status, [], fault.put)
         elif fault.kind == "chunked":

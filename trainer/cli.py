@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = top.parse_known_args(arguments)
     if unknown:
         top.error(f"unrecognized arguments: {' '.join(unknown)}{near_miss(unknown[0], options.verb_parser)}")
-    return run_verb(lambda: _run(options), debug=options.debug)
+    return run_verb(lambda: _run(options), debug=options.debug, is_interactive=options.command is explain)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from pipelines.plan.layout import batch_size
 from shardset.format.tar import BLOCK
 from shardset.order.budget import INDEX_BUDGET_BYTES, INDEX_BYTES, steps_at_once
 from shardset.order.epoch import Order
-from shardset.order.lanes import rank_part
+from shardset.order.lanes import rank_part, read_factor
 
 # A build in a bucket, counted request by request at an emulator (tests/test_plan_recorded.py).
 UPLOADS_PER_SHARD = 4
@@ -92,8 +92,7 @@ class BuildRequests:
 
 def reads_of(stored: StoredSplit, order: Order, num_readers: int, steps: Steps) -> ReadEstimate:
     """Requests and bytes of a run's first epoch, all readers together."""
-    parts = (rank_part(order.global_batch_size, rank, num_readers) for rank in range(num_readers))
-    amplification = sum(len(order.part_lanes(part)) for part in parts) / order.num_lanes
+    amplification = read_factor(order.num_lanes, order.global_batch_size, num_readers)
     num_shards = len(stored.shard_sizes)
     first_batch = order.global_batch_size if steps.num_steps else 0
     # The share of the indexes that stays in memory.

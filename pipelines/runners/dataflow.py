@@ -54,7 +54,7 @@ def location(bucket: str) -> str:
     from shardset.storage.gcs import bucket_location
     from shardset.storage.retry import RetryPolicy
 
-    return bucket_location(bucket, RetryPolicy(give_up_after_s=20))
+    return bucket_location(bucket, RetryPolicy(deadline_s=20))
 
 
 def check(options: PipelineOptions, *, source: str, output: str, locate: Callable[[str], str] = location) -> None:

@@ -61,9 +61,13 @@ def default_block_size(mean_bytes: float) -> int:
 def fit_lanes(
     mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int, world_size: int = 1
 ) -> int:
-    """L: the default, or fewer where the blocks of one reader's lanes alone exceed the budget; at least 1."""
-    most = world_size * max(1, int(budget_bytes / (block_size * max(1.0, mean_bytes))))
-    return default_lanes(global_batch_size, world_size, min(most, MAX_DEFAULT_LANES))
+    """L: the default, or fewer where the blocks of one reader's lanes alone exceed the budget; at least 1.
+
+    Grows with the batch while half of the readers, after a loss, could still hold all lanes with the full window.
+    """
+    room = int(budget_bytes / max(1.0, mean_bytes))
+    most, wide = (world_size * (room // held) for held in (block_size, 2 * (block_size + DEFAULT_WINDOW)))
+    return default_lanes(global_batch_size, world_size, min(max(world_size, most), MAX_DEFAULT_LANES), wide)
 
 
 def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int, world_size: int = 1) -> int:

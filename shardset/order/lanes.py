@@ -1,20 +1,37 @@
 """How a global batch divides over lanes and replicas."""
 
+import numpy as np
+
 from shardset.errors import ConfigError
 
 DEFAULT_LANES = 256
 MAX_DEFAULT_LANES = 16_384
 """Planning a step costs time by lane, so that a larger world shares lanes and reads some bytes more than once."""
+ROWS_PER_STEP = 16
+"""A lane's samples of a batch, at most, where memory allows: stored neighbours meet in a batch as this grows."""
+LITTLE_MORE = 1.1
 
 
-def default_lanes(global_batch_size: int, world_size: int = 1, most: int = MAX_DEFAULT_LANES) -> int:
-    """L: the largest divisor of the global batch size that is at most 256, or at most `world_size` if that is more.
+def default_lanes(
+    global_batch_size: int, world_size: int = 1, most: int = MAX_DEFAULT_LANES, wide: int = MAX_DEFAULT_LANES
+) -> int:
+    """L: of the divisors of the global batch size up to `most`, one with which `world_size` readers read least.
 
-    A multiple of `world_size` where it divides the batch and is at most `most`, so that no two replicas share a lane.
+    The best up to 256, or up to a 16th of the batch where `wide` is as large; of equals, the largest. Any other divisor
+    only where that reads over 10 % more.
     """
-    limit = max(1, min(most, max(DEFAULT_LANES, world_size)))
-    step = world_size if global_batch_size % world_size == 0 and world_size <= limit else 1
-    return step * largest_divisor(global_batch_size // step, limit // step)
+    divisors = [lanes for lanes in range(1, min(global_batch_size, max(1, most)) + 1) if global_batch_size % lanes == 0]
+    factors = {lanes: read_factor(lanes, global_batch_size, world_size) for lanes in divisors}
+    usual = max(DEFAULT_LANES, min(wide, global_batch_size // ROWS_PER_STEP))
+    narrow = min((lanes for lanes in divisors if lanes <= usual), key=lambda lanes: (factors[lanes], -lanes))
+    least = min(divisors, key=lambda lanes: (factors[lanes], lanes))
+    return narrow if factors[narrow] <= LITTLE_MORE * factors[least] else least
+
+
+def read_factor(num_lanes: int, global_batch_size: int, world_size: int) -> float:
+    """The lanes that all readers read together for each lane of the order: their bytes for each byte, at most."""
+    cuts = global_batch_size * np.arange(1, world_size) // world_size
+    return 1 + int(np.count_nonzero(cuts % (global_batch_size // num_lanes))) / num_lanes
 
 
 def lanes_of_reader(num_lanes: int, world_size: int) -> int:

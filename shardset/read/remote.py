@@ -42,7 +42,8 @@ class RemoteReader:
     """Reads ranges of shards from storage, one request each; the answers must be of the objects in the manifest.
 
     A read that takes longer than 95 % of the reads of about its size is hedged: requested again, and the first answer
-    counts. Hedges are limited to 3 % of the reads of each size.
+    counts. Hedges are limited to 3 % of the reads of each size; there are none within a minute after the bucket
+    refused a read because there were too many.
     """
 
     def __init__(self, table: ShardTable, num_fetchers: int = NUM_FETCHERS) -> None:
@@ -115,6 +116,7 @@ class RemoteReader:
             if read.attempts == 1
             and read.started
             and now - read.started > limits.get(read.size_class, float("inf"))
+            and not self.table.storage.is_throttled
             and self.hedges.take(read.size_class)
         ]
 

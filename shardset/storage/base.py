@@ -84,6 +84,11 @@ class Storage(Protocol):
         """How many concurrent reads pay off: 1 where a read does not wait for a network."""
         ...
 
+    @property
+    def is_throttled(self) -> bool:
+        """Whether reads were refused within a minute because there were too many: no time to add any."""
+        ...
+
     def stat(self, name: str) -> Stat:
         """The facts about an object; raises NotFound."""
         ...

@@ -32,9 +32,9 @@ from shardset.storage.base import (
 )
 from shardset.storage.gcs_answers import BucketFacts, ListingPage, StoredObject
 from shardset.storage.gcs_download import Download
-from shardset.storage.gcs_http import body_of, json_object, send
+from shardset.storage.gcs_http import check_empty, is_throttled, json_object, send
 from shardset.storage.gcs_upload import Body, ResumableUpload, UploadGone
-from shardset.storage.retry import RetryPolicy, persist
+from shardset.storage.retry import RetryPolicy, persist, policy_of_process
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class GcsStorage:
 
     bucket: str
     prefix: str = ""
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    retry: RetryPolicy = field(default_factory=policy_of_process)
     limits: GcsLimits = field(default_factory=GcsLimits)
 
     is_remote: ClassVar[bool] = True
@@ -113,7 +113,7 @@ class GcsStorage:
             generation=generation,
             piece_bytes=self.limits.piece_bytes,
         )
-        data = persist(self.retry, download.attempt, lambda: download.farthest)
+        data = persist(self.retry, where, download.attempt, lambda: download.farthest)
         return data, download.found
 
     def list(self, prefix: str = "") -> Iterator[Stat]:
@@ -128,26 +128,40 @@ class GcsStorage:
         return _GcsWriter(replace(self, prefix=""), self._full(name), if_generation)
 
     def delete(self, name: str, *, generation: str | None = None) -> None:
-        """See Storage.delete."""
+        """See Storage.delete. Only a 204 is taken for a deletion; after any other answer, the object must be gone."""
         where, path = f"{self.url}/{name}", self._path(self._full(name))
         condition = {} if generation is None else {"ifGenerationMatch": generation}
-        with suppress(NotFound, PreconditionFailed):
-            if generation is not None:  # an emulator may not know the condition
-                check_generation(self.stat(name).generation, generation, where)
-            _ask(self.retry, "DELETE", path, where, condition, lambda r: _check_empty(r, where))
+
+        def attempt() -> None:
+            try:
+                with closing(send(self.retry, "DELETE", path, where, params=condition)) as response:
+                    check_empty(response, where)
+                    answer = str(response.status_code)
+            except (NotFound, PreconditionFailed) as error:
+                answer = str(error).removeprefix(f"{where}: ")
+            if answer != "204" and self._holds(name, generation):
+                raise TransientError(f"{where}: it is still stored after its deletion was answered with: {answer}")
+
+        if generation is None or self._holds(name, generation):  # an emulator may not know the condition
+            persist(self.retry, where, attempt)
+
+    def _holds(self, name: str, generation: str | None) -> bool:
+        try:
+            return generation in (None, self.stat(name).generation)
+        except NotFound:
+            return False
 
     def sweep(self) -> None:
         """See Storage.sweep: a killed upload leaves nothing, because the server takes whole objects only."""
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         """See Storage.on_retry."""
-        sleep = self.retry.sleep
+        return replace(self, retry=replace(self.retry, on_pause=tell))
 
-        def tell_and_sleep(seconds: float) -> None:
-            tell()
-            sleep(seconds)
-
-        return replace(self, retry=replace(self.retry, sleep=tell_and_sleep))
+    @property
+    def is_throttled(self) -> bool:
+        """See Storage.is_throttled."""
+        return is_throttled(self.retry, self._path(""))
 
     def _full(self, name: str) -> str:
         return join(self.prefix, check_name(name, self.url))
@@ -213,7 +227,7 @@ def _ask(
         with closing(send(retry, method, path, where, params=params)) as response:
             return accept(response)
 
-    return persist(retry, attempt)
+    return persist(retry, where, attempt)
 
 
 def _bucket_path(bucket: str) -> str:
@@ -226,13 +240,6 @@ def _named(response: requests.Response, full: str, where: str) -> StoredObject:
     if item.name != full:
         raise TransientError(f"{where}: the answer is about another object, {item.name!r}")
     return item
-
-
-def _check_empty(response: requests.Response, where: str) -> None:
-    """Raises TransientError unless an answer is that to a deletion, which is empty; an emulator says `null`."""
-    body = body_of(response, where)
-    if body.strip() not in (b"", b"null"):
-        raise TransientError(f"{where}: {len(body)} bytes came as the answer to a deletion, expected none")
 
 
 # -- writing ----------------------------------------------------------------------------------------------------
@@ -311,7 +318,7 @@ class _GcsWriter:
                 self._stream.finish(self._crc32c, lambda r: self._verify(_named(r, self._full, self._where)))
                 return
             self._check_generation()
-            self._verify(persist(self._bucket.retry, self._upload))
+            self._verify(persist(self._bucket.retry, self._where, self._upload))
         except (PreconditionFailed, UploadGone):
             accept_identical_object(self._stored(), self._num_bytes, self._crc32c, self._where)
 

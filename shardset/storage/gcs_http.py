@@ -8,9 +8,11 @@ machine).
 import json
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from email.utils import formatdate, parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
@@ -27,8 +29,9 @@ from requests.utils import select_proxy
 
 from shardset.addresses import masked
 from shardset.decodable import decodable
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, TransientError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError
 from shardset.storage.retry import RetryPolicy
+from shardset.storage.throttle import Throttle
 
 T = TypeVar("T")
 
@@ -36,7 +39,8 @@ _POOL = 64  # connections, for GcsStorage.reads_at_once and all else that a proc
 _PROBE_TIMEOUT_S = 1.0
 INCOMPLETE = 308
 """The status of the answer to a part of an upload that is not the last."""
-_AGAIN = frozenset({408, 416, 429, 500, 502, 503, 504})
+_AGAIN = frozenset({408, 416, 500, 502, 504})
+_TOO_MANY = frozenset({429, 503})
 BROKEN = (
     requests.ConnectionError,
     requests.Timeout,
@@ -54,19 +58,24 @@ _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 def send(policy: RetryPolicy, method: str, path: str, where: str, **options: Any) -> requests.Response:
     """The response to one request, its body unread; raises TransientError if another try may help, or StorageError."""
     connection = _connection()
-    with _refused_in_words(where, connection):
-        response: requests.Response = connection.session.request(
-            method,
-            connection.base_url + path,
-            timeout=(policy.connect_timeout_s, policy.stall_timeout_s),
-            stream=True,
-            allow_redirects=False,
-            **options,
-        )
-        if _is_answer(response.status_code, options.get("headers") or {}):
-            return response
-        with closing(response):
-            raise _refusal(response.status_code, response.text, where, connection)
+    headers = options.get("headers") or {}
+
+    def request() -> requests.Response:
+        with _refused_in_words(where, connection):
+            response: requests.Response = connection.session.request(
+                method,
+                connection.base_url + path,
+                timeout=(policy.connect_timeout_s, policy.stall_timeout_s),
+                stream=True,
+                allow_redirects=False,
+                **options,
+            )
+            if _is_answer(response.status_code, headers):
+                return response
+            with closing(response):
+                raise _refusal(response.status_code, response.text, where, connection, response.headers)
+
+    return connection.throttle(path, headers).ask(policy, request)
 
 
 def send_get(
@@ -80,26 +89,36 @@ def send_get(
     pool = connection.pool
     if pool is None:
         return _raw(send(policy, "GET", path, where, params=params, headers=headers))
-    with _refused_in_words(where, connection):
-        sent = {**connection.session.headers, **headers}
-        connection.session.credentials.before_request(connection.token_request, "GET", connection.base_url + path, sent)
-        response = pool.urlopen(
-            "GET",
-            f"{urlsplit(connection.base_url).path}{path}?{urlencode(params)}",
-            headers=sent,
-            timeout=urllib3.Timeout(connect=policy.connect_timeout_s, read=policy.stall_timeout_s),
-            retries=False,
-            redirect=False,
-            preload_content=False,
-            decode_content=False,
-        )
-        if _is_answer(response.status, headers):
-            return response
-        with closing(response):
-            if response.status != 401:
+
+    def request() -> urllib3.BaseHTTPResponse | None:
+        with _refused_in_words(where, connection):
+            sent, url = {**connection.session.headers, **headers}, connection.base_url + path
+            connection.session.credentials.before_request(connection.token_request, "GET", url, sent)
+            response = pool.urlopen(
+                "GET",
+                f"{urlsplit(connection.base_url).path}{path}?{urlencode(params)}",
+                headers=sent,
+                timeout=urllib3.Timeout(connect=policy.connect_timeout_s, read=policy.stall_timeout_s),
+                retries=False,
+                redirect=False,
+                preload_content=False,
+                decode_content=False,
+            )
+            if _is_answer(response.status, headers):
+                return response
+            with closing(response):
+                if response.status == 401:
+                    return None
                 text = response.read(decode_content=True).decode(errors="replace")
-                raise _refusal(response.status, text, where, connection)
-    return _raw(send(policy, "GET", path, where, params=params, headers=headers))
+                raise _refusal(response.status, text, where, connection, response.headers)
+
+    response = connection.throttle(path, headers).ask(policy, request)
+    return _raw(send(policy, "GET", path, where, params=params, headers=headers)) if response is None else response
+
+
+def is_throttled(policy: RetryPolicy, path: str) -> bool:
+    """Whether the bucket has refused to send byte ranges to this process within a minute."""
+    return _connection().throttle(path, {"Range": ""}).is_busy(policy)
 
 
 def _raw(response: requests.Response) -> urllib3.BaseHTTPResponse:
@@ -137,8 +156,12 @@ _NEEDED = (
 )
 
 
-def _refusal(status: int, text: str, where: str, connection: "_Connection") -> StorageError:
+def _refusal(
+    status: int, text: str, where: str, connection: "_Connection", headers: Mapping[str, str] | None = None
+) -> StorageError:
     said = _said(text)
+    if status in _TOO_MANY:
+        return Throttled(f"{where}: the server answered {status} ({said})", _retry_after_s(headers or {}))
     if status in _AGAIN or (status == 400 and "crc32c" in text.lower()):
         return TransientError(f"{where}: the server answered {status} ({said})")
     if status in (404, 410):  # both are what Google says of an upload that it no longer knows
@@ -149,6 +172,18 @@ def _refusal(status: int, text: str, where: str, connection: "_Connection") -> S
         why = f" ({said})" if said else ""
         return StorageError(f"{where}: {status}: {connection.who} may not do this{why}; {_NEEDED}; {_LOGIN}")
     return StorageError(f"{where}: the server answered {status} ({said}); check name and settings")
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    """The pause that a Retry-After asks for, in seconds or as a date beside the server's own; 0 without one."""
+    text = headers.get("Retry-After", "").strip()
+    if text.isdecimal():
+        return float(text[:9])
+    try:
+        now = headers.get("Date") or formatdate(usegmt=True)
+        return max(0.0, (parsedate_to_datetime(text) - parsedate_to_datetime(now)).total_seconds())
+    except (ValueError, TypeError):  # no date, or one of them without a zone
+        return 0.0
 
 
 def _said(text: str) -> str:
@@ -189,6 +224,13 @@ def body_of(response: requests.Response, where: str) -> bytes:
         raise TransientError(f"{where}: {explain(error)}") from error
 
 
+def check_empty(response: requests.Response, where: str) -> None:
+    """Raises TransientError unless an answer is that to a deletion, which is empty; an emulator says `null`."""
+    body = body_of(response, where)
+    if body.strip() not in (b"", b"null"):
+        raise TransientError(f"{where}: {len(body)} bytes came as the answer to a deletion, expected none")
+
+
 @dataclass(frozen=True, slots=True)
 class _Connection:
     session: AuthorizedSession
@@ -196,6 +238,11 @@ class _Connection:
     who: str
     pool: urllib3.HTTPConnectionPool | None
     token_request: Request
+    throttles: defaultdict[tuple[str, bool], Throttle]
+
+    def throttle(self, path: str, headers: Mapping[str, str]) -> Throttle:
+        """The throttle of a bucket. Byte ranges have one of their own, so that a heartbeat does not queue with them."""
+        return self.throttles[path.partition("/b/")[2].partition("/")[0], "Range" in headers]
 
 
 _connections: dict[tuple[int, str], _Connection] = {}
@@ -226,7 +273,7 @@ def _connect(emulator: str) -> _Connection:
         pool = _pool(session, url)
     except (ValueError, urllib3.exceptions.HTTPError) as error:
         raise ConfigError(f"{url} is no address of a server ({explain(error)}); {_CHECK_ENVIRONMENT}") from None
-    return _Connection(session, url, _who(credentials, emulator), pool, _TokenRequest())
+    return _Connection(session, url, _who(credentials, emulator), pool, _TokenRequest(), defaultdict(Throttle))
 
 
 def _pool(session: AuthorizedSession, url: str) -> urllib3.HTTPConnectionPool | None:

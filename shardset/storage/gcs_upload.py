@@ -55,7 +55,7 @@ class ResumableUpload:
 
     def begin(self) -> None:
         """Starts the upload; raises PreconditionFailed if the server refuses its generation now."""
-        self._session = persist(self.policy, self._begin)
+        self._session = persist(self.policy, self.where, self._begin)
 
     def write(self, data: bytes | memoryview) -> None:
         """Takes the next bytes; sends them once they are a part."""
@@ -77,7 +77,7 @@ class ResumableUpload:
                     raise TransientError(f"{self.where}: the server did not take the last part ({_received(response)})")
                 accept(response)
 
-        persist(self.policy, attempt)
+        persist(self.policy, self.where, attempt)
 
     def abort(self) -> None:
         """Tells the server to forget the upload; it would do so by itself after a week."""
@@ -111,7 +111,7 @@ class ResumableUpload:
                 )
             return taken
 
-        taken = persist(self.policy, attempt)
+        taken = persist(self.policy, self.where, attempt)
         del self._rest[:taken]
         self._num_sent += taken
 

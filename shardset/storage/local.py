@@ -46,6 +46,7 @@ class LocalStorage:
     is_remote: ClassVar[bool] = False
     is_shared: ClassVar[bool] = True
     reads_at_once: ClassVar[int] = 1
+    is_throttled: ClassVar[bool] = False
 
     @property
     def url(self) -> str:

@@ -48,6 +48,7 @@ class MemoryStorage:
     is_remote: ClassVar[bool] = True
     is_shared: ClassVar[bool] = False
     reads_at_once: ClassVar[int] = 1
+    is_throttled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.prefix:

@@ -1,17 +1,24 @@
 """The retry policy of all requests: when to try again, after which pause, and when to give up."""
 
 import logging
+import math
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from shardset.errors import TransientError
+from shardset.errors import Throttled, TransientError
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+def _nothing() -> None: ...
 
 
 def _jitter() -> float:
@@ -26,44 +33,102 @@ class RetryPolicy:
     A request is lost if it can't connect, receives nothing for `stall_timeout_s`, or takes longer than
     `request_deadline_s` (checked every 8 MiB; an upload gets its time at 64 KiB/s in addition). Pauses double from
     `first_pause_s` to `max_pause_s`; jitter shortens each by up to half. An operation gives up `give_up_after_s` after
-    its first failure since the last new byte, and logs a warning after `warn_after_s`.
+    its first failure since the last new byte, and logs a warning after `warn_after_s`. While the server refuses it
+    because there are too many requests, it goes on for `throttled_give_up_after_s`. In any case it gives up
+    `deadline_s` after it began or last got a byte; `notice_after_s` without an end is logged. `on_pause` is called
+    before each pause.
     """
 
     connect_timeout_s: float = 10.0
     stall_timeout_s: float = 20.0
     request_deadline_s: float = 120.0
     give_up_after_s: float = 180.0
+    throttled_give_up_after_s: float = 1200.0
+    deadline_s: float = math.inf
+    notice_after_s: float = math.inf
     warn_after_s: float = 10.0
     first_pause_s: float = 0.25
     max_pause_s: float = 16.0
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = _jitter
+    on_pause: Callable[[], None] = _nothing
 
     def pause_s(self, failures: int) -> float:
         """The pause after that many failures in a row."""
         return min(self.max_pause_s, self.first_pause_s * 2.0 ** min(failures - 1, 30)) * (1 - self.jitter() / 2)
 
 
-def persist(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
+_of_process: Callable[[], RetryPolicy] = RetryPolicy
+
+
+def policy_of_process() -> RetryPolicy:
+    """The policy of a storage that is given none."""
+    return _of_process()
+
+
+@contextmanager
+def while_someone_waits() -> Iterator[None]:
+    """Storages that are opened in the block say so after 5 s without an answer, and give up after 30 s."""
+    global _of_process
+    _of_process = partial(RetryPolicy, stall_timeout_s=10.0, deadline_s=30.0, notice_after_s=5.0, warn_after_s=math.inf)
+    try:
+        yield
+    finally:
+        _of_process = RetryPolicy
+
+
+def persist(policy: RetryPolicy, where: str, attempt: Callable[[], T], progress: Callable[[], int] = lambda: 0) -> T:
     """The result of `attempt`, repeated after each TransientError until the policy gives up.
 
     Logs one warning with the reason when this takes longer than `warn_after_s`.
     """
-    failures, since, reached, has_warned = 0, 0.0, progress(), False
+    with _notice(policy, where):
+        return _repeat(policy, attempt, progress)
+
+
+@contextmanager
+def _notice(policy: RetryPolicy, where: str) -> Iterator[None]:
+    if policy.notice_after_s == math.inf:
+        yield
+        return
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + policy.deadline_s))
+    timer = threading.Timer(
+        policy.notice_after_s, _log.warning, ["no answer from %s yet; trying until %s", where, until]
+    )
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _repeat(policy: RetryPolicy, attempt: Callable[[], T], progress: Callable[[], int]) -> T:
+    began, failures, reached, has_warned = policy.clock(), 0, progress(), False
+    since: dict[bool, float] = {}  # the first failure, of refusals and of a broken link
     while True:
         try:
             return attempt()
         except TransientError as error:
-            now = policy.clock()
-            if failures == 0 or progress() > reached:
-                failures, since, reached = 0, now, progress()
+            now, is_refused = policy.clock(), isinstance(error, Throttled)
+            if progress() > reached:
+                began, failures, reached = now, 0, progress()
+                since.clear()
+            if is_refused:
+                since.pop(False, None)  # the link is whole
             failures += 1
-            pause = policy.pause_s(failures)
-            if now + pause - since > policy.give_up_after_s:
-                tries = f"{failures} tries in {now - since:.0f} s"
-                raise TransientError(f"{error}; gave up after {tries}; check the network and try again") from error
-            if now + pause - since > policy.warn_after_s and not has_warned:
+            waited = now - since.setdefault(is_refused, now)
+            pause = max(policy.pause_s(failures), error.retry_after_s if isinstance(error, Throttled) else 0.0)
+            patience, advice = (
+                (policy.throttled_give_up_after_s, "the bucket takes fewer requests than are sent; use fewer readers")
+                if is_refused
+                else (policy.give_up_after_s, "check the network and try again")
+            )
+            if waited + pause > patience or now + pause - began > policy.deadline_s:
+                tries = f"{failures} tries in {now - began:.0f} s"
+                raise TransientError(f"{error}; gave up after {tries}; {advice}") from error
+            if waited + pause > policy.warn_after_s and not has_warned:
                 has_warned = True
-                _log.warning("%s; trying again for %.0f s in all", error, policy.give_up_after_s)
+                _log.warning("%s; trying again for %.0f s in all", error, patience)
+            policy.on_pause()
             policy.sleep(pause)

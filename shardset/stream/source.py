@@ -2,8 +2,8 @@
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import LoadedSet, Manifest, Split
 from shardset.order.budget import Memory, fit_memory, fit_order
 from shardset.order.epoch import Order
+from shardset.order.lanes import LITTLE_MORE, largest_divisor, read_factor
 from shardset.read.addresses import SampleAddresses
 from shardset.read.disk_cache import BlockCache
 from shardset.read.indexes import ShardTable
@@ -84,7 +85,15 @@ def open_source(spec: StreamSpec) -> StreamSource:
     _check_fields(split.fields, spec)
     disk_cache = _open_disk_cache(spec, split, storage)
     order = _fit_order(spec, split, spec.budget_bytes)
-    warn_of_shared_lanes(order.num_lanes, spec.rank, spec.world_size)
+    if spec.part is None:  # a mixture warns for all of its sets
+        fresh = replace(spec, num_lanes=None)
+        warn_of_shared_lanes(
+            order.num_lanes,
+            lambda: _fit_order(fresh, split, spec.budget_bytes).num_lanes,
+            spec.global_batch_size,
+            spec.rank,
+            spec.world_size,
+        )
     memory = fit_memory(
         order,
         spec.slots,
@@ -122,15 +131,22 @@ def stored_bytes(split: Split) -> int:
     return sum(split.tar_bytes)
 
 
-def warn_of_shared_lanes(num_lanes: int, rank: int, world_size: int) -> None:
-    """Has the first replica log what more readers than lanes read more than once."""
-    if rank == 0 and world_size > num_lanes:
-        factor = 1 + (world_size - 1) / num_lanes
-        _log.warning(
-            "%d readers share the %d lanes of this order, so they read up to %.1f times the stored bytes; a new run "
-            "on as many readers gets a lane for each (or lower world_size to %d)",
-            world_size, num_lanes, factor, num_lanes,
-        )  # fmt: skip
+def warn_of_shared_lanes(num_lanes: int, fresh: Callable[[], int], size: int, rank: int, world_size: int) -> None:
+    """Has the first replica log what readers that share lanes read more than once, and what would be less.
+
+    `fresh` gives the lanes that a new run would choose, `size` is the global batch size.
+    """
+    factor = read_factor(num_lanes, size, world_size)
+    if rank or factor <= LITTLE_MORE:
+        return
+    new = fresh()
+    least = read_factor(new, size, world_size)
+    advice = f"a new run on as many readers gets {new:,} lanes and reads {least:.2f} times the bytes; "
+    _log.warning(
+        "%d readers share the %d lanes of this order, so they read up to %.2f times the stored bytes; "
+        "%s%d readers would share none",
+        world_size, num_lanes, factor, advice if least < factor else "", largest_divisor(num_lanes, world_size),
+    )  # fmt: skip
 
 
 def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:

@@ -36,6 +36,10 @@ class Door:
     def reads_at_once(self) -> int:
         return self.inner.reads_at_once
 
+    @property
+    def is_throttled(self) -> bool:
+        return self.inner.is_throttled
+
     def stat(self, name: str) -> Stat:
         self._tell("stat", name)
         return self.inner.stat(name)

@@ -39,6 +39,11 @@ class DamagesOnce:
         return self.inner.is_shared
 
     @property
+    def is_throttled(self) -> bool:
+        """That of the other storage."""
+        return self.inner.is_throttled
+
+    @property
     def reads_at_once(self) -> int:
         """That of the other storage."""
         return self.inner.reads_at_once

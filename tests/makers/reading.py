@@ -20,6 +20,7 @@ class RecordingStorage:
     reads: list = field(default_factory=list)
     before: object = lambda number, name: None
     looks: list = field(default_factory=list)
+    is_throttled: bool = False
 
     @property
     def url(self):

@@ -160,7 +160,7 @@ def bucket_location(bucket: str, timeout_s: float = BUCKET_TIMEOUT_S) -> str | S
     from shardset.storage.retry import RetryPolicy
 
     try:
-        return gcs.bucket_location(bucket, RetryPolicy(give_up_after_s=timeout_s))
+        return gcs.bucket_location(bucket, RetryPolicy(deadline_s=timeout_s))
     except StorageError as error:
         return error
 

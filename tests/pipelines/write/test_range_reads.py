@@ -45,6 +45,7 @@ class Slow:
     is_remote: ClassVar[bool] = True
     is_shared: ClassVar[bool] = False
     reads_at_once: ClassVar[int] = 16
+    is_throttled: ClassVar[bool] = False
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         self.now.append(1)

@@ -60,6 +60,15 @@ def test_a_large_world_has_a_lane_for_each_reader():
     assert (fitted.num_lanes, fitted.window) == (8192, 256)
 
 
+@pytest.mark.parametrize(("world", "lanes"), [(1, 256), (8, 256), (16, 512), (64, 2048), (1000, 16_384)])
+def test_lanes_grow_with_the_batch_while_half_of_the_readers_could_hold_them_with_the_full_window(world, lanes):
+    fitted = order(global_batch_size=32_768, world_size=world)
+    assert fitted.num_lanes == lanes
+    assert fitted.window == (48 if world == 1 else 256)
+    half = order(global_batch_size=32_768, world_size=world // 2, num_lanes=lanes) if world > 8 else fitted
+    assert half.window == fitted.window
+
+
 def test_a_split_that_fits_the_budget_needs_no_narrower_order():
     small = order(shard_sizes=[100] * 4, stored_bytes=400 * 111_000, budget_bytes=1 << 27)
     assert (small.num_lanes, small.window) == (256, 256)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part
+from shardset.order.lanes import check_world, default_lanes, lanes_of_reader, rank_part, read_factor
 
 
 @pytest.mark.parametrize(("batch", "lanes"), [(1, 1), (256, 256), (1024, 256), (320, 160), (257, 1), (96, 96)])
@@ -13,9 +13,36 @@ def test_lanes_default_to_the_largest_divisor_up_to_256(batch, lanes):
     assert default_lanes(batch) == lanes
 
 
+@pytest.mark.parametrize(("batch", "lanes"), [(4096, 256), (8192, 512), (32_768, 2048), (1 << 20, 16_384)])
+def test_lanes_grow_with_the_batch_where_there_is_room_for_them(batch, lanes):
+    assert default_lanes(batch) == lanes
+    assert default_lanes(batch, wide=lanes - 1) in (lanes // 2, 256)
+
+
+@pytest.mark.parametrize(
+    ("batch", "world", "most"),
+    [(32_768, 1000, 1.04), (4096, 384, 1.0), (32_768, 8191, 1.26), (1024, 63, 1.0), (2048, 511, 1.0), (4096, 7, 1.03)],
+)
+def test_readers_that_do_not_divide_the_batch_read_hardly_more_than_is_stored(batch, world, most):
+    lanes = default_lanes(batch, world)
+    parts = [rank_part(batch, rank, world) for rank in range(world)]
+    read = sum((part[-1] * lanes // batch) - (part[0] * lanes // batch) + 1 for part in parts) / lanes
+    assert read == pytest.approx(read_factor(lanes, batch, world))
+    assert read <= most
+
+
+@given(st.integers(1, 3000), st.data())
+def test_no_divisor_of_the_batch_is_read_a_tenth_less_than_the_default(batch, data):
+    world, most = data.draw(st.integers(1, batch)), data.draw(st.integers(1, 3000))
+    lanes = default_lanes(batch, world, most)
+    divisors = [number for number in range(1, min(most, batch) + 1) if batch % number == 0]
+    assert lanes in divisors
+    assert read_factor(lanes, batch, world) <= 1.1 * min(read_factor(number, batch, world) for number in divisors)
+
+
 @pytest.mark.parametrize(
     ("batch", "world", "lanes"),
-    [(4096, 8, 256), (768, 96, 192), (32_768, 8192, 8192), (32_768, 512, 512), (65_536, 32_768, 16_384), (96, 5, 96)],
+    [(4096, 8, 256), (768, 96, 192), (32_768, 8192, 8192), (1024, 512, 512), (65_536, 32_768, 16_384), (96, 5, 96)],
 )
 def test_lanes_are_a_multiple_of_the_readers_where_the_batch_allows_it(batch, world, lanes):
     assert default_lanes(batch, world) == lanes

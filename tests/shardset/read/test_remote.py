@@ -13,7 +13,7 @@ from shardset.read.indexes import LostShard, ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import FaultyProxy, is_media
-from tests.makers.reading import NUM_SAMPLES, order_of, read_epoch
+from tests.makers.reading import NUM_SAMPLES, RecordingStorage, order_of, read_epoch
 from tests.makers.shardset import png_samples, put, write_shard_set
 
 
@@ -115,6 +115,28 @@ def test_a_late_read_is_asked_for_again_and_the_first_answer_counts(recorded):
     assert len(reader.submit(0, 0, 1000).result(timeout=300)) == 1000
     assert reader.hedges.num_hedges.total() >= 1
     held.set()
+    reader.close()
+
+
+def test_a_late_read_of_a_bucket_that_refuses_reads_is_not_asked_for_again(recorded):
+    storage, split = recorded
+    looked, held = threading.Semaphore(0), threading.Event()
+
+    class Refusing(RecordingStorage):
+        @property
+        def is_throttled(self):
+            looked.release()
+            return True
+
+        @is_throttled.setter
+        def is_throttled(self, value): ...
+
+    reader = reader_that_knows_its_times(Refusing(storage.inner, before=lambda *_: held.wait(600)), split)
+    result = reader.submit(0, 0, 1000)
+    assert all(looked.acquire(timeout=300) for _ in range(3))
+    held.set()
+    assert len(result.result(timeout=300)) == 1000
+    assert reader.hedges.num_hedges.total() == 0
     reader.close()
 
 

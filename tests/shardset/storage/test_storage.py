@@ -8,15 +8,19 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import socket
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -38,7 +42,7 @@ from shardset.storage.gcs_upload import Body
 from shardset.storage.local import LocalStorage
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_file, open_storage
-from shardset.storage.retry import RetryPolicy
+from shardset.storage.retry import RetryPolicy, while_someone_waits
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 
 HELLO = b"hello world"
@@ -925,7 +929,7 @@ class SlowClock:
 @pytest.mark.gcs
 def test_a_read_that_trickles_is_asked_for_again_at_the_byte_reached(behind_proxy, proxy):
     put(behind_proxy, "a", BIG)
-    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=0.5)
+    policy = replace(behind_proxy.retry, clock=SlowClock(), request_deadline_s=0.51)
     assert limited(replace(behind_proxy, retry=policy), piece_bytes=10_000).read("a") == BIG
     firsts = [
         seen.headers.get("range", "bytes=0-").split("=")[1].split("-")[0] for seen in proxy.seen if is_media(seen)
@@ -952,19 +956,48 @@ def test_an_upload_over_a_slow_line_has_the_time_it_takes(bytes_per_s):
 
 
 @pytest.mark.gcs
-def test_pauses_grow_and_then_it_gives_up_naming_object_and_range(behind_proxy, proxy, clock, caplog):
+@pytest.mark.parametrize(("status", "patience_s"), [(500, 180), (429, 1200), (503, 1200)])
+def test_pauses_grow_and_then_it_gives_up_naming_object_and_range(
+    behind_proxy, proxy, clock, caplog, status, patience_s
+):
     put(behind_proxy, "a", BIG)
-    proxy.script = lambda seen: Fault("status", status=503)
+    proxy.script = lambda seen: Fault("status", status=status)
     with pytest.raises(TransientError) as caught:
         behind_proxy.read("a", 10, 20)
     text = str(caught.value)
-    assert f"{behind_proxy.url}/a bytes 10 to 20: the server answered 503" in text
-    assert f"gave up after {len(clock.pauses) + 1} tries in {sum(clock.pauses):.0f} s" in text
-    assert clock.pauses[:8] == [0.1875, 0.375, 0.75, 1.5, 3.0, 6.0, 12.0, 12.0]
-    assert 160 < clock.now <= 180
+    assert f"{behind_proxy.url}/a bytes 10 to 20: the server answered {status}" in text
+    assert f"gave up after {sum(map(is_media, proxy.seen))} tries in {sum(clock.pauses):.0f} s" in text
+    assert clock.pauses[:6] == [0.1875, 0.375, 0.75, 1.5, 3.0, 6.0]
+    assert patience_s - 32 < clock.now <= patience_s
     [said] = caplog.records
-    assert "bytes 10 to 20: the server answered 503" in said.getMessage()
-    assert said.getMessage().endswith("; trying again for 180 s in all")
+    assert f"bytes 10 to 20: the server answered {status}" in said.getMessage()
+    assert said.getMessage().endswith(f"; trying again for {patience_s} s in all")
+
+
+@pytest.mark.gcs
+def test_a_link_that_breaks_now_and_then_does_not_end_the_patience_for_a_bucket_that_refuses(
+    behind_proxy, proxy, clock
+):
+    put(behind_proxy, "a", BIG)
+    faults = [*[Fault("status", status=503)] * 20, *[Fault("reset")] * 3, *[Fault("status", status=503)] * 5]
+    proxy.script = in_turn(*faults, when=is_media)
+    assert behind_proxy.read("a", 10, 20) == BIG[10:20]
+    assert 180 < clock.now < 1200
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("kind", ["seconds", "date", "neither"])
+def test_all_wait_for_as_long_as_a_refusal_asks_for(behind_proxy, proxy, clock, status, kind):
+    asks = {"seconds": "90", "date": formatdate(time.time() + 90, usegmt=True), "neither": "-90 s"}[kind]
+    put(behind_proxy, "a", BIG)
+    proxy.script = in_turn(Fault("status", status=status, headers=(("Retry-After", asks),)), when=is_media)
+    assert behind_proxy.read("a", 10, 20) == BIG[10:20]
+    assert clock.now == pytest.approx(0.2 if kind == "neither" else 90, abs=2)
+    assert behind_proxy.is_throttled
+    clock.now += 3600
+    assert behind_proxy.read("a", 10, 20) == BIG[10:20]
+    assert not behind_proxy.is_throttled
 
 
 @pytest.mark.gcs
@@ -1376,6 +1409,50 @@ def test_a_deletion_whose_answer_is_none_is_asked_for_again(behind_proxy, proxy,
     assert names(behind_proxy) == []
 
 
+def is_deletion(seen):
+    return seen.method == "DELETE"
+
+
+@pytest.mark.gcs
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("status", status=404),
+        Fault("status", status=410),
+        Fault("status", status=412),
+        Fault("answer", status=200),
+    ],
+    ids=lambda fault: str(fault.status),
+)
+def test_a_deletion_counts_only_once_the_object_is_gone(behind_proxy, proxy, fault, is_pinned):
+    put(behind_proxy, "a")
+    generation = behind_proxy.stat("a").generation if is_pinned else None
+    proxy.script = in_turn(fault, when=is_deletion)
+    behind_proxy.delete("a", generation=generation)
+    assert names(behind_proxy) == []
+    assert sum(map(is_deletion, proxy.seen)) == 2
+    put(behind_proxy, "a")
+    generation = behind_proxy.stat("a").generation if is_pinned else None
+    proxy.script = lambda seen: fault if is_deletion(seen) else None
+    with pytest.raises(TransientError, match=r"/a: it is still stored after its deletion was answered with: .*gave up"):
+        behind_proxy.delete("a", generation=generation)
+
+
+@pytest.mark.gcs
+def test_a_deletion_whose_answer_was_lost_is_done_and_a_newer_object_stays(behind_proxy, proxy):
+    put(behind_proxy, "a")
+    proxy.script = in_turn(Fault("lose"), when=is_deletion)
+    behind_proxy.delete("a")
+    assert sum(map(is_deletion, proxy.seen)) == 2
+    assert names(behind_proxy) == []
+    put(behind_proxy, "a")
+    seen = behind_proxy.stat("a").generation
+    put(behind_proxy, "a", BIG)
+    behind_proxy.delete("a", generation=seen)
+    assert behind_proxy.read("a") == BIG
+
+
 @pytest.mark.gcs
 @pytest.mark.parametrize(("start", "stop"), [(0, None), (3, 5), (3, None), (0, 11)])
 @pytest.mark.parametrize("answer", NO_ANSWERS)
@@ -1705,6 +1782,48 @@ def test_ranges_are_read_over_connections_that_check_certificates_as_requests_do
     (tmp_path / "own.pem").write_text("")
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "own.pem"))
     assert gcs_http._pool(session, "https://storage.googleapis.com").ca_certs == str(tmp_path / "own.pem")
+
+
+@pytest.fixture
+def black_hole(monkeypatch):
+    """A server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.getsockname()[1]}")
+        yield
+
+
+@pytest.mark.parametrize(
+    "verb", [["pipelines", "inspect"], ["pipelines", "plan"], ["trainer", "explain", "--step", "3"]]
+)
+@pytest.mark.slow
+def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole, verb):
+    address = ["--manifest", "gs://bucket/set"] if verb[0] == "trainer" else ["gs://bucket/set"]
+    run = subprocess.run([sys.executable, "-m", *verb, *address], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 1
+    assert (
+        len(re.findall(r"no answer from gs://bucket/set/manifest.json yet; trying until \d\d:\d\d:\d\d", run.stderr))
+        == 1
+    )
+    assert re.search(r"TransientError: gs://bucket/set/manifest.json: .*gave up after 3 tries in 3\d s", run.stderr)
+
+
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_an_operation_ends_at_its_deadline_and_says_before_that_nothing_answers(
+    black_hole, monkeypatch, caplog, is_listening
+):
+    if not is_listening:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", "http://127.0.0.1:1")
+    policy = RetryPolicy(stall_timeout_s=0.3, deadline_s=1.0, notice_after_s=0.2, warn_after_s=float("inf"))
+    with pytest.raises(TransientError, match=r"gs://bucket/a: .*gave up after [234] tries in [012] s"):
+        replace(open_storage("gs://bucket"), retry=policy).stat("a")
+    [said] = [record.getMessage() for record in caplog.records if record.name.startswith("shardset")]
+    assert said.startswith("no answer from gs://bucket/a yet; trying until ")
+
+
+def test_storages_are_patient_unless_someone_waits():
+    with while_someone_waits():
+        assert open_storage("gs://bucket").retry.deadline_s == 30
+    assert open_storage("gs://bucket").retry == RetryPolicy()
 
 
 def test_pauses_of_two_readers_differ():

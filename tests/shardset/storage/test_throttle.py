@@ -1,0 +1,130 @@
+"""Many readers of a bucket that serves few: in virtual time, with the real retries and the real throttle."""
+
+import heapq
+import itertools
+import random
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from shardset.errors import Throttled, TransientError
+from shardset.storage.retry import RetryPolicy, persist
+from shardset.storage.throttle import Throttle
+
+NUM_READERS, NUM_FETCHERS, SERVED_PER_S = 16, 32, 10
+"""A 500th of 8,000 readers, and of the 5,000 reads a second that a bucket serves at first."""
+
+LATENCY_S = 0.03
+
+
+class Over(BaseException):
+    """The simulation has ended."""
+
+
+@dataclass
+class World:
+    """Threads of which one runs at a time: `sleep` hands over to the next one to wake, and moves the clock there."""
+
+    until: float = 0.0
+    now: float = 0.0
+    _heap: list = field(default_factory=list)
+    _numbers: itertools.count = field(default_factory=itertools.count)
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        own = self._wait_until(self.now + seconds)
+        self._wake_next()
+        own.acquire()
+        if self.now > self.until:
+            raise Over
+
+    def run(self, function, num_threads, until):
+        self.until = until
+        locks = [self._wait_until(0.0) for _ in range(num_threads)]
+        threads = [threading.Thread(target=self._run, args=[function, own], daemon=True) for own in locks]
+        for thread in threads:
+            thread.start()
+        self._wake_next()
+        for thread in threads:
+            thread.join()
+
+    def _run(self, function, own):
+        own.acquire()
+        try:
+            function()
+        except Over:
+            pass
+        finally:
+            self._wake_next()
+
+    def _wait_until(self, time):
+        own = threading.Lock()
+        own.acquire()
+        heapq.heappush(self._heap, (time, next(self._numbers), own))
+        return own
+
+    def _wake_next(self):
+        if self._heap:
+            self.now, _, own = heapq.heappop(self._heap)
+            own.release()
+
+
+def storm(*, is_throttled, until, retry_after_s=0.0):
+    """(requests asked, requests served) in each minute, and when readers gave up."""
+    world, draw = World(), random.Random(7)
+    asked, served, in_second, gave_up = Counter(), Counter(), Counter(), []
+    policy = RetryPolicy(clock=world.clock, sleep=world.sleep, jitter=draw.random, warn_after_s=float("inf"))
+    readers = itertools.cycle([Throttle() for _ in range(NUM_READERS)])
+
+    def request():
+        asked[int(world.now // 60)] += 1
+        world.sleep(LATENCY_S)
+        if in_second[int(world.now)] == SERVED_PER_S:
+            raise Throttled("503", retry_after_s)
+        in_second[int(world.now)] += 1
+        served[int(world.now // 60)] += 1
+
+    def fetch():
+        throttle = next(readers)
+        try:
+            while True:
+                persist(policy, "a", lambda: throttle.ask(policy, request) if is_throttled else request())
+        except TransientError:
+            gave_up.append(world.now)
+
+    world.run(fetch, NUM_READERS * NUM_FETCHERS, until)
+    return asked, served, gave_up
+
+
+def test_readers_of_a_bucket_that_serves_few_ask_for_hardly_more_and_none_gives_up():
+    asked, served, gave_up = storm(is_throttled=False, until=240)
+    assert asked[3] > 7 * served[3]
+    asked, served, gave_up = storm(is_throttled=True, until=900)
+    assert asked[0] < 2.5 * served[0]
+    assert all(asked[minute] < 1.15 * served[minute] for minute in range(1, 15))
+    assert all(served[minute] > 0.65 * 60 * SERVED_PER_S for minute in range(1, 15))
+    assert not gave_up
+
+
+def test_a_refusal_holds_back_every_thread_for_as_long_as_it_asks_for():
+    asked, _, _ = storm(is_throttled=True, until=600, retry_after_s=100)
+    assert all(asked[minute] < 4 * NUM_READERS for minute in range(1, 10))
+
+
+def test_a_reader_that_is_refused_once_soon_reads_as_before():
+    world = World(until=1e9)
+    policy, throttle, first = RetryPolicy(clock=world.clock, sleep=world.sleep, jitter=lambda: 0), Throttle(), [1]
+
+    def request():
+        world.sleep(LATENCY_S)
+        if first and first.pop():
+            raise Throttled("503")
+
+    def read():
+        for _ in range(400):
+            persist(policy, "a", lambda: throttle.ask(policy, request))
+
+    world.run(read, 1, 1e9)
+    assert world.now < 400 * LATENCY_S + 3
