@@ -63,7 +63,7 @@ echo "${{COMPREPLY[@]}}"
         ("pipelines plan --source folder --input in", "isal"),
         ("pipelines --print-completion bash", "shtab"),
         ("trainer train --manifest shards", "torch"),
-        ("trainer bench-input --manifest shards", "cv2"),
+        ("trainer bench-input --manifest shards", "simplejpeg"),
         ("trainer --print-completion bash", "shtab"),
     ],
 )

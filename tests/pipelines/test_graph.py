@@ -47,7 +47,13 @@ def pipeline_of(num_units):
         units = write_units(tars, lines)
     assert units.num_units == num_units
     files = PlanFiles(output, file.digest)
-    construct(pipeline, PreparedBuild(config=config, source=Folder(output), files=files, file=file, units=units))
+    source = Folder(output)
+    construct(
+        pipeline,
+        PreparedBuild(
+            config=config, source=source, files=files, file=file, units=units, num_bytes=sum(range(num_units))
+        ),
+    )
     return pipeline
 
 
