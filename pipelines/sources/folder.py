@@ -25,7 +25,7 @@ _SPLIT_NAME = re.compile(
 )
 _UNREAD_PICTURES = frozenset(
     {
-        *("avif", "eps", "exr", "hdr", "heic", "heif", "ico", "jp2", "jxl", "pdf", "psd", "svg", "tga", "xcf"),
+        *("eps", "exr", "hdr", "heic", "heif", "jxl", "pdf", "psd", "svg", "tga", "xcf"),
         *("arw", "cr2", "cr3", "dng", "nef", "orf", "raf", "raw", "rw2"),
     }
 )

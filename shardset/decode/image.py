@@ -28,11 +28,21 @@ from shardset.format.limits import DECODED_BYTES
 from shardset.order.epoch import slot_key
 from shardset.order.permutation import Purpose, hash64
 
-FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000", "ICO")
 """The formats that Pillow may open."""
 
-_SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 20
+_SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 28
 """Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
+
+_COSTLY = (
+    ("webp", 8, b"WEBP"),
+    ("tif", 0, b"II"),
+    ("tif", 0, b"MM"),
+    ("avif", 4, b"ftyp"),
+    ("jp2", 4, b"jP  "),
+    ("jp2", 0, b"\xff\x4f\xff\x51"),
+)
+"""How a file begins whose decoder takes more memory than others: the format, and bytes at an offset."""
 
 _Header = tuple[str, tuple[int, int], Grid | None]
 """The format of an image as a field, its (height, width), and the grid of a JPEG. A plain tuple, for speed."""
@@ -134,7 +144,7 @@ def _read_header(data: bytes) -> _Header:
     elif png.is_png(data):
         kind, (height, width) = "png", png.size(data)
     else:
-        kind = "webp" if data[8:12] == b"WEBP" else "tif" if data[:2] in (b"II", b"MM") else "image"
+        kind = next((kind for kind, at, magic in _COSTLY if data.startswith(magic, at)), "image")
         height, width = _pillow_size(data)
     if not 0 < height * width <= MAX_PIXELS:
         raise UndecodableImage(f"its header claims {height} x {width} pixels, expected 1 to {MAX_PIXELS}")
@@ -177,6 +187,8 @@ def _decode_whole(data: bytes, least: tuple[int, int], background: Background) -
 
 
 def _pillow_size(data: bytes) -> tuple[int, int]:
+    if limits.is_oversized_icon(data):
+        raise UndecodableImage("it is an ICO with an image of more than 256 x 256 pixels; store it as PNG")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return image.height, image.width
