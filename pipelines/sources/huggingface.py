@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pyarrow.parquet import ParquetFile
 
+from pipelines.sources.advice import advice_in
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats import parquet
@@ -106,6 +107,7 @@ class HuggingFace:
             raise SourceError(
                 f"{self.input.url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the "
                 "folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
+                + advice_in(self.input, self.name)
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
         self._check_files(files)
