@@ -32,7 +32,8 @@ PILLOW_FORMATS = {
 }
 """Pillow's names of the supported formats, by field."""
 
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+_WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error)
+BROKEN = (OSError, RuntimeError, *_WRONG_VALUES)
 """The errors that Pillow's parsers raise for malformed images."""
 
 GREY_MODES = frozenset({"1", "L", "LA", "La"})

@@ -49,7 +49,7 @@ _Header = tuple[str, tuple[int, int], Grid | None]
 
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
 _WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
-_PILLOW_ERRORS = (OSError, Image.DecompressionBombError, *_WRONG_VALUES)
+_PILLOW_ERRORS = (OSError, RuntimeError, Image.DecompressionBombError, *_WRONG_VALUES)
 """What Pillow raises for damaged images, depending on the plugin."""
 
 

@@ -78,7 +78,7 @@ def is_oversized_icon(data: bytes) -> bool:
     """Whether it is an ICO with an image of more pixels than an icon can have; Pillow decodes an ICO to open it."""
     if not data.startswith(_ICON):
         return False
-    for at in range(6, min(6 + 16 * data[4], len(data) - 16), 16):
+    for at in range(6, min(6 + 16 * int.from_bytes(data[4:6], "little"), len(data) - 16), 16):
         start = int.from_bytes(data[at + 12 : at + 16], "little")
         is_png = data[start : start + 4] == b"\x89PNG"
         size = struct.unpack_from(
