@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +172,7 @@ def test_datasets_reads_mixed_formats_with_json_and_text_and_counts_them(interpr
     ]
     for shard in (tmp_path / "shards/test").glob("*1.tar"):
         shard.unlink()
+    shutil.rmtree(tmp_path / "hf")  # what was loaded before
     with pytest.raises(AssertionError, match="NonMatchingSplits"):
         collected(interpreter, tmp_path, "hf_table", code)
 
