@@ -22,6 +22,10 @@ MADE = {
     "tiff": ("RGB", "TIFF", {"compression": "tiff_lzw"}),
     "bmp": ("RGB", "BMP", {}),
     "ppm": ("RGB", "PPM", {}),
+    "avif": ("RGB", "AVIF", {}),
+    "jpeg 2000": ("RGB", "JPEG2000", {}),
+    "icon": ("RGBA", "ICO", {"sizes": [(16, 16)]}),
+    "icon of a bitmap": ("RGBA", "ICO", {"sizes": [(16, 16)], "bitmap_format": "bmp"}),
 }
 
 

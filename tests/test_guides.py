@@ -1,5 +1,6 @@
 """Every command and line of code on the pages for beginners and for those who come from elsewhere, run as it stands."""
 
+import json
 import re
 import shutil
 import sys
@@ -7,17 +8,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import shardset
 from pipelines.cli import main as pipelines
 from scripts import venvs
 from shardset.errors import ConfigError, ShardsetError, missing_library
+from shardset.format import manifest as manifests
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
 from tests.makers.documented import REPOSITORY, commands_of, run, words_of, write_inputs
-from tests.makers.folders import write_class_folders
-from tests.makers.shardset import png_samples, write_shard_set
+from tests.makers.folders import write_class_folders, write_images
+from tests.makers.shardset import pixels, png_samples, write_shard_set
+from tests.makers.stored import samples_of
 from trainer.cli import main as trainer
 from trainer.config import TrainConfig
 from trainer.model import memory
@@ -37,6 +41,7 @@ made_up = tensorflow_datasets.testing.mock_data(num_examples=40)
 made_up.__enter__()
 """
 SECTIONS = ["webdataset", "MosaicML Streaming", "ImageFolder", "TFDS"]
+FORMS = ["Flat folders", "Arrays", "YOLO", "COCO"]
 
 
 def steps_of(text: str) -> list[tuple[str, str]]:
@@ -93,9 +98,42 @@ def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) ->
             run(python_for(text), tmp_path)
 
 
+def write_forms(place: Path) -> None:
+    """The inputs of FORMS: 12 images each, flat/, digits.npz, yolo/ and coco/."""
+    numbers = range(12)
+    write_images(place, [f"flat/{name}_{number:03}.png" for name in ("cat", "dog") for number in range(6)])
+    np.savez(place / "digits.npz", images=np.stack([pixels(n, 8, 8) for n in numbers]), labels=np.arange(12) % 3)
+    write_images(place, [f"yolo/images/{('train', 'val')[n % 2]}/{n}.png" for n in numbers])
+    (place / "yolo/labels/train").mkdir(parents=True)
+    (place / "yolo/labels/train/0.txt").write_text("2 0.5 0.5 0.1 0.2\n1 0.1 0.2 0.3 0.4\n")
+    write_images(place, [f"coco/val2017/{n}.png" for n in numbers])
+    (place / "coco/annotations").mkdir()
+    coco = {
+        "images": [{"id": n, "file_name": f"{n}.png"} for n in numbers],
+        "annotations": [{"image_id": 0, "category_id": 2, "bbox": [0.5, 0.5, 0.1, 0.2]}],
+    }
+    (place / "coco/annotations/instances_val2017.json").write_text(json.dumps(coco))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("title", FORMS)
+def test_the_recipe_for_each_other_form_of_input_gives_all_its_samples(title: str, tmp_path: Path) -> None:
+    write_forms(tmp_path)
+    (_, code), (_, command) = steps_of(section_of(title))
+    run([sys.executable, "-c", code], tmp_path)
+    run(words_of(command.strip(), {}), tmp_path)
+    output = tmp_path / command.split()[-1]
+    manifest, _ = manifests.load(str(output))
+    assert sum(split.num_samples for split in manifest.splits.values()) == 12
+    assert len(manifest.classes) == {"Flat folders": 2, "Arrays": 3}.get(title, 0)
+    if not manifest.classes:
+        fields = [fields for split in manifest.splits for fields in samples_of(output, manifest, split).values()]
+        assert max(json.loads(each["json"])["boxes"] for each in fields)[0] == [2, 0.5, 0.5, 0.1, 0.2]
+
+
 def test_the_page_about_migrating_has_no_section_that_is_not_run() -> None:
     text = (REPOSITORY / "docs/migrate.md").read_text()
-    assert re.findall(r"^## (.*)$", text, flags=re.M) == SECTIONS
+    assert re.findall(r"^## (.*)$", text, flags=re.M) == SECTIONS + FORMS
     assert not steps_of(text.split("\n## ")[0])
 
 
@@ -115,6 +153,7 @@ BUILDS = {
     "can't fill": "folder --input photos --num-shards 100",
     "with folders that are splits": "folder --input sp --holdout test=0.1",
     "columns a, b": "listing --input odd.csv",
+    "none of its 2 images": "listing --input moved.csv",
     "all numbers or all names": "listing --input mixed.csv",
     "no end mark": "webdataset --input cut-000000.tar",
 }
@@ -140,6 +179,7 @@ def write_what_goes_wrong(place: Path) -> None:
     for split in ("train", "test"):
         shutil.copytree(place / "photos", place / "sp" / split)
     (place / "odd.csv").write_text("a,b\nphotos/cat/000.png,1\n")
+    (place / "moved.csv").write_text("path,label\nphotos/cat/000,a\nphotos/dog/000,b\n")
     (place / "mixed.csv").write_text("path,label\nphotos/cat/000.png,1\nphotos/dog/000.png,dog\n")
     made = "build --source folder --input photos --holdout test=0.1 --output shards --no-report"
     assert pipelines(made.split()) == 0

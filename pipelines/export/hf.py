@@ -6,13 +6,21 @@ from typing import Any
 
 import yaml
 
-from pipelines.export.base import ShardSet, SideFile, SideFormat, image_fields
+from pipelines.export.base import ShardSet, SideFile, SideFormat
 from shardset.errors import ConfigError
+from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import Manifest
 
 _NUMBER = re.compile(r"[0-9]+\.tar$")
 _SPLIT = re.compile(r"\w+", re.ASCII)
-_DECODED = {"txt": "string", "cls": "int64"}
+_KINDS: dict[str, str | None] = {
+    **dict.fromkeys(FIELD_OF_EXTENSION, "image"),
+    **dict.fromkeys(("txt", "text", "transcript"), "string"),
+    **dict.fromkeys(("cls", "cls2", "id", "index", "inx"), "int64"),
+    **dict.fromkeys(("json", "jsn"), "json"),
+    **dict.fromkeys(("npy", "npz", "ten", "tb", "mp", "msg", "cbor", "pth", "bz2", "gz", "lz4", "xz", "zst")),
+}
+"""What the library decodes a field to, by its last extension; None where only the content tells, bytes for others."""
 
 
 def files(shard_set: ShardSet) -> Iterator[SideFile]:
@@ -25,7 +33,11 @@ def files(shard_set: ShardSet) -> Iterator[SideFile]:
     header: dict[str, Any] = {"configs": [{"config_name": "default", "data_files": data_files}]}
     features = features_of(manifest)
     if features is not None:
-        header["dataset_info"] = {"features": features}
+        splits = [
+            {"name": name, "num_bytes": split.num_content_bytes, "num_examples": split.num_samples}
+            for name, split in manifest.splits.items()
+        ]
+        header["dataset_info"] = {"features": features, "splits": splits}
     text = yaml.safe_dump(header, sort_keys=False, allow_unicode=True)
     yield SideFile("README.md", f"---\n{text}---\n\n{_words(manifest)}".encode())
 
@@ -38,13 +50,9 @@ def check(manifest: Manifest) -> None:
 
 
 def features_of(manifest: Manifest) -> list[dict[str, Any]] | None:
-    """The types of the columns, so that the reader need not guess them from the first samples; None if unknown.
-
-    A field such as `json` has another type in every data set.
-    """
+    """The types of the columns, so that the reader need not guess them from the first samples; None if unknown."""
     fields = dict.fromkeys(field for split in manifest.splits.values() for field in split.fields)
-    images = image_fields(manifest)
-    kinds = {field: "image" if field in images else _DECODED.get(field) for field in fields}
+    kinds = {field: _KINDS.get(field.rpartition(".")[2], "binary") for field in fields}
     if None in kinds.values():
         return None
     columns: list[dict[str, Any]] = [{"name": field, "dtype": kind} for field, kind in kinds.items()]

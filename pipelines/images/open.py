@@ -26,10 +26,14 @@ PILLOW_FORMATS = {
     "ppm": "PPM",
     "pgm": "PPM",
     "pbm": "PPM",
+    "avif": "AVIF",
+    "ico": "ICO",
+    "jp2": "JPEG2000",
 }
 """Pillow's names of the supported formats, by field."""
 
-BROKEN = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError, struct.error)
+_WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error)
+BROKEN = (OSError, RuntimeError, *_WRONG_VALUES)
 """The errors that Pillow's parsers raise for malformed images."""
 
 GREY_MODES = frozenset({"1", "L", "LA", "La"})
@@ -47,6 +51,9 @@ _MAGIC = (
     (b"BM", "bmp"),
     (b"II*\0", "tif"),
     (b"MM\0*", "tif"),
+    (b"\0\0\1\0", "ico"),
+    (b"\0\0\0\x0cjP  ", "jp2"),
+    (b"\xff\x4f\xff\x51", "jp2"),
 )
 _NETPBM = {b"P1": "pbm", b"P2": "pgm", b"P3": "ppm", b"P4": "pbm", b"P5": "pgm", b"P6": "ppm"}
 _PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
@@ -59,6 +66,8 @@ def format_of(data: bytes) -> str:
             return field
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "webp"
+    if data[4:12] in (b"ftypavif", b"ftypavis"):
+        return "avif"
     if data[:2] in _NETPBM and data[2:3].isspace():
         return _NETPBM[data[:2]]
     raise UndecodableImage(_why_no_image(data))
@@ -92,6 +101,8 @@ def opened(data: bytes, field: str, options: ImageOptions) -> Iterator[Image.Ima
 
 
 def _header(data: bytes, field: str, options: ImageOptions) -> Image.Image:
+    if limits.is_oversized_icon(data):
+        raise UndecodableImage("damaged")
     try:
         image = Image.open(io.BytesIO(data), formats=(PILLOW_FORMATS[field],))
     except (*BROKEN, Image.DecompressionBombError) as error:

@@ -14,7 +14,7 @@ from shardset.format.records import Manifest
 Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
 
-_REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "pbm": "pgm"}
+_REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "avif": "png", "ico": "png", "jp2": "png", "pbm": "pgm"}
 """The formats of resized images whose own format is not written."""
 
 

@@ -161,11 +161,15 @@ def refuse_too_many_bad(total: UnitSummary, max_bad_fraction: float) -> None:
         allowed = max(max_bad_fraction * num_raw, min(ALLOWED_BAD, num_raw / 2)) if max_bad_fraction else 0
         if num_bad > allowed:
             limit = f"{max_bad_fraction:.2%}, or {ALLOWED_BAD} in a small split" if max_bad_fraction else "none"
+            advice = "nothing is left, so check --source and --input"
+            if num_bad < num_raw:
+                advice = (
+                    "mend or remove them, or leave them out by --on-bad quarantine --max-bad-fraction "
+                    f"{math.ceil(1000 * num_bad / num_raw) / 1000:g}"
+                )
             raise TooManyBad(
                 f"split {split!r}: {num_bad} of {num_raw} raw samples are bad, allowed are {math.floor(allowed)} "
-                f"({limit}), for example {'; '.join(total.reasons)}; mend or remove them, or leave them out by "
-                f"--on-bad quarantine --max-bad-fraction {math.ceil(1000 * num_bad / num_raw) / 1000:g}; nothing was "
-                "written"
+                f"({limit}), for example {'; '.join(total.reasons)}; {advice}; nothing was written"
             )
 
 

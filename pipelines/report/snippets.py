@@ -8,7 +8,9 @@ def loading_code(manifest: Manifest) -> str:
     """Python code for plain webdataset, to run in the folder of the manifest."""
     name = _train_split(manifest)
     split = manifest.splits[name]
-    image = next((field for field in split.fields if field.rpartition(".")[2] in IMAGE_FIELDS), split.fields[0])
+    images = [field for field in split.fields if field in IMAGE_FIELDS] or [
+        next((field for field in split.fields if field.rpartition(".")[2] in IMAGE_FIELDS), split.fields[0])
+    ]
     stem, paths = split.shards[0].path[:-10], [shard.path for shard in split.shards]
     if paths != [f"{stem}{number:06d}.tar" for number in range(len(paths))]:
         first = "import json\n"
@@ -16,8 +18,14 @@ def loading_code(manifest: Manifest) -> str:
     else:
         first = ""
         urls = repr(paths[0] if len(paths) == 1 else f"{stem}{{{paths[0][-10:-4]}..{paths[-1][-10:-4]}}}.tar")
-    fields = ", ".join(repr(field) for field in ([image, "cls"] if "cls" in split.fields else [image]))
-    decode = '.decode("pil")' if image.rpartition(".")[2] in IMAGE_FIELDS else ""
+    labels = ", 'cls'" if sum(split.class_totals) == split.num_samples else ""
+    # `a;b` is the first of them that a sample has.
+    fields = repr(";".join(images)) + labels
+    decode = ""
+    if "avif" in images:  # which webdataset does not take for an image by itself
+        decode = f'.decode(webdataset.imagehandler("pil", {images}))'
+    elif images[0].rpartition(".")[2] in IMAGE_FIELDS:
+        decode = '.decode("pil")'
     return (
         f"{first}import webdataset\n\n"
         f"samples = webdataset.WebDataset({urls}, shardshuffle={min(100, split.num_shards)})\n"

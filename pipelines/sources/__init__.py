@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from pipelines.sources.advice import refuse_file
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from pipelines.sources.folder import Folder
@@ -78,6 +79,8 @@ def open_source(config: "BuildConfig") -> Source:
             raise ConfigError(
                 f"{flag} has no meaning for {config.source}, only for {' and '.join(takers)}; leave it out"
             )
+    if not config.source.startswith(("cifar", "webdataset")):  # which say themselves what files they take
+        refuse_file(config.input, config.source)
     return SOURCES[config.source](config)
 
 

@@ -7,15 +7,18 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipelines.sources import paths
+from pipelines.sources.advice import IN_ONE_FOLDER, advice_in
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import REST, ClassHoldout, Holdout, Label
+from pipelines.sources.objects import UNREADABLE, may_read
 from pipelines.sources.paths import extension, is_hidden, is_text, printable, without_extension
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Storage
+from shardset.storage.local import LINK_TO_NOTHING, LocalStorage
 
 ENTRIES_PER_UNIT = 1_000
 
@@ -25,7 +28,7 @@ _SPLIT_NAME = re.compile(
 )
 _UNREAD_PICTURES = frozenset(
     {
-        *("avif", "eps", "exr", "hdr", "heic", "heif", "ico", "jp2", "jxl", "pdf", "psd", "svg", "tga", "xcf"),
+        *("eps", "exr", "hdr", "heic", "heif", "jxl", "pdf", "psd", "svg", "tga", "xcf"),
         *("arw", "cr2", "cr3", "dng", "nef", "orf", "raf", "raw", "rw2"),
     }
 )
@@ -52,7 +55,7 @@ class Folder:
     name: ClassVar[str] = "folder"
 
     def survey(self) -> Survey:
-        """Lists everything once. Ignores hidden files; notes count files that are not images, or not in a class folder.
+        """Lists everything once. Notes count hidden files, files that are not images, and images in no class folder.
 
         Raises SourceError if no image is in a class folder, or folders of classes and splits seem to be mixed up;
         ConfigError for a holdout where the folders already are splits.
@@ -67,7 +70,7 @@ class Folder:
         images = _in_classes(listed.images, label_of)
         holdout = self.holdout.by_class(lambda: _keys_of(images, label_of))
         assigned = _Assigned(label_of, split_of, holdout)
-        rejected = [self._rejected(name, layout) for name in listed.unreadable]
+        rejected = [self._rejected(*each, layout) for each in listed.unreadable]
 
         def unit_of(number: int, images: list[Entry]) -> Unit:
             return {"entries": list(map(assigned.entry_of, images)), "rejected": [] if number else rejected}
@@ -80,8 +83,10 @@ class Folder:
             classes=class_infos(names),
             notes=[
                 *_note_others(listed.others),
+                *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
                 *_note_loose(len(listed.images) - len(images), listed.folders, label_of),
                 *layout.nesting_notes(listed.folders),
+                *([f"{names[0]} is the only class{self._advice}"] if len(names) == 1 and self._advice else []),
                 *self.holdout.empty_notes(splits),
                 *missing_notes(seen, names),
             ],
@@ -93,6 +98,9 @@ class Folder:
         for name, split, reason in unit["rejected"]:
             yield Rejected(name=name, split=split, reason=reason)
         for name, num_bytes, generation, label, split in unit["entries"]:
+            if not may_read(self.input, name):
+                yield Rejected(name=name, split=split, reason=UNREADABLE)
+                continue
             key, last = paths.split(name)
             image = FIELD_OF_EXTENSION[last.lower()]
             yield RawSample(
@@ -104,14 +112,18 @@ class Folder:
                 fields={image: Extent(name, generation, 0, num_bytes)},
             )
 
+    @property
+    def _advice(self) -> str:
+        return advice_in(self.input, self.name)
+
     def _layout(self, listed: "_Listed") -> "_Layout":
         where = self.input.url
         if not listed.folders:
             others = _counts(listed.others) if listed.others else ""
-            unreadable = f"{len(listed.unreadable)} names that are not valid UTF-8" if listed.unreadable else ""
+            unreadable = f"{len(listed.unreadable)} names: {listed.unreadable[0][1]}" if listed.unreadable else ""
             files = " and ".join(filter(None, [others, unreadable]))
             files = f"only {files}" if files else "no files"
-            raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})")
+            raise SourceError(f"{where}: {files} there; {_LAYOUTS} ({', '.join(FIELD_OF_EXTENSION)})" + self._advice)
         tops = {folder.partition("/")[0] for folder in listed.folders} - {*listed.folders}
         layout = _Layout(any(map(_SPLIT_NAME.fullmatch, tops)), self.class_depth)
         if layout.has_splits and self.holdout:
@@ -126,20 +138,23 @@ class Folder:
         where = self.input.url
         if not names:
             example = listed.folders[min(listed.folders)]
-            raise SourceError(f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes")
+            raise SourceError(
+                f"{where}: found images such as {example}; {_LAYOUTS}; name the folder above the classes"
+                + (self._advice or f"; {IN_ONE_FOLDER}")
+            )
         if layout.has_splits:
             return
         if all(map(_SPLIT_NAME.fullmatch, names)):
             raise SourceError(
                 f"{where}: the class folders are {', '.join(names)}, which look like splits; {_LAYOUTS}; put the "
-                "images into class folders or list them in a CSV file (--source listing)"
+                "images into class folders or list them in a CSV file (--source listing)" + self._advice
             )
         below = {folder: folder.split("/")[1] for folder in listed.folders if "/" in folder}
         if below and all(map(_SPLIT_NAME.fullmatch, below.values())):
             example = listed.folders[min(below)]
             raise SourceError(
                 f"{where}: the folders below the classes look like splits, as in {example}; {_LAYOUTS}; name the "
-                "folder with the splits as input, or move the splits above the classes"
+                "folder with the splits as input, or move the splits above the classes" + self._advice
             )
 
     def _check_splits(self, splits: set[str]) -> None:
@@ -150,9 +165,9 @@ class Folder:
                     "to letters, digits, - and _ (at most 40, not plan)"
                 )
 
-    def _rejected(self, name: str, layout: "_Layout") -> list[str]:
+    def _rejected(self, name: str, reason: str, layout: "_Layout") -> list[str]:
         split = _top(name) if layout.has_splits else self.holdout.split_of(without_extension(name))
-        return [printable(name), split if is_split(split) else REST, "the name is not valid UTF-8"]
+        return [printable(name), split if is_split(split) else REST, reason]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +220,31 @@ class _Assigned:
 
 @dataclass(slots=True)
 class _Listed:
-    """What is in a folder: name, bytes and generation of each image, one image of each folder, other files by type."""
+    """What is in a folder: name, bytes and generation of each image, one image of each folder, other files by type.
+
+    `unreadable` are names with the reason; `unusual` counts what is left out unread, by what it is.
+    """
 
     images: SpilledList = field(default_factory=SpilledList)
     folders: dict[str, str] = field(default_factory=dict)
-    unreadable: list[str] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
     others: Counter[str] = field(default_factory=Counter)
     num_bytes: int = 0
+    unusual: Counter[str] = field(default_factory=Counter)
+
+    def tell(self, name: str, what: str) -> None:
+        """Takes what is no file: a link to nothing in place of an image is rejected, all else is counted."""
+        if what == LINK_TO_NOTHING and extension(name) in FIELD_OF_EXTENSION and not is_hidden(name):
+            self.unreadable.append((name, what))
+        else:
+            self.unusual["a hidden file" if is_hidden(name) else what] += 1
 
 
 def _listed(storage: Storage) -> _Listed:
     listed = _Listed()
-    for stat in storage.list():
+    for stat in storage.list_telling(listed.tell) if isinstance(storage, LocalStorage) else storage.list():
         if is_hidden(stat.name):
+            listed.unusual["a hidden file"] += 1
             continue
         if extension(stat.name) not in FIELD_OF_EXTENSION:
             listed.others[printable(extension(stat.name))] += 1
@@ -226,7 +253,7 @@ def _listed(storage: Storage) -> _Listed:
             listed.num_bytes += stat.num_bytes
             listed.folders.setdefault(_folder_of(stat.name), stat.name)
         else:
-            listed.unreadable.append(stat.name)
+            listed.unreadable.append((stat.name, "the name is not valid UTF-8"))
     return listed
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pyarrow.parquet import ParquetFile
 
+from pipelines.sources.advice import advice_in
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats import parquet
@@ -94,14 +95,11 @@ class HuggingFace:
         with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"], twice=True) as file:
             opened = parquet.open_parquet(file, where)
             table = self._table(opened, where)
-            for batch in parquet.batches(
-                opened,
-                where,
-                columns=[table.columns.path, *table.extra],
-                row_groups=range(*unit["row_groups"]),
-                batch_size=_IMAGES_AT_ONCE,
+            columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
+            for record in parquet.records(
+                opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE
             ):
-                yield from ((table, record) for record in batch.to_pylist())
+                yield table, record
 
     def _files(self) -> list["_File"]:
         stats = [stat for stat in self.input.list(self.file) if self._is_wanted(stat.name)]
@@ -109,6 +107,7 @@ class HuggingFace:
             raise SourceError(
                 f"{self.input.url}: no {self.file or '*.parquet'} there; found {first_names(self.input)}; give the "
                 "folder of Parquet files, or one file; `to_parquet` of the library datasets writes one"
+                + advice_in(self.input, self.name)
             )
         files = [_File(stat, *_split_and_folder(stat.name)) for stat in stats]
         self._check_files(files)
@@ -167,10 +166,10 @@ class HuggingFace:
             sizes = [opened.metadata.row_group(number).num_rows for number in row_groups]
             if not table.leaves:
                 return sizes, [[NO_LABEL, ""]] * sum(sizes)
-            batches = parquet.batches(
+            records = parquet.records(
                 opened, where, columns=table.leaves, row_groups=row_groups, batch_size=_LABELS_AT_ONCE
             )
-            return sizes, [table.label_and_path(record) for batch in batches for record in batch.to_pylist()]
+            return sizes, list(map(table.label_and_path, records))
 
 
 class _File(NamedTuple):
@@ -264,6 +263,8 @@ def _sample(
             f"its image has no bytes, only the path {path}; write the data set with its images" if path else "empty"
         )
         return Rejected(name=name, split=split, reason=reason)
+    if not isinstance(content, bytes):
+        return Rejected(name=name, split=split, reason=f"its image is a {type(content).__name__}, expected bytes")
     if not NO_LABEL <= label < num_classes:
         return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
     field_name = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)

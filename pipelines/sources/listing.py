@@ -19,6 +19,7 @@ from pipelines.sources.formats.records import READERS, Record, compact
 from pipelines.sources.formats.second_read import read_again
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import ClassHoldout, Holdout, Label, NamesBelow
+from pipelines.sources.objects import UNREADABLE, may_read
 from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
 from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -31,6 +32,7 @@ MAX_LABEL = 1_000_000
 
 _STAT_THREADS = 32
 _ROWS_AT_ONCE = 10_000
+_NAMES_COMPARED = 100_000
 NO_LABEL = -1
 _NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
 """Whole numbers, also as pandas writes them (`7.0`) in a column with a missing one."""
@@ -102,11 +104,14 @@ class Listing:
         listing = self._stat_listing()
         listed = read_again(lambda: self._listed(listing))
         names = self._class_names(listed)
-        entries, seen, num_bytes = SpilledList(), set(), 0
+        entries, seen, num_found, num_bytes = SpilledList(), set(), 0, 0
         for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
             entries.add(entry)
             seen.add((entry[4], entry[3]))
+            num_found += entry[2] is not None
             num_bytes += entry[1] or 0
+        if not num_found:
+            raise self._none_found(next(iter(entries))[0], len(entries))
         return Survey(
             units=SpilledUnits(entries, self.entries_per_unit, lambda _, some: {"entries": some}),
             classes=class_infos(names),
@@ -120,6 +125,9 @@ class Listing:
         for path, num_bytes, generation, label, split, key, extra in unit["entries"]:
             if generation is None:
                 yield Rejected(name=path, split=split, reason="not found")
+                continue
+            if not may_read(self.input, path):
+                yield Rejected(name=path, split=split, reason=UNREADABLE)
                 continue
             image = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
             fields: dict[str, Extent | bytes] = {image: Extent(path, generation, 0, num_bytes)}
@@ -201,6 +209,23 @@ class Listing:
                         key or _key_of(path),
                         extra or empty,
                     ]
+
+    def _none_found(self, path: str, num_rows: int) -> SourceError:
+        """The error of a listing whose images are all missing: what was looked for, and what is there instead."""
+        if "\\" in path:
+            guess = "paths are written with /, not with \\"
+        elif there := next((end for end in FIELD_OF_EXTENSION if self._stat(f"{path}.{end}")), ""):
+            guess = f"{path}.{there} is there: add the extension to the paths"
+        else:
+            last = f"/{path.rpartition('/')[2]}"
+            elsewhere = (stat.name for stat in islice(self.input.list(), _NAMES_COMPARED))
+            found = next((name for name in elsewhere if f"/{name}".endswith(last)), "")
+            guess = f"{found} is there: correct the folder in the paths" if found else "correct the paths"
+        tried = path if is_absolute(path) else f"{self.input.url}/{path}"
+        return SourceError(
+            f"{self._where}: none of its {num_rows} images is there, the first not as {tried}; {guess}; a path is "
+            "relative to the listing's folder, absolute, or a gs:// URL"
+        )
 
     def _holdout_key(self, path: str, key: str, below: NamesBelow) -> str:
         """What decides the split of a row, wherever the listing is and however its paths are spelled."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
+from pipelines.sources.advice import advice_in
 from pipelines.sources.base import Border, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import header_window
@@ -174,6 +175,7 @@ def _below(storage: Storage) -> list[Stat]:
             _refuse_compressed(f"{storage.url}/{stat.name}")
         raise SourceError(
             f"{storage.url}: no *.tar below it ({len(stats)} other files); give the folder, a tar or a brace pattern"
+            + advice_in(storage, "webdataset")
         )
     return tars
 

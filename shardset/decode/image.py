@@ -29,14 +29,24 @@ from shardset.format.orientation import APP1, UPRIGHT, orientation_of, upright_s
 from shardset.order.epoch import slot_key
 from shardset.order.permutation import Purpose, hash64
 
-FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "PPM", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "JPEG2000", "ICO")
 """The formats that Pillow may open."""
 
-_SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 20
+_SMALL_PIXELS, _MOST_PER_PIXEL = 2**20, 28
 """Images of up to so many pixels need no budget: their decoder takes at most so many bytes per pixel."""
 
 _TURNED_BYTES = 6
 """For each pixel of an image that is turned: transposed, and then flipped."""
+
+_COSTLY = (
+    ("webp", 8, b"WEBP"),
+    ("tif", 0, b"II"),
+    ("tif", 0, b"MM"),
+    ("avif", 4, b"ftyp"),
+    ("jp2", 4, b"jP  "),
+    ("jp2", 0, b"\xff\x4f\xff\x51"),
+)
+"""How a file begins whose decoder takes more memory than others: the format, and bytes at an offset."""
 
 _Header = tuple[str, tuple[int, int], Grid | None, int]
 """The format of an image as a field, its (height, width) as stored, the grid of a JPEG, and the orientation to undo.
@@ -45,7 +55,7 @@ A plain tuple, for speed."""
 
 _UNLIMITED: AbstractContextManager[None] = nullcontext()
 _WRONG_VALUES = (ValueError, SyntaxError, EOFError, LookupError, TypeError, OverflowError, struct.error, zlib.error)
-_PILLOW_ERRORS = (OSError, Image.DecompressionBombError, *_WRONG_VALUES)
+_PILLOW_ERRORS = (OSError, RuntimeError, Image.DecompressionBombError, *_WRONG_VALUES)
 """What Pillow raises for damaged images, depending on the plugin."""
 
 
@@ -147,7 +157,7 @@ def _read_header(data: bytes, upright: bool) -> _Header:
         kind, (height, width) = "png", png.size(data)
         orientation = orientation_of(data) if upright else UPRIGHT
     else:
-        kind = "webp" if data[8:12] == b"WEBP" else "tif" if data[:2] in (b"II", b"MM") else "image"
+        kind = next((kind for kind, at, magic in _COSTLY if data.startswith(magic, at)), "image")
         (height, width), stated = _open_header(data)
         orientation = stated if upright else UPRIGHT
     if not 0 < height * width <= MAX_PIXELS:
@@ -194,6 +204,8 @@ def _decode_whole(data: bytes, orientation: int, least: tuple[int, int], backgro
 
 def _open_header(data: bytes) -> tuple[tuple[int, int], int]:
     """(height, width) and orientation, by Pillow."""
+    if limits.is_oversized_icon(data):
+        raise UndecodableImage("it is an ICO with an image of more than 256 x 256 pixels; store it as PNG")
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             return (image.height, image.width), orientation_of(data, image)

@@ -12,6 +12,9 @@ FIELD_OF_EXTENSION = {
     "webp": "webp",
     "tif": "tif",
     "tiff": "tif",
+    "avif": "avif",
+    "ico": "ico",
+    "jp2": "jp2",
 }
 """The field of each image extension (lower case, without the dot)."""
 

@@ -6,6 +6,7 @@ its pixels. Both are known before anything is decoded.
 
 import os
 import re
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,16 +14,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from shardset.errors import ConfigError
 
 DECODED_BYTES = 2 * 2**30
-"""Default memory for the images that a process decodes at once: enough for 107 megapixels of WebP and for 179 of any
-other format."""
+"""Default memory for the images that a process decodes at once: enough for 76 megapixels of JPEG 2000, 107 of WebP and
+AVIF, and 179 of any other format."""
 
 MAX_SCANS = 100
 """Scans of a JPEG: encoders write about ten, and each takes as long as decoding the image once."""
 
 # With the result: libwebp holds two canvases, Pillow a copy; a single strip of a TIFF may be the whole image.
-_BYTES_PER_PIXEL = {"webp": 20, "tif": 12}
+_BYTES_PER_PIXEL = {"webp": 20, "tif": 12, "avif": 20, "jp2": 28}
 _OTHERS, _MANY_SCANS = 8, 12
 _FREE_BYTES = 32 * 2**20  # images up to this size don't wait for others
+
+_ICON, _LONGEST_ICON = b"\0\0\1\0", 256
 
 EOI = b"\xff\xd9"
 _SOS = b"\xff\xda"
@@ -69,6 +72,21 @@ def jpeg_segments(jpeg: bytes) -> Iterator[bytes]:
         if kind == EOI:
             return
         position = match.end() + int.from_bytes(jpeg[match.end() : match.end() + 2], "big")
+
+
+def is_oversized_icon(data: bytes) -> bool:
+    """Whether it is an ICO with an image of more pixels than an icon can have; Pillow decodes an ICO to open it."""
+    if not data.startswith(_ICON):
+        return False
+    for at in range(6, min(6 + 16 * int.from_bytes(data[4:6], "little"), len(data) - 16), 16):
+        start = int.from_bytes(data[at + 12 : at + 16], "little")
+        is_png = data[start : start + 4] == b"\x89PNG"
+        size = struct.unpack_from(
+            ">II" if is_png else "<II", data[start : start + 24].ljust(24, b"\0"), 16 if is_png else 4
+        )
+        if max(size) > 2 * _LONGEST_ICON:  # a bitmap has a mask below, which doubles its height
+            return True
+    return False
 
 
 def refusal(kind: str, width: int, height: int, budget: int, num_scans: int = 1) -> str:

@@ -28,6 +28,8 @@ from shardset.storage.base import (
 )
 from shardset.storage.local_files import generation_of, open_files, stat_regular
 
+LINK_TO_NOTHING = "a symbolic link to nothing"
+
 _TEMPORARY = ".shardset-tmp-"
 _PIECE = 1 << 20
 _BUFFERED = 1 << 16  # smaller writes are buffered; larger ones go to the system without another copy
@@ -92,6 +94,10 @@ class LocalStorage:
         folder = check_prefix(prefix, self.root).rpartition("/")[0]
         return self._walk(folder, prefix, ())
 
+    def list_telling(self, tell: Callable[[str, str], None]) -> Iterator[Stat]:
+        """All objects, as `list`; calls `tell` with the name of anything else, and what it is: no error for a link."""
+        return self._walk("", "", (), tell)
+
     def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
         """See Storage.writer. When the block has ended, the bytes and the folder's entry are on the disk."""
         return _LocalWriter(self._path(name), if_generation)
@@ -120,7 +126,13 @@ class LocalStorage:
             raise ConfigError(f"{path}: names that start with {_TEMPORARY} are kept for temporaries; choose another")
         return path
 
-    def _walk(self, folder: str, prefix: str, above: tuple[tuple[int, int], ...]) -> Iterator[Stat]:
+    def _walk(
+        self,
+        folder: str,
+        prefix: str,
+        above: tuple[tuple[int, int], ...],
+        tell: Callable[[str, str], None] | None = None,
+    ) -> Iterator[Stat]:
         path = os.path.join(self.root, folder)
         identity = _identity_of_folder(path, optional=not above and folder != "")
         if identity is None:
@@ -131,9 +143,14 @@ class LocalStorage:
             name = join(folder, entry.name)
             if entry.is_dir():
                 if f"{name}/".startswith(prefix):
-                    yield from self._walk(name, prefix, (*above, identity))
-            elif name.startswith(prefix) and (facts := _facts(entry)) and modes.S_ISREG(facts.st_mode):
-                yield _local_stat(name, facts)
+                    yield from self._walk(name, prefix, (*above, identity), tell)
+            elif tell and entry.is_symlink() and not os.path.exists(entry.path):
+                tell(name, LINK_TO_NOTHING)
+            elif name.startswith(prefix) and (facts := _facts(entry)):
+                if modes.S_ISREG(facts.st_mode):
+                    yield _local_stat(name, facts)
+                elif tell:
+                    tell(name, "a pipe, socket or device")
 
 
 def _identity_of_folder(path: str, *, optional: bool) -> tuple[int, int] | None:
@@ -171,7 +188,7 @@ def _facts(entry: os.DirEntry[str]) -> os.stat_result | None:
         except FileNotFoundError as error:
             if not os.path.islink(entry.path):
                 return None
-            raise StorageError(f"{entry.path}: a symbolic link to nothing; remove it or restore its target") from error
+            raise StorageError(f"{entry.path}: {LINK_TO_NOTHING}; remove it or restore its target") from error
 
 
 def _local_stat(name: str, facts: os.stat_result, crc32c: str | None = None) -> Stat:

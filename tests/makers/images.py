@@ -14,6 +14,9 @@ FORMATS = {
     "webp": "WEBP",
     "tif": "TIFF",
     "tiff": "TIFF",
+    "avif": "AVIF",
+    "ico": "ICO",
+    "jp2": "JPEG2000",
 }
 
 
@@ -25,4 +28,5 @@ def image_bytes(seed: int, extension: str = "png", *, height: int = 8, width: in
     image = pixels(seed, height, width)
     if extension in ("pgm", "pbm"):
         image = image[:, :, 0] if extension == "pgm" else image[:, :, 0] > 127
-    return encode(image, FORMATS[extension])
+    options = {"sizes": [(width, height)]} if extension == "ico" else {}  # else none below 16 x 16
+    return encode(image, FORMATS[extension], **options)

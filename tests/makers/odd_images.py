@@ -60,6 +60,12 @@ def bomb() -> bytes:
     return png_of(30000, 30000, png_chunk(b"IDAT", zlib.compress(bytes(3751 * 30000), 9)), bits=1)
 
 
+def large_icon() -> bytes:
+    """An ICO that states 16 x 16 pixels and holds a PNG of nine megapixels."""
+    large = encoded(Image.new("L", (3000, 3000)), "PNG")
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 16, 16, 0, 0, 1, 32, len(large), 22) + large
+
+
 def text_bomb(kind: bytes = b"zTXt") -> bytes:
     """An 8 x 8 PNG with a text chunk that inflates to 20 MB."""
     return png_of(
@@ -155,7 +161,8 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "bomb": ("png", bomb, "too many pixels"),
     "text bomb": ("png", text_bomb, "decompression bomb"),
     "profile bomb": ("png", lambda: text_bomb(b"iCCP"), "decompression bomb"),
-    "icon": ("jpg", lambda: b"\0\0\1\0" + bytes(range(1, 200)), "unsupported format"),
+    "cursor": ("jpg", lambda: b"\0\0\2\0" + bytes(range(1, 200)), "unsupported format"),
+    "icon that claims too much": ("ico", large_icon, "damaged"),
     "broken png": ("png", lambda: png()[:60] + bytes(40) + png()[100:], "damaged"),
 }
 """Quarantined. Name -> (extension, maker, reason)."""

@@ -99,6 +99,19 @@ def hf(names: dict) -> Iterator[dict]:
         }
 
 
+def hf_table(names: dict) -> Iterator[dict]:
+    """The fields of every sample of every split, in the types that they have there."""
+    for split, samples in names["samples"].items():
+        for sample in samples:
+            fields = {name: value for name, value in sample.items() if value is not None and name != "__url__"}
+            for name, value in fields.items():
+                if isinstance(value, Image.Image):
+                    fields[name] = pixels(value)
+                elif isinstance(value, bytes):
+                    fields[name] = value.decode()
+            yield {"split": split, **fields}
+
+
 def tfds(names: dict) -> Iterator[dict]:
     split = names["split"]
     for path, count in zip(names["tars"], split.shard_lengths, strict=True):

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import re
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,12 @@ from pipelines.export import FORMATS
 from pipelines.export.write import export
 from scripts import venvs
 from shardset.format import manifest as manifests
+from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import Manifest
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
-from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.makers.images import image_bytes
+from tests.makers.shardset import encode, jpeg_samples, pixels, png_samples, write_shard_set
 from tests.makers.stored import samples_of
 
 pytestmark = pytest.mark.nightly
@@ -134,13 +137,44 @@ def test_a_split_of_another_image_format_loads_by_the_same_lines(exported, inter
     assert found == [{name: row[name] for name in GIVES[reader]} for row in exported.expected["test"]]
 
 
-def test_timm_reads_another_format_by_the_key_of_the_page(interpreter, tmp_path):
-    (option,) = re.findall(r'`(input_key="[^"]*")`', PAGE)
-    samples = [image_sample("train", n, encode(pixels(n, 12, 12), "ppm"), "ppm", 10) for n in range(5)]
-    write_shard_set(open_storage(str(tmp_path / "shards")), {"train": samples})
-    export(str(tmp_path / "shards"), ["timm"])
-    found = collected(interpreter, tmp_path, "timm", BLOCKS["timm"].replace(")", f", {option})"))
-    assert sorted(row["label"] for row in found) == [0, 1, 2, 3, 4]
+def mixed_samples(split: str) -> list[StoredSample]:
+    """Every image format, and other fields that not every sample has; half have a label."""
+    samples = []
+    for n, field in enumerate(sorted(IMAGE_FIELDS)):
+        fields = {field: image_bytes(n, field)}
+        if n % 2 == 0:
+            fields |= {"cls": b"%d" % n, "json": json.dumps({"n": n, "of": [n, str(n)][n % 4 // 2]}).encode()}
+        if n % 3 == 0:
+            fields |= {"txt": b"caption %d" % n, "note": b"n", "left.png": image_bytes(50 + n)}
+        label = n if "cls" in fields else -1
+        samples.append(StoredSample(key=f"{split}-{n:02d}", fields=tuple(fields.items()), label=label, source=n))
+    return samples
+
+
+def given_by(field: str, content: bytes) -> object:
+    """A field as the library datasets gives it."""
+    if field.rpartition(".")[2] in IMAGE_FIELDS:
+        image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+        return hashlib.sha256(image.tobytes()).hexdigest()
+    return json.loads(content) if field in ("json", "cls") else content.decode()
+
+
+def test_datasets_reads_mixed_formats_with_json_and_text_and_counts_them(interpreter, tmp_path):
+    splits = {split: mixed_samples(split) for split in ("train", "test")}
+    manifest = write_shard_set(open_storage(str(tmp_path / "shards")), splits, num_classes=20)
+    export(str(tmp_path / "shards"), ["hf"])
+    code = BLOCKS["hf"].replace(', split="train"', "")
+    found = collected(interpreter, tmp_path, "hf_table", code)
+    assert found == [
+        {"split": split, **{name: given_by(name, content) for name, content in fields.items()}, "__key__": key}
+        for split in sorted(manifest.splits)
+        for key, fields in samples_of(tmp_path / "shards", manifest, split).items()
+    ]
+    for shard in (tmp_path / "shards/test").glob("*1.tar"):
+        shard.unlink()
+    shutil.rmtree(tmp_path / "hf")  # what was loaded before
+    with pytest.raises(AssertionError, match="NonMatchingSplits"):
+        collected(interpreter, tmp_path, "hf_table", code)
 
 
 def test_tfds_reads_names_counts_and_bytes(exported, interpreter):

@@ -4,8 +4,10 @@ import datetime
 import decimal
 import math
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any
 
 import pyarrow as pa
@@ -18,14 +20,20 @@ BUFFER_BYTES = 1 << 20
 
 _ARE_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
 
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, OverflowError, LookupError)
+"""What pyarrow raises for damage, and for values that Python can't hold: bad UTF-8, far dates, unknown time zones."""
+
+_ADVICE = "fetch or write the file again, with values that Python can hold"
+
 
 @contextmanager
 def parquet_errors(where: str) -> Iterator[None]:
-    """A block in which an error of the format is a SourceError about `where`."""
+    """A block in which an error of the format or of a value is a SourceError about `where`."""
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
-        raise SourceError(f"{where}: not readable as Parquet ({error}); fetch or write the file again") from error
+    except _UNREADABLE as error:
+        what = " ".join(str(error).split())  # pyarrow writes several lines
+        raise SourceError(f"{where}: not readable as Parquet ({what:.200}); {_ADVICE}") from error
 
 
 def open_parquet(file: IO[bytes], where: str) -> ParquetFile:
@@ -34,12 +42,46 @@ def open_parquet(file: IO[bytes], where: str) -> ParquetFile:
         return ParquetFile(file, buffer_size=BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True)
 
 
-def batches(
+def records(
     file: ParquetFile, where: str, *, columns: Sequence[str], row_groups: Sequence[int], batch_size: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows of the row groups, at most `batch_size` at a time; `columns` may name leaves, as `image.path`."""
-    with parquet_errors(where):
-        yield from file.iter_batches(batch_size, row_groups=list(row_groups), columns=list(columns), use_threads=False)
+) -> Iterator[dict[str, Any]]:
+    """The rows of the row groups as Python values; `columns` may name leaves, as `image.path`.
+
+    Holds at most `batch_size` rows. Raises SourceError, with the row group and the column, for damage and for values
+    that Python can't hold.
+    """
+    for number in row_groups:
+        place, num_rows = f"{where}: row group {number}", 0
+        read = partial(file.iter_batches, batch_size, row_groups=[number], use_threads=False)
+        batches = read(columns=list(columns))
+        while (batch := _next(batches, read, columns, place)) is not None:
+            num_rows += len(batch)
+            values = [_values(batch, name, place) for name in batch.schema.names]
+            yield from (dict(zip(batch.schema.names, row, strict=True)) for row in zip(*values, strict=True))
+        if num_rows != (listed := file.metadata.row_group(number).num_rows):
+            raise SourceError(f"{place}: {num_rows} rows, its footer says {listed}; {_ADVICE}")
+
+
+def _next(
+    batches: Iterator[pa.RecordBatch],
+    read: Callable[..., Iterator[pa.RecordBatch]],
+    columns: Sequence[str],
+    place: str,
+) -> pa.RecordBatch | None:
+    """The next batch; an error names the first column that can't be read alone."""
+    try:
+        return next(batches, None)
+    except _UNREADABLE:
+        for name in columns:
+            with parquet_errors(f"{place}, column {name}"):
+                deque(read(columns=[name]), maxlen=0)
+        with parquet_errors(place):
+            raise
+
+
+def _values(batch: pa.RecordBatch, name: str, place: str) -> list[Any]:
+    with parquet_errors(f"{place}, column {name}"):
+        return list(batch.column(name).to_pylist())
 
 
 def holds_bytes(kind: pa.DataType) -> bool:

@@ -186,7 +186,7 @@ def test_the_card_types_its_columns_and_names_the_classes():
 
 
 def test_the_card_leaves_columns_out_whose_type_it_can_t_know():
-    storage, _ = made(train=with_fields("train", 4, ("png", b"x"), ("json", b"{}")))
+    storage, _ = made(train=with_fields("train", 4, ("png", b"x"), ("npy", b"x")))
     export(storage.url, ["hf"])
     assert "dataset_info" not in yaml.safe_load(storage.read("README.md").decode().split("---\n", 2)[1])
 
@@ -300,6 +300,20 @@ def test_a_split_s_name_that_a_reader_misreads_is_refused(name, split, message):
     write_shard_set(storage, {split: png_samples("train", 4, size=8)})
     with pytest.raises(ConfigError, match=message):
         export(storage.url, [name])
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (with_fields("train", 4, ("bmp", b"x"), ("cls", b"1"), label=1), "images as bmp; timm reads jpg, png, webp"),
+        (with_fields("train", 4, ("cls", b"1"), label=1), "no known field"),
+        (with_fields("train", 4, ("png", b"x")), "has 4 of 4 samples without a label"),
+    ],
+)
+def test_timm_gets_no_promise_of_samples_that_its_reader_skips(samples, message):
+    storage, _ = made(train=samples)
+    with pytest.raises(ConfigError, match=message):
+        export(storage.url, ["timm"])
 
 
 def test_tfds_refuses_shards_that_are_not_counted_from_0():

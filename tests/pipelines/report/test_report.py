@@ -22,6 +22,7 @@ from pipelines.report.samples import read_samples
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
+from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import ClassInfo, Manifest, Quarantine
 from shardset.format.tar import StoredSample
 from shardset.html import page
@@ -29,6 +30,7 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers import odd_images
 from tests.makers.folders import write_class_folders
+from tests.makers.images import image_bytes
 from tests.makers.once import DamagesOnce
 from tests.makers.shardset import image_sample, png_samples, put, write_shard_set
 
@@ -518,6 +520,18 @@ def test_the_snippet_of_the_page_reads_the_set(tmp_path):
     counting = snippet.replace("    ...", "    print(sample[0].size, sample[1])")
     done = subprocess.run([sys.executable, "-c", counting], cwd=tmp_path, capture_output=True, text=True)
     assert sorted(done.stdout.split("\n"))[1:] == sorted(f"(48, 32) {label}" for label in range(8)), done.stderr
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_the_snippet_of_the_page_reads_every_format_of_a_mixed_set(tmp_path, labels):
+    made = [image_sample("train", n, image_bytes(n, kind), kind, 20) for n, kind in enumerate(sorted(IMAGE_FIELDS))]
+    if not labels:
+        made[0] = msgspec.structs.replace(made[0], fields=made[0].fields[:1], label=-1)
+    manifest = write_shard_set(open_storage(str(tmp_path)), {"train": made}, num_classes=20)
+    code = snippets.loading_code(manifest).replace("    ...", "    print(sample[0].size, *sample[1:])")
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    found = sorted(done.stdout.splitlines())
+    assert found == sorted(f"(8, 8) {n}" if labels else "(8, 8)" for n in range(len(made))), done.stderr
 
 
 def test_the_commands_of_the_page_name_splits_that_are_not_the_usual_ones():

@@ -1,6 +1,10 @@
 import json
 import os
 import pickle
+import socket
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from torchvision.datasets import ImageFolder
@@ -10,9 +14,10 @@ from pipelines.sources import open_source
 from pipelines.sources.base import Extent, Rejected
 from pipelines.sources.folder import Folder
 from pipelines.sources.holdout import Holdout
-from shardset.errors import ConfigError, SourceError
+from pipelines.sources.listing import Listing
+from shardset.errors import ConfigError, ShardsetError, SourceError
 from shardset.storage.open import open_storage
-from tests.makers.folders import write_class_folders, write_images
+from tests.makers.folders import write_class_folders, write_csv, write_images
 from tests.makers.images import image_bytes
 from tests.makers.spools import MemorySpool
 
@@ -80,7 +85,7 @@ def test_a_key_is_the_path_without_its_extension_and_a_name_the_whole_path(tmp_p
     ]
 
 
-def test_other_files_are_counted_in_a_note_and_hidden_files_ignored(tmp_path):
+def test_other_files_and_hidden_files_are_counted_in_notes(tmp_path):
     write_images(tmp_path, ["cat/1.png", ".git/2.png", "cat/.3.png", "cat/.thumbs/4.png"])
     for name in ("readme.txt", "cat/labels.csv", "cat/deep/er/notes.txt", "cat/LICENSE", ".DS_Store"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -88,8 +93,73 @@ def test_other_files_are_counted_in_a_note_and_hidden_files_ignored(tmp_path):
     source = opened(tmp_path)
     assert [sample.name for sample in read(source)] == ["cat/1.png"]
     assert source.survey().notes == [
-        "left out 4 other files (1 without extension, 1 .csv, 2 .txt), which are no images by name"
+        "left out 4 other files (1 without extension, 1 .csv, 2 .txt), which are no images by name",
+        "left out unread: 4 times a hidden file",
+        "cat is the only class; cat/labels.csv looks like a table: if it lists images, read it by --source listing",
     ]
+
+
+def test_what_is_no_readable_file_is_rejected_or_counted_and_never_opened():
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        write_images(Path(place), ["cat/1.png", "cat/2.png", "dog/3.png"])
+        os.mkfifo(f"{place}/cat/pipe.png")
+        stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"{place}/dog/socket.png")
+        os.symlink("nothing", f"{place}/dog/gone.png")
+        os.symlink("nothing", f"{place}/dog/gone.txt")
+        os.chmod(f"{place}/cat/2.png", 0)
+        os.chmod(place, 0o755)
+        write_csv(Path(place) / "list.csv", ["path", "label"], [[f"cat/{n}.png", "cat"] for n in (1, 2, "pipe")])
+        read(Listing(open_storage(place), "list.csv"))  # loads a codec, which the user below may not read
+        if os.geteuid() == 0:  # who may read everything
+            os.seteuid(65534)
+            stack.callback(os.seteuid, 0)
+        survey = opened(place).survey()
+        found = {one.name: getattr(one, "reason", "") for one in read(opened(place))}
+        listed = read(Listing(open_storage(place), "list.csv"))
+    assert found == {
+        "cat/1.png": "",
+        "cat/2.png": "no permission to read it",
+        "dog/3.png": "",
+        "dog/gone.png": "a symbolic link to nothing",
+    }
+    assert survey.notes[1:] == [
+        "left out unread: 2 times a pipe, socket or device",
+        "left out unread: 1 times a symbolic link to nothing",
+    ]
+    assert [getattr(one, "reason", "") for one in listed] == ["", "no permission to read it", "not found"]
+
+
+FLAT = ["a_1.png", "b_2.png"]
+ADVISED = {
+    "photos.zip": (["photos.zip"], "folder", "an archive: unpack it"),
+    "zipped": (["zipped/photos.zip"], "folder", "an archive: unpack it"),
+    "x.npz": (["x.npz"], "hf", "arrays: docs/migrate.md"),
+    "torch": (["torch/train.pt"], "folder", "arrays: docs/migrate.md"),
+    "mnist": (["mnist/train-images-idx3-ubyte.gz"], "hf", "arrays: docs/migrate.md"),
+    "photos.csv": (["photos.csv"], "folder", "read it by --source listing"),
+    "parquet": (["parquet/a.parquet"], "folder", "read by --source hf"),
+    "tars": (["tars/a.tar"], "hf", "read by --source webdataset"),
+    "pictures": (["pictures/cat/1.png"], "webdataset", "class folders are --source folder"),
+    "flat": ([f"flat/{name}" for name in FLAT], "folder", "labels in their names, are listed as docs/migrate.md"),
+    "yolo": (["yolo/images/train/1.png", "yolo/labels/train/1.txt"], "folder", "YOLO: boxes are no labels"),
+    "yolo2": (["yolo2/train/images/1.png", "yolo2/train/labels/1.txt"], "folder", "YOLO: boxes are no labels"),
+    "coco": (["coco/val2017/1.png", "coco/annotations/instances_val2017.json"], "folder", "COCO: boxes are no labels"),
+}
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_input_of_another_form_gets_a_sentence_that_names_the_way(tmp_path, name):
+    files, source, sentence = ADVISED[name]
+    write_images(tmp_path, [file for file in files if file.endswith(".png")])
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    try:
+        survey = open_source(BuildConfig(source=source, input=str(tmp_path / name), output="unused")).survey()
+        said = " ".join(survey.notes)
+    except ShardsetError as error:
+        said = str(error)
+    assert sentence in said
 
 
 def test_empty_files_are_passed_on(tmp_path):

@@ -315,7 +315,7 @@ def test_a_damaged_parquet_file_is_an_error(images):
     data = bytearray((images / "list.parquet").read_bytes())
     data[20:200] = b"\xff" * 180
     (images / "list.parquet").write_bytes(data)
-    with pytest.raises(SourceError, match=r"list\.parquet: not readable as Parquet"):
+    with pytest.raises(SourceError, match=r"list\.parquet.*: not readable as Parquet"):
         opened(images / "list.parquet").survey()
 
 
@@ -481,3 +481,23 @@ def test_a_listing_that_is_not_there_is_an_error(tmp_path):
 def test_a_file_of_another_kind_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"list\.xlsx: expected a listing that ends with \.csv, \.jsonl"):
         opened(tmp_path / "list.xlsx")
+
+
+@pytest.mark.parametrize(
+    ("path", "guess"),
+    [
+        ("sub\\1.png", "written with /, not with \\"),
+        ("sub/1", "sub/1.png is there: add the extension"),
+        ("other/1.png", "sub/1.png is there: correct the folder"),
+        ("/elsewhere/1.png", "sub/1.png is there: correct the folder"),
+        ("sub/3.png", "correct the paths; a path is relative to"),
+    ],
+)
+def test_a_listing_whose_images_are_all_missing_says_what_was_looked_for_and_guesses_why(tmp_path, path, guess):
+    write_images(tmp_path, ["sub/1.png"])
+    write_csv(tmp_path / "list.csv", ["path", "label"], [[path, "cat"]] * 2)
+    with pytest.raises(SourceError) as caught:
+        Listing(open_storage(str(tmp_path)), "list.csv").survey()
+    tried = path if path.startswith("/") else f"{tmp_path}/{path}"
+    assert f"none of its 2 images is there, the first not as {tried}; " in str(caught.value)
+    assert guess in str(caught.value)
