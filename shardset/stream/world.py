@@ -68,8 +68,8 @@ def refuse_second_division(rank: int, world_size: int) -> None:
         if name in _DIVIDERS and frame.f_globals.get("__name__") == "accelerate.data_loader":
             raise ConfigError(
                 f"accelerate's {name} divides batches among the processes, but this stream gives only those of rank "
-                f"{rank} of {world_size}: the others would be lost; keep the loader out of accelerator.prepare, iterate "
-                "over it in each process, and move each batch to accelerator.device"
+                f"{rank} of {world_size}: the others would be lost; keep the loader out of accelerator.prepare, "
+                "iterate over it in each process, and move each batch to accelerator.device"
             )
         frame = frame.f_back
 
