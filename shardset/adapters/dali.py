@@ -9,7 +9,7 @@ def decoded():
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class ExternalSource:
         return self
 
     def __next__(self) -> tuple[Any, ...]:
-        batch = cast("dict[str, Any]", next(self._batches))
+        batch = next(self._batches)
         return tuple(self._output(name, batch[name]) for name in self.names)
 
     def _output(self, name: str, values: Any) -> Any:

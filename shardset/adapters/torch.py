@@ -14,7 +14,7 @@ and the loader takes one sample of each in turn.
 import logging
 from abc import abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -231,7 +231,7 @@ class SampleDataset(StepDataset):
         id_ = batch["id"].item(slot)
         shard = int(np.searchsorted(self.stream.order.first_ids, id_, side="right")) - 1
         url = self.stream.source.table.url(shard)
-        stored = ((name, cast("dict[str, list[bytes | None]]", batch)[name][slot]) for name in self.stream.spec.fields)
+        stored = ((name, batch[name][slot]) for name in self.stream.spec.fields)
         present = {name: content for name, content in stored if content is not None}
         return {"__key__": batch["key"][slot], "__url__": url, "__id__": id_} | present
 

@@ -1,29 +1,14 @@
 """The batch that a stream yields, and how it is born."""
 
-from typing import Required, TypedDict
-
-import numpy as np
+from typing import Any
 
 from shardset.read.addresses import SampleAddresses
 
+Batch = dict[str, Any]
+"""One batch: arrays and lists by name, which the stream's options decide; docs/stream.md has their shapes and types."""
 
-class Batch(TypedDict, total=False):
-    """One batch: arrays by name. Stored fields that were asked for stand beside these, as lists of bytes.
-
-    Shapes and types are those of docs/stream.md; `source` is the number of the shard set in a mixture.
-    """
-
-    image: np.ndarray
-    label: Required[np.ndarray]
-    weight: Required[np.ndarray]
-    id: Required[np.ndarray]
-    flip: np.ndarray
-    key: list[str]
-    source: np.ndarray
-
-
-BATCH_NAMES = frozenset(Batch.__annotations__)
-"""Names that no stored field of a batch may have."""
+BATCH_NAMES = frozenset({"image", "label", "weight", "id", "flip", "key", "source"})
+"""Names that no stored field of a batch may have; `source` is the number of the shard set in a mixture."""
 
 
 def mask(batch: Batch, slot: int) -> None:

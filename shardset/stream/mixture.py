@@ -12,7 +12,7 @@ set can fill are left out of that epoch (the next epoch's order leaves out other
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -209,8 +209,8 @@ def _not_empty(stream: Stream, share: Share) -> Stream:
 
 
 def _concatenate(batches: Sequence[Batch]) -> Batch:
-    columns = {name: [cast("dict[str, Any]", batch)[name] for batch in batches] for name in batches[0]}
-    return cast(Batch, {name: _concatenate_values(values) for name, values in columns.items()})
+    columns = {name: [batch[name] for batch in batches] for name in batches[0]}
+    return {name: _concatenate_values(values) for name, values in columns.items()}
 
 
 def _concatenate_values(values: Sequence[Any]) -> Any:

@@ -29,7 +29,7 @@ from shardset.stream.pipeline import Pipeline
 from shardset.stream.position import StreamPosition, state_of_values, values_of_state
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
-from shardset.stream.world import check_same, refuse_copies, which_process
+from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
 
 _log = logging.getLogger(__name__)
 
@@ -200,6 +200,7 @@ class Stream:
         """
         if self._is_closed:
             raise ConfigError("the stream is closed; make a new one, or iterate inside its `with`")
+        refuse_second_division(self.spec.rank, self.spec.world_size)
         pipeline = Pipeline(self.source, self.aids, spans)
         self._running.add(pipeline)
         try:

@@ -27,6 +27,9 @@ _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", _XLA_LOCAL_SIZ
 
 CGROUP = Path("/sys/fs/cgroup")
 
+_DIVIDERS = {"DataLoaderDispatcher", "IterableDatasetShard"}
+"""What accelerator.prepare puts around an IterableDataset: each process gets a part of what it reads."""
+
 
 class Launch(NamedTuple):
     """Several processes: who says so, and the expressions for this process's number and for how many there are."""
@@ -95,6 +98,23 @@ def _gather(text: str, world_size: int) -> list[str]:
         rows = importlib.import_module("jax.experimental.multihost_utils").process_allgather(row)
         return [bytes(np.asarray(each)).decode().rstrip() for each in rows]
     return []
+
+
+def refuse_second_division(rank: int, world_size: int) -> None:
+    """Raises ConfigError where accelerate would divide the share of this process among the processes again.
+
+    The calls that lead here show it; a forked worker of a DataLoader has those of its parent.
+    """
+    frame = sys._getframe() if world_size > 1 else None
+    while frame is not None:
+        name = frame.f_code.co_qualname.partition(".")[0]
+        if name in _DIVIDERS and frame.f_globals.get("__name__") == "accelerate.data_loader":
+            raise ConfigError(
+                f"accelerate's {name} divides batches among the processes, but this stream gives only those of rank "
+                f"{rank} of {world_size}: the others would be lost; keep the loader out of accelerator.prepare, "
+                "iterate over it in each process, and move each batch to accelerator.device"
+            )
+        frame = frame.f_back
 
 
 def find_launch() -> Launch | None:

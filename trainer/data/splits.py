@@ -3,7 +3,7 @@
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -377,7 +377,7 @@ def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
         if (epoch, step) != divmod(due, len(stream)):
             raise PlanMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
-        yield epoch, step, cast("HostBatch", batch)
+        yield epoch, step, batch
         due += 1
     if due != stop:
         raise PlanMismatch(f"the stream ended before step {due} of the run, the plan says {stop}")

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +35,12 @@ class FillAndFinish:
 
     def begin(self, batch: Batch, step: PlannedStep) -> Sequence[Future[None]]:
         """See BatchFiller."""
-        rows = cast(Batch, dict(batch))
+        rows = dict(batch)
         filled = self._filler.begin(rows, step)
         columns = None
         if self._spec.transform is not None:
             for name in rows.keys() - KEPT_NAMES:
-                del cast("dict[str, Any]", batch)[name]
+                del batch[name]
             columns = StackedRows(batch, rows)
         futures = list(filled)
         # The jobs wait for what was submitted before them. The threads take jobs in that order, so none waits for ever.
@@ -99,7 +99,7 @@ class StackedRows:
     """What a transform returns for the rows of a batch, stacked by name into the batch; any thread may put a row."""
 
     def __init__(self, batch: Batch, rows: Batch) -> None:
-        self._batch, self._rows = cast("dict[str, Any]", batch), cast("dict[str, Any]", rows)
+        self._batch, self._rows = batch, rows
         self._kinds: dict[str, _Kind] | None = None
         self._lock = threading.Lock()
 
@@ -142,7 +142,7 @@ def mirror(images_NHWC: np.ndarray, slots: Iterable[int]) -> None:
 
 def row_of(batch: Batch, slot: int) -> dict[str, Any]:
     """One row of a batch: a view of its image, numbers, its key and its stored fields."""
-    return {name: _plain(values[slot]) for name, values in cast("dict[str, Any]", batch).items()}
+    return {name: _plain(values[slot]) for name, values in batch.items()}
 
 
 def transform_keys(seed: int | None, epoch: int, ids: np.ndarray) -> np.ndarray:

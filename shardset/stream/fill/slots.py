@@ -4,7 +4,6 @@ import itertools
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import numpy as np
 
@@ -86,7 +85,7 @@ class SlotWriter:
     def pass_through(self, batch: Batch, samples: Sequence[StoredContents]) -> None:
         """Copies the fields that the stream passes through as bytes."""
         for name, column in self._columns:
-            values = cast("dict[str, list[bytes | None]]", batch)[name]
+            values: list[bytes | None] = batch[name]
             for slot, contents in samples:
                 values[slot] = contents[column]
 
@@ -104,7 +103,7 @@ class SlotWriter:
         self, batch: Batch, slot: int, contents: Contents, drawn: np.ndarray, pending: PendingSamples, number: int
     ) -> None:
         for name, column in self._columns:
-            batch[name][slot] = contents[column]  # type: ignore[literal-required] # a stored field
+            batch[name][slot] = contents[column]
         if self._spec.image is None:
             return
         image = self._image(contents)

@@ -106,5 +106,5 @@ def empty_batch(source: StreamSource, step: PlannedStep) -> Batch:
     if step.pending is not None and step.pending.addresses.keys is not None:
         batch["key"] = list(step.pending.addresses.keys)
     for name in spec.fields:
-        batch[name] = [None] * num_slots  # type: ignore[literal-required] # a stored field
+        batch[name] = [None] * num_slots
     return batch

@@ -1,0 +1,46 @@
+"""What a type checker says of a user's own loop."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LOOP = """
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import shardset
+
+
+def transform(row: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"image": row["image"] / 255, "is_dark": bool(row["image"].mean() < rng.uniform())}
+
+
+def batches(url: str) -> Iterator[np.ndarray]:
+    with shardset.Stream(url, "train", batch_size=4, image_size=32, fields=("json",), transform=transform) as stream:
+        print(f"{len(stream)} steps an epoch, {stream.classes}")
+        for batch in stream:
+            images: np.ndarray = batch["image"]
+            stored: list[bytes | None] = batch["json"]
+            print(stored[0], size_of(batch), batch["is_dark"])
+            yield images
+        stream.load_state_dict(stream.state_dict())
+
+
+def size_of(batch: shardset.Batch) -> int:
+    return len(batch["label"])
+
+
+samples = shardset.open("photos", "train")
+print(samples[17].key, samples[17].class_name, samples[17].image.shape, samples["cat/000"].fields)
+"""
+
+
+def test_mypy_accepts_the_names_of_a_batch_that_the_users_options_give(tmp_path):
+    (tmp_path / "loop.py").write_text(LOOP)
+    words = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "loop.py"]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
