@@ -10,7 +10,7 @@ CHECK := import sys; sys.version_info >= (3, 11) or sys.exit(f'{sys.executable} 
 	expected 3.11 or newer; name one: make PYTHON=python3.11')
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly test-torch emulator flink peers torch torchtpu flink-up flink-down dataflow docs bench clean
+.PHONY: help env demo test check fmt fmt-check lint types unit slow nightly test-torch emulator flink peers frameworks torch torchtpu flink-up flink-down dataflow docs bench clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1|/' | column -t -s '|'
@@ -64,7 +64,7 @@ test-torch: torch torchtpu  ## with the newest torch: the learner, DDP, and runs
 		"tests/trainer/runtime/test_fsdp.py::test_sharded_learners_equal_one_device_and_resume_from_their_state[2]"
 	$(PY) -m pytest -q -n auto tests/torch
 
-nightly: env emulator flink peers torch  ## Flink, other readers, notebooks, browsers, benchmarks, all of the trainer with the newest torch
+nightly: env emulator flink peers frameworks torch  ## Flink, other readers, notebooks, browsers, benchmarks, all of the trainer with the newest torch
 	$(PY) -m pytest -q -n auto -m nightly
 	$(NEWEST) -m "not slow and not nightly and not gcs" tests/trainer --ignore=tests/trainer/tpu
 
@@ -78,6 +78,9 @@ flink: env  ## Flink and Beam's runner for it from Maven Central (152 MB, once; 
 
 peers: env  ## other readers and writers (wids, Energon, DALI, MosaicML, ...) for the slow tests (2 GB)
 	$(PY) -m scripts.venvs peers
+
+frameworks: env  ## the frameworks of docs/frameworks.md for the nightly tests (900 MB)
+	$(PY) -m scripts.venvs frameworks
 
 torch: env  ## the newest torch that the trainer is tested with, in .tools/torch-venv (5 GB)
 	$(PY) -m scripts.venvs torch

@@ -1,6 +1,7 @@
 """Python environments beside the project's own.
 
 python -m scripts.venvs peers    the other readers that tests compare with
+python -m scripts.venvs frameworks  the frameworks whose recipes tests run
 python -m scripts.venvs torch    the newest torch that the trainer is tested with
 python -m scripts.venvs torchtpu TorchTPU, on top of the newest torch: run it with the Python of that environment
 """
@@ -18,9 +19,12 @@ TORCH = REPOSITORY / ".tools" / "torch-venv"
 NEWEST_TORCH = REPOSITORY / "tests" / "torch" / "requirements.txt"
 TORCHTPU = REPOSITORY / ".tools" / "torchtpu-venv"
 TORCHTPU_PACKAGES = REPOSITORY / "tests" / "torch" / "torchtpu.txt"
+FRAMEWORKS = REPOSITORY / ".tools" / "frameworks-venv"
+FRAMEWORK_PACKAGES = REPOSITORY / "tests" / "frameworks" / "requirements.txt"
 
 ENVIRONMENTS = {
     "peers": (PEERS, REQUIREMENTS, True),
+    "frameworks": (FRAMEWORKS, FRAMEWORK_PACKAGES, True),
     "torch": (TORCH, NEWEST_TORCH, True),
     "torchtpu": (TORCHTPU, TORCHTPU_PACKAGES, False),
 }
@@ -70,7 +74,7 @@ def _packages(python: Path) -> Path:
 
 
 def main() -> None:
-    """`peers`, `torch` or `torchtpu`."""
+    """`peers`, `frameworks`, `torch` or `torchtpu`."""
     parser = argparse.ArgumentParser(
         prog="python -m scripts.venvs",
         description=__doc__,

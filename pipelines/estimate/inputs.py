@@ -274,6 +274,10 @@ class _ListingOnly:
     def url(self) -> str:
         return self.inner.url
 
+    @property
+    def is_remote(self) -> bool:
+        return self.inner.is_remote
+
     def list(self, prefix: str = "") -> Iterator[Stat]:
         for number, stat in enumerate(self.inner.list(prefix)):
             self.lists[prefix] += number % LISTED_AT_ONCE == 0

@@ -138,9 +138,3 @@ def test_an_input_folder_that_may_not_be_read_is_said_and_nothing_is_written(raw
     closed(raw / "train" / "dog", 0)
     check_refusal(run_unprivileged(raw, tmp_path / "out"), f"{raw}/train/dog: no permission")
     assert not (tmp_path / "out").exists()
-
-
-def test_an_input_file_that_may_not_be_read_fails_the_build_before_a_shard_is_written(raw, tmp_path, closed):
-    closed(raw / "train" / "dog" / "007.png", 0)
-    check_refusal(run_unprivileged(raw, tmp_path / "out"), f"{raw}/train/dog/007.png: no permission")
-    assert files_of(tmp_path / "out") == {}

@@ -1,0 +1,173 @@
+"""Each recipe of docs/frameworks.md, as it stands there: every sample of every epoch is trained on once."""
+
+import os
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from scripts import venvs
+from shardset.storage.open import open_storage
+from tests.makers.documented import REPOSITORY
+from tests.makers.shardset import png_samples, write_shard_set
+
+PAGE = (REPOSITORY / "docs/frameworks.md").read_text()
+RECIPES = dict(re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", PAGE, flags=re.S | re.M))
+NUM_SAMPLES = 48
+ALONE, TORCHRUN = [], ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+RECORD = """
+import os
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+def record(labels):
+    with open(FOLDER / f"seen-{os.getpid()}", "a") as file:
+        file.writelines(f"{int(label)}\\n" for label in labels)
+"""
+TORCH = (
+    RECORD
+    + """
+import torch
+
+def make_model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3072, 48))
+
+def loss_of(model, batch):
+    record(batch["label"][batch["weight"] > 0])
+    logits = model(batch["image"].float() / 255)
+    losses = torch.nn.functional.cross_entropy(logits, batch["label"], reduction="none")
+    return (losses * batch["weight"]).mean()
+"""
+)
+FASTAI = (
+    RECORD
+    + """
+import torch
+
+class Floats(torch.nn.Module):
+    def forward(self, images):
+        return images.float() / 255
+
+def make_model():
+    return torch.nn.Sequential(Floats(), torch.nn.Flatten(), torch.nn.Linear(3072, 48))
+
+def loss_of_labels(logits, labels):
+    if logits.requires_grad:  # training, not validation
+        record(labels)
+    return torch.nn.functional.cross_entropy(logits, labels)
+"""
+)
+KERAS = (
+    RECORD
+    + """
+import keras
+
+def loss(labels, predictions):
+    record(labels.flatten())
+    return keras.losses.sparse_categorical_crossentropy(labels, predictions)
+
+def make_model():
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(48, "softmax")]
+    model = keras.Sequential(layers)
+    model.compile("sgd", loss, run_eagerly=True)
+    return model
+"""
+)
+FLAX = (
+    RECORD
+    + """
+import jax
+import optax
+from flax import nnx
+
+def make_model():
+    return nnx.Linear(3072, 48, rngs=nnx.Rngs(0))
+
+def loss_of(model, batch):
+    jax.debug.callback(record, batch["label"])
+    logits = model(batch["image"].reshape(16, -1) / 255.0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"])
+    return (losses * batch["weight"]).mean()
+"""
+)
+
+CASES = {  # how it is started, the module `my_model`, and the epochs of one start
+    "Lightning": (TORCHRUN, TORCH, 2),
+    "Accelerate": (TORCHRUN, TORCH, 1),
+    "Hugging Face Trainer": (TORCHRUN, TORCH, 2),
+    "Keras": (ALONE, KERAS, 2),
+    "fastai": (ALONE, FASTAI, 2),
+    "Flax NNX": (ALONE, FLAX, 2),
+    "Ray Train": (ALONE, TORCH, 2),
+    "torchtitan and torch.distributed.checkpoint": (TORCHRUN, TORCH, 1),
+}
+# Both libraries look for a TPU or XLA where torch_xla is installed; Ray counts cores, of which a machine may have one.
+ENVIRONMENT = {"USE_TORCH_XLA": "0", "KERAS_BACKEND": "torch", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+MANY_CORES = "import ray\nray.init(num_cpus=4, include_dashboard=False)\n"
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    """The Python of the environment with the frameworks."""
+    assert venvs.is_current(venvs.FRAMEWORKS, venvs.FRAMEWORK_PACKAGES), "run `make frameworks` first"
+    return str(venvs.python_of(venvs.FRAMEWORKS))
+
+
+def test_every_recipe_is_run() -> None:
+    assert list(RECIPES) == list(CASES)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
+def test_a_recipe_trains_on_each_sample_once_an_epoch(name: str, python: str, tmp_path: Path) -> None:
+    start, model, num_epochs = CASES[name]
+    write_recipe(name, model, tmp_path)
+    for _ in range(2 // num_epochs):  # a recipe of one epoch goes on where its checkpoint is
+        run([python, *start, "recipe.py"], tmp_path)
+    seen = seen_in(tmp_path)
+    assert Counter(label for labels in seen for label in labels) == dict.fromkeys(range(NUM_SAMPLES), 2)
+    assert len({tuple(labels) for labels in halves(seen)}) == 2 * len(seen), "the second epoch repeats the first"
+
+
+@pytest.mark.nightly
+def test_accelerate_may_not_divide_a_share_again(python: str, tmp_path: Path) -> None:
+    write_recipe("Accelerate", TORCH, tmp_path)
+    recipe = (tmp_path / "recipe.py").read_text()
+    loader = "accelerator.prepare(torch.utils.data.DataLoader(BatchDataset(stream), batch_size=None))"
+    recipe = recipe.replace("import TensorStream", "import BatchDataset").replace("TensorStream(stream)", loader)
+    (tmp_path / "recipe.py").write_text(recipe)
+    done = start([python, *TORCHRUN, "recipe.py"], tmp_path)
+    assert done.returncode != 0
+    assert "DataLoaderDispatcher divides batches among the processes" in done.stderr
+
+
+def write_recipe(name: str, model: str, folder: Path) -> None:
+    samples = {"train": png_samples("train", NUM_SAMPLES, num_classes=48), "val": png_samples("val", 16)}
+    write_shard_set(open_storage(str(folder / "shards")), samples, num_classes=48)
+    (folder / "my_model.py").write_text(model)
+    (folder / "recipe.py").write_text((MANY_CORES if name == "Ray Train" else "") + RECIPES[name])
+
+
+def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), str(REPOSITORY)])
+    environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": path}
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def run(words: list[str], folder: Path) -> None:
+    done = start(words, folder)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+
+
+def seen_in(folder: Path) -> list[list[int]]:
+    """The labels that each process has trained on; a sample's label is its number."""
+    return [list(map(int, path.read_text().split())) for path in sorted(folder.glob("seen-*"))]
+
+
+def halves(seen: list[list[int]]) -> list[list[int]]:
+    """The labels of each epoch of each process."""
+    return [labels[i * len(labels) // 2 : (i + 1) * len(labels) // 2] for labels in seen for i in range(2)]
