@@ -8,12 +8,15 @@ for batch in GlobalBatches(stream, mesh):
 from collections.abc import Generator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardset.errors import ConfigError
-from shardset.stream.stream import Stream
+from shardset.errors import ConfigError, brought_by
+
+with brought_by("jax"):
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from shardset.stream.stream import Stream
 
 
 class GlobalBatches:
