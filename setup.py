@@ -5,6 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).parent
+REPOSITORY = "https://github.com/shardset/shardset"
 VERSION = {}
 exec((ROOT / "shardset" / "version.py").read_text(), VERSION)
 
@@ -91,6 +92,26 @@ setup(
     description="Raw image files to exact, reproducible WebDataset shards, and the PyTorch/XLA trainer that reads them",
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
+    author="shardset maintainers",
+    url=REPOSITORY,
+    project_urls={
+        "Documentation": f"{REPOSITORY}/tree/main/docs",
+        "Changes": f"{REPOSITORY}/blob/main/CHANGELOG.md",
+        "Issues": f"{REPOSITORY}/issues",
+    },
+    keywords=["apache beam", "data loader", "dataset", "images", "pytorch", "tpu", "training", "webdataset", "xla"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Processing",
+        "Typing :: Typed",
+    ],
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["shardset", "shardset.*", "pipelines", "pipelines.*", "trainer", "trainer.*"]),

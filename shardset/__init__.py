@@ -10,7 +10,7 @@ The reader's names (`Stream` and what it takes) are imported on first use, becau
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from shardset.errors import ShardsetError, missing_library
+from shardset.errors import ShardsetError, brought_by
 from shardset.format.manifest import Manifest, Shard, Split, load
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
@@ -87,12 +87,8 @@ _READER = {
 def __getattr__(name: str) -> Any:
     if name not in _READER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
+    with brought_by("read"):
         value = getattr(importlib.import_module(_READER[name]), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == __name__:
-            raise
-        raise ModuleNotFoundError(missing_library(error, "read"), name=error.name) from error
     globals()[name] = value
     return value
 

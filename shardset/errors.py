@@ -4,6 +4,8 @@ Every message says where, what was found, what was expected and what to do.
 """
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from shardset.addresses import masked
 
@@ -45,6 +47,10 @@ class ManifestError(ShardsetError):
 
 class DamagedShard(ShardsetError):
     """Stored bytes differ from what the manifest or the index lists."""
+
+
+class MissingLibrary(ShardsetError, ModuleNotFoundError):
+    """A library that an extra of the distribution installs is not there."""
 
 
 class UndecodableImage(SourceError):
@@ -96,3 +102,16 @@ def missing_library(error: ModuleNotFoundError, extra: str) -> str:
         f"the library {error.name} is not installed in the environment of {sys.executable}; `pip install "
         f"'shardset[{extra}]'` brings it, in a clone `make env`, then `source .venv/bin/activate`"
     )
+
+
+@contextmanager
+def brought_by(extra: str) -> Iterator[None]:
+    """Has the imports inside raise MissingLibrary, naming the extra, where a library is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "shardset").partition(".")[0] == "shardset":
+            raise
+        missing = MissingLibrary(missing_library(error, extra))
+        missing.name = error.name
+        raise missing from error

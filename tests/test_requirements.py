@@ -1,5 +1,6 @@
 """What runs with which requirements: a program started with all other libraries hidden, in its workers too."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shardset.errors import ShardsetError, brought_by
 from shardset.storage.open import open_storage
 from tests.makers.folders import write_class_folders
 from tests.makers.shardset import image_sample, write_shard_set
@@ -125,3 +127,27 @@ def test_a_stream_of_bytes_needs_no_opencv(tmp_path):
     (tmp_path / "read.py").write_text(f"import shardset\nprint(sum(len(each['png'][0]) for each in {read}))\n")
     done = run_without({"cv2"}, tmp_path, "read")
     assert (done.stdout, done.returncode) == ("100000\n", 0), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("adapter", "library"),
+    [
+        *((name, name) for name in ("torch", "webdataset", "grain", "jax")),
+        *(("huggingface", "datasets"), ("webdataset", "torch")),
+        *((name, "simplejpeg") for name in ("torch", "webdataset", "huggingface", "grain", "jax", "dali")),
+    ],
+)
+def test_an_adapter_without_a_library_names_its_extra(adapter, library, tmp_path):
+    done = run_without({library}, tmp_path, f"shardset.adapters.{adapter}")
+    said = done.stderr.splitlines()[-1]
+    assert said.startswith(f"shardset.errors.MissingLibrary: the library {library} is not installed")
+    assert f"`pip install 'shardset[{'read' if adapter == 'dali' else adapter}]'` brings it" in said
+
+
+def test_a_missing_library_is_an_import_error_and_a_missing_module_of_ours_stays_one():
+    with pytest.raises(ImportError, match=r"shardset\[grain\]") as missing, brought_by("grain"):
+        importlib.import_module("no_such_library")
+    assert isinstance(missing.value, ShardsetError)
+    assert missing.value.name == "no_such_library"
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'shardset\.none'$"), brought_by("grain"):
+        importlib.import_module("shardset.none")

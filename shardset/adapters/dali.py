@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from shardset.errors import ConfigError
-from shardset.stream.batch import Batch
-from shardset.stream.stream import Stream
+from shardset.errors import ConfigError, brought_by
+
+with brought_by("read"):
+    from shardset.stream.batch import Batch
+    from shardset.stream.stream import Stream
 
 
 class ExternalSource:

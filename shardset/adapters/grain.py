@@ -9,12 +9,14 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import grain
-
-from shardset.errors import ConfigError
-from shardset.stream.batch import Batch
+from shardset.errors import ConfigError, brought_by
 from shardset.stream.position import state_of_values, values_of_state
-from shardset.stream.stream import Stream
+
+with brought_by("grain"):
+    import grain
+
+    from shardset.stream.batch import Batch
+    from shardset.stream.stream import Stream
 
 
 class StreamIterDataset(grain.IterDataset[Batch]):

@@ -10,12 +10,16 @@ import threading
 from collections.abc import Generator, Iterator
 from typing import Any
 
-import datasets
 import numpy as np
 
-from shardset.stream.batch import Batch
-from shardset.stream.fill.finish import row_of
-from shardset.stream.stream import Stream
+from shardset.errors import brought_by
+
+with brought_by("huggingface"):
+    import datasets
+
+    from shardset.stream.batch import Batch
+    from shardset.stream.fill.finish import row_of
+    from shardset.stream.stream import Stream
 
 _Run = Generator[tuple[int, int, Batch], None, None]
 

@@ -1,6 +1,6 @@
 """A stream as global jax.Arrays over a mesh.
 
-mesh = jax.make_mesh((jax.device_count(),), ("data",))
+mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 for batch in GlobalBatches(stream, mesh):
     loss = train_step(params, batch["image"], batch["label"])      # [global batch, ...], divided over "data"
 """
@@ -8,19 +8,22 @@ for batch in GlobalBatches(stream, mesh):
 from collections.abc import Generator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from shardset.errors import ConfigError
-from shardset.stream.stream import Stream
+from shardset.errors import ConfigError, brought_by
+
+with brought_by("jax"):
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    from shardset.stream.stream import Stream
 
 
 class GlobalBatches:
     """A stream whose arrays are the global batch, divided over an axis of a mesh; each process brings its own part.
 
     Iterate over it, save and restore it as you do the stream. Lists (keys, stored fields) stay those of this process.
-    Without jax_enable_x64, JAX holds `id` and `label` as 32-bit numbers.
+    The axis may be Auto or Explicit. Without jax_enable_x64, JAX holds `id` and `label` as 32-bit numbers.
 
     Raises ConfigError unless the stream's rank and world_size are those of JAX and the global batch divides.
     """

@@ -18,16 +18,19 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
 
 from shardset.arguments import require_int
 from shardset.decodable import decodable
-from shardset.errors import ConfigError
+from shardset.errors import ConfigError, brought_by
 from shardset.order.state import OrderState, StateCount, state_from_values
-from shardset.stream.batch import Batch
 from shardset.stream.position import values_of_state
-from shardset.stream.stream import Stream
+
+with brought_by("torch"):
+    import torch
+    from torch.utils.data import IterableDataset, get_worker_info
+
+    from shardset.stream.batch import Batch
+    from shardset.stream.stream import Stream
 
 _NEVER = -1
 

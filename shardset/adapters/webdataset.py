@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial as bound
 from typing import Any, Unpack
 
-import webdataset
-
-from shardset.adapters.torch import SampleDataset
+from shardset.errors import brought_by
 from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet
-from shardset.stream.defaults import DEFAULT_SEED
-from shardset.stream.spec import StreamOptions
-from shardset.stream.stream import Stream
 from shardset.stream.world import which_process
+
+with brought_by("webdataset"):
+    import webdataset
+
+    from shardset.adapters.torch import SampleDataset
+    from shardset.stream.defaults import DEFAULT_SEED
+    from shardset.stream.spec import StreamOptions
+    from shardset.stream.stream import Stream
 
 ROW_SIZE = 64
 """Samples of a process that are read together."""

@@ -47,7 +47,7 @@ def test_without_a_decoder_the_reader_names_the_extra(name):
     done = run_without(DECODERS, f"from shardset import {name}")
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1
-    assert last.startswith("ModuleNotFoundError: the library ")
+    assert last.startswith("shardset.errors.MissingLibrary: the library ")
     assert "`pip install 'shardset[read]'`" in last
 
 

@@ -20,11 +20,11 @@ def make(**options):
     image = ImageSpec(size=8, crop=PadCrop(1))
     return Stream(sys.argv[1], "train", **{"batch_size": 8, "image": image, "num_threads": 1, **options})
 
-mesh = jax.make_mesh((4,), ("data",))
+mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType[sys.argv[2]],))
 """
 
 
-def run(shards, code):
+def run(shards, code, axis_type="Auto"):
     """What Python prints in a process with four devices, or the last line of its error."""
     environment = {
         **os.environ,
@@ -32,12 +32,13 @@ def run(shards, code):
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
     }
-    words = [sys.executable, "-c", START + code, shards]
+    words = [sys.executable, "-c", START + code, shards, axis_type]
     done = subprocess.run(words, capture_output=True, text=True, env=environment)
     return done.stdout if done.returncode == 0 else done.stderr.splitlines()[-1]
 
 
-def test_the_batches_are_those_of_the_stream_over_all_devices(shards):
+@pytest.mark.parametrize("axis_type", ["Auto", "Explicit"])
+def test_the_batches_are_those_of_the_stream_over_all_devices(shards, axis_type):
     code = """
 batches = GlobalBatches(make(), mesh)
 for epoch in range(2):
@@ -52,7 +53,7 @@ for epoch in range(2):
 mean = jax.jit(lambda batch: batch["image"].mean())(found[0])
 print(round(float(mean), 3) == round(float(np.asarray(found[0]["image"]).mean()), 3))
 """
-    assert run(shards, code) == "True\n"
+    assert run(shards, code, axis_type) == "True\n"
 
 
 def test_they_are_saved_and_restored_like_the_stream(shards):

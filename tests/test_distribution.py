@@ -1,0 +1,61 @@
+"""What is handed out: a source distribution with the docs and the tests, and a wheel with the packages' own files."""
+
+import email
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+PACKAGES = ("shardset", "pipelines", "trainer")
+FOLDERS = (*PACKAGES, "benchmarks", "docs", "examples", "scripts", "tests")
+FILES = (
+    *("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md"),
+    *("MANIFEST.in", "Makefile", "mkdocs.yml", "pyproject.toml", "setup.py"),
+)
+
+
+def files_of(root: Path, *folders: str) -> set[str]:
+    found = (path for folder in folders for path in (root / folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(root)) for path in found}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A copy of the tree, a distribution built from it, and what a wheel would hold."""
+    root = tmp_path_factory.mktemp("built")
+    tree, lib = root / "tree", root / "lib"
+    for folder in FOLDERS:
+        shutil.copytree(REPOSITORY / folder, tree / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in FILES:
+        shutil.copy(REPOSITORY / file, tree)
+    (tree / "tests/left.pyc").touch()
+    words = ["setup.py", "-q", "sdist", "--dist-dir", root, "build_py", "--build-lib", lib]
+    subprocess.run([sys.executable, *words], cwd=tree, check=True, capture_output=True)
+    (tree / "tests/left.pyc").unlink()
+    with tarfile.open(next(root.glob("*.tar.gz"))) as archive:
+        archive.extractall(root, filter="data")
+    return tree, next(root.glob("shardset-*/")), lib
+
+
+def test_the_source_distribution_has_all_files_of_the_tree(built):
+    tree, source, _ = built
+    expected = files_of(tree, *FOLDERS) | set(FILES)
+    assert {"docs/stream.md", "tests/data/shardset/manifest.json", "shardset/py.typed"} < expected
+    found = {name for name in files_of(source, ".") if ".egg-info/" not in name}
+    assert found - {"PKG-INFO", "setup.cfg"} == expected
+
+
+def test_a_wheel_has_all_files_of_the_packages_and_no_others(built):
+    tree, _, lib = built
+    assert files_of(lib, ".") == files_of(tree, *PACKAGES)
+
+
+def test_the_metadata_say_whose_it_is_and_where(built):
+    metadata = email.message_from_string((built[1] / "PKG-INFO").read_text())
+    assert metadata["Author"] == "shardset maintainers"
+    assert {url.partition(",")[0] for url in metadata.get_all("Project-URL")} >= {"Documentation", "Changes", "Issues"}
+    assert "Typing :: Typed" in metadata.get_all("Classifier")
