@@ -67,7 +67,8 @@ KERAS = (
 import keras
 
 def loss(labels, predictions):
-    record(labels.flatten())
+    if len(set(labels.flatten().tolist())) > 1:  # Keras first builds the model with made-up labels
+        record(labels.flatten())
     return keras.losses.sparse_categorical_crossentropy(labels, predictions)
 
 def make_model():
@@ -106,7 +107,13 @@ CASES = {  # how it is started, the module `my_model`, and the epochs of one sta
     "torchtitan and torch.distributed.checkpoint": (TORCHRUN, TORCH, 1),
 }
 # Both libraries look for a TPU or XLA where torch_xla is installed; Ray counts cores, of which a machine may have one.
-ENVIRONMENT = {"USE_TORCH_XLA": "0", "KERAS_BACKEND": "torch", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {
+    "ACCELERATE_USE_CPU": "1",
+    "USE_TORCH_XLA": "0",
+    "KERAS_BACKEND": "torch",
+    "JAX_PLATFORMS": "cpu",
+    "OMP_NUM_THREADS": "1",
+}
 MANY_CORES = "import ray\nray.init(num_cpus=4, include_dashboard=False)\n"
 
 
@@ -149,7 +156,8 @@ def write_recipe(name: str, model: str, folder: Path) -> None:
     samples = {"train": png_samples("train", NUM_SAMPLES, num_classes=48), "val": png_samples("val", 16)}
     write_shard_set(open_storage(str(folder / "shards")), samples, num_classes=48)
     (folder / "my_model.py").write_text(model)
-    (folder / "recipe.py").write_text((MANY_CORES if name == "Ray Train" else "") + RECIPES[name])
+    recipe = RECIPES[name].replace('TrainingArguments("run", ', 'TrainingArguments("run", use_cpu=True, ')
+    (folder / "recipe.py").write_text((MANY_CORES if name == "Ray Train" else "") + recipe)
 
 
 def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
