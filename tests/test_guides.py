@@ -41,6 +41,7 @@ made_up = tensorflow_datasets.testing.mock_data(num_examples=40)
 made_up.__enter__()
 """
 SECTIONS = ["webdataset", "MosaicML Streaming", "ImageFolder", "TFDS"]
+OF_PEERS = ("MosaicML Streaming", "TFDS")
 FORMS = ["Flat folders", "Arrays", "YOLO", "COCO"]
 
 
@@ -77,8 +78,10 @@ def test_every_command_of_the_first_hour_works_in_its_order(tmp_path: Path) -> N
     assert "steps an epoch" in run([sys.executable, "-c", loop], tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("title", SECTIONS)
+@pytest.mark.parametrize(
+    "title",
+    [pytest.param(title, marks=pytest.mark.nightly if title in OF_PEERS else pytest.mark.slow) for title in SECTIONS],
+)
 def test_each_way_of_migrating_works_in_its_order(title: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     write_class_folders(tmp_path / "pictures", ["cat", "dog"], 12, splits=("train", "val"))
