@@ -44,7 +44,7 @@ def test_every_data_command_of_the_readme_works_in_its_order(workplace):
 @pytest.mark.slow
 def test_the_demo_goes_from_digits_to_an_accuracy_and_the_trainers_commands_go_on_from_there(tmp_path):
     printed = run([sys.executable, "-m", "examples.demo"], tmp_path)
-    (accuracy,) = re.findall(r"^final accuracy=([0-9.]+)", printed, flags=re.M)
+    (accuracy,) = re.findall(r"^test accuracy ([0-9.]+)", printed, flags=re.M)
     assert float(accuracy) > 0.97
     for command in OF_TRAINER:
         if " tpu " not in command:
