@@ -131,19 +131,11 @@ def _reads(order: Order, rank: int, world_size: int, num_steps: int) -> tuple[in
     return int(real.sum()), int(reads.num_samples[once].sum()), len(first)
 
 
-def run_point(
-    num_samples: int,
-    world_size: int,
-    mean_bytes: int,
-    per_reader: int,
-    *,
-    fixed_lanes: bool,
-    num_lost: int = 0,
-    batch: int = 0,
-) -> Point:
-    """`measure` in a fresh process."""
-    words = [sys.executable, "-m", "benchmarks.pod", "--one", str(num_samples), str(world_size)]
-    words += ["--bytes", str(mean_bytes), "--per-reader", str(per_reader), *(["--fixed-lanes"] if fixed_lanes else [])]
+def run_point(*sizes: int, fixed_lanes: bool, num_lost: int = 0, batch: int = 0) -> Point:
+    """`measure` in a fresh process; `sizes` are its positional arguments."""
+    num_samples, world_size, mean_bytes, per_reader = map(str, sizes)
+    words = [sys.executable, "-m", "benchmarks.pod", "--one", num_samples, world_size]
+    words += ["--bytes", mean_bytes, "--per-reader", per_reader, *(["--fixed-lanes"] if fixed_lanes else [])]
     words += ["--lost", str(num_lost), "--batch", str(batch)]
     return Point(**json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout))
 

@@ -36,7 +36,7 @@ _ADVICE = (
 
 def advice_in(folder: Storage, source: str) -> str:
     """`; ` and what to do about the first thing in a folder that another source or a recipe is for; "" if none is."""
-    names = [stat.name for stat in folder.list()]
+    names = [stat.name for stat in islice(folder.list(), 100_000)]
     others = (name for name in names if extension(name) not in FIELD_OF_EXTENSION)
     advice = _advice_on([*islice(others, 1_000), *names[:1]], source)
     return f"; {advice}" if advice else ""

@@ -92,9 +92,9 @@ class Survey:
 
     `classes` is None if only the samples tell; labels are then 0 to the largest one seen. `notes` are sentences for the
     user and the manifest ("no validation archive: only split train"). `objects` maps the names of the input objects, in
-    order, to their sizes in bytes; it is empty where they are many. `num_bytes` is the size
-    of the samples where `objects` do not hold them. `all_tars` says that the input is every tar below
-    the folder, including one that is written there later.
+    order, to their sizes in bytes; it is empty where they are many. `num_bytes` is the size of the samples where
+    `objects` do not hold them. `all_tars` says that the input is every tar below the folder, including one that is
+    written there later.
     """
 
     units: Units

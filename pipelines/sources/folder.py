@@ -86,7 +86,7 @@ class Folder:
                 *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
                 *_note_loose(len(listed.images) - len(images), listed.folders, label_of),
                 *layout.nesting_notes(listed.folders),
-                *([f"{names[0]} is the only class{self._advice}"] if len(names) == 1 and self._advice else []),
+                *([f"{names[0]} is the only class{advice}"] if len(names) == 1 and (advice := self._advice) else []),
                 *self.holdout.empty_notes(splits),
                 *missing_notes(seen, names),
             ],

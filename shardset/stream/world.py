@@ -20,6 +20,7 @@ _LAUNCHERS = {
 """The variables that hold the number of processes and the number of this one."""
 
 _TEXT_BYTES = 4096
+"""jax.distributed gathers arrays of one size; a fingerprint takes about 250 bytes of it."""
 
 _XLA_LOCAL_SIZE = "PJRT_LOCAL_PROCESS_COUNT"
 _LOCAL_SIZES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", _XLA_LOCAL_SIZE)

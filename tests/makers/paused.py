@@ -14,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 from urllib.parse import unquote
 
 from shardset.errors import ShardsetError
@@ -33,9 +33,7 @@ Moment = Literal["state", "verify", "log", "mark", "retention"]
 Arrival = Literal["late", "at once"]
 """When that request reaches the bucket. Of a run that is cut off, `late` never does."""
 
-TRIES: list[tuple[Way, Moment, Arrival]] = list(
-    itertools.product(Way.__args__, Moment.__args__, Arrival.__args__)  # type: ignore[attr-defined]
-)
+TRIES: list[tuple[Way, Moment, Arrival]] = list(itertools.product(get_args(Way), get_args(Moment), get_args(Arrival)))
 
 
 @dataclass(frozen=True, slots=True)

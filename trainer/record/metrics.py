@@ -159,9 +159,9 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
 
 @decodable
 class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="eval"):
-    """One evaluation: every sample of the split once. Older records don't name the split."""
+    """One evaluation: every sample of the split once."""
 
-    split: str = "evaluation"
+    split: str
     epoch: int
     global_step: int
     samples: int
@@ -178,7 +178,7 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     The seconds of each part (see time_spent.py) are those of this process since it began; older records lack them.
     """
 
-    split: str = "evaluation"
+    split: str
     accuracy: float | None
     best_accuracy: float | None
     best_epoch: int | None

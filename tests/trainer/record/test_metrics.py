@@ -61,7 +61,7 @@ def test_records_go_to_the_log_the_json_lines_and_tensorboard(
     log = RunLog(tmp_path, 0, master=True)
     log.record(STEP)
     log.summary("an epoch")
-    log.record(EvalRecord(epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
+    log.record(EvalRecord(split="val", epoch=1, global_step=10, samples=7, loss=0.1, top1=0.5, top5=1.0, seconds=2.0))
     log.note("a sentence")
     log.close()
     assert [json.loads(line)["kind"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
@@ -168,6 +168,7 @@ def test_advice_comes_only_when_the_device_waits() -> None:
 
 def test_a_run_without_an_evaluation_has_a_final_line_too() -> None:
     record = FinalRecord(
+        split="val",
         accuracy=None,
         best_accuracy=None,
         best_epoch=None,
