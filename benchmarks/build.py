@@ -146,21 +146,33 @@ def _one_more(
 
 
 def compare(other: Path, scale: float, repeats: int, folder: Path) -> float:
-    """Prints the medians of whole builds by both checkouts, in turns; returns ours, divided by the other's."""
+    """Prints the medians of whole builds by both checkouts and by webdataset's ShardWriter, in turns.
+
+    Returns ours, divided by the other checkout's.
+    """
     num_images = max(30, round(inputs.FULL_SIZE["folders"] * scale))
     place, output = folder / f"against-{num_images}", folder / "output"
     inputs.make("folders", place, num_images)
-    words = contestants("folders", place, output, sys.executable)[0].words
-    runs: list[tuple[Path, list[Run]]] = [(environment.REPOSITORY, []), (other.resolve(), [])]
+    ours, *others = contestants("folders", place, output, sys.executable)
+    writer = next(one for one in others if one.name == "webdataset ShardWriter")
+    builds = {
+        "this checkout": (ours.words, environment.REPOSITORY),
+        str(other): (ours.words, other.resolve()),
+        writer.name: (writer.words, environment.REPOSITORY),
+    }
+    runs: dict[str, list[Run]] = {name: [] for name in builds}
     for _ in range(repeats):
-        for checkout, found in runs:
+        for name, (words, checkout) in builds.items():
             shutil.rmtree(output, ignore_errors=True)
-            found.append(watch(words, output, folder / "log.txt", {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}))
-    ours, theirs = (median(run.seconds for run in found) for _, found in runs)
-    cpu = [median(run.cpu_s for run in found) for _, found in runs]
-    print(f"{num_images} images: {ours:.1f} s, {other} {theirs:.1f} s: {ours / theirs:.2f} times")
-    print(f"processor time: {cpu[0]:.1f} s, {cpu[1]:.1f} s: {cpu[0] / cpu[1]:.2f} times")
-    return ours / theirs
+            paths = {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
+            runs[name].append(watch(words, output, folder / "log.txt", paths))
+    seconds = {name: median(run.seconds for run in found) for name, found in runs.items()}
+    print(f"{num_images} images, medians of {repeats}")
+    for name, found in runs.items():
+        ratio = seconds["this checkout"] / seconds[name]
+        cpu = median(run.cpu_s for run in found)
+        print(f"{name}: {seconds[name]:.2f} s, {cpu:.2f} s of processor time; this checkout takes {ratio:.2f} of it")
+    return seconds["this checkout"] / seconds[str(other)]
 
 
 def read_results(path: Path) -> list[report.Result]:
