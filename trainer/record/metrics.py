@@ -23,7 +23,7 @@ from msgspec.structs import asdict
 
 from shardset.decodable import decodable
 from shardset.storage.base import os_errors_as_storage_errors
-from trainer.errors import NotFinite, PlanMismatch
+from trainer.errors import EpochMismatch, NotFinite
 from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import Logger
 from trainer.record.mlperf import NAME as MLPERF
@@ -61,9 +61,9 @@ class Totals:
 
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
-    """Raises PlanMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
+    """Raises EpochMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
     if int(totals.weight) != num_samples:
-        raise PlanMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
+        raise EpochMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
     if not math.isfinite(totals.loss):
         raise NotFinite(
             f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing; lower the learning rate, or "
@@ -135,7 +135,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 @decodable
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """One epoch. `samples` and `key_digest` are those of all hosts and equal the plan's.
+    """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
     `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their peak that the model's
     FLOPs take at that rate; None where the peak is not known. Older records have neither.
