@@ -341,9 +341,8 @@ def _stored(storage: Storage) -> dict[str, str]:
 
 def _delete(storage: Storage, doomed: dict[str, str], lock: RunLock) -> None:
     """Deletes files at the generations that were seen, in that order."""
-    lock.confirm()
     for name, generation in doomed.items():
-        lock.check()
+        lock.confirm()
         storage.delete(name, generation=generation)
     _remove_empty_folders(storage)
 
