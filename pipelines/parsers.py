@@ -185,7 +185,7 @@ def _add_export(verbs: _Verbs, common: Parser) -> None:
     )  # fmt: skip
     _add_manifest(export)
     export.add_argument("--to", required=True, action="extend", type=arguments.names, metavar="READER,...",
-                        help="any of wids, timm, energon, dali, tfds, hf")  # fmt: skip
+                        help="any of wids, timm, energon, hf")  # fmt: skip
     export.add_argument("--output", metavar="FOLDER",
                         help="where to write, if the format allows (default: beside the tars)")  # fmt: skip
     export.add_argument("--overwrite", action="store_true", help="replace existing files that differ")

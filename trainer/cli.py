@@ -297,18 +297,16 @@ def _refuse_sweep_flags(options: argparse.Namespace) -> None:
 def doctor(options: argparse.Namespace) -> None:
     """`doctor`: without a recipe and a manifest, for the configuration in the run folder."""
     from trainer.tools import doctor
-    from trainer.tools.checks import TargetRate
 
     rate = options.want_images_per_second
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
-    target = None if rate is None else TargetRate(rate, "as given")
     flags = config_flags(options)
     if options.run_dir and not (options.recipe or options.manifest):
         config = flags.config(recorded_config(options.run_dir))
     else:
         config = _resolved_or_plain(flags)
-    doctor.report(doctor.run_checks(config, target), as_json=options.json)
+    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
 
 
 def _resolved_or_plain(flags: ConfigFlags) -> TrainConfig:
