@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
+from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
 from pipelines.estimate.prices import Prices
+from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.program import run_program, run_verb
 
 if TYPE_CHECKING:
-    from pipelines.config import BuildConfig
     from pipelines.estimate.inputs import PlanInput
 
 REFUSED = 2
@@ -71,13 +72,13 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines.write import summary
 
         config = _build_config(args)
-        if not args.no_report:
+        if args.report:
             from pipelines.report import page  # early, so that a missing library does not fail a finished build
         gc.freeze()
         gc.enable()
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.for_console(console))
-    report = page.after_build(config) if result.published and not args.no_report else None
+    report = page.after_build(config) if result.published and args.report else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": report}))
         return 0
@@ -87,23 +88,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return 0
 
 
-def _build_config(args: argparse.Namespace) -> "BuildConfig":
-    from pipelines.config import BuildConfig
-    from pipelines.images.options import ImageOptions
-    from shardset.format import background
-
+def _build_config(args: argparse.Namespace) -> BuildConfig:
     names = {field.name for field in fields(BuildConfig)} - {"image"}
-    return BuildConfig(
-        **{name: getattr(args, name) for name in names},
-        image=ImageOptions(
-            resize_shorter=args.resize,
-            quality=args.quality,
-            image_format=args.image_format,
-            jpeg_restart=args.jpeg_restart,
-            background=background.parse(args.background),
-            decoded_bytes=args.decoded_bytes,
-        ),
-    )
+    image = ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS})
+    return BuildConfig(**{name: getattr(args, name) for name in names}, image=image)
 
 
 def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -170,10 +158,9 @@ def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _plan_input(args: argparse.Namespace) -> "PlanInput":
-    from pipelines.config import BuildConfig
-    from pipelines.estimate.inputs import SIZES, PlanInput
+    from pipelines.estimate.inputs import PlanInput
 
-    names = (*SIZES, "holdout", "seed", "class_depth", "path_column", "label_column")
+    names = (*SIZES, *INPUT_FLAGS, "seed")
     options = {name: getattr(args, name) for name in names}
     return PlanInput(
         build=BuildConfig(source=args.source or "", input=args.input or "", output="", **options),

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from pipelines import sources
-from pipelines.config import BuildConfig
+from pipelines.config import SIZES, BuildConfig
 from pipelines.estimate.requests import LISTED_AT_ONCE
 from pipelines.estimate.split_stats import SplitStats, even_strata, stats_of_mean
 from pipelines.estimate.stored import RawInput, StoredSet, StoredSplit
@@ -36,9 +36,6 @@ CLASS_ENTRY_BYTES = 55
 
 ASSUMED_KEY_BYTES = 16
 ASSUMED_UNIT_SAMPLES = 1_000
-
-SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
-"""The options of a build that decide the sizes of its shards."""
 
 _ARCHIVES = frozenset({"cifar10", "cifar100", "hf", "webdataset"})
 

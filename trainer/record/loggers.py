@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardset.errors import ConfigError, missing_library
+from shardset.settings import value_text, values_of
 from trainer.config import TrainConfig, to_dict
-from trainer.settings import value_text, values_of
 
 PROJECT = "shardset"
 DATABASE = "mlflow.db"

@@ -8,10 +8,10 @@ from typing import Literal
 from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TransientError
 from shardset.format.manifest import Manifest
 from shardset.order.budget import PREFETCH
+from shardset.settings import values_of
 from shardset.storage.regions import holds, is_known
 from trainer.config import TrainConfig
 from trainer.model import memory
-from trainer.settings import values_of
 from trainer.tools.probes import DecodeRate, Devices, PortState, RecordedRun
 from trainer.tpu.commands import REFUSED
 
