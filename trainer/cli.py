@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
+from shardset.settings import assignments, help_text, parsed, with_values
 from shardset.storage.open import is_address, open_file, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
@@ -20,7 +21,6 @@ from trainer.errors import Preempted
 from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.notes import notes
 from trainer.record import checkpoint_names
-from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardset.errors import ConfigError, missing_library
+from shardset.settings import value_text, values_of
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.config import TrainConfig, to_dict
-from trainer.settings import value_text, values_of
 
 EVENTS = "tensorboard"
 FLUSH_S = 5
