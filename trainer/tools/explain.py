@@ -270,9 +270,7 @@ def _write_sheet(plan: RunPlan, answer: ExplainedStep, path: str) -> None:
     from trainer.tools import contact_sheet
 
     title = f"epoch {answer.epoch + 1} step {answer.step} (step {answer.global_step} of the run)"
-    sheet = contact_sheet.render(
-        plan.timetable.storage, plan.timetable.split, answer.samples, title=title, path=path, background=plan.background
-    )
+    sheet = contact_sheet.render(plan.timetable, answer.samples, title=title, background=plan.background)
     storage, name = open_file(path)
     with storage.writer(name) as writer:
         writer.write(sheet)
