@@ -102,15 +102,15 @@ def collect(manifest: Manifest, storage: Storage, *, max_images: int, max_sample
 
 def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
     """At most `max_images` samples with images, ascending: an equal share of each split, or all that it has."""
-    candidates = catalog.originals()
-    groups = [candidates[catalog.rows["split"][candidates] == number] for number in range(len(catalog.splits))]
-    chosen, left = [], max_images
-    # Small splits first: what they do not use of their share goes to the larger ones.
-    for done, group in enumerate(sorted(groups, key=len)):
-        share = min(len(group), left // (len(groups) - done))
-        chosen.append(group[np.argsort(catalog.rows["random"][group], kind="stable")[:share]])
-        left -= share
-    return np.sort(np.concatenate(chosen))
+    order, rank = _ranked(catalog, catalog.originals(), "split")
+    return np.sort(order[np.argsort(rank, kind="stable")[:max_images]])
+
+
+def _ranked(catalog: Catalog, samples: np.ndarray, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """The samples by a column, then in random order; and the number of each among those of the same value."""
+    order = samples[np.lexsort((catalog.rows["random"][samples], catalog.rows[column][samples]))]
+    _, firsts, counts = np.unique(catalog.rows[column][order], return_index=True, return_counts=True)
+    return order, np.arange(len(order)) - np.repeat(firsts, counts)
 
 
 def _stats(image: bytes, options: ImageOptions) -> ImageStats:
@@ -133,12 +133,11 @@ def _similar(catalog: Catalog, images: dict[int, ImageStats]) -> list[SimilarPai
 
 
 def _by_class(catalog: Catalog, num_classes: int) -> dict[int, list[int]]:
-    """Samples with images of each class in random order; of many classes, some spread evenly. -1 is no label."""
+    """Random samples with images of each class, -1 for no label; of many classes, some spread evenly."""
     each = max(1, min(MAX_PICTURES_EACH, CLASS_PICTURES // max(1, num_classes)))
-    candidates = np.flatnonzero(catalog.rows["image_bytes"] > 0)
-    label, random = catalog.rows["label"][candidates], catalog.rows["random"][candidates]
-    order = candidates[np.lexsort((random, label))]
-    labels, firsts = np.unique(catalog.rows["label"][order], return_index=True)
-    groups = np.split(order, firsts[1:])
-    chosen = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), CLASS_PICTURES // each)).round().astype(int))
-    return {int(labels[number]): groups[number][:each].tolist() for number in chosen.tolist()}
+    order, rank = _ranked(catalog, np.flatnonzero(catalog.rows["image_bytes"] > 0), "label")
+    by_class: dict[int, list[int]] = {}
+    for sample in order[rank < each].tolist():
+        by_class.setdefault(int(catalog.rows["label"][sample]), []).append(sample)
+    step = -(-len(by_class) * each // CLASS_PICTURES) or 1
+    return {label: by_class[label] for label in list(by_class)[::step]}

@@ -66,24 +66,18 @@ def _classes(manifest: Manifest) -> Iterable[Finding]:
 
 
 def _images(data: ReportData) -> Iterable[Finding]:
-    images = data.images.values()
-    if flat := [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]:
-        text = f"nearly a single colour: {_first_three(flat)}"
-        yield _of_decoded(len(flat), "is", "are", text)
-    if transparent := sum(image.transparent for image in images):
-        text = (
-            "transparency; the stream puts them on white, or on image.background; other readers may ignore it and show "
-            "the colours beneath."
-        )
-        yield _of_decoded(transparent, "has", "have", text)
-    if turned := sum(image.turned for image in images):
-        text = "stored turned, with an EXIF orientation; the stream turns them upright, other readers may not."
-        yield _of_decoded(turned, "is", "are", text)
-
-
-def _of_decoded(number: int, one: str, many: str, text: str) -> Finding:
-    subject = count(number, f"decoded image {one}", f"decoded images {many}")
-    return Finding(level="note", text=f"{subject} {text}", anchor="images")
+    flat = [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]
+    for verb, verbs, number, text in [
+        ("is", "are", len(flat), f"nearly a single colour: {_first_three(flat)}"),
+        ("has", "have", sum(image.transparent for image in data.images.values()),
+         "transparency; the stream puts them on white, or on image.background; other readers may ignore it and show "
+         "the colours beneath."),
+        ("is", "are", sum(image.turned for image in data.images.values()),
+         "stored turned, with an EXIF orientation; the stream turns them upright, other readers may not."),
+    ]:  # fmt: skip
+        if number:
+            subject = count(number, f"decoded image {verb}", f"decoded images {verbs}")
+            yield Finding(level="note", text=f"{subject} {text}", anchor="images")
 
 
 def _first_three(names: list[str]) -> str:

@@ -140,23 +140,20 @@ def render(run: RunRecord) -> bytes:
         tiles=_tiles(run),
         findings=list(_findings(run)),
         plots=_plots(run),
-        epochs=[_epoch_row(one) for one in run.epochs],
-        evaluations=[_evaluation_row(one) for one in run.evaluations],
+        epochs=[
+            (one.epoch + 1, one.global_step, one.samples, f"{one.loss:.4f}", _percent(one.top1),
+             f"{one.reduced_global_rate:,.0f}", f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %",
+             one.compilations)
+            for one in run.epochs
+        ],
+        evaluations=[
+            (one.epoch + 1, one.split, one.global_step, one.samples, f"{one.loss:.4f}", _percent(one.top1),
+             _percent(one.top5), f"{one.seconds:.1f} s")
+            for one in run.evaluations
+        ],
         settings=list(_settings(run.config))[:MAX_ROWS],
         max_rows=MAX_ROWS,
-    )
-
-
-def _epoch_row(one: EpochRecord) -> tuple[object, ...]:
-    accuracy, rate = _percent(one.top1), f"{one.reduced_global_rate:,.0f}"
-    waited, busy = f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %"
-    head = (one.epoch + 1, one.global_step, one.samples, f"{one.loss:.4f}")
-    return *head, accuracy, rate, waited, busy, one.compilations
-
-
-def _evaluation_row(one: EvalRecord) -> tuple[object, ...]:
-    head = (one.epoch + 1, one.split, one.global_step, one.samples, f"{one.loss:.4f}")
-    return *head, _percent(one.top1), _percent(one.top5), f"{one.seconds:.1f} s"
+    )  # fmt: skip
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
