@@ -132,10 +132,8 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.report import page
-    from shardset.storage.open import open_storage
 
-    raw = open_storage(args.input) if args.input else None
-    written = page.write(args.manifest, args.output, max_images=args.images, raw=raw, force=args.force)
+    written = page.write(args.manifest, args.output, max_images=args.images, force=args.force)
     print(json.dumps(page.to_json(written)) if args.json else "\n".join(page.summary(written)))
     return 1 if written.data.damage else 0
 

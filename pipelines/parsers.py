@@ -150,7 +150,6 @@ def _add_report(verbs: _Verbs, common: Parser) -> None:
     report.add_argument("--force", action="store_true", help="replace any file at --output, even one that is no page")
     report.add_argument("--images", type=int, default=100_000, metavar="N",
                         help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
-    report.add_argument("--input", metavar="FOLDER", help="the raw input, for pictures of quarantined samples")
 
 
 def _add_manifest(verb: argparse.ArgumentParser) -> None:

@@ -310,7 +310,7 @@ def test_stamps_are_stored_as_they_came_and_told_of(tmp_path):
     raw = {path.read_bytes() for path in (tmp_path / "raw").rglob("*.png")}
     assert set(stored.values()) == raw
     page = (output / "report.html").read_text()
-    assert "4 with transparency, shown on white" in page
+    assert "4 decoded images have transparency; the stream puts them on white" in page
     assert "1 decoded image is nearly a single colour" in page
     assert "alpha-to-background" not in page
 
