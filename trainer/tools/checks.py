@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardset.errors import ConfigError, NotFound, ShardsetError, StorageError, TransientError
+from shardset.errors import NotFound, ShardsetError, StorageError, TransientError
 from shardset.format.manifest import Manifest
 from shardset.order.budget import PREFETCH
 from shardset.storage.regions import holds, is_known
 from trainer.config import TrainConfig
-from trainer.model import memory
 from trainer.settings import values_of
 from trainer.tools.probes import DecodeRate, Devices, PortState, RecordedRun
 from trainer.tpu.commands import REFUSED
@@ -333,24 +332,6 @@ def check_memory(needed: int, available: int) -> CheckResult:
     if 2 * needed > available:
         return CheckResult("memory", "warn", text, "model, optimizer and compiler need memory too")
     return CheckResult("memory", "pass", text)
-
-
-def check_step(config: TrainConfig, num_classes: int, stream_bytes: int, devices: Devices) -> CheckResult:
-    """The memory of a training step, as a run estimates it before its first one; the streams share it on a CPU."""
-    need = memory.need_of(config, num_classes, devices.num_hosts)
-    if need is None:
-        text = f"unknown: the shapes of {config.model.name} do not tell what a step needs"
-        return CheckResult("step memory", "warn", text, "nothing was compared; try a few steps with --max-steps")
-    if devices.free_bytes is None:
-        text = f"a step takes about {need}; the free memory of a {devices.platform or devices.kind} is not known"
-        return CheckResult("step memory", "warn", text, "nothing was compared; compare it with your device's memory")
-    besides = stream_bytes if devices.on_host else 0
-    try:
-        warning = memory.check(need, config, devices.free_bytes, besides=besides, is_sure=devices.keeps_activations)
-    except ConfigError as error:
-        return CheckResult("step memory", "fail", str(error))
-    text = f"a step takes about {need}, and {devices.free_bytes / GIB:.1f} GiB are free"
-    return CheckResult("step memory", "warn" if warning else "pass", text, memory.advice(config) if warning else "")
 
 
 def check_open_files(limit: int) -> CheckResult:

@@ -129,8 +129,6 @@ def _check_streams(
     stream_bytes = train.memory.total + evaluation.memory.total
     yield checks.check_lanes(train.order.num_lanes, num_hosts)
     yield checks.check_memory(stream_bytes, machine.available_memory())
-    if isinstance(devices, Devices):
-        yield _attempt("step memory", lambda: checks.check_step(config, data.num_classes, stream_bytes, devices))
     yield _attempt(
         "decode rate",
         lambda: checks.check_rate(

@@ -56,9 +56,6 @@ class Devices:
     num_hosts: int
     num_devices: int
     on_host: bool = False
-    keeps_activations: bool = True
-    free_bytes: int | None = None
-    """Memory for a step; with `on_host` it is the host's, which the streams share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,8 +119,6 @@ def local_devices(strategy: str) -> Devices:
             num_hosts=running.num_hosts,
             num_devices=running.num_devices,
             on_host=running.on_host,
-            keeps_activations=running.keeps_activations,
-            free_bytes=running.free_bytes(),
         )
 
 

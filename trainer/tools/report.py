@@ -251,7 +251,7 @@ def _evaluation_row(one: EvalRecord) -> tuple[object, ...]:
 
 def _checkpoint_row(one: CommitMark, note: str) -> tuple[object, ...]:
     accuracy = "" if one.top1 is None else _percent(one.top1)
-    size = page.size(sum(file.num_bytes for file in one.files))
+    size = page.size(one.file.num_bytes)
     return checkpoint_names.folder_of(one.step), one.step, one.epoch, accuracy, size, note
 
 

@@ -30,7 +30,7 @@ def check_versions(installed: Installed, pins: Mapping[str, str], num_chips: int
 
 def _backend(installed: Installed) -> str:
     names = [name for name in ("torch_xla", "torch_tpu") if installed[name]]
-    return " and ".join(names) or "none, so the strategies are ddp, fsdp and single"
+    return " and ".join(names) or "none, so the strategies are ddp and single"
 
 
 def _mismatch(installed: Installed, num_chips: int) -> str | None:

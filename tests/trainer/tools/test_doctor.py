@@ -58,7 +58,7 @@ def test_a_set_on_disk_end_to_end(doctored, folder, tmp_path):
     assert list(found) == [
         "python", "versions", "variables", "devices", "global batch", "ports", "open files",
         "disk for temporary files", "run folder", "disk for the run folder", "manifest", "shards", "lanes", "memory",
-        "step memory", "decode rate",
+        "decode rate",
     ]  # fmt: skip
     assert "strategy single" in found["devices"]["found"]
     assert found["decode rate"]["status"] == "pass"

@@ -16,9 +16,8 @@ from tests.makers.shardset import put
 from trainer import cli as command
 from trainer import config as configs
 from trainer import recipes
-from trainer.record.checkpoint import FORMAT, CommitMark
+from trainer.record.checkpoint import FORMAT, CommitMark, StoredFile
 from trainer.record.checkpoint_names import folder_of
-from trainer.record.checkpoint_parts import StoredFile
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, StepRecord
 from trainer.tools import report
 
@@ -31,8 +30,8 @@ EPOCH = EpochRecord(
 )  # fmt: skip
 EVALUATION = EvalRecord(split="val", epoch=0, global_step=10, samples=20, loss=1.2, top1=0.55, top5=0.9, seconds=0.5)
 FINAL = FinalRecord(
-    accuracy=0.55, best_accuracy=0.55, best_epoch=0, epochs=1, global_step=10, reduced_global_rate=85.0, seconds=130.0,
-    seconds_to_target=None,
+    split="val", accuracy=0.55, best_accuracy=0.55, best_epoch=0, epochs=1, global_step=10, reduced_global_rate=85.0,
+    seconds=130.0, seconds_to_target=None,
 )  # fmt: skip
 KINDS = {StepRecord: "step", EpochRecord: "epoch", EvalRecord: "eval", FinalRecord: "final"}
 
@@ -60,7 +59,7 @@ def folder(path: Path, lines: list[str]) -> Path:
     for step, top1 in ((5, None), (10, 0.55)):
         mark = CommitMark(
             format=FORMAT, step=step, epoch=0, top1=top1, identity={},
-            files=[StoredFile(name="state-1f0c5a7be2d9.pt", num_bytes=1000, crc32c="AAAAAA==")],
+            file=StoredFile(name="state-1f0c5a7be2d9.pt", num_bytes=1000, crc32c="AAAAAA=="),
         )  # fmt: skip
         put(open_storage(str(path)), f"{folder_of(step)}commit.json", msgspec.json.encode(mark))
     return path
