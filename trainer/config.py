@@ -18,7 +18,7 @@ from shardset.order.budget import BUDGET_BYTES
 from shardset.settings import setting
 from shardset.storage.base import Storage
 
-Strategy = Literal["auto", "spmd", "spmd_sharded", "replica", "ddp", "fsdp", "single"]
+Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -162,7 +162,7 @@ class TrainConfig:
     accumulate: Count = setting(1, "forward and backward passes that each step is cut into")
     max_steps: Count | None = setting(None, "stop after this many steps, without changing the schedule")
     target_accuracy: Accuracy | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
-    strategy: Strategy = setting("auto", "how to use the devices; start ddp and fsdp with torchrun")
+    strategy: Strategy = setting("auto", "how to use the devices; start ddp with torchrun")
     precision: Precision = setting(
         "fp32", "bf16 and fp16 compute in bfloat16 or float16 where autocast allows it; fp16 also scales the loss"
     )

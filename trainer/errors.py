@@ -11,7 +11,13 @@ ShardsetError
     └── Preempted         asked to stop; everything is saved
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from shardset.errors import ShardsetError
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
+"""What the errors of CUDA, CPUs and XLA say where memory was too small."""
 
 
 class TrainingError(ShardsetError):
@@ -44,3 +50,22 @@ class CloudError(TrainingError):
 
 class Preempted(TrainingError):
     """The machine asked the run to stop; its state is saved and the same command goes on from there."""
+
+
+@contextmanager
+def memory_errors(num_passes: int) -> Iterator[None]:
+    """Turns the errors of torch about memory into a TrainingError that names the flags to change.
+
+    It also decorates. `num_passes` is the run's `accumulate`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise TrainingError(
+            f"memory is too small for a step ({reason}): --set accumulate={2 * num_passes} (the same batches in more "
+            "passes), --set model.checkpoint_activations=true, or a smaller --batch-size, --image-size or --model need "
+            "less"
+        ) from error

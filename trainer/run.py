@@ -11,7 +11,7 @@ from types import TracebackType
 from shardset.order.state import state_from_json
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import acquire_run_folder, check_batch_size, check_memory, identity_of
+from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
@@ -74,8 +74,6 @@ class Run:
             share_of_peak=flops.share_of_peak(self.config, self.data.num_classes, self.runtime.device),
         )
         self._identity = identity_of(self.config, self.data)
-        if (warning := check_memory(self.config, self.data, self.runtime)) is not None:
-            self._log.note(warning)
         state = self._load_checkpoint()
         self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)

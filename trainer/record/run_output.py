@@ -12,7 +12,6 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
-from trainer.record.checkpoint_parts import ALONE, Peers
 from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog
@@ -58,14 +57,12 @@ class RunOutput:
             self.folder.write(configs.CLASSES, json.dumps(classes) + "\n")
 
     def open_writer(self) -> CheckpointWriter | None:
-        """The writer of the run's checkpoints; None on all hosts but the first, unless each saves its part."""
-        exchange = self._runtime.state_exchange()
-        if not self._is_master and exchange is None:
+        """The writer of the run's checkpoints; None on all hosts but the first."""
+        if not self._is_master:
             return None
-        peers = ALONE if exchange is None else Peers(self._runtime.host, exchange)
         # Metrics are flushed before the commit: after a kill the resumed run would leave a gap in them otherwise.
         writer = CheckpointWriter(
-            self.folder.storage, self._config.keep_checkpoints, self.folder.flush, self.log.note, peers, self._lock
+            self.folder.storage, self._config.keep_checkpoints, self.folder.flush, self.log.note, self._lock
         )
         self._exits.callback(writer.close)
         return writer
