@@ -33,6 +33,14 @@ def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
     return read()
 
 
+def read_again(read: Callable[[], T], error: type[Exception]) -> T:
+    """The result of `read`, which is repeated once if it raises `error`."""
+    try:
+        return read()
+    except error:
+        return read()
+
+
 def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:
     """What two calls of `read` return; raises TransientError if three calls return three results.
 
