@@ -107,8 +107,6 @@ class Run:
         """The batches from here to the end, across epochs; none if the run is done, or asked to stop while it waits."""
         if self.is_done():
             return iter(())
-        data = self.data
-        self._log.begin(data.augment_repeats * (data.num_train_samples - len(data.quarantined)), data.num_eval_samples)
         feed = DeviceFeed(
             self._steps(),
             self.runtime.to_device,
