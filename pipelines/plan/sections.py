@@ -17,9 +17,9 @@ from pipelines.plan.index import read_samples
 from pipelines.plan.summaries import UnitSummary, summarize_table
 from pipelines.plan.survey import UnitRef, UnitSection, read_unit
 from pipelines.sources.base import Border, Section, SectionedSource
-from pipelines.sources.formats.second_read import read_again
 from shardset.decodable import decodable
 from shardset.errors import SourceError
+from shardset.storage.checked import read_again
 
 
 @decodable
