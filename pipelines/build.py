@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO
 
 import apache_beam as beam
@@ -30,8 +30,7 @@ from pipelines.runners import dataflow, errors, local, options
 from pipelines.runners.progress import BuildProgress, ProgressWatcher
 from pipelines.sources.base import Survey
 from pipelines.write import replace as replacing
-from shardset.decodable import decodable
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError, SourceError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, ShardsetError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.manifest import Manifest
@@ -39,13 +38,6 @@ from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.checked import PIECE_BYTES
 from shardset.storage.open import open_storage
 from shardset.version import __version__
-
-
-@decodable
-class _Fixes(msgspec.Struct):
-    """The part of `plan/plan.json` that is read before its version is known."""
-
-    fixes: dict[str, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +133,7 @@ def prepare(config: BuildConfig, output: Storage) -> PreparedBuild:
     """Surveys the input, then writes the files that workers start from, or finds those of an earlier build."""
     source = sources.open_source(config)
     if folder := sources.input_folder(config):
-        replacing.refuse_among_raw(open_storage(config.output), folder)
+        replacing.refuse_inside(open_storage(config.output), folder, "so the tars would be among the raw files")
     survey = source.survey()
     with (
         os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"),
@@ -174,36 +166,31 @@ class _Start:
         stored = plan_files.find(output, paths.BUILD)
         old = plan_files.decode_record(output, paths.BUILD, stored.content, BuildFile) if stored else None
         changes = self._changes(old, file) if old else []
-        manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         output.sweep()
-        if stored and stored.build and old and not changes and old.ready:
+        if stored and old and not changes and old.ready:
             files = PlanFiles(output, stored.build)
             return files, _resume(files, old, file, generation)
+        manifest_generation = plan_files.generation_of(output, naming.MANIFEST)
         self._refuse_existing(has_manifest=manifest_generation != ABSENT, has_build=old is not None, changes=changes)
-        return self._start_over(file, old, generation, manifest_generation, lines)
-
-    def _start_over(
-        self, file: BuildFile, old: BuildFile | None, generation: str, manifest_generation: str, lines: IO[bytes]
-    ) -> tuple[PlanFiles, BuildFile]:
-        """Takes the output for this build, whose `plan/build.json` and manifest have these generations."""
-        output = self.output
         replaced = replacing.manifest_at(output, naming.MANIFEST)
         unfinished = replacing.unfinished_files(output) - replacing.files_of(replaced)
         replacing.refuse_input(output, replacing.files_of(replaced) | unfinished, self.input, self.survey.objects)
         if self.survey.all_tars:
-            replacing.refuse_inside(output, self.input)
+            replacing.refuse_inside(
+                output, self.input, "whose tars are the input, and a rerun would read the shards too"
+            )
         # The replaced set may have the same options; readers still use its folders, so these need other names.
-        identity = [file.identity, replaced.digest if replaced else ""]
+        identity = [file, replaced.digest if replaced else ""]
         suffix = "-" + hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:8] if replaced else ""
         # One that was stopped before it was ready has written no shard.
         before = sorted({*old.before, *([old.suffix] if old.ready else [])}) if old else []
-        described, file = file, msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
+        file = msgspec.structs.replace(file, suffix=suffix, ready=False, before=before)
         files = PlanFiles(output, file.digest)
-        # From here on the output belongs to this build: other builds notice at their next check.
+        # From here on the output belongs to this build: other builds notice at their next step.
         _write_build(files, file, generation)
         generation = plan_files.generation_of(output, paths.BUILD)
         if plan_files.generation_of(output, naming.MANIFEST) != manifest_generation:
-            return self.begin(described, lines)  # another build has published a set since
+            raise plan_files.another_build(output, naming.MANIFEST)
         files.step(lambda: _lay_out(files, unfinished, replaced, lines))
         file = msgspec.structs.replace(file, ready=True, before=[suffix] if suffix in before else [])
         _write_build(files, file, generation)
@@ -211,27 +198,8 @@ class _Start:
 
     def _changes(self, old: BuildFile, file: BuildFile) -> list[str]:
         """The differences between this build and the one at the output, in words."""
-        plan = plan_files.find_record(self.output, paths.PLAN, _Fixes)
-        writes_images = self.config.writes_images(plan.fixes if plan else {})
-        return self._surveyed_as(old, file).differences_from(old, writes_images=writes_images)
-
-    def _surveyed_as(self, old: BuildFile, file: BuildFile) -> BuildFile:
-        """This build, surveyed with the options of the old one, so that only a changed input changes the survey."""
-        same = msgspec.structs.replace(file, survey=old.survey, classes=old.classes, survey_options=old.survey_options)
-        if (old.survey, old.classes) == (file.survey, file.classes) or old.options.get("source") != self.config.source:
-            return same
-        options = self.config.what_decides_survey()
-        stored = old.options | old.survey_options
-        old_options = {name: stored[name] for name in options if name in stored}
-        if old_options == {name: options[name] for name in old_options}:
-            return file
-        try:
-            survey = sources.open_source(replace(self.config, **old_options)).survey()
-        except (ConfigError, SourceError):  # the old options fit the old input
-            return file
-        with tempfile.TemporaryFile() as lines:
-            digest = write_units(survey.units, lines).digest
-        return msgspec.structs.replace(file, survey=digest, classes=survey.classes)
+        plan = plan_files.find_record(self.output, paths.PLAN, PlanFile) if old.tool == file.tool else None
+        return file.differences_from(old, writes_images=self.config.writes_images(plan.fixes if plan else {}))
 
     def _refuse_existing(self, *, has_manifest: bool, has_build: bool, changes: Sequence[str]) -> None:
         """Raises ConfigError if the files at the output may not be replaced."""
@@ -261,13 +229,12 @@ def _describe(config: BuildConfig, survey: Survey, digest: str) -> BuildFile:
     return BuildFile(
         tool=f"shardset {__version__}, plan {PLAN_VERSION}",
         libraries=libraries(config.image),
-        options=json.loads(json.dumps(config.what_decides_bytes())),
+        options=json.loads(json.dumps(config.what_decides_plan())),
         survey=digest,
         num_units=len(survey.units),
         suffix="",
         classes=survey.classes,
         notes=list(survey.notes),
-        survey_options=config.what_decides_survey(),
     )
 
 

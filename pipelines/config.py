@@ -128,9 +128,9 @@ class BuildConfig:
         plain = ImageOptions(max_pixels=self.image.max_pixels, decoded_bytes=self.image.decoded_bytes)
         return CMYK_TO_RGB in fixes or self.image != plain
 
-    def what_decides_survey(self) -> dict[str, Any]:
-        """The options that change the survey of an unchanged input, JSON-able."""
-        return {name: getattr(self, name) for name in (*_ONLY_IN_SURVEY, "seed", "holdout")}
+    def what_decides_plan(self) -> dict[str, Any]:
+        """The options that must be the same where an unfinished build is resumed, JSON-able."""
+        return self.what_decides_bytes() | {name: getattr(self, name) for name in _ONLY_IN_SURVEY}
 
     def what_decides_bytes(self) -> dict[str, Any]:
         """The options that the stored bytes depend on, JSON-able: neither places, nor machines, nor tolerance."""

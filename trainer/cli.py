@@ -1,7 +1,6 @@
 """`python -m trainer VERB`: arguments -> records -> one call."""
 
 import argparse
-import json
 import os
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
 from shardset.settings import assignments, help_text, parsed, with_values
-from shardset.storage.open import is_address, open_file, open_storage
+from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
@@ -323,27 +322,10 @@ def explain(options: argparse.Namespace) -> None:
     """`explain`."""
     from trainer.tools import explain
 
-    if options.thumbnails is not None:
-        from trainer.tools import contact_sheet
-
-        if options.step is None:
-            raise ConfigError("--thumbnails shows the samples of a step; give --step")
-        contact_sheet.check_name(options.thumbnails)
-        open_file(options.thumbnails)
-    config, state = _explained_run(options)
-    timetable = explain.timetable_of(config, state, options.hosts or 1)
-    answer: explain.ExplainedStep | explain.ExplainedSample
-    if options.step is not None:
-        answer = explain.explain_step(timetable, options.step)
-    else:
-        sample_id = options.id if options.key is None else timetable.id_of(options.key)
-        answer = explain.explain_sample(timetable, sample_id)
-    if options.json:
-        print(json.dumps(explain.to_json(timetable, answer)))
-    else:
-        explain.show(timetable, answer)
-    if isinstance(answer, explain.ExplainedStep) and options.thumbnails is not None:
-        explain.write_sheet(timetable, config, answer, options.thumbnails)
+    explain.run(
+        *_explained_run(options), num_hosts=options.hosts or 1, step=options.step, key=options.key,
+        sample_id=options.id, sheet=options.thumbnails, as_json=options.json,
+    )  # fmt: skip
 
 
 def _explained_run(options: argparse.Namespace) -> "tuple[TrainConfig, OrderState | None]":

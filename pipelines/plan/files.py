@@ -4,7 +4,6 @@ The frame holds the digest of the build that wrote the file, the length and the 
 have no frame: the ByteRange, UnitRef or Extent holds the length and the CRC32C.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,8 +16,9 @@ import msgspec
 from pipelines.plan import paths
 from shardset.errors import ConfigError, ManifestError, NotFound, PreconditionFailed, SourceError
 from shardset.format import naming
-from shardset.format.frame import Framed, frame, has_frame, open_frame
+from shardset.format.frame import Framed, frame, open_frame
 from shardset.storage.base import ABSENT, Storage, Writer
+from shardset.storage.checked import read_again
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -134,9 +134,9 @@ def write(
 
 
 def find(output: Storage, name: str) -> Framed | None:
-    """A file of any build or version; None if it is absent. Raises ConfigError if it is damaged."""
+    """A file of any build; None if it is absent. Raises ConfigError if it is damaged."""
     try:
-        return read_checked(output, name, lambda: _open_any_version(output.read(name)))
+        return read_checked(output, name, lambda: open_frame(output.read(name)))
     except NotFound:
         return None
 
@@ -162,18 +162,10 @@ def encode_record(record: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
 
 
-def twice(attempt: Callable[[], T], error: type[Exception] = ValueError) -> T:
-    """The result of `attempt`, which is repeated once if it raises `error`: damage in transfer does not repeat."""
-    try:
-        return attempt()
-    except error:
-        return attempt()
-
-
 def read_checked(output: Storage, name: str, attempt: Callable[[], T]) -> T:
     """The result of `attempt`, which reads a file and raises ValueError if it is damaged; ConfigError after two."""
     try:
-        return twice(attempt)
+        return read_again(attempt, ValueError)
     except ValueError as error:
         raise ConfigError(
             f"{output.url}/{name}: not readable ({error}, read twice); it is damaged: {START_OVER}"
@@ -204,14 +196,3 @@ def another_build(output: Storage, name: str) -> ManifestError:
     return ManifestError(
         f"{output.url}/{name}: another build began there meanwhile; choose another --output for one of the two"
     )
-
-
-def _open_any_version(data: bytes) -> Framed:
-    """A file; ValueError if it is damaged. Older versions wrote JSON without a frame: its `build` is empty."""
-    if has_frame(data):
-        return open_frame(data)
-    try:
-        json.loads(data)
-    except RecursionError as error:
-        raise ValueError("its JSON nests too deeply") from error
-    return Framed("", memoryview(data))

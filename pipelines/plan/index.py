@@ -18,7 +18,6 @@ from pipelines.plan.summaries import UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
-from pipelines.sources.formats.second_read import read_again
 from pipelines.write.range_reads import SPOOLED, fetch
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
@@ -26,6 +25,7 @@ from shardset.format import naming
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.tar import MAX_MEMBER_BYTES
 from shardset.storage.base import Storage, Writer
+from shardset.storage.checked import read_again
 
 BATCH = 64
 

@@ -24,9 +24,7 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     """`plan/build.json`: the identity of a build. An unfinished build resumes only if it is the same.
 
     `libraries` are the installed ones, whether or not a byte depends on them. A build that replaces others becomes
-    `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too.
-    `survey_options` explain a changed survey; older versions did not store them.
-    """
+    `ready` once their files are removed; `before` holds their suffixes, and later only its own if they had that too."""
 
     tool: str
     libraries: dict[str, str] = {}
@@ -38,19 +36,11 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
     ready: bool = True
     before: list[str] = []
-    survey_options: dict[str, Any] = {}
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The fields that digest and suffix depend on: what the survey options lead to is in the survey."""
-        identity: dict[str, Any] = msgspec.to_builtins(self)
-        del identity["survey_options"]
-        return identity
 
     @property
     def digest(self) -> str:
         """The identity of the build at its output: 16 hexadecimal digits."""
-        identity = msgspec.structs.replace(self, notes=[], ready=True, before=[]).identity
+        identity = msgspec.structs.replace(self, notes=[], ready=True, before=[])
         return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:16]
 
     @property
@@ -62,24 +52,19 @@ class BuildFile(msgspec.Struct, frozen=True, kw_only=True):
         """The differences from an older build, in words; empty if this build can resume it.
 
         Suffix and notes may differ: no byte of a shard depends on them. The libraries may differ too, unless the old
-        build `writes_images`.
+        build `writes_images`. Another input is named only where nothing else differs, which may be its cause.
         """
-        survey_options = self.survey_options if old.survey_options else {}
-        differences = list(
-            _differences(
-                {**old.survey_options, **old.options}, {**survey_options, **self.options}, "{} was {!r} and is {!r}"
-            )
-        )
+        differences = [*_differences(old.options, self.options, "{} was {!r} and is {!r}")]
         if old.tool != self.tool:
             differences.append(f"it was begun by {old.tool}, this is {self.tool}")
         elif writes_images:
             differences += _differences(old.libraries, self.libraries, "{} was {} and is {}")
         before, now = old.classes or [], self.classes or []
+        if differences:
+            return differences
         if old.survey != self.survey:
-            differences.append("the input is not the same (names, labels, sizes or generations changed)")
-        elif before != now:
-            differences.append(_difference_of_classes(before, now))
-        return differences
+            return ["the input is not the same (names, labels, sizes or generations changed)"]
+        return [] if before == now else [_difference_of_classes(before, now)]
 
 
 @decodable

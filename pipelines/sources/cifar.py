@@ -15,13 +15,13 @@ import numpy as np
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats import safe_pickle, tar_gz
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.second_read import read_again
 from pipelines.sources.formats.tar_gz import PUBLISHED_LIMITS, ArchiveMember, UnpackLimits
 from pipelines.sources.objects import first_names, stat_or_none
 from shardset.errors import SourceError
 from shardset.format import stored_png
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Stat, Storage
+from shardset.storage.checked import read_again
 from shardset.storage.open import open_file, open_storage
 
 ImageFormat = Literal["png", "ppm"]

@@ -5,7 +5,7 @@ its images a few at a time. Few files have checksums of their pages, so each ran
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +21,6 @@ from pipelines.sources.formats import parquet
 from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
-from pipelines.sources.formats.second_read import read_again, rows_again
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
 from pipelines.sources.holdout import REST, ClassHoldout, Holdout, Label
 from pipelines.sources.objects import first_names
@@ -30,6 +29,7 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
+from shardset.storage.checked import read_again
 
 ROWS_PER_UNIT = 1_000
 MAX_LABEL = 1_000_000
@@ -42,6 +42,8 @@ _SURVEY_WINDOW = 1 << 16
 
 _SHARD_NAME = re.compile(r"(.+?)-\d{5,}-of-\d{5,}(-[0-9a-f]+)?", re.ASCII)
 _SPLIT_WORD = re.compile(r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(?![a-z])", re.I)
+
+_Rows = Iterator[tuple[ImageTable, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,11 @@ class HuggingFace:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The rows of a run of row groups, in order, with their images in the spool."""
-        records = rows_again(lambda: self._records(unit))
+        records = _rows_again(lambda: self._records(unit))
         for number, (row, (table, record)) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
             yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
 
-    def _records(self, unit: Unit) -> Iterator[tuple[ImageTable, dict[str, Any]]]:
+    def _records(self, unit: Unit) -> _Rows:
         where = f"{self.input.url}/{unit['file']}"
         with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"], twice=True) as file:
             opened = parquet.open_parquet(file, where)
@@ -305,3 +307,16 @@ def _split_and_folder(name: str) -> tuple[str, str]:
     if word := _SPLIT_WORD.search(inner):
         return word[0].lower(), parent
     return REST, folder
+
+
+def _rows_again(
+    rows: Callable[[], Iterator[tuple[ImageTable, dict[str, Any]]]],
+) -> _Rows:
+    """What `rows()` yields. After a SourceError a second call goes on with the row that was not given yet."""
+    num_given = 0
+    try:
+        for row in rows():
+            yield row
+            num_given += 1
+    except SourceError:
+        yield from islice(rows(), num_given, None)

@@ -11,7 +11,6 @@ from typing import ClassVar
 from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.second_read import read_again
 from pipelines.sources.formats.tar import SCATTERED_BYTES, crc32c_in_passing, header_window, reject_reason, walk
 from pipelines.sources.objects import first_names, has_prefix, stat_or_none
 from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, is_text, printable, without_extension
@@ -27,6 +26,7 @@ from shardset.errors import ChangedInput, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Stat, Storage
+from shardset.storage.checked import read_again
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"

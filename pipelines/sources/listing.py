@@ -16,7 +16,6 @@ from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import READERS, Record, compact
-from pipelines.sources.formats.second_read import read_again
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
 from pipelines.sources.holdout import ClassHoldout, Holdout, Label, NamesBelow
 from pipelines.sources.objects import UNREADABLE, may_read
@@ -25,6 +24,7 @@ from shardset.errors import ConfigError, NotFound, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
+from shardset.storage.checked import read_again
 from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000

@@ -8,44 +8,24 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
-import msgspec
-
 from pipelines.plan import files as plan_files
 from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
-from shardset.decodable import decodable
+from pipelines.plan.records import BuildFile, PlanFile
 from shardset.errors import ConfigError, ManifestError, NotFound
 from shardset.format import index_pages, naming
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
 from shardset.format.shards import SHARDS_PER_PAGE
 from shardset.storage.base import Stat, Storage
-
-
-@decodable
-class _AnyBuildFile(msgspec.Struct):
-    """The fields of `plan/build.json` that every version writes."""
-
-    suffix: str
-    before: list[str] = []
-
-
-class _AnySplit(msgspec.Struct):
-    num_shards: int
-
-
-@decodable
-class _AnyPlanFile(msgspec.Struct):
-    """The fields of `plan/plan.json` that every version writes."""
-
-    splits: dict[str, _AnySplit]
+from shardset.storage.checked import read_again
 
 
 def manifest_at(output: Storage, name: str) -> Manifest | None:
     """The manifest of that name; None if it is absent. Raises ManifestError if it can't be read."""
     where = f"{output.url}/{name}"
     try:
-        return plan_files.twice(lambda: manifests.parse(output.read(name), where), ManifestError)
+        return read_again(lambda: manifests.parse(output.read(name), where), ManifestError)
     except NotFound:
         return None
     except ManifestError as error:
@@ -64,8 +44,8 @@ def unfinished_files(output: Storage) -> set[str]:
     """The files that the build in `plan/` may have written, and those of the set that it replaces."""
     file = plan_files.find(output, paths.REPLACED)
     names = files_of(manifests.parse(bytes(file.content), f"{output.url}/{paths.REPLACED}")) if file else set()
-    build = plan_files.find_record(output, paths.BUILD, _AnyBuildFile)
-    plan = plan_files.find_record(output, paths.PLAN, _AnyPlanFile)
+    build = plan_files.find_record(output, paths.BUILD, BuildFile)
+    plan = plan_files.find_record(output, paths.PLAN, PlanFile)
     if not build or not plan:
         return names
     for suffix in {build.suffix, *build.before}:
@@ -90,22 +70,10 @@ def refuse_input(output: Storage, names: Iterable[str], source: Storage, objects
             )
 
 
-def refuse_inside(output: Storage, source: Storage) -> None:
-    """Raises ConfigError if the output is in the folder `source`, all of whose tars are the input."""
-    if _is_inside(output, source):
-        raise ConfigError(
-            f"{output.url}: all tars below {source.url} are read, so a rerun would take the shards for input; choose "
-            "another --output, or name the tars as input"
-        )
-
-
-def refuse_among_raw(output: Storage, folder: Storage) -> None:
-    """Raises ConfigError if the output is the folder of the raw input, or in it."""
-    if _is_inside(output, folder):
-        raise ConfigError(
-            f"{output.url}: is in the input {folder.url}, so the tars would be among the raw files; choose an --output "
-            "outside of it"
-        )
+def refuse_inside(output: Storage, folder: Storage, why: str) -> None:
+    """Raises ConfigError if the output is the folder of the input, or in it."""
+    if f"{_real_path(output)}/".startswith(f"{_real_path(folder)}/"):
+        raise ConfigError(f"{output.url}: is in the input {folder.url}, {why}; choose an --output outside of it")
 
 
 def remove(files: PlanFiles, names: Collection[str]) -> None:
@@ -137,10 +105,6 @@ def _existing(output: Storage, names: Collection[str]) -> Iterator[Stat]:
 
 def _delete(output: Storage, stat: Stat) -> None:
     output.delete(stat.name, generation=stat.generation)
-
-
-def _is_inside(output: Storage, folder: Storage) -> bool:
-    return f"{_real_path(output)}/".startswith(f"{_real_path(folder)}/")
 
 
 def _real_path(storage: Storage) -> str:

@@ -5,7 +5,7 @@ from functools import reduce
 from typing import TypeVar
 
 from shardset.checksum import crc32c_of, crc32c_text, extend_crc32c
-from shardset.errors import DamagedShard, TransientError
+from shardset.errors import DamagedShard, SourceError, TransientError
 from shardset.storage.base import Storage
 
 T = TypeVar("T")
@@ -31,6 +31,14 @@ def read_twice(read: Callable[[], T], fits: Callable[[T], bool]) -> T:
         return first
     del first  # it may be a whole shard
     return read()
+
+
+def read_again(read: Callable[[], T], error: type[Exception] = SourceError) -> T:
+    """The result of `read`, which is repeated once if it raises `error`: damage in transfer does not repeat."""
+    try:
+        return read()
+    except error:
+        return read()
 
 
 def read_same_twice(read: Callable[[], bytes], where: str) -> bytes:

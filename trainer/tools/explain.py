@@ -48,6 +48,41 @@ class ExplainedSample:
     visits: list[Visit]
 
 
+def run(
+    config: TrainConfig,
+    state: OrderState | None,
+    *,
+    num_hosts: int,
+    step: str | None,
+    key: str | None,
+    sample_id: int | None,
+    sheet: str | None,
+    as_json: bool,
+) -> None:
+    """Prints the answer for one of `step`, `key` and `sample_id`, and writes a contact sheet of the step to `sheet`."""
+    if sheet is not None:
+        from trainer.tools import contact_sheet
+
+        if step is None:
+            raise ConfigError("--thumbnails shows the samples of a step; give --step")
+        contact_sheet.check_name(sheet)
+        open_file(sheet)
+    timetable = timetable_of(config, state, num_hosts)
+    answer: ExplainedStep | ExplainedSample
+    if step is not None:
+        answer = explain_step(timetable, step)
+    else:
+        sample_id = sample_id if key is None else timetable.id_of(key)
+        assert sample_id is not None
+        answer = explain_sample(timetable, sample_id)
+    if as_json:
+        print(json.dumps(to_json(timetable, answer)))
+    else:
+        show(timetable, answer)
+    if isinstance(answer, ExplainedStep) and sheet is not None:
+        write_sheet(timetable, config, answer, sheet)
+
+
 def recorded_run(url: str) -> tuple[TrainConfig, OrderState]:
     """The configuration and the order of the run in a folder; raises ConfigError if either is absent or damaged."""
     folder = open_storage(url)
