@@ -53,13 +53,6 @@ def test_the_demo_goes_from_digits_to_an_accuracy_and_the_trainers_commands_go_o
             run(words_of(command, {}), tmp_path)
 
 
-def test_the_commands_for_a_tpu_print_what_they_would_call(tmp_path):
-    tpu = [command for command in OF_TRAINER if " tpu " in command]
-    assert tpu
-    for command in tpu:
-        assert "gcloud " in run([*words_of(command, {}), "--dry-run"], tmp_path), command
-
-
 def test_what_is_not_run_here_is_only_what_ci_runs_or_needs_a_cloud():
     assert len(ELSEWHERE) == 3
 

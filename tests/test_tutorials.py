@@ -53,13 +53,6 @@ def test_every_command_of_a_tutorial_works_in_its_order(page, tmp_path):
         run(words_of(command, REPLACED), tmp_path)
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_tpu_command_of_a_tutorial_prints_what_it_would_call(page, tmp_path):
-    for command in commands_of(page):
-        if " tpu " in command:
-            assert "gcloud " in run([*words_of(command, {}), "--dry-run"], tmp_path), command
-
-
 def test_the_dataflow_tutorial_gives_a_command_that_the_build_takes(tmp_path, capsys):
     (command,) = [line for line in commands_of("docs/tutorials/dataflow.md") if line.startswith("make ")]
     printed = run([*shlex.split(command), "--dry-run", "--directory", str(REPOSITORY), "--old-file=env"], tmp_path)

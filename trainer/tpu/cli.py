@@ -60,7 +60,7 @@ def register(verbs: Any) -> None:
     verb = add("logs", logs, "print the logs of all workers")
     verb.add_argument("--worker", default="all", help="number of a worker (default: all)")
     verb.add_argument("--lines", type=int, default=1000, help="last lines of each (default: 1000)")
-    verb.add_argument("--follow", action="store_true", help="go on with new lines until Ctrl-C")
+    verb.add_argument("--follow", action="store_true", help="continue with new lines until Ctrl-C")
     add("stop", stop, "ask the trainer on all workers to save and end")
     verb = add("delete", delete, "delete the TPU, then list what remains and costs money")
     verb.add_argument("--run-dir", help="run folder in gs://, to show its size")

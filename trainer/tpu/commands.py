@@ -127,7 +127,9 @@ def doctor(tpu: Tpu, environment: str, arguments: Sequence[str]) -> Command:
 def train(tpu: Tpu, environment: str, arguments: Sequence[str], backend: str) -> Command:
     """Trains on all workers and prints their logs. In a session of its own, so that it outlives the connection."""
     program = f"{PYTHON} -m {BACKENDS[backend][1]} {shlex.join(arguments)}"
+    running = "a training runs here already: tpu logs --follow shows it, tpu stop ends it"
     steps = (
+        f"if pkill -0 -f -F {PID} trainer 2> /dev/null; then echo {shlex.quote(running)} >&2; exit 1; fi",
         f"touch {LOG} && start=$(stat -c %s {LOG}) || exit {NOT_SET_UP}",
         f"{environment} setsid {program} >> {LOG} 2>&1 < /dev/null & echo $! > {PID}",
         f"tail -c +$((start + 1)) -f --pid=$! {LOG}; wait $!",

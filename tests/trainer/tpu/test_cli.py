@@ -232,6 +232,9 @@ def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, numb
     output = finish(process)[1]
     if number == signal.SIGINT:
         assert "the training continues" in last(output)
+    code, _, errors = tpu("train", *RUN)
+    assert code == FAILED
+    assert errors.count("a training runs here already") == 2
     assert [log.read_text() for log in logs] == ["step 0\n"] * 2
     assert tpu("stop")[0] == OK
     assert [log.read_text() for log in logs] == ["step 0\nsaved\n"] * 2

@@ -10,7 +10,7 @@ from shardset.program import OK
 from tests.trainer.tpu.fake_gcloud import parsed
 from trainer import cli as command
 
-DOCS = Path(__file__).parents[3] / "docs"
+ROOT = Path(__file__).parents[3]
 START = "python -m trainer tpu "
 
 
@@ -20,7 +20,10 @@ def commands_of(page: Path) -> list[str]:
     return [line for line in lines if line.startswith(START)]
 
 
-PAGES = {page.relative_to(DOCS).as_posix(): commands_of(page) for page in sorted(DOCS.rglob("*.md"))}
+PAGES = {
+    page.relative_to(ROOT).as_posix(): commands_of(page)
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+}
 SHOWN = [(page, line) for page, lines in PAGES.items() for line in lines]
 
 
@@ -36,5 +39,5 @@ def test_a_command_of_the_documentation_makes_commands_that_gcloud_knows(page, l
 
 
 def test_the_page_shows_every_verb():
-    verbs = {line.removeprefix(START).split()[0] for line in PAGES["tpu.md"]}
+    verbs = {line.removeprefix(START).split()[0] for line in PAGES["docs/tpu.md"]}
     assert verbs == {"create", "setup", "doctor", "train", "ssh", "logs", "stop", "delete"}
