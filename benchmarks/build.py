@@ -167,11 +167,11 @@ def compare(other: Path, scale: float, repeats: int, folder: Path) -> float:
             paths = {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
             runs[name].append(watch(words, output, folder / "log.txt", paths))
     seconds = {name: median(run.seconds for run in found) for name, found in runs.items()}
-    print(f"{num_images} images, medians of {repeats}")
+    print(f"| {num_images} images, medians of {repeats} | seconds | processor time | this checkout takes, times |")
+    print("|---|---|---|---|")
     for name, found in runs.items():
         ratio = seconds["this checkout"] / seconds[name]
-        cpu = median(run.cpu_s for run in found)
-        print(f"{name}: {seconds[name]:.2f} s, {cpu:.2f} s of processor time; this checkout takes {ratio:.2f} of it")
+        print(f"| {name} | {seconds[name]:.2f} | {median(run.cpu_s for run in found):.2f} | {ratio:.2f} |")
     return seconds["this checkout"] / seconds[str(other)]
 
 

@@ -48,6 +48,7 @@ def commands(data: str, raw: Path, folder: Path) -> list[list[str]]:
         ["pipelines", "verify", shards, "--deep"],
         ["pipelines", "inspect", shards],
         ["trainer", "train", "--recipe", recipe, "--manifest", shards, "--run-dir", run],
+        ["trainer", "report", run, "--output", str(folder / "run.html")],
     ]
 
 
@@ -81,6 +82,11 @@ def main() -> int:
         code = follow([sys.executable, *words[1:]])
         if code:
             return code
+    print(f"\nthe set: {folder / 'shards' / 'report.html'}\nthe run: {folder / 'run.html'}")
+    images = sorted(raw.rglob("*.png"))
+    if images:
+        predict = ["python", "-m", "trainer", "predict", "--from", str(folder / "run"), str(images[0])]
+        print(f"next: source .venv/bin/activate && {shlex.join(predict)}")
     return 0
 
 

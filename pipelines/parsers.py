@@ -5,7 +5,6 @@ from typing import TypeAlias
 
 from pipelines import arguments
 from pipelines.arguments import Merge
-from pipelines.estimate.prices import Prices
 from shardset.format.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
 from shardset.program import Parser, program_parser
@@ -42,14 +41,14 @@ without --runner the build runs here, on all cores. To resume a build that was s
 {EXIT_CODES}
 """
 
-PLAN_EPILOG = f"""\
+ESTIMATE_EPILOG = f"""\
 examples:
-  python -m pipelines plan gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
-  python -m pipelines plan --source folder --input photos --holdout test=0.1 --num-shards 8
-  python -m pipelines plan --samples train=1281167,validation=50000 --mean-bytes 110000 --classes 1000 \\
+  python -m pipelines estimate gs://bucket/imagenet --global-batch-size 4096 --world 32 --hosts 4
+  python -m pipelines estimate --source folder --input photos --holdout test=0.1 --num-shards 8
+  python -m pipelines estimate --samples train=1281167,validation=50000 --mean-bytes 110000 --classes 1000 \\
       --num-shards train=640,validation=50 --global-batch-size 4096 --world 32 --hosts 4 --workers 8
 
-Sizes, order, steps and memory come from the code that builds and trains; docs/plan.md explains every number.
+Sizes, order, steps and memory come from the code that builds and trains; docs/estimate.md explains every number.
 Numbers that a run would refuse are printed as `refused`, and the exit code is 2.
 Archives must be read: for them, `build --dry-run` prints the exact plan.
 
@@ -69,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
     common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for add in (_add_build, _add_verify, _add_inspect, _add_export, _add_plan, _add_report):
+    for add in (_add_build, _add_verify, _add_inspect, _add_export, _add_estimate, _add_report):
         add(verbs, common)
     return top
 
@@ -210,38 +209,29 @@ def _add_manifest(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
 
 
-def _add_plan(verbs: _Verbs, common: Parser) -> None:
-    plan = verbs.add_parser(
-        "plan", help="what a shard set takes to build, store and read", parents=[common], epilog=PLAN_EPILOG,
-        allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Samples, shards, steps, requests, memory, mixing and cost, from a manifest, a listing or numbers.",
+def _add_estimate(verbs: _Verbs, common: Parser) -> None:
+    estimate = verbs.add_parser(
+        "estimate", help="how a shard set divides and is read: steps, memory, bytes", parents=[common],
+        epilog=ESTIMATE_EPILOG, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Samples, shards, steps, mixing, memory and bytes, from a manifest, a listing or numbers.",
     )  # fmt: skip
-    plan.add_argument("manifest", metavar="MANIFEST", nargs="?", help="the manifest of an existing set, or its folder")
-    raw = plan.add_argument_group("before a build: files to list, or bare numbers")
-    raw.add_argument("--source", help="folder, listing, or imagenet as class folders")
+    raw = estimate.add_argument_group("one of: an existing set, files to list, or bare numbers")
+    one = raw.add_mutually_exclusive_group(required=True)
+    one.add_argument("manifest", metavar="MANIFEST", nargs="?", help="the manifest of an existing set, or its folder")
+    one.add_argument("--source", help="folder, listing, or imagenet as class folders")
+    one.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
+                     help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
     raw.add_argument("--input", metavar="PATH", help="local or gs://, as for build; only names and sizes are read")
     _add_input(raw)
-    raw.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
-                     help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
     raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
     raw.add_argument("--classes", type=arguments.positive, metavar="N",
                      help="number of classes of --samples (default: no labels to mix)")  # fmt: skip
-    _add_sizes(plan)
-    _add_reading(plan)
-    price = plan.add_argument_group(
-        "prices in US dollars (default: one region of North America, pipelines/estimate/prices.py)"
-    )
-    price.add_argument("--price-storage", type=float, default=Prices.storage, metavar="D", help="a GiB a month")
-    price.add_argument(
-        "--price-class-a", type=float, default=Prices.class_a, metavar="D", help="1,000 writes or listings"
-    )
-    price.add_argument(
-        "--price-class-b", type=float, default=Prices.class_b, metavar="D", help="1,000 reads or requests for metadata"
-    )
+    _add_sizes(estimate)
+    _add_reading(estimate)
 
 
-def _add_reading(plan: argparse.ArgumentParser) -> None:
-    how = plan.add_argument_group("how it is read")
+def _add_reading(estimate: argparse.ArgumentParser) -> None:
+    how = estimate.add_argument_group("how it is read")
     how.add_argument("--split", help="default: train, or the only one")
     how.add_argument("--global-batch-size", "--batch-size", type=arguments.positive, default=256, metavar="B",
                      help="samples of a step over all replicas (default 256)")  # fmt: skip

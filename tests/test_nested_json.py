@@ -76,7 +76,7 @@ def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
     put(folder, configs.RECORD, data)
     reads = (
         program.recorded_config,
-        explain.plan_of_run,
+        explain.recorded_run,
         lambda url: report._config(open_storage(url)),
     )
     for read in reads:

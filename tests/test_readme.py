@@ -46,6 +46,8 @@ def test_the_demo_goes_from_digits_to_an_accuracy_and_the_trainers_commands_go_o
     printed = run([sys.executable, "-m", "examples.demo"], tmp_path)
     (accuracy,) = re.findall(r"^test accuracy ([0-9.]+)", printed, flags=re.M)
     assert float(accuracy) > 0.97
+    following = printed.splitlines()[-1].partition(" && python ")[2]
+    assert "digit-0" in run([sys.executable, *following.split()], tmp_path)
     for command in OF_TRAINER:
         if " tpu " not in command:
             run(words_of(command, {}), tmp_path)

@@ -87,7 +87,7 @@ def run_without(hidden: set[str], folder: Path, *words: str) -> subprocess.Compl
 @pytest.mark.parametrize(
     "words",
     [
-        *(("pipelines", "--help"), ("pipelines", "build", "--help"), ("pipelines", "plan", "--help")),
+        *(("pipelines", "--help"), ("pipelines", "build", "--help"), ("pipelines", "estimate", "--help")),
         *(("trainer", "--help"), ("trainer", "train", "--help"), ("trainer", "--version")),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_build_needs_nothing_but_the_requirements_of_the_pipelines(tmp_path):
     done = run_without(hidden, tmp_path, "pipelines", "build", *where, "--direct_num_workers=2")
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "shards/report.html").exists()
-    for words in (["verify", "shards", "--deep"], ["inspect", "shards"], ["plan", "shards"]):
+    for words in (["verify", "shards", "--deep"], ["inspect", "shards"], ["estimate", "shards"]):
         done = run_without(hidden, tmp_path, "pipelines", *words)
         assert done.returncode == 0, done.stderr
 

@@ -169,7 +169,7 @@ class TrainConfig:
     compile: bool | None = setting(None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU")
     compile_cache: str | None = setting(
         None,
-        "folder where torch_xla keeps compiled graphs for later runs, local or gs://; none: on TPUs below ~/.cache",
+        "local folder where torch_xla keeps compiled graphs for later runs; none: on TPUs below ~/.cache",
     )
     tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")
     sync_batch_norm: bool = setting(False, "under ddp on CUDA devices, BatchNorm sees the global batch")
@@ -177,9 +177,9 @@ class TrainConfig:
     fake_data: bool = setting(False, "train on made-up images instead of a shard set: shows the highest possible rate")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow", "mlperf"] | None = setting(
+    logger: Literal["wandb", "mlflow"] | None = setting(
         None,
-        "send the numbers to this logger too, by its own client; mlperf: write MLPerf's log; none: TensorBoard only",
+        "send the numbers to this logger too, by its own client; none: TensorBoard only",
     )
     show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")

@@ -4,7 +4,7 @@ ShardsetError
 └── TrainingError
     ├── CheckpointError   missing, cut, or of another run
     ├── NotFinite         the loss became NaN or infinite
-    ├── PlanMismatch      what was trained on is not what the plan says
+    ├── EpochMismatch     what was trained on is not what was expected
     ├── PeerLost          another process of the run ended or does not answer
     ├── RunTaken          another run writes to the run folder
     ├── CloudError        gcloud refused or failed
@@ -26,8 +26,8 @@ class NotFinite(TrainingError):
     """The loss became NaN or infinite."""
 
 
-class PlanMismatch(TrainingError):
-    """The samples of an epoch are not those that the plan says."""
+class EpochMismatch(TrainingError):
+    """The samples of an epoch are not those that are expected."""
 
 
 class PeerLost(TrainingError):

@@ -15,7 +15,7 @@ from trainer.agreement import acquire_run_folder, check_batch_size, check_memory
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
-from trainer.errors import CheckpointError, PlanMismatch, Preempted
+from trainer.errors import CheckpointError, EpochMismatch, Preempted
 from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
@@ -104,8 +104,6 @@ class Run:
         """The batches from here to the end, across epochs; none if the run is done, or asked to stop while it waits."""
         if self.is_done():
             return iter(())
-        data = self.data
-        self._log.begin(data.augment_repeats * (data.num_train_samples - len(data.quarantined)), data.num_eval_samples)
         feed = DeviceFeed(
             self._steps(),
             self.runtime.to_device,
@@ -174,7 +172,7 @@ class Run:
         """One update."""
         step = self.position.step
         if (batch.epoch, batch.step) != divmod(step, self.steps_per_epoch):
-            raise PlanMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
+            raise EpochMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
         self._telemetry.profile(step)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)
@@ -191,10 +189,10 @@ class Run:
         self._report(with_newest=False)
 
     def check_epoch(self) -> None:
-        """Compares the samples of the finished epoch with the plan, and logs it; raises PlanMismatch."""
+        """Compares the samples of the finished epoch with the expected ones, and logs it; raises EpochMismatch."""
         self._report_pending()
         seen = self._telemetry.seen_by_all()
-        check_epoch(self.position.closed_epochs, self.data.plan, seen)
+        check_epoch(self.position.closed_epochs, self.data.expected, seen)
         self._telemetry.log_epoch(self.position, seen)
         self.learner.broadcast_buffers()
 

@@ -16,7 +16,7 @@ from pipelines.terminal import plain
 from shardset.program import count
 from shardset.storage.open import open_storage
 
-if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
+if TYPE_CHECKING:  # Beam takes a second to import, and `estimate` draws its table without it
     from pipelines.build import Result
 
 

@@ -9,4 +9,4 @@ from benchmarks import build, environment
 def test_a_checkout_is_compared_with_another(tmp_path, capsys):
     words = ["--against", environment.REPOSITORY, "--scale", "0.003", "--repeats", "1", "--folder", tmp_path]
     build.main(list(map(str, words)))
-    assert "30 images: " in capsys.readouterr().out
+    assert "| webdataset ShardWriter |" in capsys.readouterr().out

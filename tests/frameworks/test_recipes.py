@@ -106,14 +106,18 @@ CASES = {  # how it is started, the module `my_model`, and the epochs of one sta
     "Ray Train": (ALONE, TORCH, 2),
     "torchtitan and torch.distributed.checkpoint": (TORCHRUN, TORCH, 1),
 }
-# Both libraries look for a TPU or XLA where torch_xla is installed; Ray counts cores, of which a machine may have one.
+# Accelerate and Hugging Face look for XLA where torch_xla is installed. Lightning looks for a TPU, and fails if another
+# test of this process has imported jax, which sets the first of the two TPU variables and not the second.
 ENVIRONMENT = {
     "ACCELERATE_USE_CPU": "1",
     "USE_TORCH_XLA": "0",
     "KERAS_BACKEND": "torch",
     "JAX_PLATFORMS": "cpu",
     "OMP_NUM_THREADS": "1",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v4-8",
 }
+# Ray counts cores, of which a machine may have one.
 MANY_CORES = "import ray\nray.init(num_cpus=4, include_dashboard=False)\n"
 
 

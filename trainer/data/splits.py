@@ -21,7 +21,7 @@ from shardset.stream.stream import Stream
 from trainer.config import ImageConfig, TrainConfig
 from trainer.data.loaded import load_once
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
-from trainer.errors import PlanMismatch
+from trainer.errors import EpochMismatch
 from trainer.model.build import DEFAULT_CLASSES
 
 SYNTHETIC_DIGEST = "fake data"
@@ -98,9 +98,9 @@ class Data:
     class_names: tuple[str, ...] = ()
 
     @cached_property
-    def plan(self) -> SampleDigest:
+    def expected(self) -> SampleDigest:
         """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
-        return plan_of(self.num_train_samples, self.quarantined).times(self.augment_repeats)
+        return complete_epoch(self.num_train_samples, self.quarantined).times(self.augment_repeats)
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
         """The sum of the weights of a step of an epoch over all hosts: its training samples, without pads."""
@@ -313,10 +313,10 @@ def check_labels(setting: str, name: str, manifest: Manifest) -> None:
         )
 
 
-# --- does the run follow the plan? -----------------------------------------------------------------------------------
+# --- has a run trained on what it should? ----------------------------------------------------------------------------
 
 
-def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
+def complete_epoch(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
     """The digest of a complete epoch: all ids of the split but the quarantined ones."""
     digest = SampleDigest()
     for start in range(0, num_samples, IDS_AT_ONCE):
@@ -325,13 +325,13 @@ def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
     return digest
 
 
-def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
-    """Raises PlanMismatch unless the run has trained on exactly the samples of the plan."""
-    if seen == plan:
+def check_epoch(epoch: int, expected: SampleDigest, seen: SampleDigest) -> None:
+    """Raises EpochMismatch unless the run has trained on exactly the samples that are expected."""
+    if seen == expected:
         return
-    raise PlanMismatch(
-        f"epoch {epoch + 1}: trained on {seen.samples} samples with key digest {seen.text}, the plan says "
-        f"{plan.samples} with {plan.text}: samples were lost or repeated; "
+    raise EpochMismatch(
+        f"epoch {epoch + 1}: trained on {seen.samples} samples with key digest {seen.text}, "
+        f"expected {expected.samples} with {expected.text}: samples were lost or repeated; "
         "don't trust this run, and report it with its logs"
     )
 
@@ -339,16 +339,16 @@ def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
 def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     """Yields (epoch, step, batch) for the steps [start, stop) of a run, counted over epochs.
 
-    Prefetches across the end of an epoch. Raises PlanMismatch if the stream skips a step or ends early.
+    Prefetches across the end of an epoch. Raises EpochMismatch if the stream skips a step or ends early.
     """
     due = start
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
         if (epoch, step) != divmod(due, len(stream)):
-            raise PlanMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
+            raise EpochMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
         yield epoch, step, batch
         due += 1
     if due != stop:
-        raise PlanMismatch(f"the stream ended before step {due} of the run, the plan says {stop}")
+        raise EpochMismatch(f"the stream ended before step {due} of the run, expected {stop}")
 
 
 def _spans(start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[int, range]]:

@@ -100,7 +100,7 @@ LOGGERS: dict[str, type[WandbLogger | MlflowLogger]] = {"wandb": WandbLogger, "m
 
 def open_logger(config: TrainConfig, folder: Path) -> Logger | None:
     """The logger that the config names; None without a client. Raises ConfigError where it can't be opened."""
-    if config.logger is None or config.logger == "mlperf":
+    if config.logger is None:
         return None
     try:
         return LOGGERS[config.logger](config, folder)

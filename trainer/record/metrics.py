@@ -23,11 +23,9 @@ from msgspec.structs import asdict
 
 from shardset.decodable import decodable
 from shardset.storage.base import os_errors_as_storage_errors
-from trainer.errors import NotFinite, PlanMismatch
+from trainer.errors import EpochMismatch, NotFinite
 from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import Logger
-from trainer.record.mlperf import NAME as MLPERF
-from trainer.record.mlperf import MlperfLines
 
 EVENTS = "tensorboard"
 FLUSH_S = 5
@@ -61,9 +59,9 @@ class Totals:
 
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
-    """Raises PlanMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
+    """Raises EpochMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
     if int(totals.weight) != num_samples:
-        raise PlanMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
+        raise EpochMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
     if not math.isfinite(totals.loss):
         raise NotFinite(
             f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing; lower the learning rate, or "
@@ -135,7 +133,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 @decodable
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """One epoch. `samples` and `key_digest` are those of all hosts and equal the plan's.
+    """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
     `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their peak that the model's
     FLOPs take at that rate; None where the peak is not known. Older records have neither.
@@ -238,7 +236,6 @@ class RunLog:
         master: bool,
         show_records: bool = False,
         logger: Logger | None = None,
-        mlperf: MlperfLines | None = None,
     ) -> None:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -247,8 +244,6 @@ class RunLog:
         self._events = _event_writer(folder / EVENTS) if master else None
         self._events_at = str(folder / EVENTS)
         self._logger = logger
-        self._mlperf = mlperf
-        self._mlperf_lines = _open_for_appending(folder / MLPERF) if mlperf else None
         self._progress = Progress() if master else None
         self._prints_records = show_records
 
@@ -266,15 +261,8 @@ class RunLog:
         """Writes the error that ended the run, to the log only: the command prints it."""
         self._log.write(f"{_now().isoformat()} {type(error).__name__}: {error}\n")
 
-    def begin(self, train_samples: int, eval_samples: int) -> None:
-        """Notes that the first batch is about to be read, for the log of MLPerf."""
-        if self._mlperf:
-            self._append_mlperf(self._mlperf.begin(train_samples, eval_samples))
-
     def record(self, record: Record) -> None:
         """Writes a record to every output."""
-        if self._mlperf:
-            self._append_mlperf(self._mlperf.record(_kind(record), asdict(record)))
         line = f"{line_of(record)} time={_now():%H:%M:%S}"
         self._append(line)
         if self._prints_records:
@@ -296,20 +284,13 @@ class RunLog:
             if self._events:
                 exits.enter_context(os_errors_as_storage_errors(self._events_at))
                 exits.callback(self._events.close)
-            for file in filter(None, (self._log, self._lines, self._mlperf_lines)):
+            for file in filter(None, (self._log, self._lines)):
                 exits.enter_context(os_errors_as_storage_errors(file.name))
                 exits.callback(file.close)
             if self._logger:
                 exits.callback(self._logger.close)
-            if self._mlperf:
-                exits.callback(self._append_mlperf, self._mlperf.end())
             if self._progress:
                 self._progress.clear()
-
-    def _append_mlperf(self, lines: list[str]) -> None:
-        assert self._mlperf_lines is not None
-        for line in lines:
-            _append(self._mlperf_lines, line)
 
     def _append(self, text: str) -> None:
         _append(self._log, f"{_now().isoformat()} {text}")

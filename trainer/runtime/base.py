@@ -91,9 +91,8 @@ class Runtime:
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
 
-    def compile_cache(self, address: str | None) -> AbstractContextManager[None]:
-        """While the block runs, keeps compiled graphs at an address for later runs. Enter it before the first step."""
-        return nullcontext()
+    def keep_graphs(self, folder: str | None) -> None:
+        """Keeps compiled graphs in a local folder for later runs. Call it before the first step."""
 
     @property
     def on_host(self) -> bool:

@@ -82,7 +82,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         exits.callback(faulthandler.cancel_dump_traceback_later)
         faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
         runtime = exits.enter_context(running(strategy, config.precision))
-        exits.enter_context(runtime.compile_cache(config.compile_cache))
+        runtime.keep_graphs(config.compile_cache)
         runtime.heartbeat = HeartbeatClient(_timing(config))
         exits.enter_context(watched(runtime))
         runtime.join(config.stall_timeout_s)

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,10 @@ class Xla(Runtime):
         self._profiler: Any = xp
         super().__init__(precision)
 
-    def compile_cache(self, address: str | None) -> AbstractContextManager[None]:
+    def keep_graphs(self, folder: str | None) -> None:
         # By default on TPUs only: XLA:CPU writes compiled graphs, but can't read them.
-        is_chosen = address is not None or (self.is_cloud and compile_cache.VARIABLE not in os.environ)
-        return compile_cache.opened(address, self._xr.process_index()) if is_chosen else nullcontext()
+        if folder is not None or (self.is_cloud and compile_cache.VARIABLE not in os.environ):
+            compile_cache.use(folder, self._xr.process_index())
 
     def _find_device(self) -> torch.device:
         device: torch.device = self._torch_xla.device()
