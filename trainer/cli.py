@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
+from shardset.settings import assignments, help_text, parsed, with_values
 from shardset.storage.open import is_address, open_file, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
@@ -20,7 +21,6 @@ from trainer.errors import Preempted
 from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.notes import notes
 from trainer.record import checkpoint_names
-from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _add_explain(verbs: "Verbs") -> None:
     asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
     asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
     asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
-    verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet, .html or .png")
+    verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet as a page, .html")
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     verb.set_defaults(command=explain)

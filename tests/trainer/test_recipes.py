@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from torch import nn
 
+from shardset.settings import values_of
 from tests.makers.training import read_records, shard_set
 from trainer import recipes
 from trainer.config import ModelConfig, TrainConfig
 from trainer.loop import train
 from trainer.model import build
 from trainer.runtime.single import Single
-from trainer.settings import values_of
 
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 24, "num_heads": 2}
 
