@@ -9,8 +9,3 @@ _USER = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+/)\S*@)")
 def masked(text: str) -> str:
     """The text with `***` for user and password in each address: `http://***@host`."""
     return _USER.sub("***@", text)
-
-
-def without_user(url: str) -> str:
-    """The address without user and password."""
-    return _USER.sub("", url)

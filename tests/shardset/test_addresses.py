@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardset.addresses import masked, without_user
+from shardset.addresses import masked
 from shardset.errors import DamagedShard
 
 
@@ -22,7 +22,3 @@ from shardset.errors import DamagedShard
 def test_an_address_is_shown_without_user_and_password(text, shown):
     assert masked(text) == shown
     assert str(DamagedShard(text)) == shown
-
-
-def test_an_address_without_its_user_leads_to_the_same_place():
-    assert without_user("http://user:pw@host:80/x") == "http://host:80/x"

@@ -136,7 +136,7 @@ def _release(version: str | None) -> tuple[int, ...]:
 def check_devices(devices: Devices | str, num_chips: int) -> CheckResult:
     """The devices that a run would train on; a text is the reason why they are unknown."""
     if isinstance(devices, str):
-        advice = "end other programs that use the devices; on a slice check all workers at the same time"
+        advice = "end other programs that use the devices; check a slice by `python -m trainer tpu doctor`"
         return CheckResult("devices", "fail", devices, advice)
     platform = devices.platform or devices.kind.upper()
     per_host = count(devices.num_devices // max(1, devices.num_hosts), f"{platform} device")
