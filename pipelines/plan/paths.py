@@ -21,10 +21,9 @@ PARTITIONS = f"{PLAN_FOLDER}partitions/"
 
 _FILE = re.compile(
     r"plan/((build|plan|replaced)\.json|(survey|rejected)\.jsonl|"
-    r"(units|summaries|partitions|parts|dropped|spool|shards|done)/[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
+    r"(units|summaries|partitions|dropped|spool|shards|done)/[A-Za-z0-9_-]+\.(arrow|json|jsonl|bin))",
     re.ASCII,
 )
-"""Earlier versions called the partitions `parts`."""
 
 
 def is_plan_file(path: str) -> bool:

@@ -10,7 +10,6 @@ from shardset.format import naming
     ("path", "expected"),
     [(paths.BUILD, True), (paths.SURVEY, True), (paths.PLAN, True), (paths.REJECTED, True), (paths.REPLACED, True),
      (paths.unit_path(3), True), (paths.summary_path(3), True), (paths.partition_path("keys", 3), True),
-     ("plan/parts/keys-0000003.bin", True),
      (paths.dropped_path(3), True), (paths.spool_path(3), True), (naming.references_path("val", 4), True),
      (paths.record_path("val", 4), True), ("plan/cat/1.png", False), ("plan/done/1.png", False),
      ("plan/done/cat/1.json", False), ("plan/notes.json", False), ("units/0000003.arrow", False)],
