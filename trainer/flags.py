@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from shardset.program import Parser, did_you_mean
-from shardset.settings import assignments, parsed, settings_of, with_values
+from shardset.settings import assignments, parsed, settings_of, value_text, with_values
 from trainer import recipes
 from trainer.config import TrainConfig
 
@@ -59,8 +59,8 @@ OF_TRAINING = (
 
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-BARE = {"model.pretrained": "timm", "model.freeze": "true", "show_steps": "true", "compile": "true"}
-"""What a flag without a value means."""
+BOOLEANS = ("model.freeze", "show_steps", "compile")
+"""The settings whose flags take no value: `--compile` or `--no-compile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,11 +85,11 @@ class ConfigFlags:
 
     def arguments(self) -> list[str]:
         """The same as a command line."""
-        given = [(FLAGS[key], value) for key, value in self.values.items()]
-        given += [("--set", change) for change in self.changes]
-        recipe = [f"--recipe={self.recipe}"] if self.recipe is not None else []
-        fake_data = ["--fake-data"] if self.fake_data else []
-        return [*recipe, *(f"{flag}={value}" for flag, value in given), *fake_data]
+        given = [f"--recipe={self.recipe}"] if self.recipe is not None else []
+        for key, value in self.values.items():
+            flag = FLAGS[key]
+            given.append(f"{flag}={value}" if key not in BOOLEANS else flag if value == "true" else f"--no-{flag[2:]}")
+        return given + [f"--set={change}" for change in self.changes] + ["--fake-data"] * self.fake_data
 
     def _resize(self, config: TrainConfig) -> dict[str, Any]:
         """What `--image-size` changes besides: an evaluation resizes in proportion."""
@@ -113,11 +113,12 @@ def add_config_flags(verb: argparse.ArgumentParser, *, is_training: bool = True)
         for key, names in flags.items():
             if key in OF_TRAINING and not is_training:
                 continue
-            one = settings[key]
-            bare: dict[str, Any] = {"nargs": "?", "const": BARE[key]} if key in BARE else {}
-            groups[title].add_argument(
-                *names, dest=key, metavar=_metavar(key), help=f"{one.help} ({one.expected})".replace("%", "%%"), **bare
-            )
+            one, help = settings[key], settings[key].help.replace("%", "%%")
+            if key in BOOLEANS:
+                groups[title].add_argument(*names, dest=key, action=argparse.BooleanOptionalAction, help=help)
+                continue
+            bare: dict[str, Any] = {"nargs": "?", "const": "timm"} if key == "model.pretrained" else {}
+            groups[title].add_argument(*names, dest=key, metavar=_metavar(key), help=f"{help} ({one.expected})", **bare)
     groups["data and folders"].add_argument("--fake-data", action="store_true", help=settings["fake_data"].help)
     groups["machine"].add_argument(
         "--set",
@@ -130,7 +131,7 @@ def add_config_flags(verb: argparse.ArgumentParser, *, is_training: bool = True)
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
-    values = {key: text for key in FLAGS if (text := getattr(options, key, None)) is not None}
+    values = {key: value_text(value) for key in FLAGS if (value := getattr(options, key, None)) is not None}
     return ConfigFlags(recipe=options.recipe, values=values, changes=options.set, fake_data=options.fake_data)
 
 

@@ -59,19 +59,19 @@ def read_member(file: BinaryIO, member: tarfile.TarInfo) -> bytes:
     return file.read(member.size)
 
 
-def walk(
-    file: BinaryIO, where: str, start: int = 0, stop: int | None = None, pax_headers: dict[str, str] | None = None
-) -> Iterator[tarfile.TarInfo]:
+def walk(file: BinaryIO, where: str, start: int = 0, stop: int | None = None) -> Iterator[tarfile.TarInfo]:
     """The members of the tar at [start, stop) of `file`, front to back, without directories.
 
     `offset_data` counts from the start of `file`, also for a tar inside another one. Contents are not read; the caller
-    may seek and read in `file` between members. Ask `reject_reason` before using a member. `pax_headers` are the
-    global ones in force at `start`; the walk adds those that it meets.
-    Odd bytes in names that are not UTF-8 are spelled `\\xNN`. Raises SourceError, with `where` and the byte
-    offset, at a damaged header, a truncated member, or a missing end mark.
+    may seek and read in `file` between members. Ask `reject_reason` before using a member. Odd bytes in names that are
+    not UTF-8 are spelled `\\xNN`. Raises SourceError, with `where` and the byte offset, at a damaged header, a cut
+    member, or a missing end mark.
     """
     view = _View(file, start, file.seek(0, 2) if stop is None else stop)
-    archive = _open(view, where, {} if pax_headers is None else pax_headers)
+    try:
+        archive = tarfile.TarFile(fileobj=cast(BinaryIO, view), mode="r", encoding="utf-8", errors="backslashreplace")
+    except _BROKEN as error:
+        raise _damage(view, start, where, error) from error
     while (member := _next(archive, view, where)) is not None:
         if not member.isdir():
             yield member
@@ -115,16 +115,6 @@ class _View:
         if self.allowance < 0:
             raise ValueError(f"its extension headers are longer than {MAX_HEADER_BYTES} bytes")
         return self.file.read(wanted)
-
-
-def _open(view: _View, where: str, pax_headers: dict[str, str]) -> tarfile.TarFile:
-    file = cast(BinaryIO, view)
-    try:
-        return tarfile.TarFile(
-            fileobj=file, mode="r", encoding="utf-8", errors="backslashreplace", pax_headers=pax_headers
-        )
-    except _BROKEN as error:
-        raise _damage(view, view.start, where, error) from error
 
 
 def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo | None:
