@@ -60,8 +60,7 @@ slow: env emulator  ## the slow suites: kills, damage, strategies, README comman
 NEWEST := .tools/torch-venv/bin/python -m pytest -q -n auto
 test-torch: torch torchtpu  ## with the newest torch: the learner, DDP, and runs that change torch
 	$(NEWEST) -m "not slow and not gcs" tests/trainer/model/test_learner.py
-	$(NEWEST) tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device \
-		"tests/trainer/runtime/test_fsdp.py::test_sharded_learners_equal_one_device_and_resume_from_their_state[2]"
+	$(NEWEST) tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device
 	$(PY) -m pytest -q -n auto tests/torch
 
 nightly: env emulator flink peers frameworks torch  ## Flink, other readers, notebooks, browsers, benchmarks, all of the trainer with the newest torch

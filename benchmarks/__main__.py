@@ -13,7 +13,6 @@ BENCHMARKS = {
     "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
     "stream": "the stream against seven readers (an hour)",
     "trace": "processor time of the host to trace an XLA step (minutes)",
-    "memory": "the estimate of a step's memory against measured peaks (minutes)",
     "pod": "what readers of a pod read and hold, by their number (minutes)",
     "index_pages": "what readers of tiny images read of indexes (minutes)",
     "chaos": "40 readers that are lost and come back (minutes)",

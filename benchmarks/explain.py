@@ -28,9 +28,10 @@ from examples.demo import write_digits
 from pipelines.build import build
 from pipelines.config import BuildConfig
 from shardset.order.epoch import Order
+from shardset.stream.timetable import Timetable
 from trainer.config import TrainConfig
 from trainer.recipes import digits_smoke
-from trainer.tools.explain import explain_sample, explain_step, plan_of_config
+from trainer.tools.explain import explain_step, timetable_of
 
 SIZES = (1_280_000, 128_000_000, 1_000_000_000)
 SHARD_SIZE = 2000
@@ -91,18 +92,23 @@ def _spread(stop: int, num_runs: int) -> Iterator[int]:
 
 def of_set(name: str, config: TrainConfig, num_runs: int) -> Row:
     """A run described by its config. Keys and labels come from the indexes of its shard set."""
-    plan = plan_of_config(config)
-    first_epoch = range(1)
+    timetable = timetable_of(config)
     described = ["--manifest", config.manifest or "", "--recipe", config.recipe, "--step", "7", "--json"]
     return Row(
         name=name,
-        first=milliseconds(lambda: explain_step(plan_of_config(config), "7"), num_runs),
-        step=milliseconds(lambda: explain_step(plan, "7"), num_runs),
-        sample=milliseconds(lambda: explain_sample(plan, 7, first_epoch), num_runs),
-        fresh=milliseconds(lambda: explain_sample(plan_of_config(config), 7, first_epoch), num_runs),
+        first=milliseconds(lambda: explain_step(timetable_of(config), "7"), num_runs),
+        step=milliseconds(lambda: explain_step(timetable, "7"), num_runs),
+        sample=milliseconds(lambda: sample_of(timetable), num_runs),
+        fresh=milliseconds(lambda: sample_of(timetable_of(config)), num_runs),
         whole=of_process(["-m", "trainer", "explain", *described], num_runs),
         imports=of_process(["-c", IMPORTS], num_runs),
     )
+
+
+def sample_of(timetable: Timetable) -> None:
+    """A sample, and its step in the first epoch."""
+    timetable.samples(np.array([7]))
+    list(timetable.visits(7, range(1)))
 
 
 def of_process(words: list[str], num_runs: int) -> float:

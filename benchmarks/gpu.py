@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -38,7 +37,6 @@ from trainer.config import (
     OptimizerConfig,
     RegularizeConfig,
     ScheduleConfig,
-    Strategy,
     TrainConfig,
 )
 from trainer.data.splits import BatchSource, open_data
@@ -156,17 +154,8 @@ def models_part(place: Place) -> str:
     return "\n".join([TIMING_HEAD, *(timing_rows(run_case(case)) for case in cases)])
 
 
-def fsdp_part(place: Place) -> str:
-    """Part 4: sharded weights on one device, as a check of memory."""
-    if "fsdp" not in typing.get_args(Strategy):
-        return "This version has no strategy fsdp."
-    config = place.config(place.scale.vit, strategy=typing.cast("Strategy", "fsdp"))
-    timings = run_case(place.case(f"{place.scale.vit}, fsdp", config), torchrun=True)
-    return f"{TIMING_HEAD}\n{timing_rows(timings)}"
-
-
 def devices_part(place: Place) -> str:
-    """Part 5: one process for each device, and what each of them takes: contexts of the driver, decoders."""
+    """Part 4: one process for each device, and what each of them takes: contexts of the driver, decoders."""
     config = place.config(place.scale.resnet, strategy="ddp")
     case = place.case(place.scale.resnet, config, is_real=True)
     num_devices = torch.cuda.device_count() or 2
@@ -191,7 +180,7 @@ def devices_rows(place: Place, case: Case, number: int) -> list[str]:
 
 
 def resume_part(place: Place) -> str:
-    """Part 6: SIGTERM in the middle of a run, and the same losses after it."""
+    """Part 5: SIGTERM in the middle of a run, and the same losses after it."""
     num_steps = place.scale.run_steps
     base = place.config(place.scale.resnet, max_steps=num_steps, compile=torch.cuda.is_available())
     whole, stopped = (replace(base, run_dir=str(place.folder / name)) for name in ("whole", "stopped"))
@@ -224,14 +213,13 @@ PARTS: dict[str, tuple[str, Callable[[Place], str]]] = {
     "rates": ("Real and fake data, plain and compiled", rates_part),
     "feeding": ("What the cores can feed", feeding_part),
     "models": ("Other models", models_part),
-    "fsdp": ("Sharded weights on one device", fsdp_part),
     "devices": ("One process for each device", devices_part),
     "resume": ("Stop and resume", resume_part),
 }
 
 TIMING_HEAD = (
     "| model | compiled | fake, images/s | real, images/s | real / fake | waits for data | first step, s | peak, MiB "
-    "| estimate, MiB | waits of the host | state, s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"
+    "| waits of the host | state, s |\n|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
 )
 
 
@@ -246,7 +234,7 @@ def _timing_row(one: Timing) -> str:
     data = f"{real:,.0f} | {real / fake:.3f} | {one.wait_percent:.1f} %" if real is not None else " | | "
     return (
         f"| {one.name} | {'yes' if one.compile else 'no'} | {fake:,.0f} | {data} | {one.first_step_s:.1f} "
-        f"| {one.peak_mib:,.0f} | {one.estimate_mib:,.0f} | {one.num_host_waits} | {one.state_s:.2f} |"
+        f"| {one.peak_mib:,.0f} | {one.num_host_waits} | {one.state_s:.2f} |"
     )
 
 

@@ -19,7 +19,6 @@ from shardset.stream.batch import Batch
 from trainer.config import TrainConfig, from_dict, to_dict
 from trainer.data.device_feed import DeviceFeed
 from trainer.data.splits import BatchSource, open_data
-from trainer.model import memory
 from trainer.model.learner import Learner
 from trainer.runtime.base import Runtime
 from trainer.runtime.launch import started
@@ -63,7 +62,6 @@ class Timing:
     wait_percent: float
     first_step_s: float
     peak_mib: float
-    estimate_mib: float
     num_host_waits: int
     state_s: float
 
@@ -102,7 +100,6 @@ def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
     began = time.perf_counter()
     learner.state()
     state_s = time.perf_counter() - began
-    need = memory.need_of(config, CLASSES, runtime.num_hosts)
     return Timing(
         name=case.name,
         compile=compile,
@@ -110,7 +107,6 @@ def measure(case: Case, runtime: Runtime, *, compile: bool) -> Timing:
         wait_percent=100 * statistics.median(waits),
         first_step_s=first_step_s,
         peak_mib=peak_bytes() / MIB,
-        estimate_mib=(need.total if need else 0) / MIB,
         num_host_waits=num_host_waits,
         state_s=state_s,
     )

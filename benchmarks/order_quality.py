@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.estimate.mixing import classes_in
+from pipelines.estimate.reading import classes_in
 from shardset.order.epoch import Order
 
 NUM_SAMPLES, NUM_SHARDS, NUM_CLASSES = 1_281_167, 640, 1000
@@ -45,7 +45,7 @@ def measured(name: str, epochs: Epochs, held: float, batch: int = 1024) -> Row:
     """The row of an order, from eleven batches of its first epoch."""
     num_steps = NUM_SAMPLES // batch
     first = epochs(0)
-    every = min(100, num_steps // (NUM_BATCHES + 1))  # those of `plan`
+    every = min(100, num_steps // (NUM_BATCHES + 1))  # those of `estimate`
     batches = [first[step * batch :][:batch] for step in range(every, (NUM_BATCHES + 1) * every, every)]
     step_of, next_step_of = np.empty((2, NUM_SAMPLES), np.int64)
     step_of[first] = next_step_of[epochs(1)] = np.arange(NUM_SAMPLES) // batch

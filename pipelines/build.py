@@ -17,7 +17,6 @@ from apache_beam.runners.runner import PipelineState
 
 from pipelines import sources
 from pipelines.config import BuildConfig
-from pipelines.estimate.egress import crossing
 from pipelines.images.encode import libraries
 from pipelines.pipeline import NAMESPACE, PreparedBuild, construct
 from pipelines.plan import files as plan_files
@@ -86,8 +85,6 @@ def _run(
 ) -> Result:
     started = time.monotonic()
     beam_options = options.prepare(beam_flags, source=config.input, output=output)
-    if progress and (warning := _crossing(config, beam_options)):
-        progress.print(warning)
     prepared = prepare(config, output)
     options.limit_workers(beam_options, beam_flags, prepared.units.num_units, prepared.num_bytes)
     with ProgressWatcher(output, prepared.units.num_units, progress, writes=not dry_run):
@@ -109,14 +106,6 @@ def _run(
 def _first_rejected(output: Storage, plan: PlanFile) -> list[str]:
     lines = read_range(output, plan.rejected).splitlines()[:MAX_REASONS]
     return [f"{entry['name']}: {entry['reason']}" for entry in map(json.loads, lines)]
-
-
-def _crossing(config: BuildConfig, beam_options: PipelineOptions) -> str | None:
-    """A warning if the input's bucket is in another region than the workers."""
-    workers = dataflow.region_of_workers(beam_options) if dataflow.is_wanted(beam_options) else None
-    # Parquet is read twice while it is indexed, and written from the spool; images are decoded, and read to be written.
-    num_reads = 1 if config.verify == "none" and config.source != "hf" else 2
-    return crossing(config.input, config.output, workers, dataflow.location, num_reads=num_reads)
 
 
 def run(

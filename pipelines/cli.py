@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
-from pipelines.estimate.prices import Prices
+from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
+from shardset.errors import ConfigError
 from shardset.program import run_program, run_verb
 
 if TYPE_CHECKING:
-    from pipelines.config import BuildConfig
-    from pipelines.estimate.inputs import PlanInput
+    from pipelines.estimate.stored import StoredSet
 
 REFUSED = 2
-"""The exit code of `plan` for numbers that a run would refuse, as for a wrong command line."""
+"""The exit code of `estimate` for numbers that a run would refuse, as for a wrong command line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         lambda: verb(args, rest),
         debug=args.debug,
         stopped="stopped; run the same command again to continue",
-        is_interactive=verb in (_inspect, _plan),
+        is_interactive=verb in (_inspect, _estimate),
     )
 
 
@@ -71,13 +72,13 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines.write import summary
 
         config = _build_config(args)
-        if not args.no_report:
+        if args.report:
             from pipelines.report import page  # early, so that a missing library does not fail a finished build
         gc.freeze()
         gc.enable()
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.for_console(console))
-    report = page.after_build(config) if result.published and not args.no_report else None
+    report = page.after_build(config) if result.published and args.report else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": report}))
         return 0
@@ -87,23 +88,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return 0
 
 
-def _build_config(args: argparse.Namespace) -> "BuildConfig":
-    from pipelines.config import BuildConfig
-    from pipelines.images.options import ImageOptions
-    from shardset.format import background
-
+def _build_config(args: argparse.Namespace) -> BuildConfig:
     names = {field.name for field in fields(BuildConfig)} - {"image"}
-    return BuildConfig(
-        **{name: getattr(args, name) for name in names},
-        image=ImageOptions(
-            resize_shorter=args.resize,
-            quality=args.quality,
-            image_format=args.image_format,
-            jpeg_restart=args.jpeg_restart,
-            background=background.parse(args.background),
-            decoded_bytes=args.decoded_bytes,
-        ),
-    )
+    image = ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS})
+    return BuildConfig(**{name: getattr(args, name) for name in names}, image=image)
 
 
 def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -150,36 +138,41 @@ def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     return 1 if written.data.damage else 0
 
 
-def _plan(args: argparse.Namespace, _: Sequence[str]) -> int:
-    from pipelines.estimate import inputs, model, reading, table
+def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
+    from pipelines.estimate import estimate, reading
 
-    stored = inputs.stored_set(_plan_input(args))
-    estimate = model.estimate(
-        stored,
-        reading.default_split(list(stored.splits), args.split),
-        reading.Reading(**{field.name: getattr(args, field.name) for field in fields(reading.Reading)}),
-        Prices(storage=args.price_storage, class_a=args.price_class_a, class_b=args.price_class_b),
-    )
+    stored = _stored_set(args)
+    how = reading.Reading(**{field.name: getattr(args, field.name) for field in fields(reading.Reading)})
+    found = estimate.estimate(stored, stored.name_of_split(args.split), how)
     if args.json:
-        print(json.dumps(table.to_json(estimate)))
+        print(json.dumps(estimate.to_json(found)))
     else:
-        table.show(estimate, Console())
-    return REFUSED if estimate.refusals else 0
+        estimate.show(found, Console())
+    return REFUSED if found.refusals else 0
 
 
-def _plan_input(args: argparse.Namespace) -> "PlanInput":
-    from pipelines.config import BuildConfig
-    from pipelines.estimate.inputs import SIZES, PlanInput
+def _stored_set(args: argparse.Namespace) -> "StoredSet":
+    """The shard set that MANIFEST, --source or --samples describes; ConfigError for flags that belong to another."""
+    from pipelines.estimate import stored
 
-    names = (*SIZES, "holdout", "seed", "class_depth", "path_column", "label_column")
-    options = {name: getattr(args, name) for name in names}
-    return PlanInput(
-        build=BuildConfig(source=args.source or "", input=args.input or "", output="", **options),
-        manifest=args.manifest,
-        num_samples=args.samples,
-        mean_bytes=args.mean_bytes,
-        num_classes=args.classes,
-    )
+    is_given = {name: value != args.verb_parser.get_default(name) for name, value in vars(args).items()}
+    for owner, names in {"source": ("input", *INPUT_FLAGS), "samples": ("mean_bytes", "classes")}.items():
+        for name in names:
+            flag = "--" + name.replace("_", "-")
+            if is_given[name] and not is_given[owner]:
+                raise ConfigError(f"{flag} goes with --{owner}; leave one of them out")
+            if is_given[owner] and not is_given[name] and name in ("input", "mean_bytes"):
+                raise ConfigError(f"--{owner} needs {flag} too; see the examples of `estimate --help`")
+    if args.manifest:
+        if wrong := next((name for name in SIZES if is_given[name]), None):
+            flag = "--" + wrong.replace("_", "-")
+            raise ConfigError(f"{flag}: the shards of an existing set have their sizes; leave it out")
+        return stored.from_manifest(args.manifest)
+    options = {name: getattr(args, name) for name in (*SIZES, *INPUT_FLAGS, "seed")}
+    config = BuildConfig(source=args.source or "", input=args.input or "", output="", **options)
+    if args.source:
+        return stored.from_listing(config)
+    return stored.from_numbers(config, args.samples, mean_bytes=args.mean_bytes, num_classes=args.classes or 1)
 
 
 VERBS = {
@@ -187,7 +180,7 @@ VERBS = {
     "verify": _verify,
     "inspect": _inspect,
     "export": _export,
-    "plan": _plan,
+    "estimate": _estimate,
     "report": _report,
 }
 

@@ -261,7 +261,7 @@ def test_importing_every_module_of_the_contract_brings_neither_beam_nor_torch():
 
 
 def test_the_verbs_that_only_read_come_up_without_beam():
-    modules = ("__main__", "check.verify", "check.inspect", "estimate.table", "sources", "write.shard")
+    modules = ("__main__", "check.verify", "check.inspect", "estimate.estimate", "sources", "write.shard")
     assert "apache_beam" not in imported_after(f"import {', '.join(f'pipelines.{name}' for name in modules)}")
 
 

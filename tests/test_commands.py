@@ -16,7 +16,7 @@ from trainer import cli as trainer
 
 REPOSITORY = Path(__file__).parent.parent
 SCRIPTS = Path(sysconfig.get_path("scripts"))
-PROGRAMS = {"shardset-pipelines": ["build", "verify", "inspect", "plan"], "shardset-trainer": ["train", "evaluate"]}
+PROGRAMS = {"shardset-pipelines": ["build", "verify", "inspect", "estimate"], "shardset-trainer": ["train", "evaluate"]}
 
 
 def run(words: list[str], text: str | None = None) -> str:
@@ -60,7 +60,7 @@ echo "${{COMPREPLY[@]}}"
     ("words", "library"),
     [
         ("pipelines build --source folder --input in --output out", "apache_beam"),
-        ("pipelines plan --source folder --input in", "isal"),
+        ("pipelines estimate --source folder --input in", "isal"),
         ("pipelines --print-completion bash", "shtab"),
         ("trainer train --manifest shards", "torch"),
         ("trainer bench-input --manifest shards", "simplejpeg"),

@@ -235,7 +235,7 @@ def test_a_set_may_be_moved_as_a_whole(built, tmp_path):
 
 def test_plan_refuses_the_budget_that_the_trainer_refuses_and_names_the_same_that_is_enough(built, capsys):
     reading = ["--global-batch-size", "4", "--image-size", "256"]
-    assert pipelines.main(["plan", str(built.folder), *reading, "--budget-bytes", "1000000"]) == 2
+    assert pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", "1000000"]) == 2
     planned = re.findall(r"--budget-bytes (\d+)", " ".join(capsys.readouterr().out.split()))
     flags = ["--global-batch-size", "4", "--set", "image.size=256", "--set", "image.eval_resize=256"]
     words = ["bench-input", "--manifest", str(built.folder), *flags]
@@ -243,4 +243,4 @@ def test_plan_refuses_the_budget_that_the_trainer_refuses_and_names_the_same_tha
     (enough,) = re.findall(r"--set budget_bytes=(\d+)", capsys.readouterr().err)
     assert [*map(int, planned)] == [int(enough)]
     assert trainer.main([*words, "--set", f"budget_bytes={enough}"]) == 0
-    assert pipelines.main(["plan", str(built.folder), *reading, "--budget-bytes", enough]) == 0
+    assert pipelines.main(["estimate", str(built.folder), *reading, "--budget-bytes", enough]) == 0

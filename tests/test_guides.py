@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import shardset
 from pipelines.cli import main as pipelines
 from scripts import venvs
-from shardset.errors import ConfigError, ShardsetError, missing_library
+from shardset.errors import ShardsetError, missing_library
 from shardset.format import manifest as manifests
 from shardset.format.tar import StoredSample
 from shardset.storage.open import open_storage
@@ -23,9 +24,7 @@ from tests.makers.folders import write_class_folders, write_images
 from tests.makers.shardset import pixels, png_samples, write_shard_set
 from tests.makers.stored import samples_of
 from trainer.cli import main as trainer
-from trainer.config import TrainConfig
-from trainer.model import memory
-from trainer.model.memory import MemoryNeed
+from trainer.errors import TrainingError, memory_errors
 
 SHORTER = {"--manifest shards --run-dir run": "--manifest shards --run-dir run --strategy single --max-steps 10"}
 WRITE_MDS = """
@@ -242,13 +241,9 @@ def test_the_messages_about_libraries_and_memory_are_those_of_the_programs(monke
     error = ModuleNotFoundError(name="apache_beam")
     said = f"ModuleNotFoundError: {missing_library(error, 'pipelines')}"
     assert said.startswith(message_with("the library apache_beam"))
-    gib = 1 << 30
-    need = MemoryNeed(
-        weights=gib, gradients=gib, optimizer=2 * gib, average=0, activations=10 * gib, largest=0, batch=0, evaluation=0
-    )
-    with pytest.raises(ConfigError) as caught:
-        memory.check(need, TrainConfig(), 10 * gib, besides=0, is_sure=True)
-    assert f"ConfigError: {caught.value}".startswith(message_with("a step needs about"))
+    with pytest.raises(TrainingError) as caught, memory_errors(1):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 392.00 MiB.\nGPU 0 has ...")
+    assert f"TrainingError: {caught.value}".startswith(message_with("memory is too small"))
 
 
 def test_a_flipped_bit_gives_the_message_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,6 +262,6 @@ def test_a_flipped_bit_gives_the_message_of_the_page(tmp_path: Path, monkeypatch
 
 def test_no_message_of_the_page_goes_without_a_test() -> None:
     tested = [*BUILDS, *RUNS, *ELSEWHERE, "nowhere", "no split 'val'", "WORLD_SIZE is 2", "stream[0]"]
-    tested += ["the library apache_beam", "a step needs about"]
+    tested += ["the library apache_beam", "memory is too small"]
     tested += ["a global batch of 10", "BudgetTooSmall", "from that state", "DamagedShard"]
     assert sorted(map(message_with, tested)) == sorted(MESSAGES)

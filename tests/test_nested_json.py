@@ -22,7 +22,7 @@ from trainer import config as configs
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint, log_files
 from trainer.supervise import run_lock
-from trainer.tools import explain, probes, report
+from trainer.tools import explain, report
 
 DEEP = 100_000 * b"["
 INSIDE = b'{"x": ' + DEEP + 100_000 * b"]" + b"}"
@@ -76,8 +76,7 @@ def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
     put(folder, configs.RECORD, data)
     reads = (
         program.recorded_config,
-        explain.plan_of_run,
-        probes.recorded_run,
+        explain.recorded_run,
         lambda url: report._config(open_storage(url)),
     )
     for read in reads:

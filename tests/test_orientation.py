@@ -20,12 +20,12 @@ from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_s
 from shardset.decode.workers import DecodeCrops, DecodeWhole
 from shardset.format import manifest as manifests
 from shardset.format.orientation import orientation_of
+from shardset.settings import with_values
 from shardset.stream.stream import Stream
 from tests.makers import odd_images
 from tests.makers.odd_images import ORIENTATION, encoded
 from tests.makers.training import tiny_config
 from trainer.data.splits import eval_spec, train_spec
-from trainer.settings import with_values
 
 SIZE = (52, 37)
 FILES = {

@@ -21,11 +21,11 @@ from shardset.decode.workers import DecodeWhole
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
+from shardset.settings import with_values
 from shardset.stream.stream import Stream
 from tests.makers import odd_images
 from tests.makers.training import tiny_config
 from trainer.data.splits import eval_spec, train_spec
-from trainer.settings import with_values
 from trainer.tools import contact_sheet
 
 SIZE = (24, 16)

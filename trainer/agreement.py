@@ -7,12 +7,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from shardset.errors import ConfigError
-from shardset.stream.stream import Stream
+from shardset.settings import values_of
 from trainer.config import TrainConfig
 from trainer.data.splits import Data
-from trainer.model import memory
 from trainer.runtime.base import Runtime
-from trainer.settings import values_of
 from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 
 
@@ -26,17 +24,6 @@ def check_batch_size(config: TrainConfig, runtime: Runtime) -> None:
             + (f" in each of {config.accumulate} passes" if config.accumulate > 1 else "")
             + f"; use at least {least}, or fewer devices"
         )
-
-
-def check_memory(config: TrainConfig, data: Data, runtime: Runtime) -> str | None:
-    """A warning where a step may not fit into memory; raises ConfigError where it surely does not."""
-    need = None if memory.is_own(config) else memory.need_of(config, data.num_classes, runtime.num_hosts)
-    if need is None:
-        return None
-    streams = sum(stream.memory.total for stream in (data.train, data.evaluation) if isinstance(stream, Stream))
-    besides = streams if runtime.on_host else 0
-    # A compiler may compute some activations again instead of keeping them.
-    return memory.check(need, config, runtime.free_bytes(), besides=besides, is_sure=runtime.keeps_activations)
 
 
 def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:

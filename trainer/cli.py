@@ -1,6 +1,7 @@
 """`python -m trainer VERB`: arguments -> records -> one call."""
 
 import argparse
+import json
 import os
 import sys
 import threading
@@ -12,18 +13,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
-from shardset.storage.open import is_address, open_storage
+from shardset.settings import assignments, help_text, parsed, with_values
+from shardset.storage.open import is_address, open_file, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
 from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.notes import notes
 from trainer.record import checkpoint_names
-from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
-    from trainer.tools.explain import RunPlan
+    from shardset.order.state import OrderState
 
     Verbs = argparse._SubParsersAction[Parser]
 
@@ -151,12 +152,10 @@ def _add_explain(verbs: "Verbs") -> None:
         "--hosts", type=int, metavar="N", help="hosts that the run starts on; with ddp, processes (default 1)"
     )
     verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
-    verb.add_argument(
-        "--step", metavar="STEP", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1"
-    )
-    verb.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
-    verb.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
-    verb.add_argument("--epochs", metavar="A:B", help="with --key or --id: epochs A to B - 1, from 1 (default: all)")
+    asked = verb.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
+    asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
+    asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
     verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet as a page, .html")
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
@@ -298,18 +297,16 @@ def _refuse_sweep_flags(options: argparse.Namespace) -> None:
 def doctor(options: argparse.Namespace) -> None:
     """`doctor`: without a recipe and a manifest, for the configuration in the run folder."""
     from trainer.tools import doctor
-    from trainer.tools.checks import TargetRate
 
     rate = options.want_images_per_second
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
-    target = None if rate is None else TargetRate(rate, "as given")
     flags = config_flags(options)
     if options.run_dir and not (options.recipe or options.manifest):
         config = flags.config(recorded_config(options.run_dir))
     else:
         config = _resolved_or_plain(flags)
-    doctor.report(doctor.run_checks(config, target), as_json=options.json)
+    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
 
 
 def _resolved_or_plain(flags: ConfigFlags) -> TrainConfig:
@@ -326,13 +323,30 @@ def explain(options: argparse.Namespace) -> None:
     """`explain`."""
     from trainer.tools import explain
 
-    query = explain.ExplainQuery(
-        step=options.step, key=options.key, id=options.id, epochs=options.epochs, thumbnails=options.thumbnails
-    )
-    explain.run(_explained_plan(options), query, as_json=options.json)
+    if options.thumbnails is not None:
+        from trainer.tools import contact_sheet
+
+        if options.step is None:
+            raise ConfigError("--thumbnails shows the samples of a step; give --step")
+        contact_sheet.check_name(options.thumbnails)
+        open_file(options.thumbnails)
+    config, state = _explained_run(options)
+    timetable = explain.timetable_of(config, state, options.hosts or 1)
+    answer: explain.ExplainedStep | explain.ExplainedSample
+    if options.step is not None:
+        answer = explain.explain_step(timetable, options.step)
+    else:
+        sample_id = options.id if options.key is None else timetable.id_of(options.key)
+        answer = explain.explain_sample(timetable, sample_id)
+    if options.json:
+        print(json.dumps(explain.to_json(timetable, answer)))
+    else:
+        explain.show(timetable, answer)
+    if isinstance(answer, explain.ExplainedStep) and options.thumbnails is not None:
+        explain.write_sheet(timetable, config, answer, options.thumbnails)
 
 
-def _explained_plan(options: argparse.Namespace) -> "RunPlan":
+def _explained_run(options: argparse.Namespace) -> "tuple[TrainConfig, OrderState | None]":
     from trainer.tools import explain
 
     values = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
@@ -341,12 +355,12 @@ def _explained_plan(options: argparse.Namespace) -> "RunPlan":
         config = recipes.recipe(options.recipe) if options.recipe else recipes.default()
         values = parsed(TrainConfig, given | assignments(options.set))
         steps = {} if options.recipe else defaults.steps_of_set(values)
-        return explain.plan_of_config(with_values(config, steps | values), options.hosts or 1)
+        return with_values(config, steps | values), None
     described = [*given, *(name for name in ("recipe", "hosts", "set") if getattr(options, name))]
     if described:
         flag = f"--{described[0].replace('_', '-')}"
         raise ConfigError(f"--run-dir says everything about the run, so {flag} can't be given beside it")
-    return explain.plan_of_run(options.run_dir)
+    return explain.recorded_run(options.run_dir)
 
 
 def merge_logs(options: argparse.Namespace) -> None:

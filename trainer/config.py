@@ -8,17 +8,17 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from shardset import settings
 from shardset.decodable import decodable
 from shardset.decode import augment
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
+from shardset.settings import setting
 from shardset.storage.base import Storage
-from trainer import settings
-from trainer.settings import setting
 
-Strategy = Literal["auto", "spmd", "spmd_sharded", "replica", "ddp", "fsdp", "single"]
+Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -162,14 +162,14 @@ class TrainConfig:
     accumulate: Count = setting(1, "forward and backward passes that each step is cut into")
     max_steps: Count | None = setting(None, "stop after this many steps, without changing the schedule")
     target_accuracy: Accuracy | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
-    strategy: Strategy = setting("auto", "how to use the devices; start ddp and fsdp with torchrun")
+    strategy: Strategy = setting("auto", "how to use the devices; start ddp with torchrun")
     precision: Precision = setting(
         "fp32", "bf16 and fp16 compute in bfloat16 or float16 where autocast allows it; fp16 also scales the loss"
     )
     compile: bool | None = setting(None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU")
     compile_cache: str | None = setting(
         None,
-        "folder where torch_xla keeps compiled graphs for later runs, local or gs://; none: on TPUs below ~/.cache",
+        "local folder where torch_xla keeps compiled graphs for later runs; none: on TPUs below ~/.cache",
     )
     tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")
     sync_batch_norm: bool = setting(False, "under ddp on CUDA devices, BatchNorm sees the global batch")
@@ -177,9 +177,9 @@ class TrainConfig:
     fake_data: bool = setting(False, "train on made-up images instead of a shard set: shows the highest possible rate")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow", "mlperf"] | None = setting(
+    logger: Literal["wandb", "mlflow"] | None = setting(
         None,
-        "send the numbers to this logger too, by its own client; mlperf: write MLPerf's log; none: TensorBoard only",
+        "send the numbers to this logger too, by its own client; none: TensorBoard only",
     )
     show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")

@@ -6,10 +6,10 @@ The batch size and the epochs depend on the set alone, so the same command takes
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardset.order.budget import BUDGET_BYTES
+from shardset.settings import value_text
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -17,10 +17,10 @@ from trainer.data.loaded import load_once
 from trainer.flags import FLAGS, ConfigFlags
 from trainer.record import checkpoint_names
 from trainer.runtime.machine import GIB, Machine, machine
-from trainer.settings import value_text
 
 if TYPE_CHECKING:
     from trainer.data.survey import SetFacts
+    from trainer.model.pretrained import ModelInput
 
 NAME = "auto"
 """What `config.recipe` says of a run whose settings were chosen here."""
@@ -40,35 +40,13 @@ FINE_TUNING_RATE, FINE_TUNING_BATCH = 2e-3, 64
 below this one have its rate."""
 FINE_TUNING_STEPS = 500
 """The fewest steps of a fine-tuning: 10 epochs of a small set end before its last layer has learnt."""
+IMAGE_BYTES = 128 << 20
+"""Memory that an image of 224 pixels takes in a step of ResNet-50 in float32, with a reserve (docs/log/train.md)."""
 RESIZE = 8 / 7
 """An evaluation resizes the shorter side to 256 for a crop of 224."""
 
 Settings = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInput:
-    """The images that pretrained weights were trained on (timm's `pretrained_cfg`)."""
-
-    size: int
-    eval_resize: int
-    interpolation: str = "area"
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-
-    @property
-    def settings(self) -> Settings:
-        """The same as settings."""
-        return {
-            "image.size": self.size,
-            "image.eval_resize": self.eval_resize,
-            "image.eval_interpolation": self.interpolation,
-            "image.mean": self.mean,
-            "image.std": self.std,
-        }
-
-
-InputOf = Callable[[str, str], ModelInput | None]
+InputOf = Callable[[str, str], "ModelInput | None"]
 """The input of a model, if it is known: from its name and `model.pretrained`."""
 
 
@@ -180,7 +158,19 @@ def _memory(facts: "SetFacts", machine: Machine, settings: Settings, input_of: I
     budget = min(BUDGET_BYTES, 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1)
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
     small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
-    return {"precision": machine.precision, **small_budget, **strategy_on(machine)}
+    precision = settings.get("precision", machine.precision)
+    passes = _num_passes(machine, settings, precision)
+    return {"precision": precision, "accumulate": passes, **small_budget, **strategy_on(machine)}
+
+
+def _num_passes(machine: Machine, settings: Settings, precision: str) -> int:
+    """The passes that hold at most half of the memory in images; a power of two that divides the batch."""
+    half = 1 << max(1, machine.memory_bytes // 2).bit_length() - 1
+    image_bytes = IMAGE_BYTES * (settings["image.size"] / LARGE_SIZE) ** 2 / (1 if precision == "fp32" else 2)
+    images, passes = settings["global_batch_size"] // machine.num_processes, 1
+    while machine.memory_bytes and images % (2 * passes) == 0 and images // passes * image_bytes > half:
+        passes *= 2
+    return passes
 
 
 def strategy_on(machine: Machine) -> Settings:
@@ -217,19 +207,15 @@ def _recorded(run_dir: str) -> TrainConfig | None:
 
 def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:
     from trainer.data.survey import survey  # decodes images, which --help must not need
-    from trainer.model import memory
 
     loaded = load_once(given["manifest"])
     facts = survey(loaded, given.get("train_split", TrainConfig().train_split))
     here = machine()
     chosen = choose(facts, here, given, _input_of)
-    config = flags.config(chosen=chosen)
-    if "accumulate" not in given:
-        chosen["accumulate"] = memory.num_passes(config, facts.num_classes, here)
     return flags.config(chosen=chosen), table(chosen, facts, here)
 
 
-def _input_of(name: str, weights: str) -> ModelInput | None:
+def _input_of(name: str, weights: str) -> "ModelInput | None":
     from trainer.model import pretrained
 
     return pretrained.input_of(name, weights)

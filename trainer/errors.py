@@ -4,14 +4,20 @@ ShardsetError
 └── TrainingError
     ├── CheckpointError   missing, cut, or of another run
     ├── NotFinite         the loss became NaN or infinite
-    ├── PlanMismatch      what was trained on is not what the plan says
+    ├── EpochMismatch     what was trained on is not what was expected
     ├── PeerLost          another process of the run ended or does not answer
     ├── RunTaken          another run writes to the run folder
     ├── CloudError        gcloud refused or failed
     └── Preempted         asked to stop; everything is saved
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from shardset.errors import ShardsetError
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
+"""What the errors of CUDA, CPUs and XLA say where memory was too small."""
 
 
 class TrainingError(ShardsetError):
@@ -26,8 +32,8 @@ class NotFinite(TrainingError):
     """The loss became NaN or infinite."""
 
 
-class PlanMismatch(TrainingError):
-    """The samples of an epoch are not those that the plan says."""
+class EpochMismatch(TrainingError):
+    """The samples of an epoch are not those that are expected."""
 
 
 class PeerLost(TrainingError):
@@ -44,3 +50,22 @@ class CloudError(TrainingError):
 
 class Preempted(TrainingError):
     """The machine asked the run to stop; its state is saved and the same command goes on from there."""
+
+
+@contextmanager
+def memory_errors(num_passes: int) -> Iterator[None]:
+    """Turns the errors of torch about memory into a TrainingError that names the flags to change.
+
+    It also decorates. `num_passes` is the run's `accumulate`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise TrainingError(
+            f"memory is too small for a step ({reason}): --set accumulate={2 * num_passes} (the same batches in more "
+            "passes), --set model.checkpoint_activations=true, or a smaller --batch-size, --image-size or --model need "
+            "less"
+        ) from error

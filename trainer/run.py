@@ -4,18 +4,18 @@ import faulthandler
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import astuple, replace
 from types import TracebackType
 
 from shardset.order.state import state_from_json
 from shardset.version import __version__
 from trainer import config as configs
-from trainer.agreement import acquire_run_folder, check_batch_size, check_memory, identity_of
+from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
-from trainer.errors import CheckpointError, PlanMismatch, Preempted
+from trainer.errors import CheckpointError, EpochMismatch, Preempted
 from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
@@ -74,13 +74,8 @@ class Run:
             share_of_peak=flops.share_of_peak(self.config, self.data.num_classes, self.runtime.device),
         )
         self._identity = identity_of(self.config, self.data)
-        if (warning := check_memory(self.config, self.data, self.runtime)) is not None:
-            self._log.note(warning)
         state = self._load_checkpoint()
-        with closing(self.data.first_images()) as images:
-            self.learner = Learner(
-                self.runtime, self.config, self.data.num_classes, state, self.data.class_names, images
-            )
+        self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)
         order = _order_of(self.data.train, 0, 0)
         self._output.write_records(order, self.data.class_names, is_done=self.is_done())
@@ -107,8 +102,6 @@ class Run:
         """The batches from here to the end, across epochs; none if the run is done, or asked to stop while it waits."""
         if self.is_done():
             return iter(())
-        data = self.data
-        self._log.begin(data.augment_repeats * (data.num_train_samples - len(data.quarantined)), data.num_eval_samples)
         feed = DeviceFeed(
             self._steps(),
             self.runtime.to_device,
@@ -177,7 +170,7 @@ class Run:
         """One update."""
         step = self.position.step
         if (batch.epoch, batch.step) != divmod(step, self.steps_per_epoch):
-            raise PlanMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
+            raise EpochMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
         self._telemetry.profile(step)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)
@@ -194,10 +187,10 @@ class Run:
         self._report(with_newest=False)
 
     def check_epoch(self) -> None:
-        """Compares the samples of the finished epoch with the plan, and logs it; raises PlanMismatch."""
+        """Compares the samples of the finished epoch with the expected ones, and logs it; raises EpochMismatch."""
         self._report_pending()
         seen = self._telemetry.seen_by_all()
-        check_epoch(self.position.closed_epochs, self.data.plan, seen)
+        check_epoch(self.position.closed_epochs, self.data.expected, seen)
         self._telemetry.log_epoch(self.position, seen)
         self.learner.broadcast_buffers()
 

@@ -1,1 +1,1 @@
-"""Estimates what a shard set takes to build, store and read: the verb `plan`."""
+"""Estimates how a shard set is divided and read: the verb `estimate`."""

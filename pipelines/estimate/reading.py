@@ -1,20 +1,23 @@
-"""How a split is read: the order, steps and memory that the trainer would choose.
+"""How a split is read: the order, steps, mixing and memory that the trainer would choose.
 
 `shardset.order` does the arithmetic here and in a run, so these numbers are exact.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pipelines.estimate.divisors import nearest_divisors, nearest_multiples, or_list
+import numpy as np
+
 from pipelines.estimate.stored import StoredSplit
 from shardset.errors import ConfigError
 from shardset.order.budget import BUDGET_BYTES, Memory, fit_memory, fit_order
 from shardset.order.epoch import LastBatch, Order
-from shardset.order.lanes import check_world, rank_part
+from shardset.order.lanes import rank_part
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
+NUM_MEASURED, MEASURED_EVERY = 11, 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,19 @@ class Steps:
     num_left_out: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixing:
+    """Mean number of classes in a batch.
+
+    `worst` is for samples stored class by class, measured on the order as in docs/order.md. `uniform` is for batches
+    drawn from the whole split; real batches come close to it, because a build permutes the samples.
+    """
+
+    num_classes: int
+    worst: float
+    uniform: float
+
+
 def order_of(stored: StoredSplit, reading: Reading) -> Order:
     """The order in which the trainer would read; raises ConfigError if the numbers make no order."""
     return fit_order(
@@ -96,23 +112,6 @@ def steps_of(order: Order) -> Steps:
     )
 
 
-def refusals_of(reading: Reading) -> list[str]:
-    """The errors with which a run of these numbers would stop before its first step."""
-    if reading.num_replicas % reading.num_hosts:
-        hosts = nearest_divisors(reading.num_replicas, reading.num_hosts)
-        replicas = nearest_multiples(reading.num_hosts, reading.num_replicas)
-        return [
-            f"{reading.num_replicas} replicas do not divide over {reading.num_hosts} hosts; "
-            f"use {or_list(hosts)} hosts, or {or_list(replicas)} replicas"
-        ]
-    try:
-        check_world(reading.global_batch_size, 0, reading.num_replicas)
-        check_world(reading.global_batch_size, 0, reading.num_readers)
-    except ConfigError as error:
-        return [str(error)]
-    return []
-
-
 def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
     """The memory of one reader; raises ConfigError if it exceeds the budget."""
     cache_bytes = None  # without PadCrop, nothing is kept decoded
@@ -129,11 +128,28 @@ def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
     )
 
 
-def default_split(names: Sequence[str], wanted: str | None) -> str:
-    """The split to read: the one asked for, else `train`, else the only one."""
-    if wanted is None and "train" not in names and len(names) > 1:
-        raise ConfigError(f"which split is read? there are {', '.join(names)}; name one with --split")
-    name = wanted or ("train" if "train" in names else names[0])
-    if name not in names:
-        raise ConfigError(f"no split {name!r}; there are {', '.join(names)}")
-    return name
+def mixing_of(order: Order, num_classes: int) -> Mixing:
+    """The mean of eleven batches; 100 steps apart if the epoch has at least 1,200 steps."""
+    every = max(1, min(MEASURED_EVERY, order.num_batches // (NUM_MEASURED + 1)))
+    steps = [step for step in range(every, (NUM_MEASURED + 1) * every, every) if step < order.num_batches] or [0]
+    batches = (order.batch(0, step) for step in steps)
+    return Mixing(
+        num_classes=num_classes,
+        worst=classes_in((slots.ids[slots.weights > 0] for slots in batches), order.num_samples, num_classes),
+        uniform=classes_expected(order.num_samples, min(order.global_batch_size, order.num_samples), num_classes),
+    )
+
+
+def classes_in(batches: Iterable[np.ndarray], num_samples: int, num_classes: int) -> float:
+    """Mean number of classes in batches of ids, if samples were stored class by class and all classes were equal."""
+    return float(np.mean([len(np.unique(ids * num_classes // num_samples)) for ids in batches]))
+
+
+def classes_expected(num_samples: int, batch_size: int, num_classes: int) -> float:
+    """Mean number of classes in a batch drawn from all samples without replacement, if all classes are equal."""
+    others = num_samples - num_samples / num_classes
+    if batch_size > others:
+        return float(num_classes)
+    log = math.lgamma  # binomial coefficients of millions exceed a float
+    missed = log(others + 1) - log(others - batch_size + 1) - log(num_samples + 1) + log(num_samples - batch_size + 1)
+    return num_classes * (1 - math.exp(missed))

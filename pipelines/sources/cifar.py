@@ -357,10 +357,7 @@ def _check_labels(batch: CifarBatch, names: list[list[str]], where: str) -> None
 
 
 def _fields(content: bytes, where: str) -> dict[str, Any]:
-    value = safe_pickle.loads(content, where)
-    if not isinstance(value, dict):
-        raise SourceError(f"{where}: a pickled {type(value).__name__}, expected a dict; download it again")
-    return {_text(key, where): item for key, item in value.items()}
+    return {_text(key, where): item for key, item in safe_pickle.loads(content, where).items()}
 
 
 def _list_field(fields: dict[str, Any], field: str, where: str) -> list[Any]:

@@ -16,7 +16,7 @@ from pipelines.terminal import plain
 from shardset.program import count
 from shardset.storage.open import open_storage
 
-if TYPE_CHECKING:  # Beam takes a second to import, and `plan` draws its table without it
+if TYPE_CHECKING:  # Beam takes a second to import, and `estimate` draws its table without it
     from pipelines.build import Result
 
 
@@ -75,8 +75,6 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
         lines += [f"  {rejected}" for rejected in result.rejected]
         more = plan.num_rejected - len(result.rejected)
         lines += [f"  and {more:,} more"] if result.rejected and more else []
-    if again := counters.get("sections_indexed_again"):
-        lines.append(f"sections indexed again: {again:,} (their tars hold tars, global headers, or a key twice)")
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
         lines.append(

@@ -1,6 +1,6 @@
 """The order and the memory of one reader of a split, from a budget of bytes.
 
-Pure numbers: `shardset/stream/stream.py` reads by them, `python -m pipelines plan` shows them in advance. L is
+Pure numbers: `shardset/stream/stream.py` reads by them, `python -m pipelines estimate` shows them in advance. L is
 `num_lanes`, q `block_size`, w `window`.
 """
 
@@ -177,7 +177,7 @@ def fit_memory(
         enough = _enough(budget_bytes, lambda budget: needed(order_within(budget), budget).total <= budget)
         raise BudgetTooSmall(
             f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set budget_bytes={enough} of a "
-            f"run, --budget-bytes {enough} of `plan`), or lower window, num_lanes, prefetch or the batch size",
+            f"run, --budget-bytes {enough} of `estimate`), or lower window, num_lanes, prefetch or the batch size",
             enough,
         )
     ahead = int(READ_AHEAD * batch_size * mean_bytes)

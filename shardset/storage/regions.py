@@ -24,22 +24,6 @@ def holds(location: str, region: str) -> bool:
     )
 
 
-def apart(first: str, second: str) -> bool:
-    """Whether two locations have no region in common, as far as `holds` can tell."""
-    one, other = first.lower(), second.lower()
-    if not (is_known(one) and is_known(other)) or one == other:
-        return False
-    if one in _MULTI_REGIONS and other in _MULTI_REGIONS:
-        return _continent(one) != _continent(other)
-    return not any(holds(one, each) for each in other.split("+")) and not any(
-        holds(other, each) for each in one.split("+")
-    )
-
-
-def _continent(multi_region: str) -> str:
-    return multi_region.replace("nam", "us")[:2]
-
-
 def is_known(location: str) -> bool:
     """Whether `holds` can tell: a region, two joined by `+`, or a multi-region listed here."""
     return all(each in _MULTI_REGIONS or _REGION.fullmatch(each) for each in location.lower().split("+"))

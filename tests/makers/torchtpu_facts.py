@@ -77,7 +77,6 @@ def device() -> dict[str, Any]:
         "autocast": torch.bfloat16 in torch.get_device_module("tpu").get_amp_supported_dtype(),
         "seeds": callable(torch.get_device_module("tpu").manual_seed_all),
         "is cloud": runtime.is_cloud,
-        "free": runtime.free_bytes(),
         "step": torchtpu.spmd_safe(lambda value: value + 1)(torch.ones(1)).tolist(),
     }
 

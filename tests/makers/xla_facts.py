@@ -60,8 +60,6 @@ def main() -> None:
             "weights": _weights(spmd),
             "refusal": _refusal(spmd),
         }
-        with running("spmd_sharded", "fp32") as sharded:
-            facts |= {"sharded graphs": _graphs(sharded), "sharded steps": _steps(sharded), **_kept(sharded)}
         print(json.dumps({**facts, "part of a pod": _part_of_a_pod()}))
 
 
@@ -97,45 +95,6 @@ def _graphs(spmd: Any) -> list[int]:
     for step, rate in enumerate(RATES):
         learner.train_step(spmd.to_device(_batch(64, step)), rate, key=step)
     return list(spmd.graphs.values())
-
-
-def _kept(sharded: Any) -> dict[str, object]:
-    """The sharding of each weight and moment of a matrix after three steps, one of them after a resume.
-
-    Also the bytes that the devices got and gave back when the learner was made and when it was resumed.
-    """
-    import torch_xla
-    import torch_xla.debug.metrics as met
-
-    from trainer.config import OptimizerConfig, RegularizeConfig
-    from trainer.model.learner import Learner
-    from trainer.recipes import digits_smoke
-
-    config = replace(
-        digits_smoke(),
-        model=ModelConfig(name="tests.makers.xla_facts:small"),
-        optimizer=OptimizerConfig(name="adamw"),
-        regularize=RegularizeConfig(ema_decay=0.9),
-        global_batch_size=16,
-    )
-    sharded.graphs.clear()
-    state, specs, moved = None, {}, []
-    for step in range(3):
-        if step < 2:
-            before = _transferred(met)
-            learner = Learner(sharded, config, 10, state)
-            moved.append([now - then for now, then in zip(_transferred(met), before, strict=True)])
-        learner.train_step(sharded.to_device(_batch(16, step)), 0.001, key=step)
-        state = learner.state()
-    weight = learner.net.get_parameter("1.weight")
-    for name, tensor in {"weight": weight, **learner._optimizer.state[weight]}.items():
-        specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)
-    return {"kept": specs, "moved": moved}
-
-
-def _transferred(metrics: Any) -> list[float]:
-    """Bytes that the devices have got and given back."""
-    return [(metrics.metric_data(name) or (0, 0.0))[1] for name in ("OutboundData", "InboundData")]
 
 
 def _weights(spmd: Any) -> list[str]:

@@ -947,7 +947,7 @@ def test_names_are_printed_as_they_are(tmp_path):
     shown = done.stdout.replace("\n", "").replace(" ", "")
     for sentence in ("splittesthasnoimagesof1class:y[/b]", "out[bold]/manifest.json"):
         assert sentence in shown
-    planned = pipelines("plan", output)
+    planned = pipelines("estimate", output)
     assert planned.returncode == 0
     assert "out [bold]" in planned.stdout.replace("\n", " ")
 

@@ -1,19 +1,14 @@
 """Every source reads from gs:// what it reads from disk, and gives the same bytes."""
 
-import io
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
-from rich.console import Console
 
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.runners.progress import BuildProgress
 from shardset.storage.open import open_storage
-from tests.conftest import create_bucket
 from tests.faulty_proxy import Fault, FaultyProxy, in_turn, is_media, is_upload
 from tests.makers import imagenet
 from tests.makers.cifar import cifar10, cifar100, python_files, write_archive
@@ -147,18 +142,3 @@ def test_a_bit_flipped_once_in_the_manifest_that_a_build_reads_at_its_end_change
 
 def is_commit(seen):
     return is_upload(seen) and b'/out/manifest.json"' in seen.start
-
-
-@pytest.mark.gcs
-def test_an_input_in_a_bucket_of_another_region_is_said_with_its_price(tmp_path, gcs_root, gcs_emulator, monkeypatch):
-    bucket, printed = f"raw-{uuid.uuid4().hex[:8]}", io.StringIO()
-    create_bucket(gcs_emulator, bucket)
-    upload(tmp_path / "raw" / write_folder(tmp_path / "raw"), f"gs://{bucket}/photos")
-    config = BuildConfig(source="folder", input=f"gs://{bucket}/photos", output=f"{gcs_root}/out", num_shards={"": 2})
-    europe = Fault("answer", status=200, put=b'{"kind": "storage#bucket", "location": "EUROPE-WEST4"}')
-    with FaultyProxy(gcs_emulator) as proxy:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        proxy.script = lambda seen: europe if seen.path.startswith(f"/storage/v1/b/{bucket}?") else None
-        build(config, HERE, BuildProgress(Console(file=printed)))
-    assert f"warning: gs://{bucket}/photos is in EUROPE-WEST4, the build in US-CENTRAL1" in printed.getvalue()
-    assert "about $37 a TB" in printed.getvalue()

@@ -66,7 +66,6 @@ def test_torchtpu_registers_the_device_and_the_back_ends_that_the_trainer_names(
         "autocast": True,
         "seeds": True,
         "is cloud": True,
-        "free": None,
         "step": [2.0],
     }
 

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from shardset.errors import ConfigError
+from shardset.settings import assignments, settings_of, value_text, values_of, with_values
 from trainer import config as configs
 from trainer import recipes
 from trainer.config import TrainConfig
-from trainer.settings import assignments, settings_of, value_text, values_of, with_values
 
 
 def changed(*texts: str) -> TrainConfig:
@@ -57,7 +57,7 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("optimizer.learning_rat=1", "did you mean 'optimizer.learning_rate'"),
         ("learning_rate=1", "did you mean 'optimizer.learning_rate'"),
         ("epochs=many", "epochs is many, expected int >= 1"),
-        ("strategy=gpu", "strategy is gpu, expected auto, ddp, fsdp, replica, single, spmd or spmd_sharded"),
+        ("strategy=gpu", "strategy is gpu, expected auto, ddp, replica, single or spmd"),
         ("optimizer=sgd", "no setting 'optimizer'"),
         ("epochs", "KEY=VALUE"),
         ("epochs=0", "epochs is 0, expected int >= 1"),

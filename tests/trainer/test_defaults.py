@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardset.format import manifest as manifests
 from shardset.program import OK, USAGE
+from shardset.settings import parsed, settings_of, values_of, with_values
 from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, write_shard_set
 from tests.makers.training import losses, shard_set
@@ -19,11 +20,10 @@ from trainer import config as configs
 from trainer import defaults, recipes
 from trainer.config import TrainConfig
 from trainer.data.survey import SetFacts, survey
-from trainer.defaults import ModelInput, choose, resolve, table
+from trainer.defaults import choose, resolve, table
 from trainer.flags import ConfigFlags
-from trainer.model.memory import need_of, num_passes
+from trainer.model.pretrained import ModelInput
 from trainer.runtime.machine import GIB, Machine
-from trainer.settings import parsed, settings_of, values_of, with_values
 
 LAPTOP = Machine(
     device="cpu", name="CPU", precision="fp32", num_processes=1, memory_bytes=16 * GIB, host_bytes=16 * GIB
@@ -149,14 +149,18 @@ def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(num_samples: i
     assert config.optimizer.learning_rate == (0.002 if config.model.freeze else 0.001)
 
 
-def test_memory_that_does_not_hold_the_batch_means_more_passes_over_the_same_batch() -> None:
-    config = with_values(recipes.default(), {"model.name": "resnet18", "image.size": 64, "image.eval_resize": 64})
-    whole = need_of(config, 10, 1)
-    assert whole is not None
-    plenty, little = (replace(LAPTOP, memory_bytes=round(share * whole.total)) for share in (4, 1))
-    assert num_passes(config, 10, plenty) == 1
-    assert num_passes(config, 10, little) > 1
-    assert num_passes(config, 10, replace(LAPTOP, memory_bytes=0)) == 1
+@pytest.mark.parametrize(
+    ("machine", "given", "expected"),
+    [
+        (GPU, {}, 1), (GPU, {"global_batch_size": 1024}, 2), (GPU, {"global_batch_size": 1024, "precision": "fp32"}, 4),
+        (LAPTOP, {"global_batch_size": 512}, 4), (replace(GPU, memory_bytes=0), {"global_batch_size": 1 << 20}, 1),
+        (replace(GPU, num_processes=2), {"global_batch_size": 1024}, 1), (LAPTOP, {"global_batch_size": 514}, 2),
+    ],
+)  # fmt: skip
+def test_memory_that_does_not_hold_the_batch_means_more_passes_over_the_same_batch(
+    machine: Machine, given: dict[str, Any], expected: int
+) -> None:
+    assert chosen(PHOTOS, machine, given).accumulate == expected
 
 
 def test_nothing_is_told_where_everything_was_given() -> None:
@@ -238,7 +242,7 @@ def test_a_run_folder_alone_is_enough_to_go_on(tmp_path: Path) -> None:
         (["train", "--imagesize", "8"], "did you mean '--image-size'?"),
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
         (["predict", "--from", "run", "cat.png", "--topp=3"], "did you mean '--top'?"),
-        (["explain", "--run-dir", "run", "--thumbnail", "page.html"], "did you mean '--thumbnails'?"),
+        (["explain", "--run-dir", "run", "--step", "3", "--thumbnail", "page.html"], "did you mean '--thumbnails'?"),
         (["report", "run", "--batch-size", "3"], "unrecognized arguments: --batch-size 3\n"),
     ],
 )

@@ -40,7 +40,7 @@ from trainer import loop
 from trainer.config import ORDER, ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
 from trainer.data.device_feed import ON_DEVICE
 from trainer.data.splits import SampleDigest, open_data, steps_of, synthetic_data
-from trainer.errors import CheckpointError, NotFinite, PlanMismatch, Preempted, RunTaken
+from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted, RunTaken
 from trainer.model import schedule
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner, step_key
@@ -771,7 +771,7 @@ def test_a_host_that_is_not_the_first_writes_its_own_log_and_nothing_else(manife
 
 def test_samples_that_were_not_those_of_the_plan_stop_the_run(manifest: str, tmp_path: Path) -> None:
     # The other process does as this one does, so the half of the samples that is its own is trained on by nobody.
-    with pytest.raises(PlanMismatch, match="epoch 1: trained on"):
+    with pytest.raises(EpochMismatch, match="epoch 1: trained on"):
         loop.train(Two(), tiny_config(manifest, tmp_path))
     assert checkpoint.commits(open_storage(str(tmp_path))) == []
 

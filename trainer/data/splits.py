@@ -1,6 +1,6 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol
@@ -21,7 +21,7 @@ from shardset.stream.stream import Stream
 from trainer.config import ImageConfig, TrainConfig
 from trainer.data.loaded import load_once
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
-from trainer.errors import PlanMismatch
+from trainer.errors import EpochMismatch
 from trainer.model.build import DEFAULT_CLASSES
 
 SYNTHETIC_DIGEST = "fake data"
@@ -33,17 +33,11 @@ DIGEST_MASK = (1 << 48) - 1
 TUNING_SPLITS = ("val", "validation", "valid", "dev")
 """The split to evaluate on while a run is tuned, where there is also one for the final test."""
 
-IMAGES_AT_ONCE = 250
-"""Images of a batch that a model begins from."""
-
 IDS_AT_ONCE = 1 << 16
 """Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of the split."""
 
 HostBatch = dict[str, Any]
 """A batch of a stream by field; mixing adds fields."""
-
-Images = Generator[np.ndarray, None, None]
-"""Batches of images, read when they are asked for."""
 
 Step = tuple[int, int, HostBatch]
 """(epoch, step in the epoch, batch)."""
@@ -89,13 +83,11 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times. `first_images` are training images in stored order as
-    an evaluation crops them, uint8 [n, H, W, 3] a batch, the same on every host.
+    An epoch takes each training sample `augment_repeats` times.
     """
 
     train: BatchSource
     evaluation: BatchSource
-    first_images: Callable[[], Images]
     num_classes: int
     manifest_digest: str
     eval_split: str
@@ -106,9 +98,9 @@ class Data:
     class_names: tuple[str, ...] = ()
 
     @cached_property
-    def plan(self) -> SampleDigest:
+    def expected(self) -> SampleDigest:
         """What a training epoch must be; computed at the end of the first one, because 1e9 samples take 6 s."""
-        return plan_of(self.num_train_samples, self.quarantined).times(self.augment_repeats)
+        return complete_epoch(self.num_train_samples, self.quarantined).times(self.augment_repeats)
 
     def weight_of_step(self, step: int, global_batch_size: int) -> int:
         """The sum of the weights of a step of an epoch over all hosts: its training samples, without pads."""
@@ -146,7 +138,6 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     return Data(
         train=train,
         evaluation=_open_stream(config, loaded, eval_split, host, num_hosts, image=eval_spec(config.image), seed=None),
-        first_images=partial(_images_of, partial(_open_stored, config, loaded)),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
@@ -181,7 +172,6 @@ def synthetic_data(
             num_samples=num_samples, augment_repeats=config.image.augment_repeats, image_size=config.image.size
         ),
         evaluation=evaluation(),
-        first_images=partial(_images_of, partial(evaluation, rank=0, world_size=1)),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         eval_split=SYNTHETIC_DIGEST,
@@ -263,28 +253,6 @@ def _open_stream(
     )
 
 
-def _open_stored(config: TrainConfig, loaded: LoadedSet) -> Stream:
-    """The training split in stored order, as an evaluation sees it; one reader has all of it."""
-    return Stream(
-        loaded,
-        config.train_split,
-        global_batch_size=IMAGES_AT_ONCE,
-        rank=0,
-        world_size=1,
-        seed=None,
-        image=eval_spec(config.image),
-        num_lanes=1,
-        num_threads=1,
-        budget_bytes=config.budget_bytes,
-    )
-
-
-def _images_of(open_stream: Callable[[], BatchSource]) -> Images:
-    stream = open_stream()
-    for _, _, batch in steps_of(stream, 0, len(stream)):
-        yield batch["image"][batch["weight"] > 0]
-
-
 # --- does the shard set fit the config? ------------------------------------------------------------------------------
 
 
@@ -345,10 +313,10 @@ def check_labels(setting: str, name: str, manifest: Manifest) -> None:
         )
 
 
-# --- does the run follow the plan? -----------------------------------------------------------------------------------
+# --- has a run trained on what it should? ----------------------------------------------------------------------------
 
 
-def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
+def complete_epoch(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
     """The digest of a complete epoch: all ids of the split but the quarantined ones."""
     digest = SampleDigest()
     for start in range(0, num_samples, IDS_AT_ONCE):
@@ -357,13 +325,13 @@ def plan_of(num_samples: int, quarantined: np.ndarray) -> SampleDigest:
     return digest
 
 
-def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
-    """Raises PlanMismatch unless the run has trained on exactly the samples of the plan."""
-    if seen == plan:
+def check_epoch(epoch: int, expected: SampleDigest, seen: SampleDigest) -> None:
+    """Raises EpochMismatch unless the run has trained on exactly the samples that are expected."""
+    if seen == expected:
         return
-    raise PlanMismatch(
-        f"epoch {epoch + 1}: trained on {seen.samples} samples with key digest {seen.text}, the plan says "
-        f"{plan.samples} with {plan.text}: samples were lost or repeated; "
+    raise EpochMismatch(
+        f"epoch {epoch + 1}: trained on {seen.samples} samples with key digest {seen.text}, "
+        f"expected {expected.samples} with {expected.text}: samples were lost or repeated; "
         "don't trust this run, and report it with its logs"
     )
 
@@ -371,16 +339,16 @@ def check_epoch(epoch: int, plan: SampleDigest, seen: SampleDigest) -> None:
 def steps_of(stream: BatchSource, start: int, stop: int) -> Iterator[Step]:
     """Yields (epoch, step, batch) for the steps [start, stop) of a run, counted over epochs.
 
-    Prefetches across the end of an epoch. Raises PlanMismatch if the stream skips a step or ends early.
+    Prefetches across the end of an epoch. Raises EpochMismatch if the stream skips a step or ends early.
     """
     due = start
     for epoch, step, batch in stream.run(_spans(start, stop, len(stream))):
         if (epoch, step) != divmod(due, len(stream)):
-            raise PlanMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
+            raise EpochMismatch(f"the stream yielded epoch {epoch + 1} step {step} where step {due} of the run was due")
         yield epoch, step, batch
         due += 1
     if due != stop:
-        raise PlanMismatch(f"the stream ended before step {due} of the run, the plan says {stop}")
+        raise EpochMismatch(f"the stream ended before step {due} of the run, expected {stop}")
 
 
 def _spans(start: int, stop: int, steps_per_epoch: int) -> Iterator[tuple[int, range]]:

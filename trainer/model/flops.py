@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.config import TrainConfig
-from trainer.model import build, memory
+from trainer.model import build
 
 PEAKS = {
     "MIG": None,  # a part of a GPU
@@ -54,10 +54,14 @@ def peak_of(device_name: str) -> float | None:
 def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -> float | None:
     """The share of a device's peak that one image a second takes; None where the peak is not known.
 
-    That is on other devices than CUDA's, in float32, and for a model of yours, whose calls are not for counting.
+    That is on other devices than CUDA's, in float32, and for a model of yours, which may count its calls.
     """
-    if device.type != "cuda" or config.precision != "bf16" or memory.is_own(config):
+    if device.type != "cuda" or config.precision != "bf16" or _is_own(config):
         return None
     peak = peak_of(torch.cuda.get_device_name(device))
     flops = flops_per_sample(config, num_classes) if peak else None
     return flops / peak if flops and peak else None
+
+
+def _is_own(config: TrainConfig) -> bool:
+    return ":" in config.model.name and not config.model.name.startswith("trainer.")

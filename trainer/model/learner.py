@@ -3,13 +3,11 @@
 import copy
 import itertools
 import textwrap
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -17,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from shardset.order.permutation import derive_key
 from trainer.config import TrainConfig
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, memory_errors
 from trainer.model import augment, build
 from trainer.model.losses import Partners, losses_of
 from trainer.record import metrics
@@ -32,10 +30,7 @@ COUNTERS = ("step", "lookahead_step")
 
 
 class Learner:
-    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights.
-
-    A model may ask for `images` to begin from (see `build.initialize`): uint8 [n, H, W, 3], batch by batch.
-    """
+    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
 
     def __init__(
         self,
@@ -44,7 +39,6 @@ class Learner:
         num_classes: int,
         state: LearnerState | None,
         class_names: Sequence[str] = (),
-        images: Iterable[np.ndarray] | None = None,
     ) -> None:
         self._runtime = runtime
         self._config = config
@@ -53,8 +47,6 @@ class Learner:
         fresh = config.model if state is None else replace(config.model, pretrained=None)
         net = build.build(fresh, num_classes, config.seed, class_names)
         self._normalize = augment.Normalize(config.image.mean, config.image.std)
-        if images is not None and state is None and config.model.pretrained is None:
-            build.initialize(net, (self._normalize(torch.from_numpy(batch)) for batch in images))
         for size in sorted({config.image.size, config.image.size_in_evaluation}):
             build.check_size(net, config.model.name, size)
         build.freeze(net, config.model)
@@ -69,12 +61,14 @@ class Learner:
         name = config.optimizer.name
         self._scaler = GradScaler(runtime.device.type, enabled=runtime.precision == "fp16")
         moments = runtime.first_moments(build.optimizer(config.optimizer, net), name)
-        self.net = runtime.module_to_device(net)
-        self._average = None if ema is None else runtime.module_to_device(ema)
+        guarded = memory_errors(config.accumulate)
+        to_device = guarded(runtime.module_to_device)
+        self.net = to_device(net)
+        self._average = None if ema is None else to_device(ema)
         runtime.module_to_device(self._normalize)
         self._optimizer = build.optimizer(config.optimizer, self.net, runtime.optimizer_options(name))
         if state is not None:
-            _load_optimizer(runtime, self._optimizer, self.net, state)
+            _load_optimizer(self._optimizer, self.net, state)
             _check_moments(self._optimizer, self.net, name)
             if saved_scale := state.get("scaler"):
                 self._scaler.load_state_dict(saved_scale)
@@ -83,8 +77,8 @@ class Learner:
         runtime.mark_replicated(self._tensors())
         runtime.accelerate(filter(None, (self.net, self._average)), compile=config.compile, tf32=config.tf32)
         self._parallel = runtime.data_parallel(self.net)
-        self._train = runtime.compiled(self._train_step, "train step")
-        self._eval = runtime.compiled(self._eval_step, "evaluation step")
+        self._train = guarded(runtime.compiled(self._train_step, "train step"))
+        self._eval = guarded(runtime.compiled(self._eval_step, "evaluation step"))
 
     def train_step(
         self, batch: TensorBatch, learning_rate: float, key: int, weight: float | None = None
@@ -200,17 +194,12 @@ def _parts(batch: TensorBatch, count: int) -> list[TensorBatch]:
 @torch.no_grad()
 def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
-    # All at once, but for sharded weights and whole statistics, which no call takes together.
-    groups = defaultdict[tuple[type, bool], list[tuple[torch.Tensor, torch.Tensor]]](list)
-    for old, new in zip(_saved_once(average), _saved_once(net), strict=True):
-        groups[type(old), old.is_floating_point()].append((old, new))
-    for (_, is_moving), pairs in groups.items():
-        olds, news = [old for old, _ in pairs], [new for _, new in pairs]
-        if is_moving:
-            torch._foreach_lerp_(olds, news, 1 - decay)
-        else:
-            for old, new in pairs:
-                old.copy_(new)
+    pairs = list(zip(_saved_once(average), _saved_once(net), strict=True))
+    moving = [pair for pair in pairs if pair[0].is_floating_point()]
+    torch._foreach_lerp_([old for old, _ in moving], [new for _, new in moving], 1 - decay)
+    for old, new in pairs:
+        if not old.is_floating_point():
+            old.copy_(new)
 
 
 def _saved_once(net: nn.Module) -> Iterable[torch.Tensor]:
@@ -243,17 +232,12 @@ def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {name: value for name, value in optimizer.param_groups[0].items() if name in COUNTERS}
 
 
-def _load_optimizer(runtime: Runtime, optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
     names = _weight_names(optimizer, net)
     # Older checkpoints have neither names nor counters.
     saved_numbers = {name: number for number, name in enumerate(state.get("optimizer_weights", names))}
     saved = {name: state["optimizer"].get(number) for name, number in saved_numbers.items()}
-    weights = dict(net.named_parameters())
-    moments = {
-        number: {key: runtime.shard_like(value, weights[name]) for key, value in moments.items()}
-        for number, name in enumerate(names)
-        if (moments := saved.get(name)) is not None
-    }
+    moments = {number: kept for number, name in enumerate(names) if (kept := saved.get(name)) is not None}
     _load_moments(optimizer, moments, state.get("optimizer_counters", {}))
 
 

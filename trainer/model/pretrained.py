@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from torch import nn
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
 from trainer.config import ImageConfig, ModelConfig, TrainConfig
-from trainer.defaults import ModelInput
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
@@ -29,6 +29,28 @@ _CROP_MODES = {
 
 SIDECAR = "model.json"
 """The file beside exported weights that says how images are prepared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInput:
+    """The images that pretrained weights were trained on (timm's `pretrained_cfg`)."""
+
+    size: int
+    eval_resize: int
+    interpolation: str = "area"
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The same as settings."""
+        return {
+            "image.size": self.size,
+            "image.eval_resize": self.eval_resize,
+            "image.eval_interpolation": self.interpolation,
+            "image.mean": self.mean,
+            "image.std": self.std,
+        }
 
 
 def input_of(name: str, pretrained: str) -> ModelInput | None:

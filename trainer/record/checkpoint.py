@@ -1,9 +1,8 @@
 """Checkpoints: independent of the devices, committed as a whole, written in the background.
 
 A checkpoint is the folder `checkpoints/step-000000123/` with a state file (see checkpoint_state.py) and `commit.json`,
-which is written once the stored state has been verified. A folder without a commit mark does not count. Where each
-process keeps a part of the state (`fsdp`), each stores its own, and the mark lists all of them. Each save has a name of
-its own for its state, so saving a step again replaces nothing but the mark.
+which is written once the stored state has been verified. A folder without a commit mark does not count. Each save has
+a name of its own for its state, so saving a step again replaces nothing but the mark.
 
 A run that was paused may find its folder taken by another one. So every change is made in three moves: see what stands
 there, confirm the lock, change only that generation. What another run has written since is never replaced or deleted.
@@ -13,7 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
@@ -24,7 +23,6 @@ from shardset.storage.checked import facts_of, read_object
 from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite, RunTaken
 from trainer.record.checkpoint_names import COMMIT, FOLDER, folder_of, is_state, new_state_name, step_of, steps
-from trainer.record.checkpoint_parts import ALONE, Peers, StoredFile, first_says, part_name, together
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
 from trainer.supervise.run_lock import UNRIVALLED, RunLock
 
@@ -32,11 +30,20 @@ FORMAT = 1
 
 
 @decodable
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The state file of a checkpoint as it was stored."""
+
+    name: str
+    num_bytes: int
+    crc32c: str
+
+
+@decodable
 class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of `commit.json`: what the checkpoint is, and the size and checksum of its files.
+    """The contents of `commit.json`: what the checkpoint is, and the size and checksum of its state file.
 
     `identity` names the run that the checkpoint belongs to. `top1` is the accuracy of these weights, if they were
-    evaluated. The file of the first process comes first.
+    evaluated.
     """
 
     format: int
@@ -44,7 +51,7 @@ class CommitMark(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     top1: float | None
     identity: dict[str, Any]
-    files: Annotated[list[StoredFile], msgspec.Meta(min_length=1)]
+    file: StoredFile
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -66,9 +73,8 @@ def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
     """The state of a committed checkpoint. Raises CheckpointError unless its bytes are those that were committed."""
     inside = folder_of(commit.step) if folder is None else folder
-    where = f"{storage.url}/{inside}{commit.files[0].name}"
-    first, *parts = (_read_file(storage, inside, file) for file in commit.files)
-    state = decode(first, where, parts)
+    where = f"{storage.url}/{inside}{commit.file.name}"
+    state = decode(_read_file(storage, inside, commit.file), where)
     if state["step"] != commit.step:
         raise CheckpointError(f"{where}: the state of step {state['step']}, expected that of step {commit.step}")
     return state
@@ -156,8 +162,6 @@ def _read_commit(storage: Storage, name: str) -> CommitMark:
 class CheckpointWriter:
     """Writes checkpoints to a run folder on a background thread; keeps the newest `keep` and the best.
 
-    With `peers`, each process has a writer, which stores its part: a checkpoint counts in all of them or in none.
-
     The thread calls `before_commit` when a state is stored but not yet committed, and `tell` when a checkpoint could
     not be written. One failure is forgiven if the next checkpoint succeeds; else `save` or `close` raises it. The loss
     of `lock` is not forgiven: nothing is written or deleted after it.
@@ -169,11 +173,9 @@ class CheckpointWriter:
         keep: int,
         before_commit: Callable[[], None] = lambda: None,
         tell: Callable[[str], None] = lambda text: None,
-        peers: Peers = ALONE,
         lock: RunLock = UNRIVALLED,
     ) -> None:
         self._storage = storage
-        self._peers = peers
         self._lock = lock
         self._keep = keep
         self._before_commit = before_commit
@@ -212,9 +214,8 @@ class CheckpointWriter:
         while (item := self._queue.get()) is not None:
             state, top1 = item
             try:
-                write(self._storage, state, top1, self._before_commit, self._peers, self._lock)
-                if self._peers.host == 0:
-                    retain(self._storage, self._keep, self._lock)
+                write(self._storage, state, top1, self._before_commit, self._lock)
+                retain(self._storage, self._keep, self._lock)
                 self._error = None
             except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
                 self._error = self._lock.reason(error)
@@ -231,43 +232,34 @@ def write(
     state: CheckpointState,
     top1: float | None,
     before_commit: Callable[[], None] = lambda: None,
-    peers: Peers = ALONE,
     lock: RunLock = UNRIVALLED,
 ) -> None:
     """Stores a state, verifies what is stored, then commits it. Raises NotFinite if a weight is not finite.
 
-    All peers must call it, each with its part; only the first one commits. The state of an earlier save of this step
-    stays until `retain`.
+    The state of an earlier save of this step stays until `retain`.
     """
     folder = folder_of(state["step"])
-    name = first_says(peers, new_state_name())
-    files = together(peers, lambda: _store(storage, folder, part_name(name, peers.host), state, lock))
-
-    def commit() -> None:
-        if peers.host == 0:
-            before_commit()
-            mark = CommitMark(
-                format=FORMAT,
-                step=state["step"],
-                epoch=state["epoch"],
-                top1=top1,
-                identity=state["identity"],
-                files=files,
-            )
-            seen = _generation(storage, folder + COMMIT)
-            lock.confirm()
-            _put(storage, folder + COMMIT, msgspec.json.encode(mark), seen)
-
-    together(peers, commit)
+    file = _store(storage, folder, new_state_name(), state)
+    before_commit()
+    mark = CommitMark(
+        format=FORMAT,
+        step=state["step"],
+        epoch=state["epoch"],
+        top1=top1,
+        identity=state["identity"],
+        file=file,
+    )
+    seen = _generation(storage, folder + COMMIT)
+    lock.confirm()
+    _put(storage, folder + COMMIT, msgspec.json.encode(mark), seen)
 
 
-def _store(storage: Storage, folder: str, name: str, state: CheckpointState, lock: RunLock) -> StoredFile:
-    """Stores what this process saves, and verifies what is stored."""
+def _store(storage: Storage, folder: str, name: str, state: CheckpointState) -> StoredFile:
+    """Stores a state, and verifies what is stored."""
     _check_weights(state)
     data = encode(state)
     num_bytes, crc32c = facts_of(data)
     file = StoredFile(name=name, num_bytes=num_bytes, crc32c=crc32c)
-    lock.keep()
     _put(storage, folder + name, data)
     _verify(storage, folder, file)
     return file
@@ -310,14 +302,14 @@ def _verify(storage: Storage, folder: str, file: StoredFile) -> None:
 def retain(storage: Storage, keep: int, lock: RunLock = UNRIVALLED) -> None:
     """Deletes all checkpoints but the newest `keep` and the best, and what saves left that never got their mark.
 
-    Also deletes checkpoints whose mark is damaged, or lists a file that is gone. Keeps everything that is not named
+    Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps everything that is not named
     like a checkpoint, such as a copy that a user made.
     """
     stored, marks = _stored(storage), commits(storage)
-    listed = {folder_of(mark.step) + file.name for mark in marks for file in mark.files}
-    whole = [mark for mark in marks if all(folder_of(mark.step) + file.name in stored for file in mark.files)]
+    states = {folder_of(mark.step) + mark.file.name: mark for mark in marks}
+    whole = [mark for name, mark in states.items() if name in stored]
     kept = {mark.step for mark in [*whole[-keep:], *filter(None, [best(whole)])]}
-    doomed = [name for name in stored if step_of(name) not in kept or (is_state(name) and name not in listed)]
+    doomed = [name for name in stored if step_of(name) not in kept or (is_state(name) and name not in states)]
     # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
     _delete(storage, {name: stored[name] for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT))}, lock)
 
@@ -342,9 +334,8 @@ def _stored(storage: Storage) -> dict[str, str]:
 
 def _delete(storage: Storage, doomed: dict[str, str], lock: RunLock) -> None:
     """Deletes files at the generations that were seen, in that order."""
-    lock.confirm()
     for name, generation in doomed.items():
-        lock.keep()
+        lock.confirm()
         storage.delete(name, generation=generation)
     _remove_empty_folders(storage)
 

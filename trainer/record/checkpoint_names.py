@@ -9,7 +9,7 @@ FOLDER = "checkpoints/"
 COMMIT = "commit.json"
 
 _IN_CHECKPOINT = re.compile(r"checkpoints/step-(\d{9}|[1-9]\d{9,})/")
-_STATE = re.compile(r".*/state-[0-9a-f]{12}(-part-\d{5,})?\.pt")
+_STATE = re.compile(r".*/state-[0-9a-f]{12}\.pt")
 
 
 def new_state_name() -> str:
@@ -18,7 +18,7 @@ def new_state_name() -> str:
 
 
 def is_state(name: str) -> bool:
-    """Whether a file in a checkpoint folder is named like a state, or a part of one."""
+    """Whether a file in a checkpoint folder is named like a state."""
     return _STATE.fullmatch(name) is not None
 
 

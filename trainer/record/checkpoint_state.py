@@ -4,7 +4,6 @@ import io
 import pickle
 import struct
 import textwrap
-from collections.abc import Sequence
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
@@ -15,15 +14,12 @@ from shardset.errors import ConfigError
 from shardset.order.permutation import ORDER_VERSION
 from shardset.order.state import state_from_json
 from trainer.errors import CheckpointError
-from trainer.record.checkpoint_parts import joined
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LearnerState(TypedDict):
     """Weights, averaged weights and optimizer state, which a learner of any strategy can resume from.
-
-    Where each process keeps a part of them, this is what the process saves: see checkpoint_parts.py.
 
     The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights. States of older versions
     lack the fields that are not required.
@@ -94,23 +90,16 @@ def encode(state: LearnerState) -> bytes:
     return buffer.getvalue()
 
 
-def decode(data: bytes, where: str, parts: Sequence[bytes] = ()) -> CheckpointState:
-    """The state in those bytes, on the CPU, together with what other processes stored of it.
-
-    Raises CheckpointError unless it has every field, each of its type.
-    """
+def decode(data: bytes, where: str) -> CheckpointState:
+    """The state in those bytes, on the CPU. Raises CheckpointError unless it has every field, each of its type."""
     try:
-        state: CheckpointState = joined(_load(data), [_load(part) for part in parts])
+        state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         _check_stream(msgspec.convert(state, CheckpointState)["stream"])
         msgspec.convert(state, _WithConfig)
     except (*_DAMAGED, msgspec.MsgspecError, ConfigError) as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
         raise CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one") from error
     return state
-
-
-def _load(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _check_stream(state: str | None) -> None:

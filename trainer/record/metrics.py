@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
 import torch
@@ -23,15 +23,9 @@ from msgspec.structs import asdict
 
 from shardset.decodable import decodable
 from shardset.storage.base import os_errors_as_storage_errors
-from trainer.errors import NotFinite, PlanMismatch
+from trainer.errors import EpochMismatch, NotFinite
 from trainer.record.log_files import METRICS, log_name
-from trainer.record.loggers import Logger
-from trainer.record.mlperf import NAME as MLPERF
-from trainer.record.mlperf import MlperfLines
-
-EVENTS = "tensorboard"
-FLUSH_S = 5
-"""Longest time between two flushes of events. A writer thread whose wake-up a Ctrl-C swallowed sleeps as long."""
+from trainer.record.loggers import Logger, TensorBoardLogger
 
 SMOOTHING = 0.4
 """Weight of the newest interval in a moving average."""
@@ -61,9 +55,9 @@ class Totals:
 
 
 def check_evaluation(totals: Totals, num_samples: int) -> None:
-    """Raises PlanMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
+    """Raises EpochMismatch unless every sample was evaluated, NotFinite if the loss is not finite."""
     if int(totals.weight) != num_samples:
-        raise PlanMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
+        raise EpochMismatch(f"evaluated {int(totals.weight)} samples, the split has {num_samples}")
     if not math.isfinite(totals.loss):
         raise NotFinite(
             f"the loss of the evaluation is {totals.loss}, so its accuracy means nothing; lower the learning rate, or "
@@ -135,10 +129,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 
 @decodable
 class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="epoch"):
-    """One epoch. `samples` and `key_digest` are those of all hosts and equal the plan's.
+    """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
     `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their peak that the model's
-    FLOPs take at that rate; None where the peak is not known. Older records have neither.
+    FLOPs take at that rate; None where the peak is not known.
     """
 
     device: str
@@ -175,7 +169,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
     """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation.
 
-    The seconds of each part (see time_spent.py) are those of this process since it began; older records lack them.
+    The seconds of each part (see time_spent.py) are those of this process since it began.
     """
 
     split: str
@@ -238,17 +232,13 @@ class RunLog:
         master: bool,
         show_records: bool = False,
         logger: Logger | None = None,
-        mlperf: MlperfLines | None = None,
     ) -> None:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._log = _open_for_appending(path)
         self._lines = _open_for_appending(folder / METRICS) if master else None
-        self._events = _event_writer(folder / EVENTS) if master else None
-        self._events_at = str(folder / EVENTS)
-        self._logger = logger
-        self._mlperf = mlperf
-        self._mlperf_lines = _open_for_appending(folder / MLPERF) if mlperf else None
+        self._loggers: list[Logger] = [TensorBoardLogger(folder)] if master else []
+        self._loggers += [] if logger is None else [logger]
         self._progress = Progress() if master else None
         self._prints_records = show_records
 
@@ -266,15 +256,8 @@ class RunLog:
         """Writes the error that ended the run, to the log only: the command prints it."""
         self._log.write(f"{_now().isoformat()} {type(error).__name__}: {error}\n")
 
-    def begin(self, train_samples: int, eval_samples: int) -> None:
-        """Notes that the first batch is about to be read, for the log of MLPerf."""
-        if self._mlperf:
-            self._append_mlperf(self._mlperf.begin(train_samples, eval_samples))
-
     def record(self, record: Record) -> None:
         """Writes a record to every output."""
-        if self._mlperf:
-            self._append_mlperf(self._mlperf.record(_kind(record), asdict(record)))
         line = f"{line_of(record)} time={_now():%H:%M:%S}"
         self._append(line)
         if self._prints_records:
@@ -282,7 +265,10 @@ class RunLog:
         if self._lines:
             _append(self._lines, json.dumps({"kind": _kind(record), "time": _now().isoformat(), **asdict(record)}))
         if not isinstance(record, FinalRecord):
-            self._send(record)
+            values = asdict(record).items()
+            numbers = {f"{_kind(record)}/{name}": value for name, value in values if isinstance(value, float)}
+            for logger in self._loggers:
+                logger.log(numbers, record.global_step)
 
     def progress(self, text: str) -> None:
         """Shows a line that the next one replaces, on a terminal only."""
@@ -293,23 +279,13 @@ class RunLog:
         """Flushes and closes all outputs. Raises StorageError if a file can't be written."""
         # An exit stack: one file that fails must not keep the others open.
         with contextlib.ExitStack() as exits:
-            if self._events:
-                exits.enter_context(os_errors_as_storage_errors(self._events_at))
-                exits.callback(self._events.close)
-            for file in filter(None, (self._log, self._lines, self._mlperf_lines)):
+            for file in filter(None, (self._log, self._lines)):
                 exits.enter_context(os_errors_as_storage_errors(file.name))
                 exits.callback(file.close)
-            if self._logger:
-                exits.callback(self._logger.close)
-            if self._mlperf:
-                exits.callback(self._append_mlperf, self._mlperf.end())
+            for logger in self._loggers:
+                exits.callback(logger.close)
             if self._progress:
                 self._progress.clear()
-
-    def _append_mlperf(self, lines: list[str]) -> None:
-        assert self._mlperf_lines is not None
-        for line in lines:
-            _append(self._mlperf_lines, line)
 
     def _append(self, text: str) -> None:
         _append(self._log, f"{_now().isoformat()} {text}")
@@ -318,16 +294,6 @@ class RunLog:
         if self._progress:
             self._progress.clear()
             print(text, flush=True)
-
-    def _send(self, record: StepRecord | EpochRecord | EvalRecord) -> None:
-        values = asdict(record).items()
-        numbers = {f"{_kind(record)}/{name}": value for name, value in values if isinstance(value, float)}
-        if self._events:
-            with os_errors_as_storage_errors(self._events_at):
-                for name, value in numbers.items():
-                    self._events.add_scalar(name, value, record.global_step)
-        if self._logger:
-            self._logger.log(numbers, record.global_step)
 
 
 class Progress:
@@ -369,14 +335,6 @@ def _append(file: TextIO, line: str) -> None:
     with os_errors_as_storage_errors(file.name):
         file.write(line + "\n")
         file.flush()
-
-
-def _event_writer(folder: Path) -> Any:
-    # Imported late: it takes a second, and only one process of a run needs it. It writes on a thread of its own.
-    from torch.utils import tensorboard
-
-    writer: Any = tensorboard.SummaryWriter  # it is not typed
-    return writer(str(folder), flush_secs=FLUSH_S)
 
 
 def _now() -> datetime.datetime:

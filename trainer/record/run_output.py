@@ -12,12 +12,9 @@ from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
-from trainer.record.checkpoint_parts import ALONE, Peers
 from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog
-from trainer.record.mlperf import NAME as MLPERF
-from trainer.record.mlperf import MlperfLines
 from trainer.record.run_folder import RunFolder
 from trainer.runtime.base import Runtime
 from trainer.supervise.run_lock import RunLock
@@ -29,7 +26,7 @@ class RunOutput:
     def __init__(self, runtime: Runtime, config: TrainConfig, lock: RunLock, exits: ExitStack) -> None:
         self._runtime, self._config, self._exits, self._is_master = runtime, config, exits, runtime.is_master
         self._lock = lock
-        appended = [log_name(runtime.host), *([METRICS, MLPERF] if self._is_master else [])]
+        appended = [log_name(runtime.host), *([METRICS] if self._is_master else [])]
         self.folder = RunFolder(config.run_dir, appended, lock)
         exits.callback(self.folder.close)
         logger = open_logger(config, self.folder.local) if self._is_master else None
@@ -39,7 +36,6 @@ class RunOutput:
             master=self._is_master,
             show_records=config.show_steps,
             logger=logger,
-            mlperf=MlperfLines(config) if self._is_master and config.logger == "mlperf" else None,
         )
         exits.callback(self.log.close)
         if self._is_master:
@@ -61,14 +57,12 @@ class RunOutput:
             self.folder.write(configs.CLASSES, json.dumps(classes) + "\n")
 
     def open_writer(self) -> CheckpointWriter | None:
-        """The writer of the run's checkpoints; None on all hosts but the first, unless each saves its part."""
-        exchange = self._runtime.state_exchange()
-        if not self._is_master and exchange is None:
+        """The writer of the run's checkpoints; None on all hosts but the first."""
+        if not self._is_master:
             return None
-        peers = ALONE if exchange is None else Peers(self._runtime.host, exchange)
         # Metrics are flushed before the commit: after a kill the resumed run would leave a gap in them otherwise.
         writer = CheckpointWriter(
-            self.folder.storage, self._config.keep_checkpoints, self.folder.flush, self.log.note, peers, self._lock
+            self.folder.storage, self._config.keep_checkpoints, self.folder.flush, self.log.note, self._lock
         )
         self._exits.callback(writer.close)
         return writer

@@ -16,10 +16,8 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from shardset.errors import ConfigError
-from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 from trainer.runtime import cuda, optimizers, torchtpu
-from trainer.runtime.machine import available_memory
 from trainer.supervise.heartbeat import Address, HeartbeatClient
 
 TEXT_BYTES = 4
@@ -35,13 +33,10 @@ class Runtime:
     """Devices and processes as the training loop sees them. The defaults fit a run of one process.
 
     This process reads part `host` of `num_hosts` of the data. Gradients are averaged over `num_replicas`. A runtime
-    that compiles steps to graphs counts the graphs of each step in `graphs`; one that decides what a step keeps in
-    memory unsets `keeps_activations`; one whose steps can't have a GradScaler unsets `scales_gradients`.
+    that compiles steps to graphs counts the graphs of each step in `graphs`.
     """
 
     strategy: str
-    keeps_activations: bool = True
-    scales_gradients: bool = True
     host: int = 0
     num_hosts: int = 1
     num_replicas: int = 1
@@ -49,7 +44,7 @@ class Runtime:
     def __init__(self, precision: Precision) -> None:
         self.precision = precision
         self.device = self._find_device()
-        if precision == "fp16" and not (self.scales_gradients and self.device.type in ("cuda", "cpu")):
+        if precision == "fp16" and self.device.type not in ("cuda", "cpu"):
             raise ConfigError(
                 f"precision fp16: strategy {self.strategy} on the device {self.device} does not scale gradients, which "
                 "float16 needs; use --precision bf16 or fp32"
@@ -91,9 +86,8 @@ class Runtime:
     def close(self) -> None:
         """Leaves the group of processes, if there is one."""
 
-    def compile_cache(self, address: str | None) -> AbstractContextManager[None]:
-        """While the block runs, keeps compiled graphs at an address for later runs. Enter it before the first step."""
-        return nullcontext()
+    def keep_graphs(self, folder: str | None) -> None:
+        """Keeps compiled graphs in a local folder for later runs. Call it before the first step."""
 
     @property
     def on_host(self) -> bool:
@@ -104,10 +98,6 @@ class Runtime:
     def steps_block(self) -> bool:
         """Whether the device has computed a step when the step returns."""
         return False
-
-    def free_bytes(self) -> int | None:
-        """Memory that this process can still take for its device; None where the back end does not say."""
-        return available_memory() // num_local_processes() if self.on_host else None
 
     def _find_device(self) -> torch.device:
         raise NotImplementedError
@@ -128,10 +118,7 @@ class Runtime:
         raise NotImplementedError
 
     def to_host(self, tree: Any) -> Any:
-        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its own.
-
-        Where each process keeps a part of a tensor, the copy is that part. All but the first leave out what all have.
-        """
+        """A copy of nested dicts, lists and tensors with every tensor on the CPU, in memory of its own."""
         raise NotImplementedError
 
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -146,10 +133,6 @@ class Runtime:
 
     def check_recomputes(self) -> None:
         """Raises ConfigError where a backward pass can't compute activations again."""
-
-    def shard_like(self, value: Any, weight: torch.Tensor) -> Any:
-        """This process's part of a whole moment, where it has such a part of the moment's weight; else the value."""
-        return value
 
     def data_parallel(self, model: nn.Module) -> nn.Module:
         """The module that the training step calls in place of the model, so that gradients are averaged."""
@@ -246,13 +229,6 @@ class Runtime:
         sums = self.sum_hosts([number * is_own for is_own in one_hot for number in numbers])
         texts = np.array(sums, dtype="<u4").tobytes()
         return [texts[width * host : width * host + size].decode() for host, size in enumerate(sizes)]
-
-    def state_exchange(self) -> Callable[[str], list[str]] | None:
-        """What another thread tells texts to all processes with; None unless each of them saves a part of the state.
-
-        Every process must call it. It returns what `gather_texts` does, and works beside it.
-        """
-        return None
 
     def broadcast_buffers(self, module: nn.Module) -> None:
         """Copies the buffers (BatchNorm statistics) of replica 0 to every replica."""

@@ -21,7 +21,6 @@ from trainer.errors import PeerLost
 from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import Runtime
 from trainer.runtime.distributed import Ddp
-from trainer.runtime.fsdp import Fsdp
 from trainer.runtime.single import Single
 from trainer.supervise.heartbeat import (
     AGAIN,
@@ -36,10 +35,7 @@ from trainer.supervise.preemption import relay
 
 Worker = Callable[[Runtime, TrainConfig], None]
 
-_RUNTIMES: dict[str, type[Runtime]] = {
-    "single": Single, "ddp": Ddp, "fsdp": Fsdp,
-    "spmd": xla.Spmd, "spmd_sharded": xla.SpmdSharded, "replica": xla.Replica,
-}  # fmt: skip
+_RUNTIMES: dict[str, type[Runtime]] = {"single": Single, "ddp": Ddp, "spmd": xla.Spmd, "replica": xla.Replica}
 
 
 def launch(config: TrainConfig, worker: Worker) -> None:
@@ -82,7 +78,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         exits.callback(faulthandler.cancel_dump_traceback_later)
         faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
         runtime = exits.enter_context(running(strategy, config.precision))
-        exits.enter_context(runtime.compile_cache(config.compile_cache))
+        runtime.keep_graphs(config.compile_cache)
         runtime.heartbeat = HeartbeatClient(_timing(config))
         exits.enter_context(watched(runtime))
         runtime.join(config.stall_timeout_s)
@@ -95,7 +91,7 @@ def running(strategy: str, precision: Precision) -> Iterator[Runtime]:
     """A runtime of this process, closed when the block ends."""
     torchtpu.check_machine()
     # Before torch_xla is imported, which reads the choice only once.
-    if strategy in ("spmd", "spmd_sharded", "replica"):
+    if strategy in ("spmd", "replica"):
         xla.select_device()
     runtime = _RUNTIMES[strategy](precision)
     try:
@@ -127,10 +123,10 @@ def _refuse_old_switches() -> None:
 
 def _refuse_torchrun(strategy: str) -> None:
     """Raises ConfigError if torchrun has started several processes that would not know of each other."""
-    if strategy not in ("ddp", "fsdp") and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
+    if strategy != "ddp" and dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1:
         raise ConfigError(
             f"torchrun started {os.environ['WORLD_SIZE']} processes, but strategy {strategy} starts its own: "
-            "each would train on all of the data; use --strategy ddp or fsdp, or start it without torchrun"
+            "each would train on all of the data; use --strategy ddp, or start it without torchrun"
         )
 
 

@@ -44,9 +44,6 @@ class Single(Runtime):
     def steps_block(self) -> bool:
         return self.on_host
 
-    def free_bytes(self) -> int | None:
-        return torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else super().free_bytes()
-
     def module_to_device(self, module: nn.Module) -> nn.Module:
         module = moved(module, self.device)
         # torch's stubs lack this argument.

@@ -1,4 +1,4 @@
-"""`spmd`, `spmd_sharded` and `replica`: the strategies of torch_xla, and the only module that imports it.
+"""`spmd` and `replica`: the strategies of torch_xla, and the only module that imports it.
 
 torch_xla is imported when one of them starts, not before: importing it chooses the devices of the process.
 """
@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ NUM_WORDS = 4
 class Xla(Runtime):
     """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters of the back end."""
 
-    keeps_activations = False
     _max_graphs = 1
 
     def __init__(self, precision: Precision) -> None:
@@ -50,10 +49,10 @@ class Xla(Runtime):
         self._profiler: Any = xp
         super().__init__(precision)
 
-    def compile_cache(self, address: str | None) -> AbstractContextManager[None]:
+    def keep_graphs(self, folder: str | None) -> None:
         # By default on TPUs only: XLA:CPU writes compiled graphs, but can't read them.
-        is_chosen = address is not None or (self.is_cloud and compile_cache.VARIABLE not in os.environ)
-        return compile_cache.opened(address, self._xr.process_index()) if is_chosen else nullcontext()
+        if folder is not None or (self.is_cloud and compile_cache.VARIABLE not in os.environ):
+            compile_cache.use(folder, self._xr.process_index())
 
     def _find_device(self) -> torch.device:
         device: torch.device = self._torch_xla.device()
@@ -200,7 +199,7 @@ class Spmd(Xla):
     def mark_replicated(self, tensors: Iterable[torch.Tensor]) -> None:
         # Otherwise the outputs of the first step would set the sharding, and the second step compile another graph.
         for tensor in tensors:
-            self._spmd.mark_sharding(tensor, self._mesh, self._partition_of(tensor))
+            self._spmd.mark_sharding(tensor, self._mesh, (None,) * tensor.dim())
 
     def to_device(self, batch: TensorBatch) -> TensorBatch:
         return {name: self._shard(tensor) for name, tensor in batch.items()}
@@ -223,27 +222,10 @@ class Spmd(Xla):
         compiled: Step = self._torch_xla.compile(step, full_graph=True, name=name)
         return compiled
 
-    def _partition_of(self, tensor: torch.Tensor) -> tuple[str | None, ...]:
-        """Over what each dimension of a tensor is cut that lives from step to step."""
-        return (None,) * tensor.dim()
-
     def _shard(self, tensor: torch.Tensor) -> torch.Tensor:
         # Every tensor needs a spec of its own rank: torch_xla silently leaves it whole if the rank differs.
         dimensions = ("data",) + (None,) * (tensor.dim() - 1)
         return self._send(tensor, input_sharding=self._spmd.ShardingSpec(self._mesh, dimensions, minibatch=True))
-
-
-class SpmdSharded(Spmd):
-    """The same mesh and numbers; weights, averages and moments are cut over the devices, each on one dimension."""
-
-    strategy = "spmd_sharded"
-
-    def module_to_device(self, module: nn.Module) -> nn.Module:
-        # The weights stay on the host until `mark_replicated` sends each device its part: never whole to one.
-        return moved(module, self.device)
-
-    def _partition_of(self, tensor: torch.Tensor) -> tuple[str | None, ...]:
-        return partition_of(tuple(tensor.shape), self._num_devices)
 
 
 class Replica(Xla):
@@ -380,13 +362,6 @@ class _UnbiasedVariance:
 def _release(distribution: str) -> list[str]:
     """The first two numbers of a version, ["2", "9"]."""
     return importlib.metadata.version(distribution).split(".")[:2]
-
-
-def partition_of(shape: tuple[int, ...], num_devices: int) -> tuple[str | None, ...]:
-    """Cuts the largest dimension that divides over the devices; none of a tensor without one."""
-    sizes = {size: dimension for dimension, size in reversed(list(enumerate(shape))) if size and not size % num_devices}
-    cut = sizes[max(sizes)] if sizes else None
-    return tuple("data" if dimension == cut else None for dimension in range(len(shape)))
 
 
 def _words_of(values: Sequence[int]) -> list[int]:

@@ -1,51 +1,94 @@
-"""Reads a pickle of plain values and a NumPy array as data: nothing that it names is imported or called.
+"""Reads the pickle of a CIFAR batch as data: nothing that it names is imported or called.
 
-`opcodes` checks what the pickle would build before anything is built. The few names that it needs become inert records
-of this module; the array is made from them after its shape, type and size have been checked.
+Before the standard unpickler runs, one pass over the instructions refuses those that would make values deep, huge or
+shared. The five names that a batch needs become inert objects; the array is made from them after its shape, type and
+size have been checked.
 """
 
 import io
 import math
 import pickle
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import pickletools
+from typing import Any, cast
 
 import numpy as np
 
-from pipelines.sources.formats import opcodes
 from shardset.errors import SourceError
 
-_BROKEN = (
-    pickle.UnpicklingError,
-    EOFError,
-    AttributeError,
-    ImportError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    TypeError,
-    ValueError,
+MAX_INSTRUCTIONS = 2_000_000
+"""The 50,000 rows of CIFAR-100 take 200,000 as published."""
+
+MAX_CONTAINERS = 100
+"""Of instructions that make a container, name or call something. A batch takes 20, so no value is deep."""
+
+MAX_MEMO = 1_000_000
+"""The unpickler's memo is an array as long as the largest number in it, so that number has a limit."""
+
+MAX_KEYS = 100
+MAX_TEXT = 1024
+_MAX_DIMENSIONS = 4
+_FRAME_BYTES = 9
+
+_NAMES = (
+    ("numpy.core.multiarray", "_reconstruct"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("numpy", "ndarray"),
+    ("numpy", "dtype"),
+    ("_codecs", "encode"),
 )
-"""What the standard unpickler raises for bytes that are not a whole pickle."""
+_TEXTS = {"BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINUNICODE", "SHORT_BINUNICODE"}
+_GLOBALS = {"GLOBAL", "STACK_GLOBAL"}
+_TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+_CONTAINERS = {"EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "REDUCE", "BUILD", *_TUPLES, *_GLOBALS}
+_NUMBERS = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2"}
+_OTHERS = {"PROTO", "FRAME", "MARK", "STOP", "APPEND", "APPENDS", "SETITEM", "SETITEMS"}
+_PUTS, _GETS = {"BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"BINGET", "LONG_BINGET"}
+_ALLOWED = _TEXTS | _CONTAINERS | _NUMBERS | _OTHERS | _PUTS | _GETS
+_BROKEN = (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError)
+"""What `pickletools` and the unpickler raise for bytes that are not a whole pickle."""
 
 
-def loads(data: bytes, where: str) -> Any:
-    """The value of a pickle: dicts, lists, bytes, text, small numbers, None and one array of unsigned bytes.
+def loads(data: bytes, where: str) -> dict[Any, Any]:
+    """The dict in a pickle: its keys are texts, its values None, 32-bit numbers, short texts, lists of them or arrays.
 
-    Strings that Python 2 wrote come as bytes. Raises SourceError if the pickle names or does anything else, holds more
-    than a batch could (`opcodes`), or is damaged.
+    Strings that Python 2 wrote come as bytes, arrays as uint8. Raises SourceError if the pickle names or holds anything
+    else or more than a batch could, or is damaged.
     """
     try:
-        opcodes.check(data, _NAMES)
-        return _plain(_DataUnpickler(data, where).load(), where)
-    except opcodes.Refused as error:
-        raise _refused(where, str(error)) from error
+        return _checked(_Unpickler(_check_instructions(data, where), where).load(), where)
     except _BROKEN as error:
         raise SourceError(
             f"{where}: not a whole pickle ({type(error).__name__}: {error!s:.200}); the file is damaged, download it "
             "again"
         ) from error
+
+
+def _check_instructions(data: bytes, where: str) -> bytes:
+    """The pickle without frames, as `pickletools` and the unpickler differ on one that ends inside an instruction."""
+    num_containers, is_shareable, starts, stops = 0, False, [0], list[int]()
+    memo: dict[int, bool] = {}  # whether its value may be used again: only names and short texts, so no value is shared
+    for number, (opcode, value, at) in enumerate(pickletools.genops(data)):
+        name, argument, reason = opcode.name, cast(Any, value), ""
+        num_containers += name in _CONTAINERS
+        if name not in _ALLOWED:
+            reason = f"the instruction {name}"
+        elif number == MAX_INSTRUCTIONS:
+            reason = f"more than {MAX_INSTRUCTIONS} instructions"
+        elif num_containers > MAX_CONTAINERS:
+            reason = f"more than {MAX_CONTAINERS} containers, names and calls"
+        elif name in _GETS and not memo.get(argument, True):
+            reason = "a value twice that is not a short text"
+        elif name in _PUTS:
+            slot = len(memo) if argument is None else argument
+            memo[slot] = is_shareable
+            reason = f"a memo number of {slot}" if slot > MAX_MEMO else ""
+        elif name == "FRAME":
+            starts.append((at or 0) + _FRAME_BYTES)
+            stops.append(at or 0)
+        if reason:
+            raise _refused(where, f"{reason} at byte {at}")
+        is_shareable = name in _GLOBALS or (name in _TEXTS and len(argument) <= MAX_TEXT)
+    return b"".join(data[start:stop] for start, stop in zip(starts, [*stops, len(data)], strict=True))
 
 
 def _refused(where: str, what: str) -> SourceError:
@@ -55,100 +98,74 @@ def _refused(where: str, what: str) -> SourceError:
     )
 
 
-class _DataUnpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, where: str) -> None:
-        super().__init__(io.BytesIO(data), fix_imports=False, encoding="bytes")
-        self._where = where
+class _Object:
+    """Stands for one occurrence of a name, or for what its call returns; BUILD sets nothing but its state."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
-            raise _refused(self._where, f"the name {module}.{name}")
-        return _STAND_INS[module, name]
+    __slots__ = ("arguments", "name", "state")
 
-
-class _Named:
-    """A callable in place of a global, without attributes that a pickle could change."""
-
-    __slots__ = ("_call",)
-    _call: Callable[..., Any]
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_call", call)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"{name!r} of a name can't be set")
+    def __init__(self, name: str, *arguments: object) -> None:
+        self.name, self.arguments = name, arguments
+        self.state: object = None
 
     def __call__(self, *arguments: object) -> Any:
-        return self._call(*arguments)
-
-
-class _Array:
-    """The state of an array in a pickle, set by its BUILD instruction."""
-
-    __slots__ = ("state",)
-
-    def __init__(self, *_: object) -> None:
-        self.state: object = None
+        if self.name != "_codecs.encode":
+            return _Object(self.name, *arguments)
+        text, encoding = arguments  # how Python 3 writes bytes in a pickle that Python 2 can read
+        if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+            raise ValueError("bytes in another encoding than latin1")
+        return text.encode("latin1")
 
     def __setstate__(self, state: object) -> None:
         self.state = state
 
 
-@dataclass(slots=True)
-class _DType:
-    """The element type of an array in a pickle."""
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, where: str) -> None:
+        super().__init__(io.BytesIO(data), fix_imports=False, encoding="bytes")
+        self._where = where
 
-    code: object
-
-    def __setstate__(self, state: object) -> None:
-        """Ignores byte order and alignment: they have no meaning for single bytes."""
-
-
-def _dtype(code: object, *_: object) -> _DType:
-    return _DType(code)
+    def find_class(self, module: str, name: str) -> _Object:
+        if (module, name) not in _NAMES:
+            raise _refused(self._where, f"the name {module}.{name}")
+        return _Object(f"{module}.{name}")
 
 
-def _encode(text: object, encoding: object) -> bytes:
-    """How Python 3 writes bytes in a pickle that Python 2 can read."""
-    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
-        raise ValueError("bytes in another encoding than latin1")
-    return text.encode("latin1")
+def _checked(value: object, where: str) -> dict[Any, Any]:
+    """The value of a pickle, with its array made."""
+    if not isinstance(value, dict):
+        raise SourceError(f"{where}: a pickled {type(value).__name__}, expected a dict; download it again")
+    if len(value) > MAX_KEYS:
+        raise _refused(where, f"a dict of more than {MAX_KEYS} items")
+    for key in value:
+        if not isinstance(key, str | bytes):
+            raise _refused(where, f"a key of type {type(key).__name__}")
+        _check_value(key, where)
+    for item in value.values():
+        if not isinstance(item, _Object):
+            _check_value(item, where)
+    return {key: _array(item.state, where) if isinstance(item, _Object) else item for key, item in value.items()}
 
 
-def _refuse_call(*_: object) -> None:
-    raise ValueError("numpy.ndarray is called, expected as an argument only")
+def _check_value(value: object, where: str) -> None:
+    if isinstance(value, list):
+        for item in value:
+            _check_value(item, where)
+    elif isinstance(value, str | bytes):
+        if len(value) > MAX_TEXT:
+            raise _refused(where, f"a text of more than {MAX_TEXT} letters")
+    elif value is not None and not isinstance(value, int):
+        raise _refused(where, f"a value of type {type(value).__name__.lstrip('_')}")
 
 
-_STAND_INS = {
-    ("numpy.core.multiarray", "_reconstruct"): _Named(_Array),
-    ("numpy._core.multiarray", "_reconstruct"): _Named(_Array),
-    ("numpy", "ndarray"): _Named(_refuse_call),
-    ("numpy", "dtype"): _Named(_dtype),
-    ("_codecs", "encode"): _Named(_encode),
-}
-
-_NAMES = frozenset(f"{module} {name}" for module, name in _STAND_INS)
-
-
-def _plain(value: Any, where: str) -> Any:
-    """The value with its array made, which is the value itself or a value of a dict at the top."""
-    if isinstance(value, dict):
-        return {key: _plain_array(item, where) for key, item in value.items()}
-    return _plain_array(value, where)
-
-
-def _plain_array(value: Any, where: str) -> Any:
-    return _make_array(value.state, where) if isinstance(value, _Array) else value
-
-
-def _make_array(state: object, where: str) -> np.ndarray:
+def _array(state: object, where: str) -> np.ndarray:
     if not isinstance(state, tuple) or len(state) != 5:
         raise SourceError(f"{where}: an array without its content; the file is damaged, download it again")
     _, shape, dtype, is_fortran, content = state
-    if not isinstance(dtype, _DType) or dtype.code not in ("u1", b"u1") or not isinstance(content, bytes):
+    codes = dtype.arguments[:1] if isinstance(dtype, _Object) else ()
+    if codes not in (("u1",), (b"u1",)) or not isinstance(content, bytes):
         raise SourceError(f"{where}: an array of another type than unsigned bytes (u1); download the file again")
     if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
         raise SourceError(f"{where}: an array whose shape is not whole numbers; download the file again")
-    if len(content) != math.prod(shape):
-        raise SourceError(f"{where}: {len(content)} bytes for an array of shape {shape}; download the file again")
+    if len(shape) > _MAX_DIMENSIONS or len(content) != math.prod(shape):
+        raise SourceError(f"{where}: {len(content)} bytes for an array of shape {shape!s:.80}; download the file again")
     return np.frombuffer(content, np.uint8).reshape(shape, order="F" if is_fortran else "C")

@@ -1,4 +1,4 @@
-"""`plan`: its arithmetic against figures made by hand and against the order itself, its ways in, its words."""
+"""`estimate`: its arithmetic against figures made by hand and against the order itself, its ways in, its words."""
 
 import json
 import os
@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from pipelines import cli
 from pipelines.build import build
 from pipelines.config import BuildConfig
-from pipelines.estimate.divisors import nearest_divisors, nearest_multiples
-from pipelines.estimate.inputs import from_listing, from_manifest, from_numbers
-from pipelines.estimate.mixing import classes_expected, classes_in
-from pipelines.estimate.model import Estimate, estimate
-from pipelines.estimate.prices import Prices
-from pipelines.estimate.reading import Reading, refusals_of, steps_of
-from pipelines.estimate.requests import cold_start, reads_of
-from pipelines.estimate.stored import StoredSplit
-from pipelines.plan.layout import SplitPlan
-from shardset.errors import ConfigError, SourceError
+from pipelines.estimate.advice import nearest_divisors, nearest_multiples, refusals_of
+from pipelines.estimate.estimate import Estimate, estimate
+from pipelines.estimate.reading import Reading, classes_expected, classes_in, steps_of
+from pipelines.estimate.stored import from_listing, from_manifest, from_numbers
+from shardset.decode.crops import CenterCrop
+from shardset.decode.image import ImageSpec
+from shardset.errors import SourceError
 from shardset.order.epoch import Order
+from shardset.order.lanes import read_factor
+from shardset.stream.stream import Stream
 from tests.makers.folders import write_class_folders, write_csv
 from tests.makers.reading import rank_slots
 
@@ -40,7 +39,7 @@ def numbers(samples: int = IMAGENET, *, mean_bytes: float = 110_000, classes: in
     reading = sizing.pop("reading", Reading(global_batch_size=4096, num_replicas=32, num_hosts=4))
     config = BuildConfig(source="", input="", output="", **sizing)
     stored = from_numbers(config, {"": samples}, mean_bytes=mean_bytes, num_classes=classes)
-    return estimate(stored, "train", reading, Prices())
+    return estimate(stored, "train", reading)
 
 
 def advice(found: Estimate) -> str:
@@ -57,22 +56,9 @@ def test_imagenet_in_1024_shards_by_hand():
     # 512 header + 110,000 + about 256 padding + 1,024 for the label; 4 MiB / 111,793 = 37.5
     assert split.mean_bytes == pytest.approx(111_792, abs=2)
     assert (found.order.num_lanes, found.order.block_size) == (256, 37)
-    # 1,281,167 x 111,792 bytes are 133.4 GiB at 2 cents
-    assert found.prices.month(split.num_bytes) == pytest.approx(2.67, abs=0.005)
-    assert found.prices.requests(class_b=IMAGENET) == pytest.approx(0.51, abs=0.005)
     assert "1,281,167 is prime" in advice(found)
     assert "drop leaves out 143 (1,281,024 = 1,024 x 1,251)" in advice(found)
     assert "pad repeats 881 (1,282,048 = 1,024 x 1,252)" in advice(found)
-
-
-def test_the_order_of_imagenet_reads_about_a_block_for_37_samples_and_every_index_once():
-    reads = numbers(num_shards={"": 1024}).reads
-    # 1,251 / 37 = 33.8: with a cut at a random phase 35 or so of each shard, and at most 255 more at lane borders
-    assert 1024 * 34 <= reads.block_gets <= 1024 * 35.5 + 255
-    assert (reads.index_gets, reads.manifest_gets) == (4096, 4)
-    assert (reads.first_batch_gets, reads.pad_gets) == (4096, 881)
-    assert reads.later_gets == reads.block_gets + 881
-    assert reads.amplification == 1
 
 
 def test_640_shards_over_32_replicas_and_8_workers_come_with_what_would_divide():
@@ -135,17 +121,6 @@ def orders(draw):
     )
 
 
-def split_of(order: Order, mean_bytes: int = 2000) -> StoredSplit:
-    sizes = list(order.shard_sizes)
-    plan = SplitPlan(
-        name="train", num_source=sum(sizes), num_stored=sum(sizes), num_shards=len(sizes), num_dropped=0, num_repeats=0,
-        num_bytes=0, fields=["jpg"], strata={},
-    )  # fmt: skip
-    return StoredSplit(
-        plan=plan, shard_sizes=sizes, tar_bytes=[size * mean_bytes for size in sizes], index_bytes=[10] * len(sizes)
-    )
-
-
 @settings(max_examples=40, deadline=None)
 @given(orders())
 def test_steps_count_every_sample_of_an_epoch(order):
@@ -159,18 +134,15 @@ def test_steps_count_every_sample_of_an_epoch(order):
 
 @settings(max_examples=60, deadline=None)
 @given(orders(), st.data())
-def test_reads_are_those_of_all_readers_together(order, data):
+def test_the_amplification_is_that_of_all_readers_together(order, data):
     worlds = [n for n in range(1, order.global_batch_size + 1) if order.global_batch_size % n == 0]
     world = data.draw(st.sampled_from(worlds))
-    reads = reads_of(split_of(order), order, world, steps_of(order))
+    amplification = read_factor(order.num_lanes, order.global_batch_size, world)
     pieces = [piece for rank in range(world) for piece in pieces_of(order, rank, world)]
     # Lanes differ by one sample, so which of them are shared matters that much.
-    assert sum(size for _, _, size in pieces) <= reads.amplification * order.num_samples + order.num_lanes
-    assert world > order.num_lanes or reads.amplification <= 1 + (world - 1) / order.num_lanes + 1e-9
-    if order.num_lanes % world == 0:
-        assert reads.amplification == 1
-        assert len(pieces) <= reads.block_gets
-        assert order.last_batch == "drop" or len(pieces) == reads.block_gets
+    assert sum(size for _, _, size in pieces) <= amplification * order.num_samples + order.num_lanes
+    assert world > order.num_lanes or amplification <= 1 + (world - 1) / order.num_lanes + 1e-9
+    assert order.num_lanes % world or amplification == 1
 
 
 def pieces_of(order: Order, rank: int, world: int) -> set[tuple[int, int, int]]:
@@ -187,7 +159,7 @@ def pieces_of(order: Order, rank: int, world: int) -> set[tuple[int, int, int]]:
 def test_lanes_that_readers_share_are_said_to_cost_with_what_would_not():
     found = numbers(reading=Reading(global_batch_size=1536, num_replicas=24, num_hosts=24, num_lanes=256))
     # 256 lanes over 24 readers: 10 2/3 each, so of the 23 borders all but those at multiples of a third cut a lane
-    assert found.reads.amplification == pytest.approx(1 + 16 / 256)
+    assert found.amplification == pytest.approx(1 + 16 / 256)
     assert "16 or 32 readers share none" in advice(found)
     assert "--num-lanes 192" in advice(found)
 
@@ -208,7 +180,7 @@ def test_what_a_run_would_refuse_is_refused_and_the_rest_still_shown(reading, me
     (refusal,) = found.refusals
     assert re.search(message, refusal)
     assert found.steps.num_steps
-    assert (found.reads, found.cold, found.memory) == (None, None, None)
+    assert found.memory is None
 
 
 def test_shares_that_differ_are_told_with_batches_that_divide():
@@ -236,56 +208,14 @@ def test_the_budget_that_would_not_narrow_the_order_is_named_and_suffices():
     assert wide.mixing.worst > 1.2 * found.mixing.worst
 
 
-def test_indexes_that_do_not_fit_are_read_again_and_it_is_said():
-    found = numbers(20_000_000, mean_bytes=20_000, num_shards={"": 2000})
-    assert not found.reads.indexes_fit
-    assert found.reads.index_gets > 50 * 2000
-    assert found.reads.later_gets > found.reads.index_gets
-    assert found.reads.index_bytes > 50 * sum(found.stored.splits["train"].index_bytes)
-    assert "read indexes again and again" in advice(found)
+def test_indexes_that_do_not_fit_are_said_to_be_read_again():
+    assert "reads indexes again in every epoch" in advice(numbers(20_000_000, mean_bytes=20_000))
 
 
 def test_small_images_stay_decoded_where_there_is_room():
     reading = Reading(global_batch_size=512, image_size=32, crop_padding=4)
     found = numbers(50_000, mean_bytes=2500, classes=10, reading=reading)
     assert found.memory.cache == 3 * 50_000 * 40 * 40
-
-
-@pytest.mark.parametrize("hosts", [1, 8])
-@pytest.mark.parametrize("batch", [256, 1024])
-def test_the_first_batch_of_photographs_takes_less_than_four_times_its_bytes(batch, hosts):
-    reading = Reading(global_batch_size=batch, num_replicas=hosts, num_hosts=hosts)
-    cold = numbers(samples_per_shard={"": 1200}, reading=reading).cold
-    assert cold.sample_bytes < cold.num_bytes < 4 * cold.sample_bytes
-
-
-@pytest.mark.parametrize("hosts", [1, 8])
-@pytest.mark.parametrize(
-    ("samples", "size"), [(50_000, 5000), (1_280_000, 2000), (1_280_000, 20_000), (1_280_000, 38_000)]
-)
-def test_the_first_batch_of_tiny_images_takes_less_than_four_times_its_bytes_too(samples, size, hosts):
-    reading = Reading(global_batch_size=1024, num_replicas=hosts, num_hosts=hosts, image_size=32)
-    cold = numbers(samples, mean_bytes=2265, classes=10, samples_per_shard={"": size}, reading=reading).cold
-    assert cold.sample_bytes < cold.num_bytes < 4 * cold.sample_bytes
-
-
-@pytest.mark.parametrize("hosts", [1, 8])
-@pytest.mark.parametrize(("samples", "size"), [(50_000, 5000), (1_280_000, 20_000)])
-def test_the_first_batch_of_tiny_images_takes_indexes_of_two_percent_of_the_set_at_most(samples, size, hosts):
-    reading = Reading(global_batch_size=1024, num_replicas=hosts, num_hosts=hosts, image_size=32)
-    found = numbers(samples, mean_bytes=2265, classes=10, samples_per_shard={"": size}, reading=reading)
-    indexes = sum(found.stored.splits["train"].index_bytes)
-    whole = replace(found.stored.splits["train"], has_index_pages=False)  # a set of an earlier version
-    cold = cold_start(replace(found.stored, splits={"train": whole}), "train", found.order, hosts)
-    assert cold.sample_bytes < cold.index_bytes <= hosts * indexes
-    assert indexes < 0.021 * found.stored.splits["train"].num_bytes
-
-
-def test_prices_can_be_changed():
-    dear = Prices(storage=1, class_a=10, class_b=1)
-    assert (dear.month(2**30), dear.requests(class_a=100, class_b=1000)) == (1, 2)
-    with pytest.raises(ConfigError, match="--price-class-b is -1, expected dollars from 0"):
-        Prices(class_b=-1)
 
 
 # Ways in.
@@ -314,7 +244,22 @@ def test_a_listing_foresees_what_a_build_makes(tmp_path, options):
         assert seen.shard_sizes == split.shard_sizes
         assert (seen.plan.num_dropped, seen.plan.num_repeats) == (split.plan.num_dropped, split.plan.num_repeats)
         assert seen.num_bytes == pytest.approx(split.num_bytes, rel=0.01)
-        assert sum(seen.index_bytes) == pytest.approx(sum(split.index_bytes), rel=0.05)
+
+
+@pytest.mark.parametrize("num_readers", [1, 2, 4])
+def test_a_stream_has_the_steps_and_the_memory_that_were_foreseen(tmp_path, num_readers):
+    raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 25)
+    build(BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out")), HERE)
+    options = {"global_batch_size": 16, "num_lanes": 8, "block_size": 5, "window": 6}
+    reading = Reading(num_replicas=4, num_hosts=num_readers, image_size=16, **options)
+    foreseen = estimate(from_manifest(str(tmp_path / "out")), "train", reading)
+    image = ImageSpec(size=16, crop=CenterCrop(16))
+    streams = [
+        Stream(str(tmp_path / "out"), "train", rank=rank, world_size=num_readers, seed=0, image=image, **options)
+        for rank in range(num_readers)
+    ]
+    assert {len(stream) for stream in streams} == {foreseen.steps.num_steps}
+    assert foreseen.memory in [stream.memory for stream in streams]
 
 
 def test_a_listing_is_enough_nothing_is_read(tmp_path):
@@ -343,7 +288,7 @@ def test_archives_are_refused_unread_with_the_two_other_ways(tmp_path, capsys, s
     (tmp_path / "ILSVRC2012_img_train.tar").write_bytes(b"")
     code, page, errors = run(capsys, ["--source", source, "--input", str(tmp_path)])
     assert (code, page) == (2, "")
-    assert f"plan --source {source}: only reading {tmp_path} tells how many samples it holds" in errors
+    assert f"estimate --source {source}: only reading {tmp_path} tells how many samples it holds" in errors
     assert "`build --dry-run` does that and prints the exact plan" in errors
     assert "--samples and --mean-bytes" in errors
     assert errors.count("\n") == 1
@@ -362,7 +307,7 @@ BARE = ["--samples", "train=1281167,validation=50000", "--mean-bytes", "110000",
 
 
 def run(capsys: pytest.CaptureFixture[str], words: Sequence[str]) -> tuple[int, str, str]:
-    code = cli.main(["plan", *words])
+    code = cli.main(["estimate", *words])
     printed = capsys.readouterr()
     return code, printed.out, printed.err
 
@@ -375,7 +320,7 @@ def test_the_page_fits_80_columns_and_says_what_matters(capsys, monkeypatch):
     assert code == 0
     assert max(map(len, page.splitlines())) <= 80
     assert "…" not in page
-    for words in ("1,281,280", "313 an epoch", "4 readers", "640 shards over 32 replicas x 8 workers", "a month"):
+    for words in ("1,281,280", "313 an epoch", "4 readers", "640 shards over 32 replicas x 8 workers", "3.8 GB"):
         assert words in page
 
 
@@ -385,17 +330,17 @@ def test_the_numbers_come_as_json_too(capsys):
     assert code == 0
     assert found["splits"]["train"]["num_shards"] == 1024
     assert found["steps"] == {"num_steps": 313, "num_last": 3215, "num_pads": 881, "num_left_out": 0}
-    assert found["dollars"]["storage_month"] > 2.7
-    assert found["exact"] is False
+    assert found["read_bytes"] == found["splits"]["train"]["tar_bytes"]
+    assert found["assumption"].startswith("images are JPEGs")
 
 
-def test_a_refused_plan_is_printed_and_ends_with_2(capsys):
+def test_a_refused_reading_is_printed_and_ends_with_2(capsys):
     code, page, errors = run(capsys, [*BARE, "--world", "3", "--hosts", "2"])
     assert (code, errors) == (2, "")
     assert "refused: 3 replicas do not divide over 2 hosts" in page.replace("\n", " ")
 
 
-def test_a_manifest_is_planned_without_anything_else_of_the_set(tmp_path, capsys):
+def test_a_manifest_is_enough_without_anything_else_of_the_set(tmp_path, capsys):
     raw = write_class_folders(tmp_path / "raw", ["cat", "dog"], 10)
     build(BuildConfig(source="folder", input=str(raw), output=str(tmp_path / "out")), HERE)
     for path in (tmp_path / "out").rglob("*"):
@@ -409,15 +354,13 @@ def test_a_manifest_is_planned_without_anything_else_of_the_set(tmp_path, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "plan takes nothing, expected one of MANIFEST"),
-        (["somewhere", *BARE], "plan takes MANIFEST and --samples"),
         (["--source", "folder"], "--source needs --input too"),
         (["--samples", "100"], "--samples needs --mean-bytes too"),
         (["--samples", "100", "--mean-bytes", "0.5"], "--mean-bytes is 0.5"),
         (["--samples", "100", "--mean-bytes", "nan"], "--mean-bytes is nan"),
         (["--samples", "5,train=7", "--mean-bytes", "9"], "names the split train twice"),
         (["--samples", "a/b=7", "--mean-bytes", "9"], "'a/b' can't name a split"),
-        (["somewhere", "--classes", "7"], "--classes goes with --samples, not with MANIFEST"),
+        (["somewhere", "--classes", "7"], "--classes goes with --samples"),
         (["somewhere", "--num-shards", "7"], "--num-shards: the shards of an existing set have their sizes"),
         ([*BARE, "--holdout", "test=0.1"], "--holdout goes with --source"),
         ([*BARE, "--split", "test"], "no split 'test'; there are train, validation"),
@@ -427,7 +370,6 @@ def test_a_manifest_is_planned_without_anything_else_of_the_set(tmp_path, capsys
         ([*BARE, "--window", "-1"], "w is -1"),
         ([*BARE, "--image-size", "-1"], "--image-size is -1"),
         ([*BARE, "--crop-padding", "-1"], "--crop-padding is -1"),
-        ([*BARE, "--price-storage", "-1"], "--price-storage is -1"),
         (["--source", "folders", "--input", "x"], "no source 'folders'"),
     ],
 )
@@ -444,8 +386,18 @@ def test_a_manifest_that_is_not_there_is_code_1(tmp_path, capsys):
     assert "no manifest there" in errors
 
 
-@pytest.mark.parametrize("words", [["--world", "0"], ["--world", "x"], ["--nothing"], ["--samples", "-5"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["somewhere", *BARE],
+        [*BARE, "--world", "0"],
+        [*BARE, "--world", "x"],
+        [*BARE, "--nothing"],
+        ["--samples", "-5"],
+    ],
+)
 def test_what_is_no_number_or_no_flag_is_refused_by_the_parser(words):
     with pytest.raises(SystemExit) as stop:
-        cli.main(["plan", *words])
+        cli.main(["estimate", *words])
     assert stop.value.code == 2

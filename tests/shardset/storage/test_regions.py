@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardset.storage.regions import apart, holds, is_known
+from shardset.storage.regions import holds, is_known
 
 
 @pytest.mark.parametrize(
@@ -32,23 +32,3 @@ def test_a_location_holds_its_regions(location, region, expected):
 )
 def test_what_can_not_be_judged_is_said(location, known):
     assert is_known(location) is known
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "expected"),
-    [
-        ("EUROPE-WEST4", "europe-west4", False),
-        ("EUROPE-WEST4", "US-CENTRAL1", True),
-        ("EUROPE-WEST4", "europe-west1", True),
-        ("EU", "europe-west4", False),
-        ("us-east1", "NAM4", False),
-        ("US", "EU", True),
-        ("EUR4", "EU", False),
-        ("NAM4", "US", False),
-        ("US-EAST1+US-WEST1", "us-west1", False),
-        ("US-EAST1+US-WEST1", "EU", True),
-        ("unknown", "us-west1", False),
-    ],
-)
-def test_two_locations_are_apart_if_no_region_is_in_both(first, second, expected):
-    assert apart(first, second) is apart(second, first) is expected

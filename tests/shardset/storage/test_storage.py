@@ -1793,7 +1793,7 @@ def black_hole(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "verb", [["pipelines", "inspect"], ["pipelines", "plan"], ["trainer", "explain", "--step", "3"]]
+    "verb", [["pipelines", "inspect"], ["pipelines", "estimate"], ["trainer", "explain", "--step", "3"]]
 )
 @pytest.mark.slow
 def test_who_waits_for_a_server_that_never_answers_is_told_so_and_then_gets_an_error(black_hole, verb):

@@ -15,8 +15,8 @@ from tests.faulty_proxy import FaultyProxy
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer.config import ModelConfig, TrainConfig
-from trainer.data.splits import SampleDigest, check_epoch, open_data, plan_of, steps_of, synthetic_data
-from trainer.errors import PlanMismatch
+from trainer.data.splits import SampleDigest, check_epoch, complete_epoch, open_data, steps_of, synthetic_data
+from trainer.errors import EpochMismatch
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +27,17 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 @given(st.permutations(range(30)), st.integers(0, 30))
 def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(order: list[int], cut: int) -> None:
     parts = [SampleDigest().add(np.array(part, dtype=np.int64)) for part in (order[:cut], order[cut:])]
-    assert parts[0].merge(parts[1]) == plan_of(30, np.array([], dtype=np.int64))
+    assert parts[0].merge(parts[1]) == complete_epoch(30, np.array([], dtype=np.int64))
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4]])
 def test_a_lost_repeated_or_strange_sample_is_no_plan(ids: list[int]) -> None:
-    with pytest.raises(PlanMismatch, match="lost or repeated"):
-        check_epoch(3, plan_of(4, np.array([], dtype=np.int64)), SampleDigest().add(np.array(ids)))
+    with pytest.raises(EpochMismatch, match="lost or repeated"):
+        check_epoch(3, complete_epoch(4, np.array([], dtype=np.int64)), SampleDigest().add(np.array(ids)))
 
 
 def test_quarantined_samples_are_not_in_the_plan() -> None:
-    assert plan_of(6, np.array([1, 4])) == SampleDigest().add(np.array([5, 0, 2, 3]))
+    assert complete_epoch(6, np.array([1, 4])) == SampleDigest().add(np.array([5, 0, 2, 3]))
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
@@ -66,7 +66,7 @@ def test_an_epoch_of_repeats_is_what_the_plan_says(manifest: str, fake: bool) ->
     for data in opened:
         for _, _, batch in steps_of(data.train, 0, num_steps):
             seen = seen.add(batch["id"][batch["weight"] > 0])
-    check_epoch(0, opened[0].plan, seen)
+    check_epoch(0, opened[0].expected, seen)
     assert seen.samples == 3 * NUM_TRAIN
     assert {opened[0].weight_of_step(step, 6) for step in range(num_steps)} == {6}
 
@@ -92,12 +92,12 @@ class Cut:
 
 
 def test_a_stream_that_ends_early_is_an_error() -> None:
-    with pytest.raises(PlanMismatch, match="ended before step 2"):
+    with pytest.raises(EpochMismatch, match="ended before step 2"):
         list(steps_of(Cut([(0, 0), (0, 1)]), 0, 8))
 
 
 def test_a_stream_that_jumps_is_an_error() -> None:
-    with pytest.raises(PlanMismatch, match="epoch 1 step 2 where step 1"):
+    with pytest.raises(EpochMismatch, match="epoch 1 step 2 where step 1"):
         list(steps_of(Cut([(0, 0), (0, 2)]), 0, 8))
 
 
@@ -110,7 +110,7 @@ def test_steps_go_on_from_anywhere_and_over_epochs(manifest: str, start: int, st
 
 def test_the_sizes_come_from_the_manifest(manifest: str) -> None:
     opened = open_data(tiny_config(manifest, "run"), 0, 1)
-    assert (opened.num_classes, opened.num_eval_samples, opened.plan.samples) == (10, NUM_EVAL, NUM_TRAIN)
+    assert (opened.num_classes, opened.num_eval_samples, opened.expected.samples) == (10, NUM_EVAL, NUM_TRAIN)
     assert len(opened.train) == STEPS
 
 
@@ -140,7 +140,7 @@ def test_an_epoch_of_all_hosts_together_is_the_plan(manifest: str) -> None:
     for host in range(4):
         for _, _, batch in steps_of(open_data(config, host, 4).train, STEPS, 2 * STEPS):
             seen = seen.add(batch["id"][batch["weight"] > 0])
-    assert seen == open_data(config, 0, 1).plan
+    assert seen == open_data(config, 0, 1).expected
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_fake_epoch_is_its_plan_too() -> None:
     for part in opened:
         for _, _, batch in steps_of(part.train, 0, len(part.train)):
             seen = seen.add(batch["id"][batch["weight"] > 0])
-    assert seen == opened[0].plan
+    assert seen == opened[0].expected
 
 
 def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path) -> None:
@@ -280,23 +280,3 @@ def test_an_evaluation_may_have_larger_images_than_training(manifest: str) -> No
         opened = open_data(config, 0, 1)
         shapes = [next(steps_of(stream, 0, 1))[2]["image"].shape for stream in (opened.train, opened.evaluation)]
         assert shapes == [(8, 8, 8, 3), (8, 12, 12, 3)]
-
-
-@pytest.mark.parametrize("fake", [False, True])
-def test_all_hosts_begin_from_the_same_images(manifest: str, fake: bool) -> None:
-    base = tiny_config(None, "run", fake_data=True) if fake else tiny_config(manifest, "run")
-    found = [
-        (synthetic_data(base, host, 3, num_eval_samples=21) if fake else open_data(base, host, 3)).first_images()
-        for host in range(3)
-    ]
-    first, *others = [np.concatenate(list(batches)) for batches in found]
-    assert first.shape == (21 if fake else NUM_TRAIN, 8, 8, 3)
-    assert all(np.array_equal(first, other) for other in others)
-
-
-def test_images_to_begin_from_may_be_left_unread(manifest: str) -> None:
-    images = open_data(tiny_config(manifest, "run"), 0, 1).first_images()
-    next(images)
-    images.close()
-    with pytest.raises(StopIteration):
-        next(images)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shardset.errors import ConfigError
 from tests.makers.training import tiny_config
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, TrainConfig
-from trainer.errors import CheckpointError
+from trainer.errors import CheckpointError, TrainingError
 from trainer.model import build
 from trainer.model.augment import Normalize
 from trainer.model.learner import Learner
@@ -487,3 +487,21 @@ def test_a_model_that_returns_no_number_for_each_class_is_refused(name: str, fou
     for step in (lambda: learner.train_step(batch_of(2), 0.1, key=1), lambda: learner.eval_step(batch_of(2))):
         with pytest.raises(ConfigError, match=rf":{name}' returned {found} .*expected a tensor \[images, 5\]"):
             step()
+
+
+class TooLarge(nn.Linear):
+    """Needs more memory than the device has."""
+
+    def forward(self, images_NCHW: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has ...")
+
+
+def too_large(num_classes: int) -> nn.Module:
+    return TooLarge(3, num_classes)
+
+
+def test_a_step_without_enough_memory_names_the_flags_to_change() -> None:
+    config = config_of(model=ModelConfig(name=f"{__name__}:too_large"), accumulate=2)
+    learner = Learner(Single("fp32"), config, CLASSES, None)
+    with pytest.raises(TrainingError, match=r"too small .*2\.00 GiB\.\): --set accumulate=4 .*--batch-size"):
+        learner.train_step(batch_of(4), 0.1, key=0)

@@ -23,7 +23,6 @@ from shardset.storage.open import open_storage
 from tests.makers.mortal import Killed, mortal
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint, checkpoint_names, checkpoint_state
-from trainer.record.checkpoint_parts import StoredFile
 
 IDENTITY = {"manifest digest": "abc", "model": "resnet18", "seed": 0}
 
@@ -55,7 +54,7 @@ def put(storage: Storage, name: str, data: bytes) -> None:
 def state_of(storage: Storage, step: int) -> str:
     """The name of the state file of a committed checkpoint."""
     (commit,) = [commit for commit in checkpoint.commits(storage) if commit.step == step]
-    return checkpoint.folder_of(step) + commit.files[0].name
+    return checkpoint.folder_of(step) + commit.file.name
 
 
 def unexpected(text: str) -> None:
@@ -330,9 +329,9 @@ def test_a_pickle_with_code_is_refused(capsys: pytest.CaptureFixture[str]) -> No
 
 def committed(storage: Storage, step: int, data: bytes) -> None:
     """A checkpoint of any bytes, whose mark says just these."""
-    file = StoredFile(name=checkpoint_names.new_state_name(), num_bytes=len(data), crc32c=facts_of(data)[1])
+    file = checkpoint.StoredFile(name=checkpoint_names.new_state_name(), num_bytes=len(data), crc32c=facts_of(data)[1])
     commit = checkpoint.CommitMark(
-        format=checkpoint.FORMAT, step=step, epoch=0, top1=None, identity=IDENTITY, files=[file]
+        format=checkpoint.FORMAT, step=step, epoch=0, top1=None, identity=IDENTITY, file=file
     )
     put(storage, checkpoint.folder_of(step) + file.name, data)
     put(storage, checkpoint.folder_of(step) + checkpoint.COMMIT, msgspec.json.encode(commit))

@@ -3,20 +3,17 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import pytest
 from wandb.proto import wandb_internal_pb2
 
 from shardset.errors import ConfigError
-from tests.makers.training import BATCH, NUM_EVAL, NUM_TRAIN, STEPS, read_records, shard_set, tiny_config
+from tests.makers.training import STEPS, read_records, shard_set, tiny_config
 from trainer import loop
-from trainer.config import OptimizerConfig, TrainConfig
-from trainer.errors import NotFinite
+from trainer.config import TrainConfig
 from trainer.record import loggers
 from trainer.runtime.single import Single
 
@@ -87,52 +84,6 @@ def test_mlflow_gets_every_number_and_a_resumed_run_goes_on_in_its_run(
     assert run.data.params["optimizer.learning_rate"] == "0.05"
     history = sorted(client.get_metric_history(run.info.run_id, "step/loss"), key=lambda one: one.step)
     assert [one.value for one in history] == [one["loss"] for one in read_records(tmp_path, "step")]
-
-
-def mlperf_lines(folder: Path) -> list[dict[str, Any]]:
-    """As mlperf_logging.compliance_checker reads them: the token, then JSON with these fields."""
-    token = ":::MLLOG "
-    texts = (folder / "mlperf.log").read_text().splitlines()
-    assert all(text.startswith(token) for text in texts)
-    lines = [json.loads(text.removeprefix(token)) for text in texts]
-    fields = ["namespace", "time_ms", "event_type", "key", "value", "metadata"]
-    assert all(list(line) == fields and isinstance(line["time_ms"], int) for line in lines)
-    assert [line["time_ms"] for line in lines] == sorted(line["time_ms"] for line in lines)
-    return lines
-
-
-def test_mlperf_lines_say_what_its_compliance_checker_asks_for(manifest: str, tmp_path: Path) -> None:
-    loop.train(Single("fp32"), tiny_config(manifest, tmp_path, logger="mlperf"))
-    lines = mlperf_lines(tmp_path)
-    keys = [line["key"] for line in lines]
-    epoch = ["epoch_start", "epoch_stop", "eval_start", "eval_accuracy", "eval_stop"]
-    assert keys[0] == "init_start"
-    assert keys[keys.index("init_stop") :] == ["init_stop", "run_start", *epoch, *epoch, "run_stop"]
-    facts = {line["key"]: line["value"] for line in lines if line["event_type"] == "POINT_IN_TIME"}
-    expected = {"global_batch_size": BATCH, "train_samples": NUM_TRAIN, "eval_samples": NUM_EVAL, "opt_name": "sgd"}
-    assert facts.items() >= expected.items()
-    assert [line["metadata"].get("epoch_num") for line in lines if line["key"] in epoch] == [1] * 5 + [2] * 5
-    accuracies = [line["value"] for line in lines if line["key"] == "eval_accuracy"]
-    assert accuracies == [one["top1"] for one in read_records(tmp_path, "eval")]
-    assert lines[-1]["metadata"] == {"status": "success"}
-    for event, suffix in (("INTERVAL_START", "_start"), ("INTERVAL_END", "_stop")):
-        assert all(line["key"].endswith(suffix) == (line["event_type"] == event) for line in lines)
-
-
-def test_mlperf_lines_end_as_aborted_without_the_target_and_where_a_run_fails(manifest: str, tmp_path: Path) -> None:
-    for name, changes in (("missed", {"target_accuracy": 1.0, "epochs": 1}), ("failed", {})):
-        learning_rate = 1e30 if name == "failed" else 0.05
-        config = tiny_config(
-            manifest,
-            tmp_path / name,
-            logger="mlperf",
-            optimizer=OptimizerConfig(learning_rate=learning_rate),
-            **changes,
-        )
-        with pytest.raises(NotFinite) if name == "failed" else nullcontext():
-            loop.train(Single("fp32"), config)
-        lines = mlperf_lines(tmp_path / name)
-        assert [line["metadata"] for line in lines if line["key"] == "run_stop"] == [{"status": "aborted"}]
 
 
 def test_a_logger_that_can_not_be_reached_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from trainer.runtime.base import replica_key
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import choose, launch
 from trainer.runtime.single import Single
-from trainer.runtime.xla import partition_of
 
 
 class Threads(Single):
@@ -107,7 +106,7 @@ def test_every_process_brings_the_fewest_rows_that_hold_its_share_and_divide_ove
     assert here.num_rows(hosts * unit * 3, passes) == 3 * unit
 
 
-@pytest.mark.parametrize("strategy", ["single", "spmd", "spmd_sharded", "replica"])
+@pytest.mark.parametrize("strategy", ["single", "spmd", "replica"])
 def test_processes_that_would_know_nothing_of_each_other_are_refused(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,24 +158,6 @@ def test_a_process_without_torchtpu_s_launch_is_told_how_to_start() -> None:
         torchtpu.check_environment({})
     with pytest.raises(ConfigError, match=r"TorchTPU: TORCH_TPU_TOPOLOGY not set"):
         torchtpu.check_environment({torchtpu.ADDRESSES: "localhost:1"})
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [
-        ((), ()),
-        ((7,), (None,)),
-        ((8,), ("data",)),
-        ((4, 192), (None, "data")),
-        ((192, 30), ("data", None)),
-        ((64, 64, 3, 3), ("data", None, None, None)),
-        ((0, 5), (None, None)),
-    ],
-)
-def test_the_largest_dimension_that_divides_over_the_devices_is_cut(
-    shape: tuple[int, ...], expected: tuple[str | None, ...]
-) -> None:
-    assert partition_of(shape, 4) == expected
 
 
 @pytest.mark.parametrize("key", [6, 7])

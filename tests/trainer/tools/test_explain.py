@@ -24,6 +24,7 @@ from shardset.read.indexes import read_rows
 from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
+from shardset.stream.timetable import Timetable
 from tests.makers.shardset import png_samples, put, references, write_shard_set
 from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
 from trainer import cli as command
@@ -34,9 +35,13 @@ from trainer.record.log_files import METRICS, records
 from trainer.run import Run
 from trainer.runtime.launch import running
 from trainer.tools import contact_sheet
-from trainer.tools.explain import explain_sample, explain_step, plan_of_config, plan_of_run
+from trainer.tools.explain import explain_sample, explain_step, recorded_run, timetable_of
 
 Ids = dict[tuple[int, int], list[tuple[int, float]]]
+
+
+def timetable_of_run(url: str) -> Timetable:
+    return timetable_of(*recorded_run(url))
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +82,24 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
 
 def test_every_step_holds_what_the_run_trained_on(recorded):
     run_dir, seen = recorded
-    plan = plan_of_run(run_dir)
-    assert plan.timetable.num_steps == len(seen) == 2 * STEPS
+    timetable = timetable_of_run(run_dir)
+    assert timetable.num_steps == len(seen) == 2 * STEPS
     for global_step in range(2 * STEPS):
-        found = explain_step(plan, str(global_step))
-        assert found.done is True
+        found = explain_step(timetable, str(global_step))
         trained = seen[found.epoch, found.step]
         assert [(one.sample.id, float(not one.pad)) for one in found.samples] == trained
         assert [one.slot for one in found.samples] == list(range(BATCH))
-        assert found == explain_step(plan, f"{found.epoch + 1}:{found.step}")
+        assert found == explain_step(timetable, f"{found.epoch + 1}:{found.step}")
 
 
 def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
     run_dir, _ = recorded
-    plan = plan_of_run(run_dir)
+    timetable = timetable_of_run(run_dir)
     logged = [r for r in records((Path(run_dir) / METRICS).read_bytes()) if r["kind"] == "epoch"]
     for epoch, record in enumerate(logged):
         counted = SampleDigest()
         for step in range(STEPS):
-            found = explain_step(plan, f"{epoch + 1}:{step}").samples
+            found = explain_step(timetable, f"{epoch + 1}:{step}").samples
             counted = counted.add(np.array([one.sample.id for one in found if not one.pad]))
         assert (counted.samples, counted.text) == (record["samples"], record["key_digest"])
     assert len(logged) == 2
@@ -103,44 +107,40 @@ def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
 
 def test_every_sample_is_in_the_steps_that_trained_on_it(recorded):
     run_dir, seen = recorded
-    plan = plan_of_run(run_dir)
-    pads = 0
+    timetable = timetable_of_run(run_dir)
     for sample_id in range(NUM_TRAIN):
-        found = explain_sample(plan, sample_id)
+        found = explain_sample(timetable, sample_id)
         trained = [
-            (epoch, step, slot, weight == 0)
+            (epoch, step, slot)
             for (epoch, step), slots in seen.items()
             for slot, (id_, weight) in enumerate(slots)
-            if id_ == sample_id
+            if id_ == sample_id and weight
         ]
-        assert sorted((v.epoch, v.step, v.slot, v.pad) for v in found.visits) == sorted(trained)
-        assert found.num_done == len(trained)
-        pads += sum(v.pad for v in found.visits)
-    assert pads == 2 * (STEPS * BATCH - NUM_TRAIN)
+        assert [(v.epoch, v.step, v.slot) for v in found.visits] == sorted(trained)
 
 
 def test_the_repeats_of_a_sample_are_in_the_slots_that_the_stream_gives_them(recorded):
     url = json.loads((Path(recorded[0]) / configs.RECORD).read_text())["manifest"]
     base = tiny_config(url, "run", global_batch_size=12, epochs=1)
     config = dataclasses.replace(base, image=dataclasses.replace(base.image, augment_repeats=3))
-    timetable = plan_of_config(config).timetable
+    timetable = timetable_of(config)
     train = open_data(config, 0, 1).train
     ids = {step: batch["id"].tolist() for _, step, batch in train.run(iter([(0, range(len(train)))]))}
     assert {step: [one.sample.id for one in timetable.batch(step)] for step in ids} == ids
     for sample_id in range(NUM_TRAIN):
         visits = list(timetable.visits(sample_id, range(1)))
         assert [ids[one.step][one.slot] for one in visits] == [sample_id] * len(visits)
-        assert len({(one.step, one.slot) for one in visits if not one.pad}) == 3
+        assert len({(one.step, one.slot) for one in visits}) == 3
 
 
 def test_samples_are_those_of_the_stream_by_key_and_label(recorded):
     run_dir, _ = recorded
-    plan = plan_of_run(run_dir)
-    url = plan.timetable.storage.url
+    timetable = timetable_of_run(run_dir)
+    url = timetable.storage.url
     stream = Stream(url, "train", global_batch_size=BATCH, rank=0, world_size=1, seed=5, image=None, with_key=True)
     steps = 0
     for step, batch in enumerate(stream.epoch(1)):
-        found = [one.sample for one in explain_step(plan, f"2:{step}").samples]
+        found = [one.sample for one in explain_step(timetable, f"2:{step}").samples]
         assert [sample.key for sample in found] == batch["key"]
         assert [sample.label for sample in found] == batch["label"].tolist()
         assert [sample.name for sample in found] == [f"raw/{sample.id} <b>.png" for sample in found]
@@ -154,35 +154,33 @@ def test_a_run_that_is_described_is_the_one_that_was_made(recorded, capsys):
     described = ["--manifest", config["manifest"], "--seed", "5", "--global-batch-size", "8", "--set", "epochs=2"]
     by_run = told(capsys, "--run-dir", run_dir, "--step", "9")
     by_words = told(capsys, *described, "--step", "9")
-    assert by_words.pop("done") is None
-    assert by_run.pop("done") is True
     assert by_words == by_run
 
 
 def test_a_run_that_is_described_has_the_order_of_its_budget(recorded):
     run_dir, _ = recorded
     config = configs.from_dict(json.loads((Path(run_dir) / configs.RECORD).read_text()) | {"budget_bytes": 180_000})
-    order = plan_of_config(config).timetable.order
+    order = timetable_of(config).order
     stream = open_data(config, 0, 1).train
-    assert order.window == stream.order.window < plan_of_run(run_dir).timetable.order.window
+    assert order.window == stream.order.window < timetable_of_run(run_dir).order.window
 
 
 def test_a_key_leads_to_its_steps_and_each_step_to_the_key(recorded, capsys):
     run_dir, _ = recorded
-    found = told(capsys, "--run-dir", run_dir, "--key", "train-000007", "--epochs", "2:3")
-    (visit,) = [visit for visit in found["visits"] if not visit["pad"]]
+    found = told(capsys, "--run-dir", run_dir, "--key", "train-000007")
+    visit = found["visits"][1]
     assert visit["epoch"] == 1
     step = told(capsys, "--run-dir", run_dir, "--step", str(visit["global_step"]))
     assert step["samples"][visit["slot"]]["sample"] == found["sample"]
-    assert told(capsys, "--run-dir", run_dir, "--id", "7", "--epochs", "2:3") == found
+    assert told(capsys, "--run-dir", run_dir, "--id", "7") == found
 
 
-def test_tables_say_pads_names_and_how_far_the_run_is(recorded, capsys, monkeypatch):
+def test_tables_say_pads_and_names(recorded, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     run_dir, _ = recorded
     assert command.main(["explain", "--run-dir", run_dir, "--step", "6"]) == OK
     text = capsys.readouterr().out
-    assert "epoch 1 step 6 of 7, taken: 8 slots, 4 of them pads of weight 0" in text
+    assert "epoch 1 step 6 of 7: 8 slots, 4 of them pads of weight 0" in text
     assert text.count("(pad)") == 4
     assert "<b>.png" in text
     assert command.main(["explain", "--run-dir", run_dir, "--key", "train-000007"]) == OK
@@ -203,7 +201,7 @@ def test_an_image_that_is_damaged_or_can_t_be_decoded_leaves_its_place_empty(tmp
     broken = [replace(sample, fields=(("png", b"no image"), ("cls", b"0"))) for sample in png_samples("train", 2)]
     samples = [*broken, *png_samples("train", 6)[2:]]
     write_shard_set(open_storage(str(tmp_path / "set")), {"train": samples, "val": png_samples("val", 2)})
-    timetable = plan_of_config(tiny_config(str(tmp_path / "set"), tmp_path, global_batch_size=6)).timetable
+    timetable = timetable_of(tiny_config(str(tmp_path / "set"), tmp_path, global_batch_size=6))
     last = timetable.split.shards[-1].path
     data = bytearray(timetable.storage.read(last))
     data[600] ^= 1
@@ -229,20 +227,6 @@ def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, g
     assert there.pop("manifest") == f"{gcs_root}/shards"
     assert here.pop("manifest") != f"{gcs_root}/shards"
     assert there == here
-
-
-def test_steps_that_the_log_has_not_seen_are_not_called_taken(recorded, tmp_path):
-    run_dir, _ = recorded
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for name in (configs.RECORD, configs.ORDER):
-        shutil.copy(Path(run_dir) / name, folder / name)
-    assert explain_step(plan_of_run(str(folder)), "0").done is False
-    lines = (Path(run_dir) / METRICS).read_bytes().splitlines(keepends=True)
-    (folder / METRICS).write_bytes(b"".join(lines[:3]) + lines[3][:20])  # a kill cut the last line
-    plan = plan_of_run(str(folder))
-    assert plan.steps_done == 3
-    assert [explain_step(plan, str(step)).done for step in (2, 3)] == [True, False]
 
 
 def test_a_mixture_s_streams_are_explained_by_their_orders(recorded):
@@ -274,7 +258,7 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
         python, module, trainer, *words = shlex.split(line)
         assert (python, module, trainer) == ("python", "-m", "trainer")
         assert command.main(words) == OK, line
-    assert len(COMMANDS) == 5
+    assert len(COMMANDS) == 4
     assert (tmp_path / "step.html").exists()
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {})
@@ -288,22 +272,15 @@ def test_the_page_s_commands_and_its_example_run(recorded, tmp_path, monkeypatch
     ("words", "message"),
     [
         (["--step", "14"], "are the steps 0 to 13"),
-        (["--step", "3:0"], "which plans 1:3"),
+        (["--step", "3:0"], "are the steps 0 to 13"),
+        (["--step", "0:3"], "are the steps 0 to 13"),
         (["--step", "1:7"], "an epoch has the steps 0 to 6"),
         (["--step", "-1"], "neither a step"),
         (["--step", "1:x"], "EPOCH:STEP"),
-        (["--key", "train-00000"], "near it are train-000000, train-000001"),
-        (["--key", "trän"], "near it are"),
+        (["--key", "train-00000"], "has the key 'train-00000'; `python -m pipelines inspect` finds"),
+        (["--key", "trän"], "has the key 'trän'"),
         (["--id", "52"], "which has 0 to 51"),
         (["--id", "-1"], "no id -1"),
-        (["--id", "3", "--epochs", "1:4"], "which plans 1:3"),
-        (["--id", "3", "--epochs", "0:1"], "they are counted from 1"),
-        (["--step", "0:3"], "epochs 0:1 are not of this run"),
-        (["--id", "3", "--epochs", "1:1"], "first epoch after the range"),
-        (["--id", "3", "--epochs", "1"], "START:STOP"),
-        ([], "one of --step, --key and --id"),
-        (["--step", "1", "--id", "3"], "one of --step, --key and --id"),
-        (["--step", "1", "--epochs", "0:1"], "EPOCH:STEP"),
         (["--id", "1", "--thumbnails", "x.png"], "give --step"),
         (["--step", "1", "--thumbnails", "x.png"], "must end with .html"),
         (["--step", "1", "--thumbnails", "~/x.html"], "~ is not your home folder here"),
@@ -320,16 +297,20 @@ def test_what_can_t_be_asked_is_a_wrong_command_line(recorded, words, message, c
     assert message in capsys.readouterr().err
 
 
-def test_a_folder_without_a_config_is_no_run(tmp_path, capsys):
+def test_a_folder_without_a_config_or_an_order_is_no_run(recorded, tmp_path, capsys):
     assert command.main(["explain", "--run-dir", str(tmp_path), "--step", "0"]) == USAGE
-    assert "no config.json there" in capsys.readouterr().err
+    assert "no config.json and order.json there" in capsys.readouterr().err
+    folder = copied(recorded[0], tmp_path / "run")
+    (folder / configs.ORDER).unlink()
+    assert command.main(["explain", "--run-dir", str(folder), "--step", "0"]) == USAGE
+    assert "no config.json and order.json there" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ('{"epochs": "many"}', "another version or changed")])
 def test_a_broken_config_is_named(tmp_path, text, message):
     (tmp_path / configs.RECORD).write_text(text)
     with pytest.raises(ConfigError, match=message):
-        plan_of_run(str(tmp_path))
+        timetable_of_run(str(tmp_path))
 
 
 def test_a_run_without_a_shard_set_has_nothing_to_explain(capsys):
@@ -347,25 +328,16 @@ def copied(run_dir: str, place: Path, **changes: Any) -> Path:
 
 def test_the_recorded_order_counts_not_what_this_version_would_choose(recorded, tmp_path):
     run_dir, _ = recorded
-    other = plan_of_run(str(copied(run_dir, tmp_path / "run", w=3, q=2)))
-    assert (other.timetable.order.window, other.timetable.order.block_size) == (3, 2)
-    assert explain_step(other, "0").samples != explain_step(plan_of_run(run_dir), "0").samples
+    other = timetable_of_run(str(copied(run_dir, tmp_path / "run", w=3, q=2)))
+    assert (other.order.window, other.order.block_size) == (3, 2)
+    assert explain_step(other, "0").samples != explain_step(timetable_of_run(run_dir), "0").samples
 
 
 def test_a_recorded_order_that_is_damaged_is_named_with_what_helps(recorded, tmp_path):
     folder = copied(recorded[0], tmp_path / "run")
     (folder / configs.ORDER).write_text("{")
-    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; remove it to compute the order"):
-        plan_of_run(str(folder))
-
-
-def test_without_a_recorded_order_it_says_that_it_computed_one(recorded, tmp_path):
-    run_dir, _ = recorded
-    folder = copied(run_dir, tmp_path / "run")
-    (folder / configs.ORDER).unlink()
-    plan = plan_of_run(str(folder))
-    assert "no order.json" in plan.notes[0]
-    assert explain_step(plan, "3") == explain_step(plan_of_run(run_dir), "3")
+    with pytest.raises(ConfigError, match=r"run/order\.json: can't be read .*; describe the run with"):
+        timetable_of_run(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -379,7 +351,7 @@ def test_without_a_recorded_order_it_says_that_it_computed_one(recorded, tmp_pat
 def test_a_run_on_another_set_or_order_is_refused(recorded, tmp_path, changes, message):
     run_dir, _ = recorded
     with pytest.raises(ConfigError, match=message):
-        plan_of_run(str(copied(run_dir, tmp_path / "run", **changes)))
+        timetable_of_run(str(copied(run_dir, tmp_path / "run", **changes)))
 
 
 def test_explaining_needs_no_torch(recorded):

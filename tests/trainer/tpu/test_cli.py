@@ -1,4 +1,4 @@
-"""The verbs against the stand-in for gcloud: what they call, what they say, and what they do when things go wrong."""
+"""The verbs against the stand-in for gcloud: what they call, what the workers run, and what fails in which words."""
 
 import json
 import os
@@ -11,22 +11,83 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardset.program import FAILED, OK, PREEMPTED, USAGE
-from tests.makers.cloud import Cloud, wheel
+from tests.makers.training import finish
+from tests.trainer.tpu.fake_gcloud import Refused, parsed
 from trainer import cli as command
-from trainer.tpu.cli import merged_lines
+from trainer.tpu import commands
+from trainer.tpu.commands import Tpu
 
-PLACE = ["my-tpu", "--zone=us-central2-b", "--poll-seconds=0"]
+FAKE = Path(__file__).with_name("fake_gcloud.py")
+PLACE = ["my-tpu", "--zone=us-central2-b"]
 RUN = ["--fake-data", "--run-dir=gs://bucket/run"]
+
+# Answers like uv: `uv venv ... FOLDER` makes an environment, `uv pip install ... WHEEL[EXTRAS]` looks at the wheel.
+UV = """\
+#!/bin/sh
+for word; do last=$word; done
+case $1 in
+venv) mkdir -p "$last/bin" ;;
+pip) test -f "${last%%\\[*}" && echo "$*" > "$HOME/installed" ;;
+esac
+"""
+# A worker's Python notes what it was to run. It ends with the code in the file `code`, or waits for SIGTERM.
+PYTHON = """\
+#!/bin/bash
+echo "PJRT_DEVICE=$PJRT_DEVICE A=$A $*" >> "$HOME/ran"
+echo "step 0"
+trap 'echo saved; exit 3' TERM
+while [ ! -e "$HOME/code" ]; do sleep 0.02; done
+exit "$(cat "$HOME/code")"
+"""
 
 Run = Callable[..., tuple[int, str, str]]
 
 
+class Cloud:
+    """A slice with two workers that is set up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        program(folder / "bin/gcloud", f'#!/bin/sh\nexec "{sys.executable}" -I -S "{FAKE}" "$@"\n')
+        self.homes = [folder / str(worker) for worker in range(2)]
+        for home in self.homes:
+            program(home / ".local/bin/uv", UV)
+            program(home / "shardset-tpu/env/bin/python", PYTHON)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What lets a process find this cloud and no other: nobody's gcloud and no login."""
+        login = str(self.folder / "no-login")
+        return {"FAKE_GCLOUD": str(self.folder), "PATH": f"{self.folder}/bin:/usr/bin:/bin", "CLOUDSDK_CONFIG": login}
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """Every call of gcloud so far, as its words."""
+        file = self.folder / "calls.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def ends(self, *codes: int) -> None:
+        """The codes with which the workers' Python ends."""
+        for home, code in zip(self.homes, codes, strict=True):
+            (home / "code").write_text(str(code))
+
+    def ran(self) -> list[str]:
+        return [(home / "ran").read_text().strip() for home in self.homes if (home / "ran").exists()]
+
+
+def program(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    (tmp_path / "cloud").mkdir()
-    made = Cloud(tmp_path / "cloud")
+    made = Cloud(tmp_path)
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)
@@ -48,285 +109,147 @@ def last(errors: str) -> str:
     return errors.strip().splitlines()[-1]
 
 
-# --- create ----------------------------------------------------------------------------------------------------------
-
-
-def test_create_asks_once_and_waits_until_it_is_ready(cloud, tpu):
-    code, output, _ = tpu("create", "--accelerator-type=v4-32", "--spot", "--valid-for=6h")
-    assert code == OK
-    assert "my-tpu is READY, 4 workers" in output
-    assert "WAITING_FOR_RESOURCES" in output
-    assert "PROVISIONING" in output
-    (call,) = [call for call in cloud.calls if "create" in call]
-    assert call[:3] == ["compute", "tpus", "queued-resources"]
-    assert {"--spot", "--valid-until-duration=6h", "--node-id=my-tpu"} <= set(call)
-
-
-def test_create_directly_makes_a_tpu_vm_and_no_request(cloud, tpu):
-    assert tpu("create", "--accelerator-type=v4-8", "--direct")[0] == OK
-    assert cloud.asked("tpu-vm create") == 1
-    assert cloud.asked("queued-resources create") == 0
-
-
-@pytest.mark.parametrize("request_", ["ACTIVE", None])
-def test_create_of_a_ready_one_does_nothing_and_says_so(cloud, tpu, request_):
-    cloud.has("my-tpu", "v4-32", request=request_)
-    code, output, _ = tpu("create", "--accelerator-type=v4-32")
-    assert code == OK
-    assert "READY already: nothing to do" in output
-    assert cloud.asked(" create ") == 0
-
-
-def test_create_goes_on_waiting_for_what_was_asked_for_before(cloud, tpu):
-    cloud.has("my-tpu", "v4-32", node=None, request="WAITING_FOR_RESOURCES")
-    state = json.loads((cloud.folder / "state.json").read_text())
-    del state["requests"]["my-tpu"]["state"]
-    state["requests"]["my-tpu"]["looks"] = 0
-    (cloud.folder / "state.json").write_text(json.dumps(state))
-    assert tpu("create", "--accelerator-type=v4-32")[0] == OK
-    assert cloud.asked(" create ") == 0
+# --- create, setup and doctor ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("node", "request_", "advice"),
+    ("type_", "runtime"),
     [
-        ("PREEMPTED", "SUSPENDED", "tpu delete"),
-        (None, "FAILED", "the request expired"),
-        ("STOPPED", None, "tpu-vm start my-tpu --zone=us-central2-b"),
+        ("v3-32", "tpu-ubuntu2204-base"),
+        ("v4-32", "tpu-ubuntu2204-base"),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+        ("v5p-8", "v2-alpha-tpuv5"),
+        ("v6e-8", "v2-alpha-tpuv6e"),
     ],
 )
-def test_create_of_one_that_can_not_be_used_says_what_to_do(cloud, tpu, node, request_, advice):
-    cloud.has("my-tpu", "v4-32", node=node, request=request_)
-    code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == FAILED
-    assert advice in errors
-    assert cloud.asked(" create ") == 0
+def test_create_takes_the_runtime_that_google_names_for_the_generation(cloud, tpu, type_, runtime):
+    assert tpu("create", f"--accelerator-type={type_}", "--spot")[0] == OK
+    assert tpu("create", f"--accelerator-type={type_}", "--runtime-version=mine", "--service-account=a@p.iam")[0] == OK
+    assert {f"--version={runtime}", f"--accelerator-type={type_}", "--spot"} <= set(cloud.calls[0])
+    assert {"--version=mine", "--service-account=a@p.iam"} <= set(cloud.calls[1])
+    assert "--spot" not in cloud.calls[1]
 
 
-def test_create_refuses_another_type_under_a_name_that_is_taken(cloud, tpu):
-    cloud.has("my-tpu", "v4-8")
-    code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == USAGE
-    assert "is there as v4-8" in errors
+def test_create_of_an_unknown_generation_needs_the_runtime_version(cloud, tpu):
+    code, _, errors = tpu("create", "--accelerator-type=v5e-16")
+    assert (code, cloud.calls) == (USAGE, [])
+    assert "v5litepod-16 (v5e)" in last(errors)
+    assert tpu("create", "--accelerator-type=v9-16", "--runtime-version=v9")[0] == OK
 
 
-@pytest.mark.parametrize(
-    ("says", "advice"),
-    [
-        ("ERROR: (gcloud.x) RESOURCE_EXHAUSTED: Quota limit 'TPUV4' has been exceeded", "iam-admin/quotas"),
-        ("ERROR: (gcloud.x) There is no more capacity in the zone", "another zone"),
-        ("ERROR: (gcloud.x) PERMISSION_DENIED: Cloud TPU API has not been used in project 1", "gcloud services enable"),
-        ("ERROR: (gcloud.x) You do not currently have an active account selected.", "gcloud auth login"),
-    ],
-)
-def test_a_creation_that_is_refused_is_one_line_with_what_to_do(cloud, tpu, says, advice):
-    cloud.fail({"on": " create ", "says": says})
-    code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == FAILED
-    assert advice in last(errors)
-
-
-def test_not_being_logged_in_is_found_before_anything_is_asked_for(cloud, tpu):
-    cloud.fail({"on": "describe", "says": "ERROR: (gcloud.x) You do not currently have an active account selected."})
-    code, _, errors = tpu("create", "--accelerator-type=v4-32")
-    assert code == FAILED
-    assert "gcloud auth login" in last(errors)
-    assert cloud.asked(" create ") == 0
-
-
-@pytest.mark.parametrize("verb", ["setup", "stop", "delete", "logs", "train", "create"])
-def test_a_missing_gcloud_is_one_clear_line(cloud, tpu, verb, monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    more = {"train": RUN, "create": ["--accelerator-type=v4-8"], "setup": [f"--wheel={wheel(tmp_path)}"]}
-    code, _, errors = tpu(verb, *more.get(verb, []))
-    assert code == FAILED
-    assert last(errors).startswith("CloudError: gcloud is not installed")
-
-
-# --- setup and doctor ------------------------------------------------------------------------------------------------
-
-
-def test_setup_copies_and_installs_the_wheel_on_every_worker(cloud, tpu, tmp_path):
-    cloud.has("my-tpu", "v4-32")
-    homes = [cloud.home("my-tpu", worker) for worker in range(4)]
+@pytest.mark.parametrize(("backend", "extra"), [("torchtpu", "torchtpu"), ("xla", "tpu")])
+def test_setup_installs_one_back_end_on_every_worker_and_removes_the_other(cloud, tpu, tmp_path, backend, extra):
+    wheel = tmp_path / commands.WHEEL
+    wheel.touch()
     for _ in range(2):  # again is no error
-        assert tpu("setup", f"--wheel={wheel(tmp_path)}")[0] == OK
-    for home in homes:
-        assert (home / "installed").read_text().strip().endswith(".whl[trainer,tpu]")
-        assert (home / "shardset-tpu/env/bin/python").exists()
-
-
-@pytest.mark.parametrize(("backend", "extras"), [("torchtpu", "[trainer,torchtpu]"), ("xla", "[trainer,tpu]")])
-def test_setup_installs_the_back_end_that_is_asked_for_and_removes_the_other(cloud, tpu, tmp_path, backend, extras):
-    cloud.has("my-tpu", "v4-8")
-    home = cloud.home("my-tpu", 0)
-    assert tpu("setup", f"--wheel={wheel(tmp_path)}", f"--backend={backend}")[0] == OK
-    assert (home / "installed").read_text().strip().endswith(f".whl{extras}")
-    assert cloud.asked("--exact") == 1
+        assert tpu("setup", f"--wheel={wheel}", f"--backend={backend}")[0] == OK
+    for home in cloud.homes:
+        words = (home / "installed").read_text().split()
+        assert words[-1] == f"{home / wheel.name}[trainer,{extra}]"
+        assert "--exact" in words
 
 
 def test_setup_fails_where_one_worker_fails(cloud, tpu, tmp_path):
-    cloud.has("my-tpu", "v4-32")
-    homes = [cloud.home("my-tpu", worker) for worker in range(4)]
-    (homes[2] / ".local/bin/uv").write_text("#!/bin/sh\necho 'no network' >&2\nexit 9\n")
-    code, _, errors = tpu("setup", f"--wheel={wheel(tmp_path)}")
+    (tmp_path / commands.WHEEL).touch()
+    program(cloud.homes[1] / ".local/bin/uv", "#!/bin/sh\necho 'no network' >&2\nexit 9\n")
+    code, _, errors = tpu("setup", f"--wheel={tmp_path / commands.WHEEL}")
     assert code == FAILED
-    assert "worker 2 failed with exit status 9" in errors
+    assert "no network" in errors
     assert "ended with code 9" in last(errors)
 
 
-@pytest.mark.parametrize("node", [None, "PREEMPTED"])
-def test_setup_needs_a_tpu_that_is_ready(cloud, tpu, tmp_path, node):
-    if node:
-        cloud.has("my-tpu", "v4-32", node=node, request="SUSPENDED")
-    code, _, errors = tpu("setup", f"--wheel={wheel(tmp_path)}")
-    assert code == FAILED
-    assert "tpu create" in errors or "tpu delete" in errors
-    assert cloud.asked("scp") == 0
-
-
-@pytest.mark.parametrize("path", ["nothing.whl", "setup.py"])
-def test_something_else_than_a_wheel_is_refused(cloud, tpu, path):
-    Path("setup.py").write_text("")
-    assert tpu("setup", f"--wheel={path}")[0] == USAGE
-    assert cloud.calls == []
+def test_setup_builds_the_wheel_of_this_source_first(tpu):
+    build, copy, _ = tpu("setup", "--dry-run")[1].splitlines()
+    assert "-m pip wheel" in build
+    assert f"build/tpu/{commands.WHEEL} my-tpu:" in copy
 
 
 def test_doctor_runs_on_all_workers_with_the_flags_of_a_training(cloud, tpu):
-    homes = cloud.ready("my-tpu", "v4-32", 4)
+    cloud.ends(0, 0)
     words = ["--recipe=imagenet_resnet50", "--set", "seed=3", "--want-images-per-second", "9000"]
     assert tpu("doctor", *words)[0] == OK
-    for home in homes:
-        expected = "PJRT_DEVICE=TPU -m trainer doctor --recipe=imagenet_resnet50 --set=seed=3 "
-        expected += "--want-images-per-second=9000"
-        assert (home / "ran").read_text().strip() == expected
+    flags = "--recipe=imagenet_resnet50 --set=seed=3 --want-images-per-second=9000"
+    assert cloud.ran() == [f"PJRT_DEVICE=TPU A= -m trainer doctor {flags}"] * 2
+    cloud.ends(0, 1)
+    assert tpu("doctor")[0] == FAILED
 
 
-def test_doctor_fails_where_a_check_failed_on_a_worker(cloud, tpu):
-    homes = cloud.ready("my-tpu", "v4-32", 4)
-    (homes[3] / "code").write_text("1")
-    code, _, errors = tpu("doctor")
-    assert code == FAILED
-    assert "a worker failed a check" in last(errors)
+# --- train and stop --------------------------------------------------------------------------------------------------
 
 
-# --- train -----------------------------------------------------------------------------------------------------------
-
-
-def test_train_hands_the_flags_of_the_trainer_to_every_worker(cloud, tpu):
-    homes = cloud.ready("my-tpu", "v4-32", 4)
+def test_train_hands_the_flags_of_the_trainer_to_every_worker_and_prints_what_it_says(cloud, tpu):
+    cloud.ends(0, 0)
+    for home in cloud.homes:
+        (home / "shardset-tpu/train.log").write_text("of the last training\n")
     flags = ["--recipe=cifar10_resnet18", "--manifest=gs://bucket/it's", "--run-dir=gs://bucket/run", "--epochs=3"]
-    assert tpu("train", *flags, "--env", "A=b c")[0] == OK
-    expected = f"PJRT_DEVICE=TPU -m trainer.tpu.worker train {' '.join(flags)}"
-    assert [(home / "ran").read_text().strip() for home in homes] == [expected] * 4
-    assert cloud.asked(" create ") == 0
+    code, output, _ = tpu("train", *flags, "--env", "A=b c")
+    assert (code, output) == (OK, "step 0\n" * 2)
+    assert cloud.ran() == [f"PJRT_DEVICE=TPU A=b c -m trainer train {' '.join(flags)}"] * 2
 
 
-def test_train_again_after_a_preemption_in_the_middle(cloud, tpu, tmp_path):
-    cloud.ready("my-tpu", "v4-32", 4)
-    cloud.fail({"on": "worker train", "preempt": True, "code": 255, "says": "Connection to 10.0.0.1 closed"})
-    flags = ["--accelerator-type=v4-32", "--spot", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
-    code, output, _ = tpu("train", *RUN, *flags)
-    assert code == OK
-    assert "interrupted (255, TPU VM PREEMPTED, queued request SUSPENDED); 1 restarts left" in output
-    verbs = [call[3] for call in cloud.calls if call[3] not in ("describe",)]
-    assert verbs == ["ssh", "delete", "create", "scp", "ssh", "ssh"]
-
-
-def test_a_preemption_during_the_setup_counts_as_one_too(cloud, tpu, tmp_path):
-    cloud.fail({"on": "scp", "preempt": True, "code": 255, "says": "Connection closed"})
-    cloud.home("my-tpu", 0)
-    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
-    assert tpu("train", *RUN, *flags)[0] == OK
-    assert cloud.asked(" create ") == 2
-
-
-def test_a_preemption_while_it_is_waited_for_counts_as_one_too(cloud, tpu, tmp_path):
-    look = {"on": "queued-resources describe", "goes_on": True}
-    cloud.fail(look, look, look, {**look, "preempt": True})
-    cloud.home("my-tpu", 0)
-    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
-    code, output, errors = tpu("train", *RUN, *flags)
-    assert code == OK, errors
-    assert "queued request SUSPENDED); 1 restarts left" in output
-    assert cloud.asked(" create ") == 2
-
-
-def test_a_request_that_expires_is_not_asked_for_again_and_again(cloud, tpu, tmp_path):
-    look = {"on": "queued-resources describe", "goes_on": True}
-    cloud.fail(look, look, {**look, "expire": True})
-    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=5"]
-    code, _, errors = tpu("train", *RUN, *flags)
-    assert code == FAILED
-    assert "the request expired" in last(errors)
-    assert cloud.asked(" create ") == 1
-
-
-def test_exit_code_3_of_a_tpu_that_stays_trains_again_on_it(cloud, tpu, tmp_path):
-    cloud.ready("my-tpu", "v4-8", 1)
-    cloud.fail({"on": "worker train", "code": 3, "says": ""})
-    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=1"]
-    assert tpu("train", *RUN, *flags)[0] == OK
-    assert cloud.asked(" create ") == 0
-    assert cloud.asked("worker train") == 2
-
-
-def test_restarts_are_bounded(cloud, tpu, tmp_path):
-    cloud.ready("my-tpu", "v4-8", 1)
-    cloud.fail(*[{"on": "worker train", "preempt": True, "code": 255}] * 9)
-    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=2"]
-    code, _, errors = tpu("train", *RUN, *flags)
-    assert code == FAILED
-    assert "no restarts are left" in last(errors)
-    assert cloud.asked("worker train") == 3
-
-
-def test_a_training_that_saved_and_may_not_restart_ends_with_code_3(cloud, tpu):
-    (home,) = cloud.ready("my-tpu", "v4-8", 1)
-    (home / "code").write_text("3")
-    code, _, errors = tpu("train", *RUN)
-    assert code == PREEMPTED
-    assert "the same command goes on" in last(errors)
-
-
-def test_a_training_that_tpu_stop_ended_is_not_started_again(cloud, tpu, tmp_path):
-    (home,) = cloud.ready("my-tpu", "v4-8", 1)
-    (home / "code").write_text("4")
-    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=5"]
-    assert tpu("train", *RUN, *flags)[0] == PREEMPTED
-    assert cloud.asked("worker train") == 1
+def test_train_with_torchtpu_starts_a_process_for_each_chip(cloud, tpu):
+    cloud.ends(0, 0)
+    assert tpu("train", *RUN, "--backend=torchtpu")[0] == OK
+    assert all(" -m trainer.tpu.processes --" in line for line in cloud.ran())
 
 
 @pytest.mark.parametrize(
-    ("failure", "advice"),
+    ("codes", "expected", "message"),
     [
-        ({"code": 1, "says": "ConfigError: no such thing"}, "ended with code 1"),
-        ({"code": 255, "says": "ssh: connect to host 10.0.0.2 port 22: Connection timed out"}, "TCP port 22"),
-        ({"code": 127, "says": "bash: python: No such file"}, "tpu setup"),
-        ({"code": 1, "says": 'ERROR: (gcloud.x) SSH Key is not present in the SSH agent. Run "ssh-add"'}, "ssh-add"),
+        ((3, 3), PREEMPTED, "the same command resumes"),
+        ((0, 1), FAILED, "ended with code 1"),
+        ((127, 127), FAILED, "tpu setup"),
     ],
 )
-def test_a_training_that_failed_is_not_tried_again(cloud, tpu, tmp_path, failure, advice):
-    cloud.ready("my-tpu", "v4-32", 4)
-    cloud.fail({"on": "worker train", **failure})
-    flags = ["--accelerator-type=v4-32", f"--wheel={wheel(tmp_path)}", "--max-restarts=5"]
-    code, _, errors = tpu("train", *RUN, *flags)
+def test_train_ends_with_the_code_of_the_trainer(cloud, tpu, codes, expected, message):
+    cloud.ends(*codes)
+    code, _, errors = tpu("train", *RUN)
+    assert code == expected
+    assert message in last(errors)
+
+
+def test_train_where_nothing_is_installed_says_so(cloud, tpu):
+    for home in cloud.homes:
+        (home / "shardset-tpu").rename(home / "elsewhere")
+    code, _, errors = tpu("train", *RUN)
     assert code == FAILED
-    assert advice in last(errors)
-    assert cloud.asked("worker train") == 1
+    assert "run `python -m trainer tpu setup` first" in last(errors)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+def test_a_training_outlives_the_connection_until_it_is_stopped(cloud, tpu, number):
+    words = [sys.executable, "-m", "trainer", "tpu", "train", *PLACE, *RUN]
+    path = os.pathsep.join(filter(None, (str(Path(command.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
+    process = subprocess.Popen(
+        words, env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    logs = [home / "shardset-tpu/train.log" for home in cloud.homes]
+    while not all(log.exists() and log.read_text() for log in logs) and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(0.2)
+    os.killpg(process.pid, number)  # as a terminal does
+    output = finish(process)[1]
+    if number == signal.SIGINT:
+        assert "the training continues" in last(output)
+    assert [log.read_text() for log in logs] == ["step 0\n"] * 2
+    assert tpu("stop")[0] == OK
+    assert [log.read_text() for log in logs] == ["step 0\nsaved\n"] * 2
+    assert tpu("stop")[0] == FAILED  # nothing is training
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([*RUN, "--max-restarts=1"], "--accelerator-type"),
         (["--fake-data"], "--run-dir run: expected gs://"),
         (["--run-dir=gs://bucket/run", "--manifest=/data"], "--manifest /data: expected gs://"),
         ([*RUN, "--resume=runs/old"], "--resume runs/old: expected gs://"),
         ([*RUN, "--recipe=imagenet"], "did you mean"),
         ([*RUN, "--set=epoch=1"], "did you mean 'epochs'"),
+        ([*RUN, "--env=A"], "NAME=VALUE"),
+        ([*RUN, "--env=A B=c"], "NAME=VALUE"),
         ([*RUN, "--env=XLA_USE_BF16=1"], "--precision bf16"),
-        ([*RUN, "--zone=us-central2"], "that is a region"),
+        ([*RUN, "--env=XRT_TPU_CONFIG=localservice;0;localhost:51011"], "XRT is gone"),
     ],
 )
 def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message):
@@ -338,16 +261,7 @@ def test_wrong_usage_is_found_before_gcloud_is_called(cloud, tpu, words, message
 
 @pytest.mark.parametrize(
     "words",
-    [
-        ["train", *PLACE, *RUN, "--max-restarts=-1"],
-        ["train", *PLACE, *RUN, "--max-restart=1"],
-        ["create", "my-tpu", "--accelerator-type=v4-8"],
-        ["create", *PLACE],
-        ["create", *PLACE, "--accelerator-type=v4-8", "--poll-seconds=-1"],
-        ["create", *PLACE, "--accelerator-type=v4-8", "--poll-seconds=nan"],
-        ["destroy", *PLACE],
-        [],
-    ],
+    [["train", *PLACE, *RUN, "--max-step=1"], ["create", *PLACE], ["stop", "my-tpu"], ["destroy", *PLACE], []],
 )
 def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
     with pytest.raises(SystemExit) as exit_code:
@@ -356,190 +270,91 @@ def test_unknown_flags_and_missing_ones_are_usage_errors(cloud, words):
     assert cloud.calls == []
 
 
-@pytest.mark.parametrize(
-    ("verb", "words", "left"),
-    [
-        ("create", ["--accelerator-type=v4-8", "--poll-seconds=60"], "`tpu delete` withdraws it"),
-        ("train", RUN, "the same command joins it, `tpu stop` ends it"),
-    ],
-)
-def test_ctrl_c_says_what_is_left_behind(cloud, verb, words, left):
-    if verb == "train":
-        (home,) = cloud.ready("my-tpu", "v4-8", 1)
-        (home / "shardset-tpu/env/bin/python").write_text('#!/bin/sh\ntouch "$HOME/ran"; exec sleep 600\n')
-    program = subprocess.Popen(
-        [sys.executable, "-m", "trainer", "tpu", verb, *PLACE, *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    while program.poll() is None:
-        if list(cloud.folder.glob("my-tpu/0/ran")) or cloud.asked("describe") == 4:
-            break
-        time.sleep(0.02)
-    time.sleep(0.2)
-    os.killpg(program.pid, signal.SIGINT)  # as a terminal does
-    _, errors = program.communicate(timeout=600)
-    assert program.returncode == FAILED, errors
-    assert last(errors).startswith("CloudError: interrupted; ")
-    assert left in last(errors)
+# --- ssh, logs and delete --------------------------------------------------------------------------------------------
 
 
-# --- logs, stop, delete ----------------------------------------------------------------------------------------------
+def test_ssh_runs_a_command_on_all_workers_or_opens_a_shell_on_one(cloud, tpu):
+    assert tpu("ssh", "--command=echo $HOME")[1].split() == [str(home) for home in cloud.homes]
+    assert tpu("ssh", "--command=echo $HOME", "--worker=1")[1].split() == [str(cloud.homes[1])]
+    shell = tpu("ssh", "--dry-run")[1].split()
+    assert "--worker=0" in shell
+    assert not any(word.startswith("--command") for word in shell)
 
 
-def test_logs_of_all_workers_are_merged_by_time_and_copied_to_the_bucket(cloud, tpu):
-    homes = cloud.ready("my-tpu", "v4-32", 4)
-    for worker, home in enumerate(homes):
-        stamps = (f"2026-11-21T10:00:0{second}+00:00" for second in (worker, worker + 5))
-        (home / "shardset-tpu/train.log").write_text("".join(f"{stamp} step\n  more\n" for stamp in stamps))
-    assert tpu("logs", "--run-dir=gs://bucket/run/")[0] == OK
-    merged = Path("tpu-logs/merged.log").read_text().splitlines()
-    assert [line.split()[1] for line in merged] == [f"worker-{n}" for n in (0, 0, 1, 1, 2, 2, 3, 3) * 2]
-    assert merged[1] == "2026-11-21T10:00:00+00:00 worker-0   more"
-    (copy,) = [call for call in cloud.calls if call[:2] == ["storage", "cp"]]
-    assert copy[-1] == "gs://bucket/run/tpu-logs/"
-    assert len(copy) == 2 + 5 + 1
+def test_logs_are_the_last_lines_of_each_worker_with_its_name(cloud, tpu):
+    for worker, home in enumerate(cloud.homes):
+        (home / "shardset-tpu/train.log").write_text("".join(f"{worker} {line}\n" for line in range(9)))
+    lines = tpu("logs", "--lines=2")[1].splitlines()
+    assert sorted(line.partition(": ")[2] for line in lines) == ["0 7", "0 8", "1 7", "1 8"]
+    assert all(line.partition(": ")[0] for line in lines)
+    assert len(tpu("logs", "--worker=1")[1].splitlines()) == 9
 
 
-@pytest.mark.parametrize(
-    ("to", "message"),
-    [
-        ("gs://bucket/logs", "--to gs://bucket/logs: expected a local folder"),
-        ("~/logs", "~ is not your home folder here"),
-    ],
-)
-def test_logs_are_not_fetched_to_an_address(cloud, tpu, to, message):
-    code, _, errors = tpu("logs", f"--to={to}")
-    assert code == USAGE
-    assert message in last(errors)
-    assert not cloud.calls
-
-
-def test_a_colon_in_the_folder_of_logs_is_no_machine_for_scp(cloud, tpu):
-    cloud.ready("my-tpu", "v4-8", 1)
-    tpu("logs", "--to=at-12:30")
-    (copy,) = [call for call in cloud.calls if "scp" in call]
-    assert copy[copy.index("scp") + 2] == f"{Path.cwd()}/at-12:30/0.log"
-
-
-def test_logs_of_a_worker_that_never_trained_are_an_error(cloud, tpu):
-    cloud.ready("my-tpu", "v4-8", 1)
-    code, _, errors = tpu("logs")
-    assert code == FAILED
-    assert "No such file" in last(errors)
-
-
-def test_lines_before_the_first_time_stay_first(tmp_path):
-    (tmp_path / "0.log").write_text("Traceback\n2026-11-21T10:00:00+00:00 a\n")
-    (tmp_path / "1.log").write_text("")
-    assert list(merged_lines([tmp_path / "0.log", tmp_path / "1.log"])) == [
-        " worker-0 Traceback",
-        "2026-11-21T10:00:00+00:00 worker-0 a",
-    ]
-
-
-def test_stop_asks_every_worker_and_says_that_the_tpu_stays(cloud, tpu):
-    homes = cloud.ready("my-tpu", "v4-32", 4)
-    code, output, _ = tpu("stop")
+def test_delete_lists_what_remains(cloud, tpu):
+    code, output, _ = tpu("delete", "--run-dir=gs://bucket/run/")
     assert code == OK
-    assert "costs money" in output
-    assert all((home / "ran").read_text().strip().endswith("trainer.tpu.worker stop") for home in homes)
+    assert cloud.calls[0][:5] == ["compute", "tpus", "tpu-vm", "delete", "my-tpu"]
+    assert output.splitlines() == [
+        "# TPU VMs in this zone:", "what compute tpus tpu-vm list shows",
+        "# disks in this zone:", "what compute disks list shows",
+        "# bytes in the run folder:", "what storage du shows",
+    ]  # fmt: skip
+    assert cloud.calls[-1][-1] == "gs://bucket/run"
+    assert tpu("delete", "--run-dir=run")[0] == USAGE
 
 
-@pytest.mark.parametrize(("request_", "verb"), [("ACTIVE", "queued-resources delete"), (None, "tpu-vm delete")])
-def test_delete_leaves_nothing_of_that_name_and_lists_the_rest(cloud, tpu, request_, verb):
-    cloud.has("my-tpu", "v4-32", request=request_)
-    state = json.loads((cloud.folder / "state.json").read_text())
-    state["nodes"]["other"] = {"state": "READY", "type": "v4-8"}
-    (cloud.folder / "state.json").write_text(json.dumps(state))
-    code, output, _ = tpu("delete", "--run-dir=gs://bucket/run")
-    assert code == OK
-    assert cloud.asked(verb) == 1
-    assert "other  us-central2-b  v4-8" in output
-    assert "1234567  gs://bucket/run" in output
-    assert "disks in this zone:\nnone" in output
-    assert json.loads((cloud.folder / "state.json").read_text()) == {
-        "nodes": {"other": {"state": "READY", "type": "v4-8"}},
-        "requests": {},
-    }
-
-
-def test_delete_of_nothing_says_so_and_still_lists_what_remains(cloud, tpu):
-    code, output, _ = tpu("delete")
-    assert code == OK
-    assert "not there: nothing to delete" in output
-    assert cloud.asked("delete") == 0
-    assert cloud.asked("disks list") == 1
-
-
-def test_delete_of_one_that_went_by_itself_meanwhile_is_no_error(cloud, tpu):
-    cloud.has("my-tpu", "v4-8")
-    cloud.fail({"on": "queued-resources delete", "says": "ERROR: (gcloud.x) NOT_FOUND: it was not found"})
-    assert tpu("delete")[0] == OK
-
-
-def test_a_list_that_can_not_be_had_is_said_to_be_unknown_and_the_others_are_shown(cloud, tpu):
-    cloud.has("my-tpu", "v4-8")
-    cloud.fail({"on": "disks list", "says": "ERROR: (gcloud.x) PERMISSION_DENIED: compute API ... it is disabled"})
+@pytest.mark.parametrize("failing", ["delete", "disks list"])
+def test_delete_lists_the_rest_where_one_command_fails(cloud, tpu, failing):
+    (cloud.folder / "fails").write_text(failing)
     code, output, errors = tpu("delete", "--run-dir=gs://bucket/run")
     assert code == FAILED
-    assert "disks in this zone:\nunknown: gcloud compute disks list" in output
-    assert "1234567  gs://bucket/run" in output
-    assert "not known what remains of: disks" in last(errors)
+    assert "what storage du shows" in output
+    assert failing in last(errors)
 
 
-def test_delete_that_is_refused_says_so(cloud, tpu):
-    cloud.has("my-tpu", "v4-8")
-    cloud.fail({"on": "queued-resources delete", "says": "ERROR: (gcloud.x) PERMISSION_DENIED: no"})
-    code, _, errors = tpu("delete")
-    assert code == FAILED
-    assert "roles/tpu.admin" in last(errors)
+# --- every verb ------------------------------------------------------------------------------------------------------
+
+VERBS = {
+    "create": ["--accelerator-type=v4-8"], "setup": [], "doctor": [], "train": RUN, "ssh": ["--command=true"],
+    "logs": [], "stop": [], "delete": ["--run-dir=gs://bucket/run"],
+}  # fmt: skip
 
 
-# --- dry runs --------------------------------------------------------------------------------------------------------
-
-
-def commands_in(output: str) -> list[list[str]]:
-    lines = [shlex.split(line) for line in output.splitlines() if not line.startswith("#")]
-    return [line[1:] for line in lines if line[0] == "gcloud"]
-
-
-@pytest.mark.parametrize(
-    ("verb", "words", "is_there"),
-    [
-        ("create", ["--accelerator-type=v4-8", "--direct"], False),
-        ("setup", ["--wheel=WHEEL"], True),
-        ("doctor", [], True),
-        ("train", RUN, True),
-        ("stop", [], True),
-        ("delete", ["--run-dir=gs://bucket/run"], True),
-        ("logs", ["--run-dir=gs://bucket/run"], True),
-    ],
-)
-def test_a_dry_run_shows_the_commands_that_a_run_calls_and_calls_none(cloud, tpu, tmp_path, verb, words, is_there):
-    words = [word.replace("WHEEL", str(wheel(tmp_path))) for word in words]
-    if is_there:
-        (home,) = cloud.ready("my-tpu", "v4-8", 1)
-        (home / "shardset-tpu/train.log").write_text("")
-    code, output, _ = tpu(verb, *words, "--dry-run")
-    assert code == OK
-    assert cloud.calls == []
-    assert tpu(verb, *words)[0] == OK
-    real = [call for call in cloud.calls if call[3] != "describe"]
-    assert [call for call in commands_in(output) if call[3] != "describe"] == real
-
-
-def test_a_dry_run_of_a_training_that_may_restart_shows_how_it_restarts(cloud, tpu, tmp_path):
-    flags = ["--accelerator-type=v4-8", f"--wheel={wheel(tmp_path)}", "--max-restarts=3", "--dry-run"]
-    code, output, _ = tpu("train", *RUN, *flags)
-    assert code == OK
-    assert "# if my-tpu is absent, or preempted and deleted (at most 3 times):" in output
-    assert [call[3] for call in commands_in(output) if call[3] != "describe"] == [
-        "delete", "create", "scp", "ssh", "ssh",
-    ]  # fmt: skip
-    assert cloud.calls == []
-
-
-def test_a_dry_run_needs_no_gcloud(cloud, tpu, monkeypatch, tmp_path):
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("more", [[], ["--project=my-project-1", "--internal-ips"]])
+def test_a_dry_run_prints_what_gcloud_documents_and_runs_nothing(cloud, tpu, verb, more, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert "gcloud" not in os.listdir(tmp_path)
-    assert tpu("create", "--accelerator-type=v4-8", "--dry-run")[0] == OK
+    code, output, _ = tpu(verb, *VERBS[verb], *more, "--dry-run")
+    assert (code, cloud.calls) == (OK, [])
+    printed = [shlex.split(line) for line in output.splitlines() if not line.startswith("#")]
+    for words in printed:
+        if words[0] == "gcloud":
+            assert ("project" in parsed(words[1:])[2]) is bool(more)
+    assert any(words[0] == "gcloud" for words in printed)
+
+
+@pytest.mark.parametrize("verb", ["create", "train", "delete"])
+def test_a_missing_gcloud_is_one_clear_line(tpu, verb, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    code, _, errors = tpu(verb, *VERBS[verb])
+    assert code == FAILED
+    assert last(errors).startswith("CloudError: gcloud is not installed")
+
+
+def test_the_stand_in_refuses_what_is_not_documented():
+    for line in (
+        "compute tpus tpu-vm create t --zone=z --version=v --accelerator-type=v4-8 --spott",
+        "compute tpus tpu-vm create t --zone=z --runtime-version=v --accelerator-type=v4-8",
+        "compute tpus tpu-vm ssh t --zone=z --command=true --worker",
+        "compute tpus tpu-vm delete t --quiet",
+        "compute tpus tpu-vm erase t --zone=z",
+    ):
+        with pytest.raises(Refused):
+            parsed(line.split())
+
+
+@given(st.text(min_size=1).filter(lambda text: "\0" not in text))
+def test_arguments_of_the_trainer_reach_it_whole_through_the_worker_s_shell(text):
+    node = Tpu(name="t", zone="us-central2-b")
+    (word,) = [word for word in commands.doctor(node, "A=b", [text]) if word.startswith("--command=")]
+    assert shlex.split(word.removeprefix("--command="))[-1] == text

@@ -37,4 +37,4 @@ def test_a_command_of_the_documentation_makes_commands_that_gcloud_knows(page, l
 
 def test_the_page_shows_every_verb():
     verbs = {line.removeprefix(START).split()[0] for line in PAGES["tpu.md"]}
-    assert verbs == {"create", "setup", "doctor", "train", "logs", "stop", "delete"}
+    assert verbs == {"create", "setup", "doctor", "train", "ssh", "logs", "stop", "delete"}

@@ -1,0 +1,152 @@
+"""All numbers that `estimate` shows about one split, as a table of 80 columns or as JSON."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+
+from pipelines.estimate.advice import advice_on, refusals_of
+from pipelines.estimate.reading import Mixing, Reading, Steps, memory_of, mixing_of, order_of, steps_of
+from pipelines.estimate.stored import StoredSet
+from pipelines.write import summary
+from shardset.errors import ConfigError
+from shardset.order.budget import Memory
+from shardset.order.epoch import Order
+from shardset.order.lanes import read_factor
+from shardset.program import count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What `estimate` shows. `refusals` says why a run would be refused; it then has no memory.
+
+    `read_bytes` are those of an epoch by all readers, which is `amplification` times the bytes that are stored.
+    """
+
+    stored: StoredSet
+    split: str
+    reading: Reading
+    order: Order = field(repr=False)
+    steps: Steps
+    mixing: Mixing | None
+    amplification: float
+    memory: Memory | None
+    advice: list[str]
+    refusals: list[str]
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of samples that an epoch reads."""
+        return round(self.amplification * self.stored.splits[self.split].num_bytes)
+
+
+def estimate(stored: StoredSet, split: str, reading: Reading) -> Estimate:
+    """All numbers of one split; raises ConfigError if they make no order."""
+    stored_split = stored.splits[split]
+    order = order_of(stored_split, reading)
+    memory, steps, refusals = None, steps_of(order), refusals_of(reading)
+    if not refusals:
+        try:
+            memory = memory_of(stored_split, order, reading)
+        except ConfigError as error:
+            refusals = [str(error)]
+    return Estimate(
+        stored=stored,
+        split=split,
+        reading=reading,
+        order=order,
+        steps=steps,
+        mixing=mixing_of(order, stored.num_classes) if stored.num_classes > 1 else None,
+        amplification=read_factor(order.num_lanes, order.global_batch_size, reading.num_readers),
+        memory=memory,
+        advice=[*advice_on(stored_split, order, reading, steps)],
+        refusals=refusals,
+    )
+
+
+def show(found: Estimate, console: Console) -> None:
+    """Prints the splits, what reading one of them takes, advice, and what was assumed."""
+    console.print(summary.split_table(found.stored.title, [split.plan for split in found.stored.splits.values()]))
+    reading = found.reading
+    replicas, hosts = count(reading.num_replicas, "replica"), count(reading.num_hosts, "host")
+    readers = f"{reading.strategy}: {count(reading.num_readers, 'reader')}"
+    heading = f"{found.split}, read in batches of {reading.global_batch_size:,} by {replicas} on {hosts} ({readers})"
+    console.print(f"\n{heading}", highlight=False)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in _rows(found):
+        table.add_row(name, Text(text))
+    console.print(table)
+    for sentence in found.advice:
+        console.print(Text(f"\n- {sentence}"))
+    for sentence in found.refusals:
+        console.print(Text(f"\nrefused: {sentence}", style="bold red"))
+    if found.stored.assumption:
+        console.print(
+            Text(f"\nassumed: {found.stored.assumption}; so bytes, memory, order and shuffle are about right.")
+        )
+
+
+def _rows(found: Estimate) -> Iterator[tuple[str, str]]:
+    order, steps, stored = found.order, found.steps, found.stored
+    last = f", the last with {steps.num_last:,} samples" if steps.num_pads else ""
+    yield "steps", f"{steps.num_steps:,} an epoch{last}"
+    yield "order", f"L = {order.num_lanes} lanes, q = {order.block_size}, w = {order.window} (docs/order.md)"
+    if mixing := found.mixing:
+        yield (
+            "shuffle",
+            f"{mixing.worst:.0f} of {mixing.num_classes:,} classes in a batch if they were stored class by class; "
+            f"{mixing.uniform:.0f} from a uniform shuffle, which the order of a build comes near",
+        )
+    mean = stored.splits[found.split].mean_bytes
+    yield "stored", f"{decimal(stored.num_bytes)} in all splits; {mean:,.0f} bytes a sample in its tar"
+    yield "read", f"{decimal(found.read_bytes)} an epoch, {found.amplification:.3f} times what is stored"
+    if found.memory:
+        yield "memory", _memory(found.memory, found.reading.readers_per_host)
+
+
+def _memory(memory: Memory, num_readers: int) -> str:
+    sizes = {name: getattr(memory, name) for name in ("raw", "decoded", "indexes", "cache")}
+    listed = ", ".join(f"{decimal(num_bytes)} {name}" for name, num_bytes in sizes.items() if num_bytes)
+    readers, each = (f" ({num_readers:,} readers)", " each") if num_readers > 1 else ("", "")
+    return f"at most {decimal(memory.total * num_readers)} a host{readers}: {listed}{each}"
+
+
+def to_json(found: Estimate) -> dict[str, Any]:
+    """The same numbers as JSON: bytes and counts."""
+    stored, memory, order = found.stored, found.memory, found.order
+    return {
+        "assumption": stored.assumption or None,
+        "splits": {
+            name: {
+                "num_source_samples": split.plan.num_source,
+                "num_samples": split.plan.num_stored,
+                "num_dropped": split.plan.num_dropped,
+                "num_repeats": split.plan.num_repeats,
+                "num_shards": split.plan.num_shards,
+                "smallest_shard": min(split.shard_sizes),
+                "largest_shard": max(split.shard_sizes),
+                "tar_bytes": split.num_bytes,
+                "mean_bytes": split.mean_bytes,
+            }
+            for name, split in stored.splits.items()
+        },
+        "num_classes": stored.num_classes,
+        "stored_bytes": stored.num_bytes,
+        "split": found.split,
+        "reading": asdict(found.reading)
+        | {"num_readers": found.reading.num_readers, "readers_per_host": found.reading.readers_per_host},
+        "order": {"L": order.num_lanes, "q": order.block_size, "w": order.window},
+        "steps": asdict(found.steps),
+        "mixing": asdict(found.mixing) if found.mixing else None,
+        "read_bytes": found.read_bytes,
+        "amplification": found.amplification,
+        "memory": asdict(memory) | {"total": memory.total} if memory else None,
+        "advice": found.advice,
+        "refusals": found.refusals,
+    }
