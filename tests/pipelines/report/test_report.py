@@ -203,51 +203,31 @@ def test_names_from_raw_input_can_not_become_markup():
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def overwrite(storage: Storage, name: str, at: int, content: bytes) -> None:
-    data = bytearray(storage.read(name))
-    data[at : at + len(content)] = content
-    put(storage, name, bytes(data))
-
-
-def test_a_changed_sample_is_named_and_left_out():
+@pytest.mark.parametrize(
+    ("name", "content", "where", "sentence", "num_left"),
+    [
+        ("train/train-000001.tar", b"damage", ", sample train-000004", "its CRC32C is not that of the index", 7),
+        ("train/train-000001.tar", None, "", "is missing", 4),
+        ("train/train-000001.tar", b"", "", "can't be read", 4),
+        ("train/train-000001.idx.npy", b"damage", "", "the index of shard train/train-000001.tar is damaged", 4),
+        ("train/train-000001.idx.npy", None, "", "is missing", 4),
+    ],
+    ids=["a changed image", "no shard", "a cut shard", "a changed index", "no index"],
+)
+def test_damage_is_named_and_the_page_made_of_the_rest(name, content, where, sentence, num_left):
     storage, manifest = stored(train=samples("train", range(8)))
-    shard = manifest.splits["train"].shards[1]
-    overwrite(storage, shard.path, 700, b"damage")
+    if content is None:
+        storage.delete(name)
+    else:
+        data = storage.read(name)
+        put(storage, name, data[:700] + content + data[706:] if content else data[:1000])
     found = collected(storage, manifest)
     (damage,) = found.damage
-    assert damage.where == f"{shard.path}, sample train-000004"
-    assert "its CRC32C is not that of the index" in damage.sentence
-    assert len(found.images) == 7
+    assert damage.where == name + where
+    assert sentence in damage.sentence
+    assert len(found.images) == num_left
     assert damage.where in text_of(found)
     assert sentences(found)[0].startswith("1 place could not be read")
-
-
-@pytest.mark.parametrize("damage", ["missing", "cut"])
-def test_a_shard_that_is_gone_or_cut_is_named_and_the_page_made_of_the_others(damage):
-    storage, manifest = stored(train=samples("train", range(8)))
-    shard = manifest.splits["train"].shards[0]
-    if damage == "missing":
-        storage.delete(shard.path)
-    else:
-        put(storage, shard.path, storage.read(shard.path)[:1000])
-    found = collected(storage, manifest)
-    assert [one.where for one in found.damage] == [shard.path]
-    assert len(found.images) == 4
-    assert {found.catalog.path(one) for one in found.pictures} == {manifest.splits["train"].shards[1].path}
-
-
-@pytest.mark.parametrize("damage", ["missing", "changed"])
-def test_an_index_that_is_gone_or_damaged_is_named(damage):
-    storage, manifest = stored(train=samples("train", range(8)))
-    index = manifest.splits["train"].shards[0].index.path
-    if damage == "missing":
-        storage.delete(index)
-    else:
-        overwrite(storage, index, 300, b"damage")
-    found = collected(storage, manifest)
-    assert [one.where for one in found.damage] == [index]
-    assert len(found.images) == 4
-    assert index in text_of(found)
 
 
 def test_damage_that_comes_once_changes_nothing_of_the_page():
