@@ -4,10 +4,9 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from pipelines.holdout import Holdout
 from pipelines.images.check import CMYK_TO_RGB
 from pipelines.images.options import ImageOptions, Verify
-from pipelines.plan.layout import Sizing
-from pipelines.sources.holdout import Holdout
 from shardset.errors import ConfigError
 from shardset.format.manifest import Remainder
 
@@ -21,6 +20,27 @@ _NOT_IN_BYTES = (
     "max_listed_shards",  # no shard depends on it
     *_ONLY_IN_SURVEY,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """The requested size of a split. `num_shards` and `samples_per_shard` exclude each other."""
+
+    num_shards: int | None = None
+    samples_per_shard: int | None = None
+    remainder: Remainder = "spread"
+    repeat: int = 1
+    target_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_shards is not None and self.samples_per_shard is not None:
+            raise ConfigError("--num-shards and --samples-per-shard say the same twice; give one of them")
+        if self.repeat != 1 and self.target_samples is not None:
+            raise ConfigError("--repeat and --target-samples say the same twice; give one of them")
+        for name in ("num_shards", "samples_per_shard", "repeat", "target_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number from 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

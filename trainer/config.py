@@ -18,6 +18,9 @@ from shardset.storage.base import Storage
 from trainer import settings
 from trainer.settings import setting
 
+DEFAULT_CLASSES = 1000
+"""Classes of a model where neither the config nor a manifest says how many."""
+
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Count = Annotated[int, Meta(ge=1)]

@@ -10,9 +10,9 @@ from shardset.format.manifest import Manifest
 from shardset.order.budget import PREFETCH
 from shardset.storage.regions import holds, is_known
 from trainer.config import TrainConfig
+from trainer.runtime.machine import REFUSED
 from trainer.settings import values_of
 from trainer.tools.probes import DecodeRate, Devices, PortState, RecordedRun
-from trainer.tpu.commands import REFUSED
 
 Status = Literal["pass", "warn", "fail"]
 
