@@ -23,9 +23,9 @@ import numpy as np
 from benchmarks import environment
 from benchmarks.measuring import peak_bytes_of
 from benchmarks.scale import made_files
-from pipelines.config import BuildConfig
+from pipelines.config import BuildConfig, Sizing
 from pipelines.plan import paths
-from pipelines.plan.layout import Sizing, plan_split
+from pipelines.plan.layout import plan_split
 from pipelines.plan.partitions import ByteRange
 from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.write.commit import Committer

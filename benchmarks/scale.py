@@ -29,12 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.config import BuildConfig
+from pipelines.config import BuildConfig, Sizing
 from pipelines.plan import layout, paths, summaries, tables
 from pipelines.plan.assign import assign_batch, plan_group
 from pipelines.plan.duplicate_keys import KEY, find_duplicate_keys, spread_keys
 from pipelines.plan.files import PlanFiles
-from pipelines.plan.layout import Sizing, SplitPlan, UnitOffset, plan_split
+from pipelines.plan.layout import SplitPlan, UnitOffset, plan_split
 from pipelines.plan.partitions import ByteRange, write_partitions
 from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.plan.summaries import SplitCount, UnitOffsets, UnitSummary, read_summaries, summarize

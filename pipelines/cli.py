@@ -67,9 +67,8 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         if fork_server.may_be_needed(beam_flags):
             fork_server.begin()
         gc.disable()  # otherwise collections walk through what Beam's import makes, over and over: 0.3 s
-        from pipelines import build
+        from pipelines import build, summary
         from pipelines.runners import progress
-        from pipelines.write import summary
 
         config = _build_config(args)
         if args.report:

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pipelines import arguments
 from pipelines.arguments import Merge
+from pipelines.holdout import Holdout
 from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify
-from pipelines.plan.layout import Sizing
 from shardset.errors import ConfigError
 from shardset.format.manifest import Remainder
 from shardset.settings import setting
@@ -32,6 +32,27 @@ _NOT_IN_BYTES = (
 
 
 _BY_SPLIT: dict[str, Any] = {"action": Merge, "type": arguments.numbers, "metavar": "N"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizing:
+    """The requested size of a split. `num_shards` and `samples_per_shard` exclude each other."""
+
+    num_shards: int | None = None
+    samples_per_shard: int | None = None
+    remainder: Remainder = "spread"
+    repeat: int = 1
+    target_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_shards is not None and self.samples_per_shard is not None:
+            raise ConfigError("--num-shards and --samples-per-shard say the same twice; give one of them")
+        if self.repeat != 1 and self.target_samples is not None:
+            raise ConfigError("--repeat and --target-samples say the same twice; give one of them")
+        for name in ("num_shards", "samples_per_shard", "repeat", "target_samples"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number from 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +116,6 @@ class BuildConfig:
     )
 
     def __post_init__(self) -> None:
-        from pipelines.sources.holdout import Holdout  # its package imports the libraries of every source
-
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
         if self.max_listed_shards < 0:

@@ -18,6 +18,9 @@ from shardset.order.budget import BUDGET_BYTES
 from shardset.settings import setting
 from shardset.storage.base import Storage
 
+DEFAULT_CLASSES = 1000
+"""Classes of a model where neither the config nor a manifest says how many."""
+
 Strategy = Literal["auto", "spmd", "replica", "ddp", "single"]
 Precision = Literal["fp32", "bf16", "fp16"]
 Count = Annotated[int, Meta(ge=1)]

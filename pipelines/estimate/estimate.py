@@ -9,10 +9,10 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from pipelines import summary
 from pipelines.estimate.advice import advice_on, refusals_of
 from pipelines.estimate.reading import Mixing, Reading, Steps, memory_of, mixing_of, order_of, steps_of
 from pipelines.estimate.stored import StoredSet
-from pipelines.write import summary
 from shardset.errors import ConfigError
 from shardset.order.budget import Memory
 from shardset.order.epoch import Order

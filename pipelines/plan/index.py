@@ -14,11 +14,11 @@ from pipelines.images.check import Examined, examine
 from pipelines.images.options import ImageOptions, stored_field
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
+from pipelines.plan.range_reads import SPOOLED, fetch
 from pipelines.plan.summaries import UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
 from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
-from pipelines.write.range_reads import SPOOLED, fetch
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
 from shardset.format import naming

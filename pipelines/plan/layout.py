@@ -17,9 +17,9 @@ from typing import Literal
 
 import numpy as np
 
+from pipelines.config import Sizing
 from shardset.errors import ConfigError, SourceError
 from shardset.format.index import fits_index
-from shardset.format.manifest import Remainder
 from shardset.order.permutation import derive_key, hash64, permute
 
 TARGET_SHARD_BYTES = 128 * 2**20
@@ -34,27 +34,6 @@ MAX_PLACEMENTS = 2**19
 """The most placements made at once."""
 BUCKET_KEYS = 2**20
 MAX_BUCKETS = 1024
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizing:
-    """The requested size of a split. `num_shards` and `samples_per_shard` exclude each other."""
-
-    num_shards: int | None = None
-    samples_per_shard: int | None = None
-    remainder: Remainder = "spread"
-    repeat: int = 1
-    target_samples: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_shards is not None and self.samples_per_shard is not None:
-            raise ConfigError("--num-shards and --samples-per-shard say the same twice; give one of them")
-        if self.repeat != 1 and self.target_samples is not None:
-            raise ConfigError("--repeat and --target-samples say the same twice; give one of them")
-        for name in ("num_shards", "samples_per_shard", "repeat", "target_samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} is {value}, expected a whole number from 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from pipelines.check.problems import Problem, problem_of
-from pipelines.write.range_reads import coalesce
+from pipelines.plan.range_reads import coalesce
 from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format.images import is_image_field

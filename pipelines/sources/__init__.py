@@ -4,11 +4,11 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from pipelines.holdout import Holdout
 from pipelines.sources.advice import refuse_file
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
 from pipelines.sources.folder import Folder
-from pipelines.sources.holdout import Holdout
 from pipelines.sources.huggingface import HuggingFace
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from pipelines.holdout import REST, ClassHoldout, Holdout, Label
 from pipelines.sources import paths
 from pipelines.sources.advice import IN_ONE_FOLDER, advice_in
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.holdout import REST, ClassHoldout, Holdout, Label
 from pipelines.sources.objects import UNREADABLE, may_read
 from pipelines.sources.paths import extension, is_hidden, is_text, printable, without_extension
 from shardset.errors import ConfigError, SourceError

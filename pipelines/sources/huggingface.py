@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pyarrow.parquet import ParquetFile
 
+from pipelines.holdout import REST, ClassHoldout, Holdout, Label
 from pipelines.sources.advice import advice_in
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
@@ -22,7 +23,6 @@ from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.holdout import REST, ClassHoldout, Holdout, Label
 from pipelines.sources.objects import first_names
 from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, without_extension
 from shardset.errors import ConfigError, SourceError

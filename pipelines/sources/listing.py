@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, Any, ClassVar
 
+from pipelines.holdout import ClassHoldout, Holdout, Label, NamesBelow
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import READERS, Record, compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.holdout import ClassHoldout, Holdout, Label, NamesBelow
 from pipelines.sources.objects import UNREADABLE, may_read
 from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
 from shardset.errors import ConfigError, NotFound, SourceError

@@ -13,10 +13,10 @@ from pipelines.plan import files as plan_files
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan
+from pipelines.plan.range_reads import fetch
 from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.plan.tables import UnitRow
 from pipelines.sources.base import Extent
-from pipelines.write.range_reads import fetch
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming

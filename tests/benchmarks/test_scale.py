@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks import scale
+from pipelines.config import Sizing
 from pipelines.plan import assign, layout, paths, tables
 from pipelines.plan.assign import assign_batch
-from pipelines.plan.layout import Sizing, UnitOffset, plan_split
+from pipelines.plan.layout import UnitOffset, plan_split
 from pipelines.plan.partitions import read_partitions
 
 MANY = [10**5, 10**7, 10**9]

@@ -18,11 +18,10 @@ from shardset.order.state import OrderState
 from shardset.read.disk_cache import DiskCache
 from shardset.stream.batch import Batch
 from shardset.stream.stream import Stream
-from trainer.config import ImageConfig, TrainConfig
+from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig
 from trainer.data.loaded import load_once
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
 from trainer.errors import EpochMismatch
-from trainer.model.build import DEFAULT_CLASSES
 
 SYNTHETIC_DIGEST = "fake data"
 """The manifest digest in checkpoints of runs on synthetic data. It is recorded, so it must never change."""

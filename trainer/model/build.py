@@ -23,9 +23,6 @@ from shardset.order.permutation import derive_key
 from trainer.config import ModelConfig, OptimizerConfig
 from trainer.model import pretrained
 
-DEFAULT_CLASSES = 1000
-"""Classes of a model where neither the config nor a manifest says how many."""
-
 MAX_GROUPS = 32
 
 _building = threading.Lock()

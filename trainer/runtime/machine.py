@@ -11,6 +11,12 @@ from trainer.config import Precision
 
 CGROUP = Path("/sys/fs/cgroup")
 GIB = 1 << 30
+REFUSED = {
+    "XLA_USE_BF16": "torch_xla no longer reads it; use --precision bf16",
+    "XLA_DOWNCAST_BF16": "torch_xla no longer reads it; use --precision bf16",
+    "XRT_TPU_CONFIG": "XRT is gone from torch_xla; PJRT_DEVICE=TPU is set by this command",
+}
+"""Environment variables of older tutorials, and what replaces them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

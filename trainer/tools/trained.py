@@ -14,7 +14,7 @@ from shardset.format import manifest as manifests
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer import config as configs
-from trainer.config import CLASSES, ImageConfig, ModelConfig, TrainConfig
+from trainer.config import CLASSES, DEFAULT_CLASSES, ImageConfig, ModelConfig, TrainConfig
 from trainer.errors import CheckpointError
 from trainer.model import build
 from trainer.model.pretrained import SIDECAR
@@ -87,7 +87,7 @@ def _classes_of(folder: Storage, config: TrainConfig) -> list[str]:
         names: list[str] = json.loads(folder.read(CLASSES))
     except NotFound:
         if config.manifest is None:
-            return [str(label) for label in range(config.model.num_classes or build.DEFAULT_CLASSES)]
+            return [str(label) for label in range(config.model.num_classes or DEFAULT_CLASSES)]
         names = [one.name for one in manifests.load(config.manifest).manifest.classes]
     more = range(len(names), config.model.num_classes or 0)
     return [*names, *map(str, more)]

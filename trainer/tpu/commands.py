@@ -12,6 +12,7 @@ from pathlib import Path
 
 from shardset.errors import ConfigError
 from shardset.version import __version__
+from trainer.runtime.machine import REFUSED
 
 Command = tuple[str, ...]
 
@@ -40,13 +41,6 @@ RUNTIMES = {
     "v6e": "v2-alpha-tpuv6e",
 }
 """The runtime version for PyTorch by TPU generation, from Google's table of TPU software versions."""
-
-REFUSED = {
-    "XLA_USE_BF16": "torch_xla no longer reads it; use --precision bf16",
-    "XLA_DOWNCAST_BF16": "torch_xla no longer reads it; use --precision bf16",
-    "XRT_TPU_CONFIG": "XRT is gone from torch_xla; PJRT_DEVICE=TPU is set by this command",
-}
-"""Environment variables of older tutorials, and what replaces them."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

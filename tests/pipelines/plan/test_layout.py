@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.config import Sizing
 from pipelines.plan import layout
 from pipelines.plan.layout import (
     Placements,
-    Sizing,
     SplitPlan,
     UnitOffset,
     apportion,

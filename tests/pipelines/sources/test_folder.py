@@ -10,10 +10,10 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from pipelines.config import BuildConfig
+from pipelines.holdout import Holdout
 from pipelines.sources import open_source
 from pipelines.sources.base import Extent, Rejected
 from pipelines.sources.folder import Folder
-from pipelines.sources.holdout import Holdout
 from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, ShardsetError, SourceError
 from shardset.storage.open import open_storage

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from datasets import ClassLabel, Dataset, Features, Image, Value, disable_progress_bars
 
+from pipelines.holdout import Holdout
 from pipelines.sources.base import Rejected
-from pipelines.sources.holdout import Holdout
 from pipelines.sources.huggingface import HuggingFace
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.base import Storage

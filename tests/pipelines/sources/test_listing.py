@@ -9,10 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.config import BuildConfig
+from pipelines.holdout import Holdout
 from pipelines.sources import open_source
 from pipelines.sources.base import Extent, RawSample, Rejected
 from pipelines.sources.formats.records import MAX_LINE_BYTES
-from pipelines.sources.holdout import Holdout
 from pipelines.sources.listing import Listing
 from shardset.errors import ConfigError, SourceError
 from shardset.storage.open import open_file, open_storage

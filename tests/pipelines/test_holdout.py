@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.config import BuildConfig
+from pipelines.holdout import Holdout, NamesBelow
 from pipelines.sources import open_source
-from pipelines.sources.holdout import Holdout, NamesBelow
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.write.range_reads import coalesce
+from pipelines.plan.range_reads import coalesce
 
 RANGES = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=30).map(
     lambda pairs: sorted((start, start + size) for start, size in pairs)

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import pytest
 
+from pipelines.plan.range_reads import FIRST_IN_FLIGHT, MOST_IN_FLIGHT, Window, fetch
 from pipelines.sources.base import UNREAD, Extent
-from pipelines.write.range_reads import FIRST_IN_FLIGHT, MOST_IN_FLIGHT, Window, fetch
 from shardset.errors import ChangedInput
 from shardset.storage.memory import MemoryStorage
 from shardset.storage.open import open_storage
