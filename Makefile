@@ -55,17 +55,15 @@ unit: env
 	$(PY) -m pytest -q -n auto -m "not slow and not nightly and not gcs" $(FAST) $(NOT_FAST)
 
 slow: env emulator  ## the slow suites: kills, damage, strategies, README commands
-	$(PY) -m pytest -q -n auto -m slow --ignore=tests/torch
+	$(PY) -m pytest -q -n auto -m "slow and not nightly" --ignore=tests/torch
 
-NEWEST := .tools/torch-venv/bin/python -m pytest -q -n auto
-test-torch: torch torchtpu  ## with the newest torch: the learner, DDP, and runs that change torch
-	$(NEWEST) -m "not slow and not gcs" tests/trainer/model/test_learner.py
-	$(NEWEST) tests/trainer/runtime/test_strategies.py::test_two_ddp_processes_equal_one_device
-	$(PY) -m pytest -q -n auto tests/torch
+test-torch: torch  ## with the newest torch: the steps of the learner, and a run that changes torch
+	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not slow and not nightly" tests/trainer/model/test_learner.py
+	$(PY) -m pytest -q -n auto -m slow tests/torch
 
-nightly: env emulator flink peers frameworks torch  ## Flink, other readers, notebooks, browsers, benchmarks, all of the trainer with the newest torch
+nightly: env emulator flink peers frameworks torch torchtpu  ## Flink, other readers, notebooks, browsers, benchmarks, long waits, TorchTPU, the trainer with the newest torch
 	$(PY) -m pytest -q -n auto -m nightly
-	$(NEWEST) -m "not slow and not nightly and not gcs" tests/trainer --ignore=tests/trainer/tpu
+	.tools/torch-venv/bin/python -m pytest -q -n auto -m "not slow and not nightly and not gcs" tests/trainer --ignore=tests/trainer/tpu
 
 emulator: $(EMULATOR)  ## build the GCS emulator fake-gcs-server (needs Go)
 $(EMULATOR):

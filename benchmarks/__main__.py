@@ -5,10 +5,7 @@ import subprocess
 import sys
 
 BENCHMARKS = {
-    "contract": "what a tar member and a manifest cost (seconds)",
     "scale": "planning 10^5 to 10^7 samples: time, memory, objects (minutes)",
-    "upsampled": "CIFAR-10 upsampled to 1,280,000 samples (minutes)",
-    "pages": "the page about a shard set (minutes)",
     "explain": "what asking for a step or a sample costs (minutes)",
     "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
     "stream": "the stream against seven readers (an hour)",
@@ -16,7 +13,6 @@ BENCHMARKS = {
     "pod": "what readers of a pod read and hold, by their number (minutes)",
     "index_pages": "what readers of tiny images read of indexes (minutes)",
     "chaos": "40 readers that are lost and come back (minutes)",
-    "writing": "what writing a shard costs, and its parts (a minute)",
     "decoding": "what crops of JPEGs and small PNGs cost (seconds)",
     "damage": "the same damage to the stream and to webdataset (seconds)",
     "build": "shards from raw files, against other tools (an hour)",

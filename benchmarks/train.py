@@ -31,10 +31,9 @@ from shardset.storage.open import open_storage
 from shardset.stream.batch import Batch
 from tests.makers.shardset import jpeg_samples, write_shard_set
 from tests.makers.training import finish, read_records, trainer
-from trainer.config import ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig
+from trainer.config import DEFAULT_CLASSES, ImageConfig, ModelConfig, ScheduleConfig, Strategy, TrainConfig
 from trainer.data.device_feed import ON_DEVICE, DeviceFeed
 from trainer.data.splits import open_data
-from trainer.model.build import DEFAULT_CLASSES
 from trainer.model.learner import Learner
 from trainer.recipes import digits_smoke
 from trainer.record.log_files import log_name

@@ -60,10 +60,7 @@ echo "${{COMPREPLY[@]}}"
     ("words", "library"),
     [
         ("pipelines build --source folder --input in --output out", "apache_beam"),
-        ("pipelines estimate --source folder --input in", "isal"),
-        ("pipelines --print-completion bash", "shtab"),
         ("trainer train --manifest shards", "torch"),
-        ("trainer bench-input --manifest shards", "simplejpeg"),
         ("trainer --print-completion bash", "shtab"),
     ],
 )
@@ -80,10 +77,11 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("redirected", "shown"), [("", "shards \\u2192 tars\n"), (">&-", "")])
-@pytest.mark.parametrize(("program", "module"), [("pipelines", "cli"), ("trainer", "cli")])
-def test_what_standard_output_can_not_take_does_not_end_a_program(program, module, redirected, shown):
-    start = f"import {program}.{module} as it; it.main = lambda: print('shards → tars') or 0; it.program()"
+@pytest.mark.parametrize(
+    ("program", "redirected", "shown"), [("pipelines", "", "shards \\u2192 tars\n"), ("trainer", ">&-", "")]
+)
+def test_what_standard_output_can_not_take_does_not_end_a_program(program, redirected, shown):
+    start = f"import {program}.cli as it; it.main = lambda: print('shards → tars') or 0; it.program()"
     done = subprocess.run(
         ["sh", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, start], capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONIOENCODING": "ascii"},

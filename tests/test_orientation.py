@@ -3,15 +3,13 @@
 import io
 import random
 import struct
-import subprocess
-import sys
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from pipelines import cli as pipelines
 from pipelines.images.check import examine
 from pipelines.images.encode import encode, thumbnail_of
 from pipelines.images.options import ImageOptions
@@ -165,14 +163,14 @@ def test_the_build_counts_what_it_keeps_turned_and_what_it_stores_upright(kind, 
     assert (small.height, small.width) == image_size(data)
 
 
-def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_them_upright(tmp_path):
+def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_them_upright(tmp_path, capsys):
     folder = tmp_path / "raw" / "train" / "photo"
     folder.mkdir(parents=True)
     for orientation in range(1, 9):
         (folder / f"{orientation}.jpg").write_bytes(turned_file("jpg", orientation))
     where = ["--source", "folder", "--input", str(tmp_path / "raw"), "--output", str(tmp_path / "out")]
-    command = [sys.executable, "-m", "pipelines", "build", *where, "--num-shards", "1", "--direct_num_workers=1"]
-    said = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True).stdout
+    assert pipelines.main(["build", *where, "--num-shards", "1", "--direct_num_workers=1"]) == 0
+    said = capsys.readouterr().out
     assert "note: 7 images are stored turned, as EXIF says; the stream turns them upright" in said
     manifest, _ = manifests.load(str(tmp_path / "out"))
     assert manifest.fixes == {}

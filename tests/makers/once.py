@@ -1,11 +1,11 @@
 """A storage on which damage comes once."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
-from shardset.storage.base import Stat, Storage, Writer
+from shardset.storage.base import Stat, Storage
 
 
 @dataclass
@@ -23,30 +23,11 @@ class DamagesOnce:
     _turns: dict[str, int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @property
-    def url(self) -> str:
-        """That of the other storage."""
-        return self.inner.url
-
-    @property
-    def is_remote(self) -> bool:
-        """That of the other storage."""
-        return self.inner.is_remote
-
-    @property
-    def is_shared(self) -> bool:
-        """That of the other storage."""
-        return self.inner.is_shared
-
-    @property
-    def is_throttled(self) -> bool:
-        """That of the other storage."""
-        return self.inner.is_throttled
-
-    @property
-    def reads_at_once(self) -> int:
-        """That of the other storage."""
-        return self.inner.reads_at_once
+    def __getattr__(self, name: str) -> Any:
+        """What has nothing to do with reading is that of the other storage."""
+        if name == "inner":  # of an object that is just being unpickled
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """The bytes, flipped the first time."""
@@ -68,22 +49,6 @@ class DamagesOnce:
         """As of a storage that keeps no checksums."""
         found = self.inner.stat(name)
         return Stat(name=found.name, num_bytes=found.num_bytes, generation=found.generation, crc32c=None)
-
-    def list(self, prefix: str = "") -> Iterator[Stat]:
-        """That of the other storage."""
-        return self.inner.list(prefix)
-
-    def writer(self, name: str, *, if_generation: str | None = None) -> Writer:
-        """That of the other storage."""
-        return self.inner.writer(name, if_generation=if_generation)
-
-    def delete(self, name: str) -> None:
-        """That of the other storage."""
-        self.inner.delete(name)
-
-    def sweep(self) -> None:
-        """That of the other storage."""
-        self.inner.sweep()
 
     def on_retry(self, tell: Callable[[], None]) -> Self:
         """The same: the other storage is one that tries nothing again."""

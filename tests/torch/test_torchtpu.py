@@ -12,7 +12,7 @@ from scripts import venvs
 from shardset.program import OK, USAGE
 from tests.makers.training import clean_environment, finish, tiny_config, trainer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 LAUNCHED = {"TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY", "TORCH_TPU_XPROF_SESSION_ID"}
 """What TorchTPU's launcher documents that every process needs."""

@@ -264,13 +264,6 @@ def test_a_palette_is_looked_up():
     assert difference(image, odd_images.picture().quantize(16).convert("RGB")) == 0
 
 
-def test_what_is_transparent_is_put_on_white_as_the_reader_puts_it():
-    data = odd_images.with_alpha()
-    image = opened(encode(data, "png", "", ImageOptions(image_format="ppm"))[1])
-    white = Image.new("RGBA", odd_images.SIZE, "white")
-    assert difference(image, Image.alpha_composite(white, opened(data)).convert("RGB")) == 0
-
-
 def test_an_image_without_an_eight_bit_form_is_refused_only_if_it_must_be_encoded():
     data = odd_images.encoded(odd_images.picture().convert("F"), "TIFF")
     assert examine(data, field="tif", verify="decode", options=PLAIN).mode == "F"

@@ -31,8 +31,8 @@ from tests.makers.doors import changing
 from tests.makers.images import image_bytes
 from tests.makers.tars import tar_bytes
 
-MOST_FLIPS = 100
-FLIPS_OF_LONG_LISTINGS = 20
+MOST_FLIPS = 30
+FLIPS_OF_LONG_LISTINGS = 10
 
 
 def tars(storage):

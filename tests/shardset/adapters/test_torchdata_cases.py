@@ -55,10 +55,10 @@ def epoch_of(loader, epoch):
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
-@pytest.mark.parametrize("part", ["none", "some", "all"])
+@pytest.mark.parametrize("part", ["some", "all"])
 def test_interrupted_within_an_epoch_gives_the_rest_and_then_whole_epochs(loader_of, kind, name, part):
     epochs = whole(loader_of, kind, name)
-    num_taken = {"none": 0, "some": 3, "all": len(epochs[0])}[part]
+    num_taken = 3 if part == "some" else len(epochs[0])
     loader = loader_of(kind, name)
     items = iter(loader)
     assert list(islice(items, num_taken)) == epochs[0][:num_taken]
@@ -67,8 +67,7 @@ def test_interrupted_within_an_epoch_gives_the_rest_and_then_whole_epochs(loader
     assert [list(resumed), epoch_of(resumed, 1), epoch_of(resumed, 2)] == [epochs[0][num_taken:], *epochs[1:3]]
 
 
-@pytest.mark.parametrize("num_taken", [0, 1, 10, 19])
-@pytest.mark.parametrize(("every", "ahead"), [(2, 2), (17, 2), (1, 5)])
+@pytest.mark.parametrize(("every", "ahead", "num_taken"), [(2, 2, 1), (2, 2, 10), (17, 2, 19), (1, 5, 10)])
 def test_rare_snapshots_and_items_fetched_ahead_are_not_lost(loader_of, num_taken, every, ahead):
     more = {"snapshot_every_n_steps": every, "prefetch_factor": ahead}
     epochs, loader = whole(loader_of, "samples", "stay"), loader_of("samples", "stay", **more)
@@ -81,8 +80,8 @@ def test_rare_snapshots_and_items_fetched_ahead_are_not_lost(loader_of, num_take
 
 
 @pytest.mark.parametrize(("kind", "name"), ALL)
-@pytest.mark.parametrize("num_before", [1, 2])
-def test_saved_after_epochs_goes_on_with_the_next_in_a_loader_that_has_begun(loader_of, kind, name, num_before):
+def test_saved_after_epochs_goes_on_with_the_next_in_a_loader_that_has_begun(loader_of, kind, name):
+    num_before = 1 if kind == "sevens" else 2
     epochs, loader, begun = whole(loader_of, kind, name), loader_of(kind, name), loader_of(kind, name)
     assert [epoch_of(loader, epoch) for epoch in range(num_before)] == epochs[:num_before]
     list(islice(iter(begun), 2))

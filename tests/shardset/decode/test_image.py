@@ -216,13 +216,6 @@ def test_a_png_whose_chunk_claims_too_much_is_left_to_pillow(mode):
     assert png.decode(bytes(data)) is None
 
 
-def test_a_colour_that_a_png_calls_transparent_is_white():
-    buffer = io.BytesIO()
-    Image.fromarray(busy(20, 30)).save(buffer, "png", transparency=tuple(busy(20, 30)[0, 0].tolist()))
-    hidden = (busy(20, 30) == busy(20, 30)[0, 0]).all(axis=2, keepdims=True)
-    assert np.array_equal(decode(buffer.getvalue()), np.where(hidden, 255, busy(20, 30)))
-
-
 @pytest.mark.parametrize("row", range(6))
 def test_a_random_crop_is_near_pillows_filtered_one(row):
     # Linear without a low-pass: docs/decoding.md says what that means on photographs.

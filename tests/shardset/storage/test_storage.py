@@ -1327,18 +1327,14 @@ def pages_of_three(behind_proxy):
 
 
 @pytest.mark.gcs
-@pytest.mark.parametrize("page", range(4))
+@pytest.mark.parametrize("page", [0, 3])
 @pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_a_page_of_a_list_that_is_none_is_asked_for_again(pages_of_three, proxy, answer, page):
+def test_a_page_of_a_list_that_is_none_is_asked_for_again_and_never_taken_for_its_end(
+    pages_of_three, proxy, answer, page
+):
     proxy.script = in_turn(*[None] * page, NO_ANSWERS[answer], when=is_listing)
     assert names(pages_of_three) == [f"{number}" for number in range(10)]
     assert sum(map(is_listing, proxy.seen)) == 5
-
-
-@pytest.mark.gcs
-@pytest.mark.parametrize("page", range(4))
-@pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_a_list_never_ends_before_its_last_page(pages_of_three, proxy, answer, page):
     proxy.script = in_turn(*[None] * page, *[NO_ANSWERS[answer]] * 1000, when=is_listing)
     with pytest.raises(TransientError, match=r"gs://bucket/folder.*gave up after \d+ tries"):
         names(pages_of_three)
@@ -1380,8 +1376,7 @@ def test_a_stat_that_is_none_is_asked_for_again_and_then_named(behind_proxy, pro
 
 
 @pytest.mark.gcs
-@pytest.mark.parametrize("options", [{}, {"if_generation": ABSENT}])
-@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize(("is_stored", "options"), [(False, {}), (True, {"if_generation": ABSENT})])
 @pytest.mark.parametrize("answer", NO_ANSWERS)
 def test_an_upload_whose_answer_is_none_is_sent_again(behind_proxy, proxy, answer, is_stored, options):
     fault = NO_ANSWERS[answer]
@@ -1390,14 +1385,9 @@ def test_an_upload_whose_answer_is_none_is_sent_again(behind_proxy, proxy, answe
     put(behind_proxy, "a", **options)
     assert sum(map(is_upload, proxy.seen)) == 2
     assert behind_proxy.read("a") == HELLO
-
-
-@pytest.mark.gcs
-@pytest.mark.parametrize("answer", NO_ANSWERS)
-def test_an_upload_that_is_never_answered_is_an_error(behind_proxy, proxy, answer):
     proxy.script = lambda seen: NO_ANSWERS[answer] if is_upload(seen) else None
-    with pytest.raises(TransientError, match=r"/a: .*gave up after \d+ tries"):
-        put(behind_proxy, "a")
+    with pytest.raises(TransientError, match=r"/b: .*gave up after \d+ tries"):
+        put(behind_proxy, "b")
 
 
 @pytest.mark.gcs
@@ -1454,7 +1444,7 @@ def test_a_deletion_whose_answer_was_lost_is_done_and_a_newer_object_stays(behin
 
 
 @pytest.mark.gcs
-@pytest.mark.parametrize(("start", "stop"), [(0, None), (3, 5), (3, None), (0, 11)])
+@pytest.mark.parametrize(("start", "stop"), [(0, None), (3, 5)])
 @pytest.mark.parametrize("answer", NO_ANSWERS)
 def test_bytes_that_are_not_from_the_bucket_are_not_taken(behind_proxy, proxy, answer, start, stop):
     put(behind_proxy, "a")
