@@ -5,6 +5,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from shardset.errors import ConfigError
+from shardset.format import background as backgrounds
+from shardset.format.background import Background
+
 MAX_RANGE = 1_000_000
 """Limit of one range of --only-shards: it becomes a set in memory."""
 
@@ -46,6 +50,14 @@ def shorter_side(text: str) -> int:
     if name != "shorter":
         _fail(text, "shorter=N, for example shorter=256")
     return positive(number)
+
+
+def background(text: str) -> Background:
+    """A colour as three numbers."""
+    try:
+        return backgrounds.parse(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def shard_numbers(text: str) -> frozenset[tuple[str, int]]:

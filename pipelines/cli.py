@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
+from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from pipelines.parsers import parser
 from pipelines.terminal import on_standard_output, quiet_workers
 from shardset.errors import ConfigError
 from shardset.program import run_program, run_verb
 
 if TYPE_CHECKING:
-    from pipelines.config import BuildConfig
     from pipelines.estimate.stored import StoredSet
 
 REFUSED = 2
@@ -71,13 +72,13 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
         from pipelines.write import summary
 
         config = _build_config(args)
-        if not args.no_report:
+        if args.report:
             from pipelines.report import page  # early, so that a missing library does not fail a finished build
         gc.freeze()
         gc.enable()
         run = build.dry_run if args.dry_run else build.build
         result = run(config, beam_flags, progress.for_console(console))
-    report = page.after_build(config) if result.published and not args.no_report else None
+    report = page.after_build(config) if result.published and args.report else None
     if args.json:
         print(json.dumps({**summary.to_json(config, result), "report": report}))
         return 0
@@ -87,23 +88,10 @@ def _build(args: argparse.Namespace, beam_flags: Sequence[str]) -> int:
     return 0
 
 
-def _build_config(args: argparse.Namespace) -> "BuildConfig":
-    from pipelines.config import BuildConfig
-    from pipelines.images.options import ImageOptions
-    from shardset.format import background
-
+def _build_config(args: argparse.Namespace) -> BuildConfig:
     names = {field.name for field in fields(BuildConfig)} - {"image"}
-    return BuildConfig(
-        **{name: getattr(args, name) for name in names},
-        image=ImageOptions(
-            resize_shorter=args.resize,
-            quality=args.quality,
-            image_format=args.image_format,
-            jpeg_restart=args.jpeg_restart,
-            background=background.parse(args.background),
-            decoded_bytes=args.decoded_bytes,
-        ),
-    )
+    image = ImageOptions(**{name: getattr(args, name) for name in IMAGE_FLAGS})
+    return BuildConfig(**{name: getattr(args, name) for name in names}, image=image)
 
 
 def _verify(args: argparse.Namespace, _: Sequence[str]) -> int:
@@ -144,10 +132,8 @@ def _export(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _report(args: argparse.Namespace, _: Sequence[str]) -> int:
     from pipelines.report import page
-    from shardset.storage.open import open_storage
 
-    raw = open_storage(args.input) if args.input else None
-    written = page.write(args.manifest, args.output, max_images=args.images, raw=raw, force=args.force)
+    written = page.write(args.manifest, args.output, max_images=args.images, force=args.force)
     print(json.dumps(page.to_json(written)) if args.json else "\n".join(page.summary(written)))
     return 1 if written.data.damage else 0
 
@@ -167,13 +153,10 @@ def _estimate(args: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _stored_set(args: argparse.Namespace) -> "StoredSet":
     """The shard set that MANIFEST, --source or --samples describes; ConfigError for flags that belong to another."""
-    from pipelines.config import BuildConfig
     from pipelines.estimate import stored
 
-    of_source = ("input", "holdout", "class_depth", "path_column", "label_column")
-    sizes = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
     is_given = {name: value != args.verb_parser.get_default(name) for name, value in vars(args).items()}
-    for owner, names in {"source": of_source, "samples": ("mean_bytes", "classes")}.items():
+    for owner, names in {"source": ("input", *INPUT_FLAGS), "samples": ("mean_bytes", "classes")}.items():
         for name in names:
             flag = "--" + name.replace("_", "-")
             if is_given[name] and not is_given[owner]:
@@ -181,11 +164,11 @@ def _stored_set(args: argparse.Namespace) -> "StoredSet":
             if is_given[owner] and not is_given[name] and name in ("input", "mean_bytes"):
                 raise ConfigError(f"--{owner} needs {flag} too; see the examples of `estimate --help`")
     if args.manifest:
-        if wrong := next((name for name in sizes if is_given[name]), None):
+        if wrong := next((name for name in SIZES if is_given[name]), None):
             flag = "--" + wrong.replace("_", "-")
             raise ConfigError(f"{flag}: the shards of an existing set have their sizes; leave it out")
         return stored.from_manifest(args.manifest)
-    options = {name: getattr(args, name) for name in (*sizes, *of_source[1:], "seed")}
+    options = {name: getattr(args, name) for name in (*SIZES, *INPUT_FLAGS, "seed")}
     config = BuildConfig(source=args.source or "", input=args.input or "", output="", **options)
     if args.source:
         return stored.from_listing(config)

@@ -4,14 +4,22 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from pipelines.images.check import CMYK_TO_RGB
-from pipelines.images.options import ImageOptions, Verify
+from pipelines import arguments
+from pipelines.arguments import Merge
+from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify
 from pipelines.plan.layout import Sizing
-from pipelines.sources.holdout import Holdout
 from shardset.errors import ConfigError
 from shardset.format.manifest import Remainder
+from shardset.settings import setting
 
 Balance = Literal["none", "stratified"]
+OnBad = Literal["quarantine", "fail"]
+
+INPUT_FLAGS = ("holdout", "class_depth", "path_column", "label_column")
+"""The options that decide which samples a source has."""
+
+SIZES = ("num_shards", "samples_per_shard", "remainder", "balance", "repeat", "target_samples")
+"""The options that decide the sizes of shards."""
 
 _ONLY_IN_SURVEY = ("class_depth", "path_column", "label_column")
 """The options that decide bytes only by what the survey finds."""
@@ -23,6 +31,9 @@ _NOT_IN_BYTES = (
 )
 
 
+_BY_SPLIT: dict[str, Any] = {"action": Merge, "type": arguments.numbers, "metavar": "N"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildConfig:
     """One build. `num_shards` and `samples_per_shard` map a split to its number; "" stands for every other split."""
@@ -30,27 +41,62 @@ class BuildConfig:
     source: str
     input: str
     output: str
-    num_shards: dict[str, int] = field(default_factory=dict)
-    samples_per_shard: dict[str, int] = field(default_factory=dict)
-    target_samples: dict[str, int] = field(default_factory=dict)
-    repeat: dict[str, int] = field(default_factory=dict)
-    remainder: Remainder = "spread"
-    balance: Balance = "none"
-    seed: int = 0
-    holdout: dict[str, float] = field(default_factory=dict)
-    verify: Verify = "decode"
-    on_bad: Literal["quarantine", "fail"] = "quarantine"
-    max_bad_fraction: float = 0.01
+    num_shards: dict[str, int] = setting({}, "shards of each split; or give --samples-per-shard", **_BY_SPLIT)
+    samples_per_shard: dict[str, int] = setting(
+        {}, "default: about 128 MiB a shard; up to 4 shards of 100 samples or more", **_BY_SPLIT
+    )
+    target_samples: dict[str, int] = setting({}, "store N samples, repeating where there are fewer", **_BY_SPLIT)
+    repeat: dict[str, int] = setting({}, "store every sample N times", **_BY_SPLIT)
+    remainder: Remainder = setting(
+        "spread", "samples that do not divide evenly: spread (sizes differ by one), drop, or pad with repeats"
+    )
+    balance: Balance = setting("none", "stratified: the same class mix in every shard, within one sample")
+    seed: int = setting(0, "seed of the order in which samples are stored")
+    holdout: dict[str, float] = setting(
+        {},
+        "move this fraction of each class into its own split, chosen by the keys of the samples; a class with two or "
+        "more has some in each part",
+        action=Merge,
+        type=arguments.fractions,
+        metavar="SPLIT=FRACTION",
+    )
+    verify: Verify = setting("decode", "how to check each image; only decode finds truncated ones")
+    on_bad: OnBad = setting("quarantine", "list bad samples and go on, or fail")
+    max_bad_fraction: float = setting(
+        0.01, "fail before writing if more than this of a split, and more than 10 samples, are bad; 0 allows none"
+    )
     image: ImageOptions = field(default_factory=ImageOptions)
-    overwrite: bool = False
-    only_shards: frozenset[tuple[str, int]] = frozenset()
-    max_listed_shards: int = 10_000
-    within_input: bool = False
-    class_depth: int = 1
-    path_column: str | None = None
-    label_column: str | None = None
+    overwrite: bool = setting(False, "replace the shard set at the output, or restart an unfinished build")
+    only_shards: frozenset[tuple[str, int]] = setting(
+        frozenset(),
+        "write only these; in a finished set, mend those that are missing or damaged",
+        action=Merge,
+        type=arguments.shard_numbers,
+        metavar="SPLIT:0,4-7",
+    )
+    max_listed_shards: int = setting(
+        10_000, "list up to N shards in manifest.json itself, and more in pages beside it (format version 2)"
+    )
+    within_input: bool = setting(False, "refuse a listing with images outside its folder, by links or absolute paths")
+    class_depth: int = setting(
+        1, "folder: the first N folders name the class, animals/birds with 2", type=arguments.positive
+    )
+    path_column: str | None = setting(
+        None,
+        "listing, hf: the column of the images (default: path, image, file, ...)",
+        names=("--path-column", "--image-column"),
+        metavar="NAME",
+    )
+    label_column: str | None = setting(
+        None,
+        "listing, hf: the column of the labels (default: label, class, category, target, ..., or the ClassLabel of the "
+        "schema); '' stores images without labels",
+        metavar="NAME",
+    )
 
     def __post_init__(self) -> None:
+        from pipelines.sources.holdout import Holdout  # its package imports the libraries of every source
+
         if not 0 <= self.max_bad_fraction <= 1:
             raise ConfigError(f"--max-bad-fraction is {self.max_bad_fraction}, expected a fraction from 0 to 1")
         if self.max_listed_shards < 0:

@@ -5,9 +5,11 @@ from typing import TypeAlias
 
 from pipelines import arguments
 from pipelines.arguments import Merge
-from shardset.format.limits import DECODED_BYTES
+from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.images.options import IMAGE_FLAGS, ImageOptions
 from shardset.order.budget import BUDGET_BYTES
 from shardset.program import Parser, program_parser
+from shardset.settings import add_flags
 
 COMMAND = "shardset-pipelines"
 """The installed name of this program: a shell completes commands by name, so not `python -m pipelines`."""
@@ -83,74 +85,20 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
     where.add_argument("--source", required=True, help="format of the raw input, see below")
     where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
     where.add_argument("--output", required=True, metavar="URL", help="the folder of the shard set, local or gs://")
-    _add_input(where)
-    where.add_argument("--within-input", action="store_true",
-                       help="refuse a listing with images outside its folder, by links or absolute paths")  # fmt: skip
-    where.add_argument("--overwrite", action="store_true",
-                       help="replace the shard set at the output, or restart an unfinished build")  # fmt: skip
-    where.add_argument("--only-shards", action=Merge, type=arguments.shard_numbers, default=frozenset(),
-                       metavar="SPLIT:0,4-7",
-                       help="write only these; in a finished set, mend those that are missing or damaged")  # fmt: skip
-    where.add_argument("--max-listed-shards", type=int, default=10_000, metavar="N",
-                       help="list up to N shards in manifest.json itself, and more in pages beside it (format version "
-                            "2; default 10,000)")  # fmt: skip
+    add_flags(where, BuildConfig, (*INPUT_FLAGS, "within_input", "overwrite", "only_shards", "max_listed_shards"))
     where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
-    where.add_argument("--no-report", action="store_true", help="do not write report.html, a page about the set")
-    size = _add_sizes(build)
-    size.add_argument("--seed", type=int, default=0, help="seed of the order in which samples are stored (default 0)")
+    where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
+                       help="write report.html, a page about the set")  # fmt: skip
+    add_flags(_add_sizes(build), BuildConfig, ("seed",))
     check = build.add_argument_group("bad input")
-    check.add_argument("--verify", choices=["decode", "header", "none"], default="decode",
-                       help="how to check each image; only decode (default) finds truncated ones")  # fmt: skip
-    check.add_argument("--on-bad", choices=["quarantine", "fail"], default="quarantine",
-                       help="list bad samples and go on (default), or fail")  # fmt: skip
-    check.add_argument("--max-bad-fraction", type=float, default=0.01, metavar="F",
-                       help="fail before writing if more than this of a split, and more than 10 samples, are bad "
-                            "(default 0.01; 0 allows none)")  # fmt: skip
+    add_flags(check, BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
     image = build.add_argument_group("images (default: stored byte for byte)")
-    image.add_argument("--resize", type=arguments.shorter_side, metavar="shorter=N",
-                       help="shrink images until their shorter side is N")  # fmt: skip
-    image.add_argument("--quality", type=int, default=95, metavar="N",
-                       help="quality of re-encoded JPEG and WebP, 1 to 100 (default 95)")  # fmt: skip
-    image.add_argument("--image-format", choices=["keep", "jpg", "png", "ppm", "webp"], default="keep",
-                       help="convert images to this format; keep (default) leaves each in its own")  # fmt: skip
-    image.add_argument("--background", default="white", metavar="COLOUR",
-                       help="behind transparent pixels when re-encoding: white (default), black, #rrggbb")  # fmt: skip
-    image.add_argument("--decoded-bytes", type=arguments.positive, default=DECODED_BYTES, metavar="N",
-                       help="memory of the images that a worker decodes at once (default "
-                            f"{DECODED_BYTES >> 30} GiB)")  # fmt: skip
-    image.add_argument("--jpeg-restart", action="store_true",
-                       help="rewrite JPEGs without loss, so that readers decode only what a crop needs")  # fmt: skip
-
-
-def _add_input(group: argparse._ArgumentGroup) -> None:
-    """The options that decide which samples a source has."""
-    group.add_argument("--holdout", action=Merge, type=arguments.fractions, default={}, metavar="SPLIT=FRACTION",
-                       help="move this fraction of each class into its own split, chosen by the keys of the samples; a "
-                            "class with two or more has some in each part")  # fmt: skip
-    group.add_argument("--class-depth", type=arguments.positive, default=1, metavar="N",
-                       help="folder: the first N folders name the class, animals/birds with 2 (default 1)")  # fmt: skip
-    group.add_argument("--path-column", "--image-column", metavar="NAME",
-                       help="listing, hf: the column of the images (default: path, image, file, ...)")  # fmt: skip
-    group.add_argument("--label-column", metavar="NAME",
-                       help="listing, hf: the column of the labels (default: label, class, category, target, ..., or "
-                            "the ClassLabel of the schema); '' stores images without labels")  # fmt: skip
+    add_flags(image, ImageOptions, IMAGE_FLAGS)
 
 
 def _add_sizes(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     size = verb.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
-    size.add_argument("--num-shards", action=Merge, type=arguments.numbers, default={}, metavar="N",
-                      help="shards of each split; or give --samples-per-shard")  # fmt: skip
-    size.add_argument("--samples-per-shard", action=Merge, type=arguments.numbers, default={}, metavar="N",
-                      help="default: about 128 MiB a shard; up to 4 shards of 100 samples or more")  # fmt: skip
-    size.add_argument("--remainder", choices=["spread", "drop", "pad"], default="spread",
-                      help="samples that do not divide evenly: spread (sizes differ by one, default), drop, or pad "
-                           "with repeats")  # fmt: skip
-    size.add_argument("--balance", choices=["none", "stratified"], default="none",
-                      help="stratified: the same class mix in every shard, within one sample")  # fmt: skip
-    size.add_argument("--repeat", action=Merge, type=arguments.numbers, default={}, metavar="K",
-                      help="store every sample K times")  # fmt: skip
-    size.add_argument("--target-samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
-                      help="store N samples, repeating where there are fewer")  # fmt: skip
+    add_flags(size, BuildConfig, SIZES)
     return size
 
 
@@ -185,7 +133,7 @@ def _add_export(verbs: _Verbs, common: Parser) -> None:
     )  # fmt: skip
     _add_manifest(export)
     export.add_argument("--to", required=True, action="extend", type=arguments.names, metavar="READER,...",
-                        help="any of wids, timm, energon, dali, tfds, hf")  # fmt: skip
+                        help="any of wids, timm, energon, hf")  # fmt: skip
     export.add_argument("--output", metavar="FOLDER",
                         help="where to write, if the format allows (default: beside the tars)")  # fmt: skip
     export.add_argument("--overwrite", action="store_true", help="replace existing files that differ")
@@ -202,7 +150,6 @@ def _add_report(verbs: _Verbs, common: Parser) -> None:
     report.add_argument("--force", action="store_true", help="replace any file at --output, even one that is no page")
     report.add_argument("--images", type=int, default=100_000, metavar="N",
                         help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
-    report.add_argument("--input", metavar="FOLDER", help="the raw input, for pictures of quarantined samples")
 
 
 def _add_manifest(verb: argparse.ArgumentParser) -> None:
@@ -222,7 +169,7 @@ def _add_estimate(verbs: _Verbs, common: Parser) -> None:
     one.add_argument("--samples", action=Merge, type=arguments.numbers, default={}, metavar="N",
                      help="number of images, or SPLIT=N,SPLIT=N")  # fmt: skip
     raw.add_argument("--input", metavar="PATH", help="local or gs://, as for build; only names and sizes are read")
-    _add_input(raw)
+    add_flags(raw, BuildConfig, INPUT_FLAGS)
     raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
     raw.add_argument("--classes", type=arguments.positive, metavar="N",
                      help="number of classes of --samples (default: no labels to mix)")  # fmt: skip

@@ -23,11 +23,10 @@ from pipelines.plan.files import PlanFiles
 from pipelines.plan.index import index_unit
 from pipelines.plan.partitions import ByteRange
 from pipelines.plan.records import BuildFile, PlanFile
-from pipelines.plan.sections import index_section, join_sections
 from pipelines.plan.splits import make_plan
-from pipelines.plan.summaries import UnitOffsets, UnitSummary, read_summaries, unit_offsets
-from pipelines.plan.survey import UnitBlock, UnitRef, UnitSection, WrittenUnits, sections_in, units_in
-from pipelines.sources.base import SectionedSource, Source
+from pipelines.plan.summaries import UnitOffsets, read_summaries, unit_offsets
+from pipelines.plan.survey import UnitBlock, UnitRef, WrittenUnits, units_in
+from pipelines.sources.base import Source
 from pipelines.write.commit import Committer
 from pipelines.write.pages import PagePart, PageWriter
 from pipelines.write.shard import ShardWriter
@@ -69,11 +68,9 @@ def construct(pipeline: beam.Pipeline, build: PreparedBuild, *, dry_run: bool = 
         pipeline
         | "List blocks" >> beam.Create(build.units.blocks)  # UnitBlock
         | "Spread blocks" >> beam.Reshuffle()
-        | "List units" >> beam.FlatMap(partial(_sections_in, files, build.source))  # UnitSection
+        | "List units" >> beam.FlatMap(partial(_units_in, files))  # UnitRef
         | "Spread units" >> beam.Reshuffle()
-        | "Index" >> beam.ParDo(IndexUnit(files, build.source, config))  # (unit, UnitRef of one with sections)
-        | "Group sections" >> beam.GroupByKey()
-        | "Join sections" >> beam.ParDo(JoinSections(files, build.source, config))  # unit
+        | "Index" >> beam.ParDo(IndexUnit(files, build.source, config))  # unit
         | "Count units" >> combiners.Count.Globally()  # int
     )
     planned = (
@@ -134,39 +131,19 @@ class BuildStep(beam.DoFn):
 
 @dataclass(eq=False, repr=False)
 class IndexUnit(BuildStep):
-    """Writes the table and the summary of a unit, or the table of a section of it."""
+    """Writes the table and the summary of a unit."""
 
     source: Source
     config: BuildConfig
 
-    def process(self, element: UnitSection) -> Iterator[tuple[int, UnitRef | None]]:
-        unit, source = element.unit, self.source
-        if element.count == 1:
-            summary = self.files.step(lambda: index_unit(self.files, source, self.config, unit))
-            _count_samples(summary)
-            yield unit.number, None
-            return
-        assert isinstance(source, SectionedSource), "other sources have one section a unit"
-        self.files.step(partial(index_section, self.files, source, self.config, element))
-        yield unit.number, unit
-
-
-@dataclass(eq=False, repr=False)
-class JoinSections(BuildStep):
-    """Writes the table and the summary of a unit whose sections are indexed; a unit without sections has them."""
-
-    source: Source
-    config: BuildConfig
-
-    def process(self, element: tuple[int, Iterable[UnitRef | None]]) -> Iterator[int]:
-        number, units = element
-        unit = next(iter(units))
-        if unit is not None:
-            assert isinstance(self.source, SectionedSource), "other sources have one section a unit"
-            joined = self.files.step(partial(join_sections, self.files, self.source, self.config, unit))
-            _count_samples(joined.summary)
-            _count("sections_indexed_again", joined.num_again)
-        yield number
+    def process(self, element: UnitRef) -> Iterator[int]:
+        summary = self.files.step(lambda: index_unit(self.files, self.source, self.config, element))
+        for count in summary.splits.values():
+            _count("samples_indexed", count.num_samples)
+            _count("samples_quarantined", count.num_rejected)
+        for fix, number in summary.fixes.items():
+            _count(f"fixed_{fix}", number)
+        yield element.number
 
 
 @dataclass(eq=False, repr=False)
@@ -267,20 +244,9 @@ def _one_at_a_time(files: PlanFiles, work: Callable[[], T]) -> T:
         return files.step(work)
 
 
-def _sections_in(files: PlanFiles, source: Source, block: UnitBlock) -> Iterator[UnitSection]:
+def _units_in(files: PlanFiles, block: UnitBlock) -> Iterator[UnitRef]:
     with files.while_current():
-        if isinstance(source, SectionedSource):
-            yield from sections_in(files.output, block, source.num_sections)
-        else:
-            yield from map(UnitSection, units_in(files.output, block))
-
-
-def _count_samples(summary: UnitSummary) -> None:
-    for count in summary.splits.values():
-        _count("samples_indexed", count.num_samples)
-        _count("samples_quarantined", count.num_rejected)
-    for fix, number in summary.fixes.items():
-        _count(f"fixed_{fix}", number)
+        yield from units_in(files.output, block)
 
 
 def _count(name: str, number: int) -> None:

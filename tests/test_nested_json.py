@@ -22,7 +22,7 @@ from trainer import config as configs
 from trainer.errors import CheckpointError
 from trainer.record import checkpoint, log_files
 from trainer.supervise import run_lock
-from trainer.tools import explain, probes, report
+from trainer.tools import explain, report
 
 DEEP = 100_000 * b"["
 INSIDE = b'{"x": ' + DEEP + 100_000 * b"]" + b"}"
@@ -77,7 +77,6 @@ def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
     reads = (
         program.recorded_config,
         explain.recorded_run,
-        probes.recorded_run,
         lambda url: report._config(open_storage(url)),
     )
     for read in reads:

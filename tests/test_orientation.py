@@ -20,12 +20,12 @@ from shardset.decode.image import ImageSpec, decode, decode_into, draws, image_s
 from shardset.decode.workers import DecodeCrops, DecodeWhole
 from shardset.format import manifest as manifests
 from shardset.format.orientation import orientation_of
+from shardset.settings import with_values
 from shardset.stream.stream import Stream
 from tests.makers import odd_images
 from tests.makers.odd_images import ORIENTATION, encoded
 from tests.makers.training import tiny_config
 from trainer.data.splits import eval_spec, train_spec
-from trainer.settings import with_values
 
 SIZE = (52, 37)
 FILES = {
@@ -180,7 +180,6 @@ def test_a_build_keeps_the_bytes_says_how_many_are_turned_and_the_stream_shows_t
         stored = {tar.extractfile(name).read() for name in tar.getnames() if name.endswith(".jpg")}
     assert stored == {path.read_bytes() for path in folder.iterdir()}
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "7 stored turned, shown upright" in page
     assert "7 decoded images are stored turned" in page
 
     spec = ImageSpec(size=30, crop=CenterCrop(30))

@@ -16,7 +16,6 @@ from shardset.format import naming
 from shardset.format.manifest import Manifest
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
-from tests.makers import odd_images
 from tests.makers.shardset import jpeg_samples, put, write_shard_set
 from tests.trainer.tools.test_report import folder, line, whole
 from trainer.tools import report as run_report
@@ -38,22 +37,18 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page of a set with everything that a page can hold, and one of a run."""
     place = tmp_path_factory.mktemp("pages")
     storage = open_storage(str(place / "set"))
-    manifest = write_shard_set(
-        storage, {"train": jpeg_samples("train", 60), "validation": jpeg_samples("validation", 30)}, num_shards=8
-    )
-    _with_everything(storage, manifest, place)
-    set_report.write(str(place / "set"), raw=open_storage(str(place)))
+    splits = {name: jpeg_samples(name, number, num_classes=24) for name, number in (("train", 60), ("validation", 30))}
+    manifest = write_shard_set(storage, splits, num_shards=8, num_classes=24)
+    _with_everything(storage, manifest)
+    set_report.write(str(place / "set"))
     run_report.write(str(folder(place / "run", [line(one) for one in whole()])))
     return {name: place / name / "report.html" for name in ("set", "run")}
 
 
-def _with_everything(storage: Storage, manifest: Manifest, place: Path) -> None:
-    """Quarantine with and without a picture, a class with a long name, damage."""
-    whole_jpeg = odd_images.encoded(odd_images.picture(1, (320, 240)), "JPEG", quality=90)
-    (place / "cut.jpg").write_bytes(whole_jpeg[:3000])
-    entry = {"name": "cut.jpg", "split": "train", "reason": "truncated", "object": "cut.jpg", "offset": 0}
-    lines = [json.dumps({**entry, "num_bytes": size}) for size in (3000, 100_000)]
-    put(storage, "quarantine.jsonl", "".join(f"{one}\n" for one in lines).encode())
+def _with_everything(storage: Storage, manifest: Manifest) -> None:
+    """Quarantine, a class with a long name, damage."""
+    entry = {"name": "cut.jpg", "split": "train", "reason": "truncated"}
+    put(storage, "quarantine.jsonl", f"{json.dumps(entry)}\n".encode() * 2)
     values = json.loads(manifests.to_json(manifest))
     values["quarantine"]["count"] = 2
     values["classes"][3]["name"] = "averylongnamewithoutanyplacetobreakit" * 6
@@ -114,8 +109,7 @@ def test_everything_that_scrolls_or_folds_is_reached_by_the_keyboard(pages, chro
         assert tab.evaluate("() => document.querySelector('details').open") is not before
 
 
-def test_a_page_holds_pictures_of_samples_and_of_what_was_rejected(pages, chromium):
+def test_a_page_holds_pictures_of_samples(pages, chromium):
     with opened(chromium, pages["set"], width=1280) as tab:
         shown = tab.evaluate("() => [...document.images].map(one => one.alt)")
-        assert sum("train-" in alt or "validation-" in alt for alt in shown) > 100
-        assert "rejected image cut.jpg" in shown
+        assert sum("train-" in alt or "validation-" in alt for alt in shown) > 80

@@ -134,14 +134,14 @@ def test_a_stream_of_bytes_needs_no_opencv(tmp_path):
     [
         *((name, name) for name in ("torch", "webdataset", "grain", "jax")),
         *(("huggingface", "datasets"), ("webdataset", "torch")),
-        *((name, "simplejpeg") for name in ("torch", "webdataset", "huggingface", "grain", "jax", "dali")),
+        *((name, "simplejpeg") for name in ("torch", "webdataset", "huggingface", "grain", "jax")),
     ],
 )
 def test_an_adapter_without_a_library_names_its_extra(adapter, library, tmp_path):
     done = run_without({library}, tmp_path, f"shardset.adapters.{adapter}")
     said = done.stderr.splitlines()[-1]
     assert said.startswith(f"shardset.errors.MissingLibrary: the library {library} is not installed")
-    assert f"`pip install 'shardset[{'read' if adapter == 'dali' else adapter}]'` brings it" in said
+    assert f"`pip install 'shardset[{adapter}]'` brings it" in said
 
 
 def test_a_missing_library_is_an_import_error_and_a_missing_module_of_ours_stays_one():

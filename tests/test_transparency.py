@@ -21,11 +21,11 @@ from shardset.decode.workers import DecodeWhole
 from shardset.errors import ConfigError
 from shardset.format import manifest as manifests
 from shardset.format.background import check, flattened, is_transparent, mend_transparency, over, parse, rgb_pixels
+from shardset.settings import with_values
 from shardset.stream.stream import Stream
 from tests.makers import odd_images
 from tests.makers.training import tiny_config
 from trainer.data.splits import eval_spec, train_spec
-from trainer.settings import with_values
 from trainer.tools import contact_sheet
 
 SIZE = (24, 16)
@@ -310,7 +310,7 @@ def test_stamps_are_stored_as_they_came_and_told_of(tmp_path):
     raw = {path.read_bytes() for path in (tmp_path / "raw").rglob("*.png")}
     assert set(stored.values()) == raw
     page = (output / "report.html").read_text()
-    assert "4 with transparency, shown on white" in page
+    assert "4 decoded images have transparency; the stream puts them on white" in page
     assert "1 decoded image is nearly a single colour" in page
     assert "alpha-to-background" not in page
 

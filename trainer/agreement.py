@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from shardset.errors import ConfigError
+from shardset.settings import values_of
 from shardset.stream.stream import Stream
 from trainer.config import TrainConfig
 from trainer.data.splits import Data
 from trainer.model import memory
 from trainer.runtime.base import Runtime
-from trainer.settings import values_of
 from trainer.supervise.run_lock import UNRIVALLED, RunLock, acquire_run_lock, run_lock_of
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
+from shardset.settings import assignments, help_text, parsed, with_values
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
@@ -19,7 +20,6 @@ from trainer.errors import Preempted
 from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.notes import notes
 from trainer.record import checkpoint_names
-from trainer.settings import assignments, help_text, parsed, with_values
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _add_explain(verbs: "Verbs") -> None:
     asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
     asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
     asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
-    verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet, .html or .png")
+    verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet as a page, .html")
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
     verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
     verb.set_defaults(command=explain)
@@ -296,18 +296,16 @@ def _refuse_sweep_flags(options: argparse.Namespace) -> None:
 def doctor(options: argparse.Namespace) -> None:
     """`doctor`: without a recipe and a manifest, for the configuration in the run folder."""
     from trainer.tools import doctor
-    from trainer.tools.checks import TargetRate
 
     rate = options.want_images_per_second
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
-    target = None if rate is None else TargetRate(rate, "as given")
     flags = config_flags(options)
     if options.run_dir and not (options.recipe or options.manifest):
         config = flags.config(recorded_config(options.run_dir))
     else:
         config = _resolved_or_plain(flags)
-    doctor.report(doctor.run_checks(config, target), as_json=options.json)
+    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
 
 
 def _resolved_or_plain(flags: ConfigFlags) -> TrainConfig:

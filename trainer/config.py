@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from shardset import settings
 from shardset.decodable import decodable
 from shardset.decode import augment
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format.limits import DECODED_BYTES
 from shardset.order.budget import BUDGET_BYTES
+from shardset.settings import setting
 from shardset.storage.base import Storage
-from trainer import settings
-from trainer.settings import setting
 
 Strategy = Literal["auto", "spmd", "spmd_sharded", "replica", "ddp", "fsdp", "single"]
 Precision = Literal["fp32", "bf16", "fp16"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shardset.order.budget import BUDGET_BYTES
+from shardset.settings import value_text
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
@@ -17,7 +18,6 @@ from trainer.data.loaded import load_once
 from trainer.flags import FLAGS, ConfigFlags
 from trainer.record import checkpoint_names
 from trainer.runtime.machine import GIB, Machine, machine
-from trainer.settings import value_text
 
 if TYPE_CHECKING:
     from trainer.data.survey import SetFacts

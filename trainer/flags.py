@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 from shardset.program import Parser, did_you_mean
+from shardset.settings import assignments, parsed, settings_of, with_values
 from trainer import recipes
 from trainer.config import TrainConfig
-from trainer.settings import assignments, parsed, settings_of, with_values
 
 # Flags and setting; the first flag is the one that messages name. `--set KEY=VALUE` changes every other setting.
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {

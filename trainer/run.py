@@ -4,7 +4,7 @@ import faulthandler
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import astuple, replace
 from types import TracebackType
 
@@ -77,10 +77,7 @@ class Run:
         if (warning := check_memory(self.config, self.data, self.runtime)) is not None:
             self._log.note(warning)
         state = self._load_checkpoint()
-        with closing(self.data.first_images()) as images:
-            self.learner = Learner(
-                self.runtime, self.config, self.data.num_classes, state, self.data.class_names, images
-            )
+        self.learner = Learner(self.runtime, self.config, self.data.num_classes, state, self.data.class_names)
         self._restore(state)
         order = _order_of(self.data.train, 0, 0)
         self._output.write_records(order, self.data.class_names, is_done=self.is_done())

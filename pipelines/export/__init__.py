@@ -1,18 +1,9 @@
 """The verb `export`: side files of other readers, one module a reader. A new one also needs a line in FORMATS."""
 
 from pipelines.export.base import SideFormat
-from pipelines.export.dali import DALI
 from pipelines.export.energon import ENERGON
 from pipelines.export.hf import HF
-from pipelines.export.tfds import TFDS
 from pipelines.export.timm import TIMM
 from pipelines.export.wids import WIDS
 
-FORMATS: dict[str, SideFormat] = {
-    "wids": WIDS,
-    "timm": TIMM,
-    "energon": ENERGON,
-    "dali": DALI,
-    "tfds": TFDS,
-    "hf": HF,
-}
+FORMATS: dict[str, SideFormat] = {"wids": WIDS, "timm": TIMM, "energon": ENERGON, "hf": HF}

@@ -13,13 +13,11 @@ from pipelines.images.open import (
     format_of,
     opened,
 )
-from pipelines.images.options import ImageOptions, Verify, resized, stored_field
+from pipelines.images.options import CMYK_TO_RGB, ImageOptions, Verify, resized, stored_field
 from shardset.errors import UndecodableImage
 from shardset.format import background
 from shardset.format.background import may_be_transparent
 from shardset.format.orientation import UPRIGHT, orientation_of
-
-CMYK_TO_RGB = "cmyk-to-rgb"
 
 ALPHA_TO_BACKGROUND = "alpha-to-background"
 """The fix of a transparent image that is re-encoded, which makes it opaque."""

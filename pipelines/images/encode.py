@@ -23,7 +23,7 @@ from typing import Any
 from PIL import Image, ImageChops, features
 
 from pipelines.images import jpeg_restart
-from pipelines.images.check import CMYK_TO_RGB, fixes_of, is_stored_unchanged, is_transparent
+from pipelines.images.check import fixes_of, is_stored_unchanged, is_transparent
 from pipelines.images.open import (
     BROKEN,
     GREY_MODES,
@@ -34,7 +34,7 @@ from pipelines.images.open import (
     format_of,
     opened,
 )
-from pipelines.images.options import DEFAULTS, ImageOptions, resized, stored_field
+from pipelines.images.options import CMYK_TO_RGB, DEFAULTS, ImageOptions, resized, stored_field
 from shardset.errors import UndecodableImage
 from shardset.format.background import WHITE, Background, flattened
 from shardset.format.images import IMAGE_FIELDS

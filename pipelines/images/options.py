@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelines import arguments
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
 from shardset.format import limits
@@ -10,9 +11,16 @@ from shardset.format.background import WHITE, Background
 from shardset.format.images import MAX_PIXELS
 from shardset.format.limits import DECODED_BYTES
 from shardset.format.records import Manifest
+from shardset.settings import setting
 
 Verify = Literal["decode", "header", "none"]
 ImageFormat = Literal["keep", "jpg", "png", "ppm", "webp"]
+
+CMYK_TO_RGB = "cmyk-to-rgb"
+"""The fix of a CMYK image, which is written anew."""
+
+IMAGE_FLAGS = ("resize_shorter", "quality", "image_format", "background", "decoded_bytes", "jpeg_restart")
+"""The options that have a flag."""
 
 _REWRITTEN_AS = {"gif": "png", "bmp": "png", "tif": "png", "avif": "png", "ico": "png", "jp2": "png", "pbm": "pgm"}
 """The formats of resized images whose own format is not written."""
@@ -28,13 +36,26 @@ class ImageOptions:
     that readers can decode only the part that a crop needs. Re-encoded transparent images are put on `background`.
     """
 
-    resize_shorter: int | None = None
-    quality: int = 95
-    image_format: ImageFormat = "keep"
+    resize_shorter: int | None = setting(
+        None,
+        "shrink images until their shorter side is N",
+        names=("--resize",),
+        type=arguments.shorter_side,
+        metavar="shorter=N",
+    )
+    quality: int = setting(95, "quality of re-encoded JPEG and WebP, 1 to 100")
+    image_format: ImageFormat = setting("keep", "convert images to this format; keep leaves each in its own")
     max_pixels: int = MAX_PIXELS
-    jpeg_restart: bool = False
-    background: Background = WHITE
-    decoded_bytes: int = DECODED_BYTES
+    jpeg_restart: bool = setting(False, "rewrite JPEGs without loss, so that readers decode only what a crop needs")
+    background: Background = setting(
+        WHITE,
+        "behind transparent pixels when re-encoding: white (default), black, #rrggbb",
+        type=arguments.background,
+        metavar="COLOUR",
+    )
+    decoded_bytes: int = setting(
+        DECODED_BYTES, "bytes of memory of the images that a worker decodes at once", type=arguments.positive
+    )
 
     def __post_init__(self) -> None:
         if self.resize_shorter is not None and self.resize_shorter < 1:

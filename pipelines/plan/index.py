@@ -1,7 +1,7 @@
 """Indexes a unit: finds its samples, examines them, and records the extents of their bytes."""
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from pipelines.plan.files import PlanFiles
 from pipelines.plan.summaries import UnitSummary, summarize
 from pipelines.plan.survey import UnitRef, read_unit
 from pipelines.plan.tables import Content, QuarantineEntry, UnitRow
-from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source, Spool
+from pipelines.sources.base import SPOOL, Extent, RawSample, Rejected, Source
 from pipelines.write.range_reads import SPOOLED, fetch
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError, UndecodableImage
@@ -64,9 +64,7 @@ def index_unit(files: PlanFiles, source: Source, config: BuildConfig, unit: Unit
         table = tables.unit_from_bytes(content)
         rows, rejected = tables.rows_of(table), tables.rejected_of(table)
     else:
-        index = partial(source.index, read_unit(files.output, unit))
-        spool_path = paths.spool_path(unit.number)
-        rows, rejected = read_again(lambda: read_samples(files, source, config, index, spool_path))
+        rows, rejected = read_again(partial(_read_samples, files, source, config, unit))
         files.write(table_path, tables.unit_to_bytes(tables.unit_table(rows, rejected)))
     summary = summarize(unit.number, rows, rejected)
     files.write(summary_path, msgspec.json.encode(summary))
@@ -82,20 +80,16 @@ def fields_of(sample: RawSample) -> list[tuple[str, Extent | bytes]]:
     return fields
 
 
-def read_samples(
-    files: PlanFiles,
-    source: Source,
-    config: BuildConfig,
-    index: Callable[[Spool], Iterator[RawSample | Rejected]],
-    spool_path: str,
+def _read_samples(
+    files: PlanFiles, source: Source, config: BuildConfig, ref: UnitRef
 ) -> tuple[list[UnitRow], list[QuarantineEntry]]:
-    """A row or a quarantine entry for each sample of an index, examined."""
+    """A row or a quarantine entry for each sample of a unit, examined."""
     rows: list[UnitRow] = []
     rejected: list[QuarantineEntry] = []
     with ExitStack() as stack:
-        spool = UnitSpool(files, spool_path, stack)
+        spool = UnitSpool(files, paths.spool_path(ref.number), stack)
         examiner = _Examiner(config, source.input, files.output, spool)
-        samples = index(spool)
+        samples = source.index(read_unit(files.output, ref), spool)
         while batch := list(islice(samples, BATCH)):
             for row in examiner.rows(batch):
                 if isinstance(row, UnitRow):

@@ -51,14 +51,9 @@ def dropped_path(unit: int) -> str:
     return f"{PLAN_FOLDER}dropped/{unit:07d}.jsonl"
 
 
-def section_path(unit: int, section: int) -> str:
-    """The index of a section of a unit, until the sections are joined."""
-    return f"{PARTITIONS}unit-{unit:07d}-{section:05d}.bin"
-
-
-def spool_path(unit: int, section: str = "") -> str:
+def spool_path(unit: int) -> str:
     """The bytes of a unit that can't be read by range from the input, such as those of a compressed archive."""
-    return f"{PLAN_FOLDER}spool/{unit:07d}{section}.bin"
+    return f"{PLAN_FOLDER}spool/{unit:07d}.bin"
 
 
 def record_path(split: str, number: int) -> str:

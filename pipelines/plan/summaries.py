@@ -5,9 +5,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import pyarrow as pa
+from dataclasses import dataclass, field
 
 from pipelines.images.check import marks_of
 from pipelines.plan import paths, tables
@@ -16,8 +14,6 @@ from pipelines.plan.layout import UnitOffset
 from pipelines.plan.tables import QuarantineEntry, UnitRow
 from shardset.decodable import decodable
 from shardset.errors import TooManyBad
-
-_SLICE_ROWS = 2**16
 
 UnitOffsets = dict[str, UnitOffset]
 """The offset of a unit in each split."""
@@ -83,19 +79,6 @@ def summarize(unit: int, rows: Sequence[UnitRow], rejected: Sequence[QuarantineE
         max_label=max((row.label for row in rows), default=-1),
         digest=tables.digest_of(rows),
     )
-
-
-def summarize_table(unit: int, table: pa.RecordBatch) -> UnitSummary:
-    """The summary of a unit from its table; holds a slice of the rows as Python objects."""
-    firsts = range(0, max(1, len(table)), _SLICE_ROWS)
-    slices = [table.slice(first, _SLICE_ROWS) for first in firsts]
-    rejected = tables.rejected_of(table)
-    total = merge(
-        summarize(unit, tables.rows_of(rows), [] if first else rejected)
-        for first, rows in zip(firsts, slices, strict=True)
-    )
-    digest = tables.digest_of(row for rows in slices for row in tables.rows_of(rows))
-    return replace(total, unit=unit, digest=digest)
 
 
 def read_summaries(files: PlanFiles, num_units: int) -> Iterator[UnitSummary]:

@@ -5,7 +5,7 @@ A job lists blocks of lines, not units: Dataflow refuses a job above 20 MB, whic
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import IO
 
@@ -27,15 +27,6 @@ class UnitRef:
     start: int
     stop: int
     crc32c: int
-
-
-@dataclass(frozen=True, slots=True)
-class UnitSection:
-    """A section of a unit: its number, and how many there are."""
-
-    unit: UnitRef
-    number: int = 0
-    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,25 +67,14 @@ def write_units(units: Iterable[Unit], file: IO[bytes], block_bytes: int = BLOCK
 
 def units_in(output: Storage, block: UnitBlock) -> Iterator[UnitRef]:
     """The units of a block."""
-    return (unit for unit, _ in _lines_in(output, block))
-
-
-def sections_in(output: Storage, block: UnitBlock, num_sections: Callable[[Unit], int]) -> Iterator[UnitSection]:
-    """The sections of the units of a block."""
-    for unit, line in _lines_in(output, block):
-        count = num_sections(json.loads(line))
-        yield from (UnitSection(unit, number, count) for number in range(count))
+    start = block.start
+    lines = read_range(output, ByteRange(paths.SURVEY, block.start, block.stop, block.crc32c)).splitlines(keepends=True)
+    for number, line in enumerate(lines, block.first):
+        yield UnitRef(number, start, start + len(line), extend_crc32c(0, line))
+        start += len(line)
 
 
 def read_unit(output: Storage, unit: UnitRef) -> Unit:
     """One unit of the survey."""
     line: Unit = json.loads(read_range(output, ByteRange(paths.SURVEY, unit.start, unit.stop, unit.crc32c)))
     return line
-
-
-def _lines_in(output: Storage, block: UnitBlock) -> Iterator[tuple[UnitRef, bytes]]:
-    start = block.start
-    lines = read_range(output, ByteRange(paths.SURVEY, block.start, block.stop, block.crc32c)).splitlines(keepends=True)
-    for number, line in enumerate(lines, block.first):
-        yield UnitRef(number, start, start + len(line), extend_crc32c(0, line)), line
-        start += len(line)

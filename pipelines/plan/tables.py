@@ -104,12 +104,6 @@ def concat(tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(list(map(pa.concat_arrays, map(list, columns))), schema=tables[0].schema)
 
 
-def concat_units(unit_tables: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One table of a unit, with the rows and the rejected samples of all."""
-    rejected = [entry for table in unit_tables for entry in rejected_of(table)]
-    return concat(unit_tables).replace_schema_metadata(_metadata(rejected))
-
-
 def take(table: pa.RecordBatch, row: np.ndarray) -> pa.RecordBatch:
     """The rows with these numbers, in this order; the numbers are not checked."""
     return pc.take(table, pa.array(row), boundscheck=False)

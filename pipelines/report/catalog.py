@@ -1,14 +1,16 @@
-"""The samples of a shard set as arrays, from the indexes alone; chooses which ones a report decodes and shows."""
+"""The samples of a shard set as one table, from the indexes alone, and their images read by it."""
 
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from pipelines.check.problems import Problem, problem_of
-from shardset.errors import DamagedShard, StorageError
+from pipelines.write.range_reads import coalesce
+from shardset.checksum import crc32c_of
+from shardset.errors import DamagedShard, StorageError, UndecodableImage
 from shardset.format.images import is_image_field
 from shardset.format.index import index_fields
 from shardset.format.manifest import Manifest, Shard
@@ -16,149 +18,152 @@ from shardset.order.permutation import derive_key, hash64
 from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
+T = TypeVar("T")
+
 THREADS = 16
+MAX_GAP = 64 * 1024
+MAX_READ = 8 * 2**20
 
 MAX_SAMPLES = 4_000_000
 """Limit of one catalog, to bound memory: of a larger set, only every second, third, ... shard is read."""
 
+NO_PICTURE = "no 8-bit form"
+"""A reason that is not damage: pixels of 32 bits."""
 
-@dataclass(frozen=True, slots=True)
-class IndexedShard:
-    """A shard and its index."""
+_ROW = np.dtype(
+    [
+        *(("shard", "i4"), ("position", "i4"), ("split", "i4"), ("label", "i8"), ("copy", "i4"), ("random", "u8")),
+        *(("image_start", "i8"), ("image_bytes", "i8"), ("image_crc32c", "u4")),
+    ]
+)
+"""One sample. `shard` and `split` are positions in the catalog's lists; `copy` is 0 for an original, else the number of
+the repeat; `random` orders samples, always in the same way; the image is the first one of the sample in its tar."""
 
-    split: str
-    number: int
-    shard: Shard
-    index: np.ndarray
 
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Catalog:
-    """The samples of all shards whose index could be read, numbered consecutively; arrays have one entry per sample.
-
-    `num_left_out` counts the samples of the shards that were skipped because the set exceeds MAX_SAMPLES.
-    """
+    """The samples of all shards whose index could be read. `num_left_out` are of shards beyond MAX_SAMPLES."""
 
     splits: list[str]
-    shards: list[IndexedShard]
+    shards: list[Shard]
+    keys: list[np.ndarray]
+    rows: np.ndarray
     num_left_out: int
 
-    @cached_property
-    def first_samples(self) -> np.ndarray:
-        """The number of each shard's first sample, and the number of all samples."""
-        return np.cumsum([0, *(len(shard.index) for shard in self.shards)])
-
-    @cached_property
-    def split(self) -> np.ndarray:
-        """The position of the sample's split in `splits`."""
-        numbers = [np.full(len(shard.index), self.splits.index(shard.split)) for shard in self.shards]
-        return _joined(numbers, np.int32)
-
-    @cached_property
-    def label(self) -> np.ndarray:
-        """The label; -1 where there is none."""
-        return _joined([shard.index["label"] for shard in self.shards], np.int64)
-
-    @cached_property
-    def copy(self) -> np.ndarray:
-        """0 for an original; the number of the repeat for a copy that the build made."""
-        return _joined([shard.index["copy"] for shard in self.shards], np.int64)
-
-    @cached_property
-    def random(self) -> np.ndarray:
-        """A random number for each sample; always the same for the same set."""
-        ids = _joined([shard.shard.first_id + np.arange(len(shard.index)) for shard in self.shards], np.int64)
-        keys: np.ndarray = hash64(derive_key(0, "report"), self.split, ids)
-        return keys
-
-    @cached_property
-    def image_bytes(self) -> np.ndarray:
-        """Bytes of the sample's image; 0 where there is none."""
-        return _joined([_image_bytes(shard.index) for shard in self.shards], np.int64)
-
-    @cached_property
-    def image_crc32c(self) -> np.ndarray:
-        """The CRC32C of the sample's image; 0 where there is none."""
-        return _joined([shard.index["image_crc32c"] for shard in self.shards], np.uint32)
-
-    def __len__(self) -> int:
-        return int(self.first_samples[-1])
-
-    def locate(self, sample: int) -> tuple[IndexedShard, int]:
-        """The shard that holds a sample, and its position there."""
-        number = int(np.searchsorted(self.first_samples, sample, side="right")) - 1
-        return self.shards[number], sample - int(self.first_samples[number])
-
     def key(self, sample: int) -> str:
-        """The sample's key."""
-        shard, position = self.locate(sample)
-        return key_at(shard.index, position)
+        """The key of a row."""
+        row = self.rows[sample]
+        key: bytes = self.keys[row["shard"]][row["position"]]
+        return key.decode("ascii", "replace")
 
+    def path(self, sample: int) -> str:
+        """The path of the shard that holds a row."""
+        return self.shards[int(self.rows["shard"][sample])].path
 
-def key_at(index: np.ndarray, position: int) -> str:
-    """The key of one row of an index."""
-    key: bytes = index["key"][position]
-    return key.decode("ascii", "replace")
+    def originals(self) -> np.ndarray:
+        """The rows that have an image and are not repeats that the build made."""
+        return np.flatnonzero((self.rows["image_bytes"] > 0) & (self.rows["copy"] == 0))
 
 
 def open_catalog(
     storage: Storage, manifest: Manifest, *, max_samples: int = MAX_SAMPLES
 ) -> tuple[Catalog, list[Problem]]:
     """The catalog of a set, and the indexes that are damaged or missing."""
-    shards = [(name, *numbered) for name, split in manifest.splits.items() for numbered in enumerate(split.shards)]
     num_samples = sum(split.num_samples for split in manifest.splits.values())
     step = max(1, -(-num_samples // max_samples))
+    # By the number within the split, so that every split keeps some shards.
+    wanted = [
+        (number, shard) for number, split in enumerate(manifest.splits.values()) for shard in split.shards[::step]
+    ]
 
-    def read(split: str, number: int, shard: Shard) -> IndexedShard | Problem:
+    def read(split: int, shard: Shard) -> tuple[Shard, np.ndarray, np.ndarray] | Problem:
         try:
-            return IndexedShard(split, number, shard, read_index(storage, shard))
+            index = read_index(storage, shard)
         except (DamagedShard, StorageError) as error:
             return problem_of(shard.index.path, error)
+        return shard, index["key"].copy(), _rows(index, split, shard.first_id)
 
-    # By the number within the split, so that every split keeps some shards.
-    wanted = [each for each in shards if each[1] % step == 0]
     with ThreadPoolExecutor(THREADS) as threads:
         outcomes = list(threads.map(lambda each: read(*each), wanted))
+    found = [each for each in outcomes if not isinstance(each, Problem)]
+    for number, (_, _, rows) in enumerate(found):
+        rows["shard"] = number
     catalog = Catalog(
         splits=list(manifest.splits),
-        shards=[each for each in outcomes if isinstance(each, IndexedShard)],
-        num_left_out=num_samples - sum(shard.num_samples for _, _, shard in wanted),
+        shards=[shard for shard, _, _ in found],
+        keys=[keys for _, keys, _ in found],
+        rows=np.concatenate([np.zeros(0, _ROW), *(rows for _, _, rows in found)]),
+        num_left_out=num_samples - sum(shard.num_samples for _, shard in wanted),
     )
     return catalog, [each for each in outcomes if isinstance(each, Problem)]
 
 
-def choose_images(catalog: Catalog, max_images: int) -> np.ndarray:
-    """At most `max_images` samples with images, ascending: an equal share of each split, or all that it has."""
-    candidates = np.flatnonzero((catalog.image_bytes > 0) & (catalog.copy == 0))
-    groups = [candidates[catalog.split[candidates] == number] for number in range(len(catalog.splits))]
-    chosen, left = [], max_images
-    # Small splits first: what they do not use of their share goes to the larger ones.
-    for done, group in enumerate(sorted(groups, key=len)):
-        share = min(len(group), left // (len(groups) - done))
-        chosen.append(group[np.argsort(catalog.random[group], kind="stable")[:share]])
-        left -= share
-    return np.sort(_joined(chosen, np.int64))
-
-
-def choose_of_each(catalog: Catalog, values: np.ndarray, max_each: int) -> dict[int, list[int]]:
-    """Up to `max_each` samples with images for each distinct value, in random order; `values` has one per sample."""
-    candidates = np.flatnonzero(catalog.image_bytes > 0)
-    order = candidates[np.lexsort((catalog.random[candidates], values[candidates]))]
-    distinct, firsts = np.unique(values[order], return_index=True)
-    groups = np.split(order, firsts[1:]) if len(firsts) else []
-    return {value: group[:max_each].tolist() for value, group in zip(distinct.tolist(), groups, strict=True)}
-
-
-def _joined(columns: list[np.ndarray], dtype: Any) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *columns]).astype(dtype)
-
-
-def _image_bytes(index: np.ndarray) -> np.ndarray:
-    """Bytes of the image of each sample, which is its first one in the tar."""
-    num_bytes, first = np.zeros(len(index), np.int64), np.full(len(index), np.iinfo(np.uint64).max)
+def _rows(index: np.ndarray, split: int, first_id: int) -> np.ndarray:
+    rows = np.zeros(len(index), _ROW)
+    rows["split"], rows["position"] = split, np.arange(len(index))
+    for name in ("label", "copy", "image_crc32c"):
+        rows[name] = index[name]
+    rows["random"] = hash64(derive_key(0, "report"), rows["split"], first_id + np.arange(len(index)))
     for name in filter(is_image_field, index_fields(index)):
-        offset = index[f".{name}"]["offset"]
-        is_first = (offset > 0) & (offset < first)
-        num_bytes = np.where(is_first, index[f".{name}"]["num_bytes"].astype(np.int64), num_bytes)
-        first = np.where(is_first, offset, first)
-    return num_bytes
+        start, num_bytes = (index[f".{name}"][part].astype(np.int64) for part in ("offset", "num_bytes"))
+        is_first = (start > 0) & ((rows["image_bytes"] == 0) | (start < rows["image_start"]))
+        rows["image_start"][is_first], rows["image_bytes"][is_first] = start[is_first], num_bytes[is_first]
+    return rows
+
+
+def read_images(
+    storage: Storage, catalog: Catalog, samples: np.ndarray, use: Callable[[bytes], T]
+) -> tuple[dict[int, T], list[Problem]]:
+    """The results of `use` for the images of rows, and what is damaged or does not decode. Calls `use` in threads.
+
+    Neighbours are read together, and an image that is not that of the index a second time. An image that `use` rejects
+    for NO_PICTURE is in neither.
+    """
+    rows = catalog.rows[samples]
+    order = np.lexsort((rows["image_start"], rows["shard"]))
+    by_shard = np.split(samples[order], np.flatnonzero(np.diff(rows["shard"][order])) + 1) if len(samples) else []
+    results: dict[int, T] = {}
+    damage: list[Problem] = []
+    with ThreadPoolExecutor(THREADS) as threads:
+        for used, damaged in threads.map(lambda group: _read_shard(storage, catalog, group.tolist(), use), by_shard):
+            results |= used
+            damage += damaged
+    return results, damage
+
+
+def _read_shard(
+    storage: Storage, catalog: Catalog, samples: list[int], use: Callable[[bytes], T]
+) -> tuple[dict[int, T], list[Problem]]:
+    """See `read_images`, for rows of one shard in the order of their images."""
+    path, results, problems = catalog.path(samples[0]), {}, []
+    try:
+        for sample, image in _images(storage, catalog, samples):
+            where = f"{path}, sample {catalog.key(sample)}"
+            if image is None:
+                problems.append(Problem(where, "its CRC32C is not that of the index; rebuild with --only-shards"))
+                continue
+            try:
+                results[sample] = use(image)
+            except UndecodableImage as error:
+                if error.reason != NO_PICTURE:
+                    problems.append(Problem(where, f"can't be decoded: {error}; build again with --verify decode"))
+    except StorageError as error:
+        problems.append(problem_of(path, error))
+    return results, problems
+
+
+def _images(storage: Storage, catalog: Catalog, samples: list[int]) -> Iterator[tuple[int, bytes | None]]:
+    """(row, image) of rows of one shard; None for an image that differs from its CRC32C in two reads."""
+    rows, path = catalog.rows[samples], catalog.path(samples[0])
+    starts, sizes, checksums = (rows[name].tolist() for name in ("image_start", "image_bytes", "image_crc32c"))
+    ranges = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    for together in coalesce(ranges, max_gap=MAX_GAP, max_bytes=MAX_READ):
+        first = ranges[together][0][0]
+        data = storage.read(path, first, max(stop for _, stop in ranges[together]))
+        for sample, (start, stop), expected in zip(
+            samples[together], ranges[together], checksums[together], strict=True
+        ):
+            image = data[start - first : stop - first]
+            if crc32c_of(image) != expected:
+                image = storage.read(path, start, stop)
+            yield sample, image if crc32c_of(image) == expected else None

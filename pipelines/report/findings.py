@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from pipelines.report.classes import class_name
 from pipelines.report.collect import ReportData
 from shardset.format.manifest import Manifest
 from shardset.html.page import Finding, clip
@@ -11,32 +10,29 @@ from shardset.program import count
 
 def findings(data: ReportData) -> Iterable[Finding]:
     """One sentence per finding, in the order of the page."""
-    yield _damage(data)
-    yield from _duplicates(data)
-    yield _quarantine(data.manifest.quarantine.count)
-    yield from _classes(data.manifest)
-    yield from _images(data)
-    if left_out := data.catalog.num_left_out:
-        text = (
-            f"The set is so large that only some of its shards were read; {count(left_out, 'sample')} are not in them."
-        )
-        yield Finding(level="note", text=text)
-
-
-def _damage(data: ReportData) -> Finding:
     if data.damage:
         places = count(len(data.damage), "place")
         text = f"{places} could not be read; `python -m pipelines verify --deep` checks everything."
-        return Finding(level="bad", text=text, anchor="damage")
-    decoded = count(data.num_chosen, "image that was", "images that were")
-    return Finding(level="good", text=f"All indexes and the {decoded} decoded are as the manifest says.")
+        yield Finding(level="bad", text=text, anchor="damage")
+    else:
+        decoded = count(data.num_chosen, "image that was", "images that were")
+        yield Finding(level="good", text=f"All indexes and the {decoded} decoded are as the manifest says.")
+    yield from _duplicates(data)
+    if num_rejected := data.manifest.quarantine.count:
+        text = f"{count(num_rejected, 'raw sample is', 'raw samples are')} in quarantine: unusable, so left out."
+        yield Finding(level="note", text=text, anchor="bad")
+    else:
+        yield Finding(level="good", text="No raw sample was rejected.")
+    yield from _classes(data.manifest)
+    yield from _images(data)
+    if left_out := data.catalog.num_left_out:
+        text = f"The set is so large that only some shards were read; {count(left_out, 'sample')} are not in them."
+        yield Finding(level="note", text=text)
 
 
-def _quarantine(num_rejected: int) -> Finding:
-    if not num_rejected:
-        return Finding(level="good", text="No raw sample was rejected.")
-    text = f"{count(num_rejected, 'raw sample is', 'raw samples are')} in quarantine: unusable, so left out."
-    return Finding(level="note", text=text, anchor="bad")
+def class_name(manifest: Manifest, label: int) -> str:
+    """The name of a class, or `no label`."""
+    return manifest.classes[label].name if 0 <= label < len(manifest.classes) else "no label"
 
 
 def _duplicates(data: ReportData) -> Iterable[Finding]:
@@ -47,7 +43,7 @@ def _duplicates(data: ReportData) -> Iterable[Finding]:
     conflicting = sum(group.num_labels > 1 for group in groups)
     inside = sum(group.num_splits == 1 and group.num_labels == 1 for group in groups)
     for level, number, one, many, text in [
-        ("bad", across, "image stands", "images stand", "in several splits: evaluation meets what was trained on."),
+        ("bad", across, "image is", "images are", "in several splits: evaluation meets what was trained on."),
         ("bad", conflicting, "image has", "images have", "more than one label."),
         ("note", inside, "image is", "images are", "stored more than once in a split, under one label."),
         ("note", len(data.near_duplicates), "image looks", "images look", "much like an image of another split."),
@@ -59,10 +55,9 @@ def _duplicates(data: ReportData) -> Iterable[Finding]:
 def _classes(manifest: Manifest) -> Iterable[Finding]:
     counts = {name: split.class_totals for name, split in manifest.splits.items()}
     for name, numbers in counts.items():
-        empty = [label for label, number in enumerate(numbers) if not number]
+        empty = [class_name(manifest, label) for label, number in enumerate(numbers) if not number]
         if empty and len(empty) < len(numbers):
-            listed = _first_three([class_name(manifest, label) for label in empty])
-            text = f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}: {listed}"
+            text = f"Split {name} has no sample of {count(len(empty), 'class', 'classes')}: {_first_three(empty)}"
             yield Finding(level="note", text=text, anchor="classes")
     totals = [sum(numbers) for numbers in zip(*counts.values(), strict=True)]
     if totals and min(totals) and max(totals) > 3 * min(totals):
@@ -71,23 +66,18 @@ def _classes(manifest: Manifest) -> Iterable[Finding]:
 
 
 def _images(data: ReportData) -> Iterable[Finding]:
-    flat = [sample for sample, image in data.images.items() if image.flat]
-    if flat:
-        keys = _first_three([data.catalog.key(sample) for sample in flat[:4]])
-        text = f"{count(len(flat), 'decoded image is', 'decoded images are')} nearly a single colour: {keys}"
-        yield Finding(level="note", text=text, anchor="images")
-    if transparent := sum(image.transparent for image in data.images.values()):
-        text = (
-            f"{count(transparent, 'decoded image has', 'decoded images have')} transparency; the stream puts them on "
-            "white, or on image.background; other readers may ignore it and show the colours beneath."
-        )
-        yield Finding(level="note", text=text, anchor="images")
-    if turned := sum(image.turned for image in data.images.values()):
-        text = (
-            f"{count(turned, 'decoded image is', 'decoded images are')} stored turned, with an EXIF orientation; the "
-            "stream turns them upright, other readers may not."
-        )
-        yield Finding(level="note", text=text, anchor="images")
+    flat = [data.catalog.key(sample) for sample, image in data.images.items() if image.flat]
+    for verb, verbs, number, text in [
+        ("is", "are", len(flat), f"nearly a single colour: {_first_three(flat)}"),
+        ("has", "have", sum(image.transparent for image in data.images.values()),
+         "transparency; the stream puts them on white, or on image.background; other readers may ignore it and show "
+         "the colours beneath."),
+        ("is", "are", sum(image.turned for image in data.images.values()),
+         "stored turned, with an EXIF orientation; the stream turns them upright, other readers may not."),
+    ]:  # fmt: skip
+        if number:
+            subject = count(number, f"decoded image {verb}", f"decoded images {verbs}")
+            yield Finding(level="note", text=f"{subject} {text}", anchor="images")
 
 
 def _first_three(names: list[str]) -> str:

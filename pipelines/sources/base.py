@@ -6,9 +6,9 @@ shows how to write one.
 Records that are made once per sample are msgspec.Structs: a frozen dataclass takes six times as long to make.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import msgspec
 
@@ -138,48 +138,4 @@ class Source(Protocol):
 
         Raises SourceError if the unit as a whole can't be read (a truncated archive).
         """
-        ...
-
-
-class Border(msgspec.Struct, frozen=True):
-    """Where a section of a unit begins: its number, the offset of its first sample, the global PAX headers in force."""
-
-    section: int = 0
-    offset: int = 0
-    pax_headers: dict[str, str] = {}
-
-
-class Section(Protocol):
-    """Neighbouring samples of a unit. `ends` and `keys` are complete once `samples` are read.
-
-    `begins` is None if no sample begins there. `ends` is where the next section begins, None at the end of the unit.
-    `keys` are those of all samples, also of the rejected ones.
-    """
-
-    begins: Border | None
-    ends: Border | None
-    keys: list[str]
-
-    def samples(self, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The samples, as `Source.index` lists them."""
-        ...
-
-
-@runtime_checkable
-class SectionedSource(Source, Protocol):
-    """A source with large units, which several workers index at the same time: a section each.
-
-    Sections that begin where the one before ends are all samples of the unit, as `index` lists them.
-    """
-
-    def num_sections(self, unit: Unit) -> int:
-        """The number of sections of a unit."""
-        ...
-
-    def find_section(self, unit: Unit, number: int) -> Section:
-        """A section that begins where its samples seem to: only the end of the section before proves it."""
-        ...
-
-    def section(self, unit: Unit, begins: Border, seen: Collection[str]) -> Section:
-        """The section at a proven border; `seen` are the keys of all samples before it."""
         ...

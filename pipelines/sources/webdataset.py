@@ -2,17 +2,15 @@
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from pipelines.sources.advice import advice_in
-from pipelines.sources.base import Border, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import header_window
-from pipelines.sources.formats.tar_samples import TarGroup, read_tar_member, sample_of
-from pipelines.sources.formats.tar_sections import SECTION_BYTES, Cuts, Groups, find_border
+from pipelines.sources.formats.tar_samples import samples_of
 from pipelines.sources.paths import is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
@@ -50,7 +48,7 @@ def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class WebDataset:
-    """Tars of samples, which are adjacent members with the same key. One unit per tar, in sections of a GiB.
+    """Tars of samples, which are adjacent members with the same key. One unit per tar.
 
     `tars` are names in the input folder; empty means all `*.tar` below it. `split` puts all samples into one split;
     otherwise the split is the first folder of a tar's path, or the tar's name without its number. The manifest of a
@@ -60,7 +58,6 @@ class WebDataset:
     input: Storage
     tars: tuple[str, ...] = ()
     split: str | None = None
-    section_bytes: int = SECTION_BYTES
 
     name: ClassVar[str] = "webdataset"
 
@@ -83,25 +80,9 @@ class WebDataset:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one tar in its order; raises SourceError if the tar is damaged."""
-        return TarSection(self.input, unit, Cuts(unit["num_bytes"], unit["num_bytes"] + 1), Border()).samples(spool)
-
-    def num_sections(self, unit: Unit) -> int:
-        """The number of sections of a tar."""
-        return self._cuts(unit).num_sections
-
-    def find_section(self, unit: Unit, number: int) -> "TarSection":
-        """A section that begins where a border is found; only the end of the section before proves it."""
-        cuts = self._cuts(unit)
-        with _open(self.input, unit) as file:
-            begins = find_border(file, _where(self.input, unit), number, cuts) if number else Border()
-        return TarSection(self.input, unit, cuts, begins)
-
-    def section(self, unit: Unit, begins: Border, seen: Collection[str]) -> "TarSection":
-        """The section at a proven border; `seen` are the keys of all samples before it."""
-        return TarSection(self.input, unit, self._cuts(unit), begins, seen)
-
-    def _cuts(self, unit: Unit) -> Cuts:
-        return Cuts(unit["num_bytes"], self.section_bytes)
+        window = header_window(self.input)
+        with RangeFile(self.input, unit["tar"], unit["generation"], unit["num_bytes"], window) as file:
+            yield from samples_of(self.input, unit, file)
 
     def manifest(self) -> Manifest | None:
         """The manifest of the input folder if that is a shard set; None if it is not, or tars were named."""
@@ -110,38 +91,6 @@ class WebDataset:
         data = self.input.read(MANIFEST)
         where = f"{self.input.url}/{MANIFEST}"
         return manifests.opened(self.input, manifests.parse(data, where), where) if _is_ours(data) else None
-
-
-class TarSection:
-    """A section of a tar."""
-
-    def __init__(
-        self, storage: Storage, unit: Unit, cuts: Cuts, begins: Border | None, seen: Collection[str] = ()
-    ) -> None:
-        self.begins, self.keys = begins, list[str]()
-        self.ends: Border | None = None
-        self._storage, self._unit, self._cuts, self._seen = storage, unit, cuts, {*seen}
-
-    def samples(self, spool: Spool) -> Iterator[RawSample | Rejected]:
-        """The samples, in the order of the tar; raises SourceError if it is damaged."""
-        if self.begins is None:
-            return
-        with _open(self._storage, self._unit) as file:
-            read = partial(read_tar_member, self._storage)
-            groups = Groups(file, _where(self._storage, self._unit), self.begins, self._cuts, read)
-            for key, members in groups:
-                yield sample_of(TarGroup(self._unit, key, members, key in self._seen), file)
-                self._seen.add(key)
-                self.keys.append(key)
-        self.ends = groups.ends
-
-
-def _open(storage: Storage, unit: Unit) -> RangeFile:
-    return RangeFile(storage, unit["tar"], unit["generation"], unit["num_bytes"], header_window(storage))
-
-
-def _where(storage: Storage, unit: Unit) -> str:
-    return f"{storage.url}/{unit['tar']}"
 
 
 def _unit(tar: Stat, split: str) -> Unit:

@@ -75,8 +75,6 @@ def sentences(config: BuildConfig, result: "Result") -> list[str]:
         lines += [f"  {rejected}" for rejected in result.rejected]
         more = plan.num_rejected - len(result.rejected)
         lines += [f"  and {more:,} more"] if result.rejected and more else []
-    if again := counters.get("sections_indexed_again"):
-        lines.append(f"sections indexed again: {again:,} (their tars hold tars, global headers, or a key twice)")
     if counters.get("shards_written"):
         written, size = counters.get("samples_written", 0), counters.get("bytes_written", 0)
         lines.append(

@@ -1,24 +1,32 @@
-"""The frame of the reports of both programs: one self-contained, accessible HTML page.
+"""The frame of the pages of both programs: one self-contained, accessible HTML file.
 
 A page has no script and no external resource, and its content security policy makes browsers enforce that. Templates
 escape every value, because keys, class names and error messages come from raw input.
 """
 
 import base64
+import io
 import os
 import unicodedata
 from dataclasses import dataclass
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
+from PIL import Image
 
 from shardset.errors import ConfigError, NotFound
+from shardset.format import naming
 from shardset.program import count
 from shardset.storage.base import Storage
+from shardset.storage.open import open_file
+from shardset.version import __version__
 
 MAX_LETTERS = 120
+LOSSLESS_PIXELS = 1024
+SHARP_SIDE = 48
 
+_TOOL = f"shardset {__version__}"
 _MARK = b'<meta name="generator" content="shardset '
 _MARKED_BYTES = 1024
 """The generator tag stands before the title, within this many bytes."""
@@ -33,13 +41,10 @@ class Finding:
     anchor: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
-    """An embedded image with its size on the page; `sharp` ones are enlarged without smoothing."""
+class Picture(NamedTuple):
+    """An embedded image; a `sharp` one is so small that it is enlarged without smoothing."""
 
     uri: str
-    width: int
-    height: int
     sharp: bool
 
 
@@ -54,27 +59,32 @@ def render(package: str, template: str, **values: Any) -> bytes:
         lstrip_blocks=True,
     )
     environment.filters |= {"clip": clip, "size": size, "count": count}
-    return environment.get_template(template).render(**values).encode("utf-8", "replace")
+    return environment.get_template(template).render(tool=_TOOL, **values).encode("utf-8", "replace")
 
 
-def refuse_foreign(storage: Storage, name: str) -> None:
-    """Raises ConfigError if a page would replace anything but a page or an empty file."""
-    where = f"{storage.url}/{name}"
+def output_of(storage: Storage, output: str | None, *, force: bool) -> tuple[Storage, str]:
+    """The folder and name of a page: the file `output`, or `report.html` in `storage`.
+
+    Raises ConfigError if the page would replace anything but a page or an empty file, unless forced.
+    """
+    target, name = (storage, naming.REPORT) if output is None else open_file(output)
+    where = f"{target.url}/{name}"
     try:
-        stat = storage.stat(name)
+        num_bytes = target.stat(name).num_bytes
+        is_ours = not num_bytes or _MARK in target.read(name, 0, min(_MARKED_BYTES, num_bytes))
     except NotFound:
-        if storage.is_remote or not os.path.exists(where):
-            return
-    else:
-        start = storage.read(name, 0, min(_MARKED_BYTES, stat.num_bytes), generation=stat.generation)
-        if not start or _MARK in start:
-            return
+        is_ours = target.is_remote or not os.path.exists(where)
+    if is_ours or force:
+        return target, name
     raise ConfigError(f"{where}: not a page of shardset; choose another --output, or replace it with --force")
 
 
-def data_uri(media_type: str, content: bytes) -> str:
-    """A `data:` URL of the content."""
-    return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
+def picture(image: Image.Image) -> Picture:
+    """A small image as the page embeds it: a WebP, lossless if it is tiny."""
+    buffer = io.BytesIO()
+    image.save(buffer, "WEBP", lossless=image.width * image.height <= LOSSLESS_PIXELS, quality=70, method=4)
+    content = base64.b64encode(buffer.getvalue()).decode("ascii")
+    return Picture(f"data:image/webp;base64,{content}", max(image.size) < SHARP_SIDE)
 
 
 def clip(text: object, letters: int = MAX_LETTERS) -> str:

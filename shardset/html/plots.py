@@ -1,106 +1,104 @@
-"""Pure: numbers -> the geometry of a plot, in the units of its own view box. `templates/parts.html` draws it."""
+"""Pure: curves and bars as the geometry that `templates/parts.html` draws."""
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from shardset.html.page import clip
+import numpy as np
 
 WIDTH, HEIGHT = 380, 240
 """Small enough that letters of 12 units stay readable when a phone shrinks the plot to its width."""
 
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 40
-ROW = 20
-LABEL_LETTERS = 18
+LEFT, RIGHT, TOP, BOTTOM = 52, 366, 14, 200
+"""The frame of the curves."""
+
 MAX_POINTS = 300
 MAX_DOTS = 30
 """Curves of more points have a dot at the last one only."""
 
+BINS = 12
+
 Point = tuple[float, float]
 
 
-class Tick(NamedTuple):
-    """A mark of an axis: its position and its text."""
-
-    at: float
-    text: str
-
-
-class Bar(NamedTuple):
-    """A rectangle; `series` chooses its colour, `title` states its value."""
+class Mark(NamedTuple):
+    """A position in the units of the plot, and its text: of a mark of an axis, or of a dot of a curve."""
 
     x: float
     y: float
-    width: float
-    height: float
-    series: int
-    title: str
+    text: str
 
 
 class Curve(NamedTuple):
     """A curve: `points` in the notation of SVG; `dots` are the points that show their value."""
 
     points: str
-    dots: tuple[Bar, ...]
-    series: int
+    dots: Sequence[Mark]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """A plot. `description` says in a sentence what it shows, for readers who can't see it.
-
-    Plots that are not `upright` have a row per label: their bars grow to the right.
-    """
+class Plot(NamedTuple):
+    """Curves over one x axis. `description` says what they show, for readers who can't see them."""
 
     title: str
     description: str
     x_label: str
-    series: tuple[str, ...]
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    bars: tuple[Bar, ...] = ()
-    lines: tuple[Curve, ...] = ()
-    upright: bool = True
-    width: int = WIDTH
-    height: int = HEIGHT
-    left: int = LEFT
-    right: int = WIDTH - RIGHT
-    top: int = TOP
+    x_marks: list[Mark]
+    y_marks: list[Mark]
+    curves: dict[str, Curve]
+
+
+class Bars(NamedTuple):
+    """A table of counts with stacked bars: each row has a label and a count for each series."""
+
+    caption: str
+    label: str
+    series: list[str]
+    rows: list[tuple[str, list[int]]]
 
     @property
-    def bottom(self) -> int:
-        """The position of the x axis."""
-        return self.height - BOTTOM
+    def largest(self) -> int:
+        """The largest sum of a row, at least 1."""
+        return max((sum(counts) for _, counts in self.rows), default=0) or 1
 
 
-class _Axes(NamedTuple):
-    """The linear axes of an upright plot; the y axis spans its marks."""
+def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -> Plot:
+    """One curve per series, thinned to MAX_POINTS; leaves out values that are not finite."""
+    drawn = {name: thinned([p for p in points if math.isfinite(p[1])]) for name, points in series.items()}
+    points = list(itertools.chain(*drawn.values())) or [(0.0, 0.0)]
+    low = min(x for x, _ in points)
+    high = max(low + 1, *(x for x, _ in points))
+    levels = ticks(min(y for _, y in points), max(y for _, y in points))
 
-    x_low: float
-    x_high: float
-    y_marks: Sequence[float]
+    def x(value: float) -> float:
+        return round(LEFT + (value - low) * (RIGHT - LEFT) / (high - low), 1)
 
-    def x(self, value: float) -> float:
-        return LEFT + (value - self.x_low) * (WIDTH - RIGHT - LEFT) / (self.x_high - self.x_low)
+    def y(value: float) -> float:
+        return round(BOTTOM - (value - levels[0]) * (BOTTOM - TOP) / (levels[-1] - levels[0]), 1)
 
-    def y(self, value: float) -> float:
-        low, high = self.y_marks[0], self.y_marks[-1]
-        return HEIGHT - BOTTOM - (value - low) * (HEIGHT - BOTTOM - TOP) / (high - low)
+    def curve(name: str, points: Sequence[Point]) -> Curve:
+        dots = [Mark(x(px), y(py), f"{name} at {short(px)}: {py:.5g}") for px, py in points]
+        return Curve(" ".join(f"{dot.x},{dot.y}" for dot in dots), dots if len(dots) <= MAX_DOTS else dots[-1:])
 
-    def plot(self, title: str, description: str, x_label: str, series: Iterable[str]) -> Plot:
-        """The plot without its bars and curves."""
-        x_marks = [mark for mark in ticks(self.x_low, self.x_high) if self.x_low <= mark <= self.x_high]
-        return Plot(
-            title=title,
-            description=description,
-            x_label=x_label,
-            series=tuple(series),
-            x_ticks=tuple(Tick(round(self.x(mark), 2), short(mark)) for mark in x_marks),
-            y_ticks=tuple(Tick(round(self.y(mark), 2), short(mark)) for mark in self.y_marks),
-        )
+    return Plot(
+        title=title,
+        description=" ".join(_course(name, points) for name, points in drawn.items() if points) or "No values.",
+        x_label=x_label,
+        x_marks=[Mark(x(value), BOTTOM, short(value)) for value in ticks(low, high) if low <= value <= high],
+        y_marks=[Mark(LEFT, y(value), short(value)) for value in levels],
+        curves={name: curve(name, points) for name, points in drawn.items()},
+    )
+
+
+def histogram(caption: str, label: str, series: Mapping[str, np.ndarray], text: Callable[[float], str]) -> Bars:
+    """The number of values in each of BINS intervals of equal width, which `text` names; one row for one value."""
+    every = np.concatenate(list(series.values()))
+    low, high = float(every.min()), float(every.max())
+    edges = np.linspace(low, high, BINS + 1 if high > low else 2)
+    counts = [np.histogram(values, edges)[0].tolist() for values in series.values()]
+    names = [text(a) if a == b else f"{text(a)} to {text(b)}" for a, b in itertools.pairwise(edges.tolist())]
+    return Bars(caption, label, list(series), list(zip(names, map(list, zip(*counts, strict=True)), strict=True)))
 
 
 def short(value: float) -> str:
@@ -111,71 +109,15 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:.3g}"
 
 
-def ticks(low: float, high: float, wanted: int = 5, *, whole: bool = False) -> list[float]:
-    """About `wanted` round numbers, at least two, that span [low, high]; `whole` ones for counts."""
+def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+    """About `wanted` round numbers, at least two, that span [low, high]."""
     if not high > low:
         high = low + (abs(low) or 1.0)
-    rough = max((high - low) / max(1, wanted - 1), 1 if whole else 0)
+    rough = (high - low) / (wanted - 1)
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(
-        size * factor for factor in ((1, 2, 5, 10) if whole else (1, 2, 2.5, 5, 10)) if size * factor >= rough * 0.999
-    )
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 12) for number in range(first, last + 1)]
-
-
-def rows(title: str, labels: Sequence[str], series: Mapping[str, Sequence[int]], *, x_label: str) -> Plot:
-    """Horizontal bars, one row per label, the series stacked in it."""
-    columns = list(zip(*series.values(), strict=True))
-    totals = [sum(column) for column in columns]
-    marks = ticks(0, max(totals, default=0), 4, whole=True)
-    left = 14 + 7 * min(LABEL_LETTERS, max(map(len, labels), default=0))
-    scale = (WIDTH - RIGHT - left) / marks[-1]
-    bars = tuple(
-        _bar(left + start * scale, TOP + ROW * row + 3, value * scale, ROW - 6, number, f"{label}, {name}: {value:,}")
-        for row, (label, column) in enumerate(zip(labels, columns, strict=True))
-        for number, name, start, value in _stack(series, column)
-    )
-    return Plot(
-        title=title,
-        description=_extremes(labels, totals),
-        x_label=x_label,
-        series=tuple(series),
-        x_ticks=tuple(Tick(left + mark * scale, short(mark)) for mark in marks),
-        y_ticks=tuple(Tick(TOP + ROW * (row + 0.5), clip(label, LABEL_LETTERS)) for row, label in enumerate(labels)),
-        bars=bars,
-        upright=False,
-        height=TOP + ROW * len(labels) + BOTTOM,
-        left=left,
-    )
-
-
-def histogram(title: str, edges: Sequence[float], series: Mapping[str, Sequence[int]], *, x_label: str) -> Plot:
-    """Vertical bars between `edges`, the series stacked in each."""
-    bins = list(itertools.pairwise(edges))
-    columns = list(zip(*series.values(), strict=True))
-    axes = _Axes(edges[0], edges[-1], ticks(0, max(map(sum, columns)), whole=True))
-    base, bars = axes.y(0), []
-    for (low, high), column in zip(bins, columns, strict=True):
-        left, right, title_of_bin = axes.x(low), axes.x(high), f"{short(low)} to {short(high)}"
-        for number, name, start, value in _stack(series, column):
-            top, height = axes.y(start + value), base - axes.y(value)
-            bars.append(
-                _bar(left, top, max(1.0, right - left - 1), height, number, f"{title_of_bin}, {name}: {value:,}")
-            )
-    low, high = max(zip(bins, columns, strict=True), key=lambda each: sum(each[1]))[0]
-    description = f"From {short(edges[0])} to {short(edges[-1])}; most are between {short(low)} and {short(high)}."
-    return replace(axes.plot(title, description, x_label, series), bars=tuple(bars))
-
-
-def curves(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str) -> Plot:
-    """One curve per series, thinned to MAX_POINTS; leaves out values that are not finite."""
-    drawn = {name: thinned([p for p in points if math.isfinite(p[1])]) for name, points in series.items()}
-    xs, ys = zip(*(list(itertools.chain(*drawn.values())) or [(0.0, 0.0)]), strict=True)
-    axes = _Axes(min(xs), max(*xs, min(xs) + 1), ticks(min(ys), max(ys)))
-    description = " ".join(_course(name, points) for name, points in drawn.items() if points) or "No values."
-    lines = tuple(_curve(axes, name, points, number) for number, (name, points) in enumerate(drawn.items()))
-    return replace(axes.plot(title, description, x_label, drawn), lines=lines)
 
 
 def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
@@ -187,42 +129,6 @@ def thinned(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     return [*((fmean(x for x, _ in group), fmean(y for _, y in group)) for group in groups), points[-1]]
 
 
-def spread(values: Sequence[float], bins: int = 24) -> list[float]:
-    """Edges of bins of equal width from the smallest value to the largest; whole numbers get whole edges."""
-    low, high = min(values), max(values)
-    if all(value == int(value) for value in values):
-        step = max(1, math.ceil((high - low + 1) / bins))
-        return [low + step * number for number in range(math.ceil((high - low + 1) / step) + 1)]
-    return [low + (high - low) * number / bins for number in range(bins)] + [high]
-
-
-def _stack(names: Iterable[str], values: Sequence[int]) -> Iterator[tuple[int, str, int, int]]:
-    """(series, name, sum of the values before it, value) of each value that is not 0."""
-    for number, (name, value) in enumerate(zip(names, values, strict=True)):
-        if value:
-            yield number, name, sum(values[:number]), value
-
-
-def _bar(x: float, y: float, width: float, height: float, series: int, title: str) -> Bar:
-    return Bar(round(x, 2), round(y, 2), round(width, 2), round(height, 2), series, title)
-
-
-def _curve(axes: _Axes, name: str, points: Sequence[Point], series: int) -> Curve:
-    pixels = [(round(axes.x(x), 1), round(axes.y(y), 1)) for x, y in points]
-    dots = tuple(
-        Bar(*pixel, 0, 0, series, f"{name} at {short(x)}: {y:.5g}")
-        for (x, y), pixel in zip(points, pixels, strict=True)
-    )
-    return Curve(" ".join(f"{x},{y}" for x, y in pixels), dots if len(dots) <= MAX_DOTS else dots[-1:], series)
-
-
 def _course(name: str, points: Sequence[Point]) -> str:
     ys = [y for _, y in points]
     return f"{name}: from {ys[0]:.4g} to {ys[-1]:.4g}, between {min(ys):.4g} and {max(ys):.4g}."
-
-
-def _extremes(labels: Sequence[str], totals: Sequence[int]) -> str:
-    if not totals:
-        return "No values."
-    most, fewest = totals.index(max(totals)), totals.index(min(totals))
-    return f"Most: {labels[most]} with {totals[most]:,}; fewest: {labels[fewest]} with {totals[fewest]:,}."

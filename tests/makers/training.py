@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from shardset.settings import value_text, values_of
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
 from trainer.record.log_files import METRICS, records
-from trainer.settings import value_text, values_of
 
 NUM_TRAIN = 52
 NUM_EVAL = 21

@@ -1,6 +1,6 @@
 """What another reader gives, as JSON lines: `python collect.py READER < code`, in the readers' own environment.
 
-The code on standard input leaves `samples` (tfds: `split` and `tars`); standard output may hold what the library
+The code on standard input leaves `samples`; standard output may hold what the library
 prints, so the lines go to the file `collected.jsonl`.
 """
 
@@ -110,12 +110,6 @@ def hf_table(names: dict) -> Iterator[dict]:
                 elif isinstance(value, bytes):
                     fields[name] = value.decode()
             yield {"split": split, **fields}
-
-
-def tfds(names: dict) -> Iterator[dict]:
-    split = names["split"]
-    for path, count in zip(names["tars"], split.shard_lengths, strict=True):
-        yield {"path": str(path), "num_samples": count, "num_bytes": split.num_bytes}
 
 
 def prepared_by_energon(names: dict) -> Iterator[dict]:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.nightly
 PAGE = (venvs.REPOSITORY / "docs/export.md").read_text(encoding="utf-8")
 BLOCKS = dict(
     zip(
-        ["webdataset", "wids", "timm", "energon", "dali", "hf", "tfds"],
+        ["webdataset", "wids", "timm", "energon", "dali", "hf"],
         re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL),
         strict=True,
     )
@@ -177,28 +177,12 @@ def test_datasets_reads_mixed_formats_with_json_and_text_and_counts_them(interpr
         collected(interpreter, tmp_path, "hf_table", code)
 
 
-def test_tfds_reads_names_counts_and_bytes(exported, interpreter):
-    found = collected(interpreter, exported.place, "tfds", BLOCKS["tfds"])
-    split = exported.manifest.split("train")
-    assert found == [
-        {"path": f"shards/{shard.path}", "num_samples": shard.num_samples, "num_bytes": split.num_content_bytes}
-        for shard in split.shards
-    ]
-
-
 def test_energon_s_own_tool_makes_the_same_index(exported, interpreter, tmp_path):
     open_copy(exported, tmp_path)
     shards = [shard.path for split in exported.manifest.splits.values() for shard in split.shards]
     (found,) = collected(interpreter, tmp_path, "prepared_by_energon", f"paths = {shards!r}")
     assert found["ours"] == found["theirs"]
     assert len(found["ours"]["samples"]) == 33
-
-
-def test_dali_s_own_tool_writes_the_same_bytes(exported, interpreter, tmp_path):
-    for shard in (exported.place / "shards").rglob("*.tar"):
-        words = [interpreter, "-m", "wds2idx", str(shard), str(tmp_path / "index")]
-        subprocess.run(words, check=True, capture_output=True)
-        assert (tmp_path / "index").read_bytes() == shard.with_suffix(".idx").read_bytes()
 
 
 def test_wids_own_tool_lists_the_same_shards(exported, interpreter, tmp_path):

@@ -3,10 +3,10 @@ from typing import Any
 import pytest
 
 from shardset.errors import ConfigError
+from shardset.settings import assignments, settings_of, value_text, values_of, with_values
 from trainer import config as configs
 from trainer import recipes
 from trainer.config import TrainConfig
-from trainer.settings import assignments, settings_of, value_text, values_of, with_values
 
 
 def changed(*texts: str) -> TrainConfig:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardset.format import manifest as manifests
 from shardset.program import OK, USAGE
+from shardset.settings import parsed, settings_of, values_of, with_values
 from shardset.storage.open import open_storage
 from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, write_shard_set
 from tests.makers.training import losses, shard_set
@@ -23,7 +24,6 @@ from trainer.defaults import ModelInput, choose, resolve, table
 from trainer.flags import ConfigFlags
 from trainer.model.memory import need_of, num_passes
 from trainer.runtime.machine import GIB, Machine
-from trainer.settings import parsed, settings_of, values_of, with_values
 
 LAPTOP = Machine(
     device="cpu", name="CPU", precision="fp32", num_processes=1, memory_bytes=16 * GIB, host_bytes=16 * GIB

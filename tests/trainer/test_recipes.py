@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from torch import nn
 
+from shardset.settings import values_of
 from tests.makers.training import read_records, shard_set
 from trainer import recipes
 from trainer.config import ModelConfig, TrainConfig
 from trainer.loop import train
 from trainer.model import build
 from trainer.runtime.single import Single
-from trainer.settings import values_of
 
 TINY_VIT = {"img_size": 32, "patch_size": 16, "depth": 1, "embed_dim": 24, "num_heads": 2}
 
@@ -26,7 +26,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> str:
 def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
     """A recipe on pictures of 32 pixels with a small model of its kind: two steps of eight samples."""
     model = config.model
-    if model.name.startswith(("vit", "deit")):
+    if model.name.startswith("vit"):
         model = replace(model, kwargs={**(model.kwargs or {}), **TINY_VIT})
     elif model.name.startswith("resnet"):
         model = ModelConfig(
@@ -42,7 +42,7 @@ def tiny(config: TrainConfig, manifest: str, run_dir: Path) -> TrainConfig:
         run_dir=str(run_dir),
         model=model,
         image=replace(config.image, size=size, eval_resize=32, eval_size=None),
-        global_batch_size=8 if config.image.augment_repeats == 1 else 9,
+        global_batch_size=8,
         max_steps=2,
         precision="fp32",
         epochs=1,
@@ -74,15 +74,7 @@ RSB = {
 PUBLISHED: dict[str, dict[str, Any]] = {
     # Goyal et al., arXiv:1706.02677, section 5.1.
     "imagenet_resnet50": {**SGD, "epochs": 90, "optimizer.weight_decay": 1e-4, "schedule.warmup_epochs": 5.0},
-    # configs/resnet/resnet50_8xb256-rsb-a{2,3}-*_in1k.py of mmpretrain, and their _base_ files.
-    "imagenet_resnet50_a2": {
-        **RSB,
-        "image.augment_repeats": 3,
-        "optimizer.learning_rate": 5e-3,
-        "image.size": 224,
-        "image.auto_augment": "rand-m7-mstd0.5-inc1",
-        "model.kwargs": {"drop_path_rate": 0.05},
-    },
+    # configs/resnet/resnet50_8xb256-rsb-a3-*_in1k.py of mmpretrain, and their _base_ files.
     "imagenet_resnet50_a3": {
         **RSB,
         "epochs": 100,
@@ -91,21 +83,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "image.size": 160,
         "image.eval_size": 224,
         "image.auto_augment": "rand-m6-mstd0.5-inc1",
-    },
-    # The defaults of DeiT's main.py.
-    "imagenet_deit_s16": {
-        "model.name": "deit_small_patch16_224",
-        "model.kwargs": {"drop_path_rate": 0.1},
-        "optimizer.name": "adamw",
-        "optimizer.weight_decay": 0.05,
-        "image.augment_repeats": 3,
-        "regularize.label_smoothing": 0.1,
-        "regularize.mixup": 0.8,
-        "regularize.cutmix": 1.0,
-        "regularize.clip_norm": None,
-        "image.auto_augment": "rand-m9-mstd0.5-inc1",
-        "image.erase": 0.25,
-        "image.eval_resize": 256,
     },
     # big_vision/configs/vit_s16_i1k.py.
     "imagenet_vit_s16": {
@@ -117,29 +94,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "regularize.clip_norm": 1.0,
         "image.eval_resize": 256,
     },
-    # dawn.py of cifar10-fast.
-    "cifar10_fast": {
-        **SGD,
-        "epochs": 24,
-        "global_batch_size": 512,
-        "optimizer.learning_rate": 0.4,
-        "optimizer.weight_decay": 5e-4,
-        "schedule.decay": "linear",
-        "schedule.warmup_epochs": 5.0,
-        "image.pad": 4,
-    },
-    # airbench94.py of cifar10-airbench.
-    "cifar10_airbench": {
-        "optimizer.name": "sgd",
-        "optimizer.momentum": 0.85,
-        "global_batch_size": 1024,
-        "schedule.decay": "linear",
-        "regularize.label_smoothing": 0.2,
-        "regularize.ema_decay": 0.95,
-        "image.pad": 2,
-        "image.flip": "alternating",
-        "image.std": (0.2470, 0.2435, 0.2616),
-    },
 }
 
 
@@ -150,23 +104,10 @@ def test_a_recipe_has_the_published_values(name: str) -> None:
 
 
 def test_rates_and_decays_that_are_published_for_other_batches_or_units() -> None:
-    plain, deit, vit = recipes.imagenet_resnet50(), recipes.imagenet_deit_s16(), recipes.imagenet_vit_s16()
+    plain, vit = recipes.imagenet_resnet50(), recipes.imagenet_vit_s16()
     assert plain.optimizer.learning_rate / plain.global_batch_size * 256 == pytest.approx(0.1)
-    assert deit.optimizer.learning_rate / deit.global_batch_size * 512 == pytest.approx(5e-4)
     assert vit.optimizer.learning_rate * vit.optimizer.weight_decay == pytest.approx(1e-4)
-    airbench, nesterov = recipes.cifar10_airbench(), 1 + 1 / (1 - 0.85)
-    assert airbench.optimizer.learning_rate * nesterov == pytest.approx(11.5)
-    assert airbench.optimizer.learning_rate * airbench.optimizer.weight_decay * nesterov == pytest.approx(0.0153)
-    assert airbench.schedule.warmup_epochs / airbench.epochs == pytest.approx(0.23)
     assert vit.schedule.warmup_epochs * -(-1_281_167 // vit.global_batch_size) == pytest.approx(10_000, rel=0.01)
-
-
-@pytest.mark.parametrize("name", ["imagenet_resnet50_a2", "imagenet_deit_s16"])
-def test_300_epochs_of_a_third_are_100_passes_of_three_repeats(name: str) -> None:
-    config = recipes.recipe(name)
-    repeats = config.image.augment_repeats
-    assert repeats * config.epochs == 300
-    assert repeats * config.schedule.warmup_epochs == pytest.approx(5)
 
 
 def test_momentum_of_the_sgd_recipes_is_nesterovs() -> None:

@@ -1,6 +1,6 @@
 """The data of a run: a training and an evaluation stream from one shard set, or two synthetic ones."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, Protocol
@@ -33,17 +33,11 @@ DIGEST_MASK = (1 << 48) - 1
 TUNING_SPLITS = ("val", "validation", "valid", "dev")
 """The split to evaluate on while a run is tuned, where there is also one for the final test."""
 
-IMAGES_AT_ONCE = 250
-"""Images of a batch that a model begins from."""
-
 IDS_AT_ONCE = 1 << 16
 """Ids that are hashed together: their hashes stay in the processor's cache, whatever the size of the split."""
 
 HostBatch = dict[str, Any]
 """A batch of a stream by field; mixing adds fields."""
-
-Images = Generator[np.ndarray, None, None]
-"""Batches of images, read when they are asked for."""
 
 Step = tuple[int, int, HostBatch]
 """(epoch, step in the epoch, batch)."""
@@ -89,13 +83,11 @@ class SampleDigest:
 class Data:
     """The streams of a run, and the number of samples of an epoch and of an evaluation.
 
-    An epoch takes each training sample `augment_repeats` times. `first_images` are training images in stored order as
-    an evaluation crops them, uint8 [n, H, W, 3] a batch, the same on every host.
+    An epoch takes each training sample `augment_repeats` times.
     """
 
     train: BatchSource
     evaluation: BatchSource
-    first_images: Callable[[], Images]
     num_classes: int
     manifest_digest: str
     eval_split: str
@@ -146,7 +138,6 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     return Data(
         train=train,
         evaluation=_open_stream(config, loaded, eval_split, host, num_hosts, image=eval_spec(config.image), seed=None),
-        first_images=partial(_images_of, partial(_open_stored, config, loaded)),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
@@ -181,7 +172,6 @@ def synthetic_data(
             num_samples=num_samples, augment_repeats=config.image.augment_repeats, image_size=config.image.size
         ),
         evaluation=evaluation(),
-        first_images=partial(_images_of, partial(evaluation, rank=0, world_size=1)),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         eval_split=SYNTHETIC_DIGEST,
@@ -261,28 +251,6 @@ def _open_stream(
         transform=transform,
         augment_repeats=augment_repeats,
     )
-
-
-def _open_stored(config: TrainConfig, loaded: LoadedSet) -> Stream:
-    """The training split in stored order, as an evaluation sees it; one reader has all of it."""
-    return Stream(
-        loaded,
-        config.train_split,
-        global_batch_size=IMAGES_AT_ONCE,
-        rank=0,
-        world_size=1,
-        seed=None,
-        image=eval_spec(config.image),
-        num_lanes=1,
-        num_threads=1,
-        budget_bytes=config.budget_bytes,
-    )
-
-
-def _images_of(open_stream: Callable[[], BatchSource]) -> Images:
-    stream = open_stream()
-    for _, _, batch in steps_of(stream, 0, len(stream)):
-        yield batch["image"][batch["weight"] > 0]
 
 
 # --- does the shard set fit the config? ------------------------------------------------------------------------------

@@ -50,12 +50,6 @@ def build(config: ModelConfig, num_classes: int, seed: int, class_names: Sequenc
     return model
 
 
-def initialize(model: Any, batches: Iterator[torch.Tensor]) -> None:
-    """Gives images to a model whose fresh weights follow from some: to its method `initialize_from(batches)`."""
-    if hasattr(model, "initialize_from"):
-        model.initialize_from(batches)
-
-
 def freeze(model: nn.Module, config: ModelConfig) -> None:
     """Leaves gradients to the last layer only, if the config says so. Raises ConfigError if it is not known."""
     if config.freeze:

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
@@ -32,10 +31,7 @@ COUNTERS = ("step", "lookahead_step")
 
 
 class Learner:
-    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights.
-
-    A model may ask for `images` to begin from (see `build.initialize`): uint8 [n, H, W, 3], batch by batch.
-    """
+    """A model that learns. `state` is what `Learner.state` gave earlier, on any strategy; None for fresh weights."""
 
     def __init__(
         self,
@@ -44,7 +40,6 @@ class Learner:
         num_classes: int,
         state: LearnerState | None,
         class_names: Sequence[str] = (),
-        images: Iterable[np.ndarray] | None = None,
     ) -> None:
         self._runtime = runtime
         self._config = config
@@ -53,8 +48,6 @@ class Learner:
         fresh = config.model if state is None else replace(config.model, pretrained=None)
         net = build.build(fresh, num_classes, config.seed, class_names)
         self._normalize = augment.Normalize(config.image.mean, config.image.std)
-        if images is not None and state is None and config.model.pretrained is None:
-            build.initialize(net, (self._normalize(torch.from_numpy(batch)) for batch in images))
         for size in sorted({config.image.size, config.image.size_in_evaluation}):
             build.check_size(net, config.model.name, size)
         build.freeze(net, config.model)

@@ -241,7 +241,7 @@ def write(
     """
     folder = folder_of(state["step"])
     name = first_says(peers, new_state_name())
-    files = together(peers, lambda: _store(storage, folder, part_name(name, peers.host), state, lock))
+    files = together(peers, lambda: _store(storage, folder, part_name(name, peers.host), state))
 
     def commit() -> None:
         if peers.host == 0:
@@ -261,13 +261,12 @@ def write(
     together(peers, commit)
 
 
-def _store(storage: Storage, folder: str, name: str, state: CheckpointState, lock: RunLock) -> StoredFile:
+def _store(storage: Storage, folder: str, name: str, state: CheckpointState) -> StoredFile:
     """Stores what this process saves, and verifies what is stored."""
     _check_weights(state)
     data = encode(state)
     num_bytes, crc32c = facts_of(data)
     file = StoredFile(name=name, num_bytes=num_bytes, crc32c=crc32c)
-    lock.keep()
     _put(storage, folder + name, data)
     _verify(storage, folder, file)
     return file
@@ -342,9 +341,8 @@ def _stored(storage: Storage) -> dict[str, str]:
 
 def _delete(storage: Storage, doomed: dict[str, str], lock: RunLock) -> None:
     """Deletes files at the generations that were seen, in that order."""
-    lock.confirm()
     for name, generation in doomed.items():
-        lock.keep()
+        lock.confirm()
         storage.delete(name, generation=generation)
     _remove_empty_folders(storage)
 

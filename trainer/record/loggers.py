@@ -1,4 +1,4 @@
-"""The numbers of a run sent to other loggers, through their own clients.
+"""The numbers of a run sent to TensorBoard and other loggers, through their own clients.
 
 The clients read their own environment variables: WANDB_MODE=offline, WANDB_PROJECT, MLFLOW_TRACKING_URI and so on.
 A run that goes on sends to the run that it began there: it is found by the run folder.
@@ -11,8 +11,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardset.errors import ConfigError, missing_library
+from shardset.settings import value_text, values_of
+from shardset.storage.base import os_errors_as_storage_errors
 from trainer.config import TrainConfig, to_dict
-from trainer.settings import value_text, values_of
+
+EVENTS = "tensorboard"
+FLUSH_S = 5
+"""Longest time between two flushes of events. A writer thread whose wake-up a Ctrl-C swallowed sleeps as long."""
 
 PROJECT = "shardset"
 DATABASE = "mlflow.db"
@@ -20,13 +25,34 @@ RUN_TAG = "shardset_run"
 
 
 class Logger(Protocol):
-    """Takes numbers by name, as TensorBoard does."""
+    """Takes numbers by name."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Sends the numbers of a step."""
 
     def close(self) -> None:
         """Sends what is left."""
+
+
+class TensorBoardLogger:
+    """TensorBoard: event files in the run folder. Raises StorageError if they can't be written."""
+
+    def __init__(self, folder: Path) -> None:
+        # Imported late: it takes a second, and only one process of a run needs it. It writes on a thread of its own.
+        from torch.utils import tensorboard
+
+        writer: Any = tensorboard.SummaryWriter  # it is not typed
+        self._at = str(folder / EVENTS)
+        self.events = writer(self._at, flush_secs=FLUSH_S)
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        with os_errors_as_storage_errors(self._at):
+            for name, value in values.items():
+                self.events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        with os_errors_as_storage_errors(self._at):
+            self.events.close()
 
 
 class WandbLogger:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import msgspec
 import torch
@@ -25,11 +25,7 @@ from shardset.decodable import decodable
 from shardset.storage.base import os_errors_as_storage_errors
 from trainer.errors import EpochMismatch, NotFinite
 from trainer.record.log_files import METRICS, log_name
-from trainer.record.loggers import Logger
-
-EVENTS = "tensorboard"
-FLUSH_S = 5
-"""Longest time between two flushes of events. A writer thread whose wake-up a Ctrl-C swallowed sleeps as long."""
+from trainer.record.loggers import Logger, TensorBoardLogger
 
 SMOOTHING = 0.4
 """Weight of the newest interval in a moving average."""
@@ -136,7 +132,7 @@ class EpochRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """One epoch. `samples` and `key_digest` are those of all hosts and equal the expected ones.
 
     `rate_per_device` is `reduced_global_rate` over all devices, `mfu_percent` the share of their peak that the model's
-    FLOPs take at that rate; None where the peak is not known. Older records have neither.
+    FLOPs take at that rate; None where the peak is not known.
     """
 
     device: str
@@ -173,7 +169,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
     """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation.
 
-    The seconds of each part (see time_spent.py) are those of this process since it began; older records lack them.
+    The seconds of each part (see time_spent.py) are those of this process since it began.
     """
 
     split: str
@@ -241,9 +237,8 @@ class RunLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._log = _open_for_appending(path)
         self._lines = _open_for_appending(folder / METRICS) if master else None
-        self._events = _event_writer(folder / EVENTS) if master else None
-        self._events_at = str(folder / EVENTS)
-        self._logger = logger
+        self._loggers: list[Logger] = [TensorBoardLogger(folder)] if master else []
+        self._loggers += [] if logger is None else [logger]
         self._progress = Progress() if master else None
         self._prints_records = show_records
 
@@ -270,7 +265,10 @@ class RunLog:
         if self._lines:
             _append(self._lines, json.dumps({"kind": _kind(record), "time": _now().isoformat(), **asdict(record)}))
         if not isinstance(record, FinalRecord):
-            self._send(record)
+            values = asdict(record).items()
+            numbers = {f"{_kind(record)}/{name}": value for name, value in values if isinstance(value, float)}
+            for logger in self._loggers:
+                logger.log(numbers, record.global_step)
 
     def progress(self, text: str) -> None:
         """Shows a line that the next one replaces, on a terminal only."""
@@ -281,14 +279,11 @@ class RunLog:
         """Flushes and closes all outputs. Raises StorageError if a file can't be written."""
         # An exit stack: one file that fails must not keep the others open.
         with contextlib.ExitStack() as exits:
-            if self._events:
-                exits.enter_context(os_errors_as_storage_errors(self._events_at))
-                exits.callback(self._events.close)
             for file in filter(None, (self._log, self._lines)):
                 exits.enter_context(os_errors_as_storage_errors(file.name))
                 exits.callback(file.close)
-            if self._logger:
-                exits.callback(self._logger.close)
+            for logger in self._loggers:
+                exits.callback(logger.close)
             if self._progress:
                 self._progress.clear()
 
@@ -299,16 +294,6 @@ class RunLog:
         if self._progress:
             self._progress.clear()
             print(text, flush=True)
-
-    def _send(self, record: StepRecord | EpochRecord | EvalRecord) -> None:
-        values = asdict(record).items()
-        numbers = {f"{_kind(record)}/{name}": value for name, value in values if isinstance(value, float)}
-        if self._events:
-            with os_errors_as_storage_errors(self._events_at):
-                for name, value in numbers.items():
-                    self._events.add_scalar(name, value, record.global_step)
-        if self._logger:
-            self._logger.log(numbers, record.global_step)
 
 
 class Progress:
@@ -350,14 +335,6 @@ def _append(file: TextIO, line: str) -> None:
     with os_errors_as_storage_errors(file.name):
         file.write(line + "\n")
         file.flush()
-
-
-def _event_writer(folder: Path) -> Any:
-    # Imported late: it takes a second, and only one process of a run needs it. It writes on a thread of its own.
-    from torch.utils import tensorboard
-
-    writer: Any = tensorboard.SummaryWriter  # it is not typed
-    return writer(str(folder), flush_secs=FLUSH_S)
 
 
 def _now() -> datetime.datetime:

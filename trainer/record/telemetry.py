@@ -95,7 +95,7 @@ class Telemetry:
 
     def pause(self, checkpoint_s: float) -> None:
         """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
-        self._time_spent.checkpoint += checkpoint_s
+        self._time_spent.parts["checkpoint_seconds"] += checkpoint_s
         self._epoch_rates.mark()
         self._run_rates.mark()
 
@@ -139,7 +139,7 @@ class Telemetry:
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
         if not self._has_reported:
-            self._time_spent.first_step = time.perf_counter() - self._time_spent.started - self._wait_s()
+            self._time_spent.parts["first_step_seconds"] = self._time_spent.total() - self._wait_s()
         self._has_reported = True
         self._log_step(step - num_left - 1, Totals().add(rows))
 
@@ -175,7 +175,7 @@ class Telemetry:
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
         seconds = time.perf_counter() - self._evaluation_started
-        self._time_spent.evaluation += seconds
+        self._time_spent.parts["evaluation_seconds"] += seconds
         self._log.record(
             EvalRecord(
                 split=self._eval_split,
@@ -197,7 +197,7 @@ class Telemetry:
 
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run. Every host must call it."""
-        self._time_spent.input_wait = self._wait_s()
+        self._time_spent.parts["input_wait_seconds"] = self._wait_s()
         spent = self._time_spent.seconds()
         self._log.record(
             FinalRecord(

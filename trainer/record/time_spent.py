@@ -1,34 +1,7 @@
 """The seconds of a run by what it did."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
-
-@dataclass(slots=True)
-class TimeSpent:
-    """Seconds since construction, by part; the steps have what the other parts leave."""
-
-    clock: Callable[[], float] = time.perf_counter
-    first_step: float = 0.0
-    input_wait: float = 0.0
-    evaluation: float = 0.0
-    checkpoint: float = 0.0
-    started: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.started = self.clock()
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds by part, as a FinalRecord has them."""
-        parts = {
-            "input_wait_seconds": self.input_wait,
-            "first_step_seconds": self.first_step,
-            "evaluation_seconds": self.evaluation,
-            "checkpoint_seconds": self.checkpoint,
-        }
-        return {"step_seconds": max(0.0, self.clock() - self.started - sum(parts.values())), **parts}
-
+from collections.abc import Callable, Mapping
 
 PARTS = {
     "step_seconds": "steps",
@@ -37,10 +10,26 @@ PARTS = {
     "evaluation_seconds": "evaluations",
     "checkpoint_seconds": "checkpoints",
 }
-"""What people call each part."""
+"""The parts as a FinalRecord names them, and what people call each."""
 
 
-def in_words(seconds: dict[str, float]) -> str:
+class TimeSpent:
+    """Seconds since construction. `parts` has those of all parts but the steps, which have what these leave."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock, self._started = clock, clock()
+        self.parts = dict.fromkeys(PARTS, 0.0)
+
+    def total(self) -> float:
+        """Seconds since construction."""
+        return self._clock() - self._started
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by part."""
+        return self.parts | {"step_seconds": max(0.0, self.total() - sum(self.parts.values()))}
+
+
+def in_words(seconds: Mapping[str, float]) -> str:
     """`steps 81 % (12 s), ...`: each part that took any time; empty if none did."""
     total = sum(seconds.values())
     parts = [f"{PARTS[name]} {100 * own / total:.0f} % ({own:.1f} s)" for name, own in seconds.items() if own > 0]

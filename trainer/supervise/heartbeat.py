@@ -72,13 +72,24 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Connection:
-    """One end of a TCP connection that carries messages. It never blocks."""
+    """One end of a TCP connection that carries messages; it never blocks. Keeps the newest that the other end said.
+
+    `hello` says who it is, `step` is its last step, `end` how it ended, and `loss` a message about a lost process.
+    """
 
     def __init__(self, connection: socket.socket, silent_s: float) -> None:
         connection.setblocking(False)
         self.is_closed = False
+        self.hello: Message | None = None
+        self.step: int | None = None
+        self.end: str | None = None
+        self.loss: Message | None = None
         self._socket, self._silent_s = connection, silent_s
         self._unfinished_line, self._received_at = b"", time.monotonic()
+
+    def __str__(self) -> str:
+        assert self.hello is not None
+        return f"{self.hello.who} after {'no step' if self.step is None else f'step {self.step}'}"
 
     @property
     def is_silent(self) -> bool:
@@ -90,46 +101,29 @@ class Connection:
         with suppress(OSError):
             self._socket.send(msgspec.json.encode(message) + b"\n")
 
-    def receive(self) -> list[Message]:
-        """The messages since the last call. Bytes that are not a message close the connection."""
+    def receive(self) -> None:
+        """Takes the messages since the last call. Bytes that are not a message close the connection."""
         try:
             data = self._socket.recv(MAX_MESSAGE_BYTES)
             *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
             messages = [msgspec.json.decode(line, type=Message) for line in lines]
         except BlockingIOError:
-            return []
+            return
         except (OSError, msgspec.MsgspecError, RecursionError):
             self.is_closed = True
-            return []
-        # A line that long is no heartbeat: something else has connected to this port.
+            return
+        # A line that long is not a heartbeat: something else has connected to this port.
         self.is_closed = not data or len(self._unfinished_line) > MAX_MESSAGE_BYTES
         self._received_at = time.monotonic()
-        return messages
+        for message in messages:
+            self.hello = message if message.who else self.hello
+            self.step = self.step if message.step is None else message.step
+            self.end = self.end if message.end is None else message.end
+            self.loss = message if message.lost else self.loss
 
     def close(self) -> None:
         """Closes the connection."""
         self._socket.close()
-
-
-@dataclass(slots=True)
-class _Member:
-    """A process as the server knows it. `hello` is its first message, which says who it is."""
-
-    connection: Connection
-    hello: Message | None = None
-    step: int | None = None
-    end: str | None = None
-
-    def receive(self) -> None:
-        for message in self.connection.receive():
-            if message.who:
-                self.hello = message
-            self.step = self.step if message.step is None else message.step
-            self.end = self.end if message.end is None else message.end
-
-    def __str__(self) -> str:
-        assert self.hello is not None
-        return f"{self.hello.who} after {'no step' if self.step is None else f'step {self.step}'}"
 
 
 class HeartbeatServer:
@@ -150,7 +144,7 @@ class HeartbeatServer:
         self.port: int = self._server.getsockname()[1]
         self._timing = timing
         self._loss = Message()
-        self._members: list[_Member] = []
+        self._members: list[Connection] = []
         self._expected: set[int] = set()
         self._joined: set[int] = set()
         self._first_joined_at = 0.0
@@ -173,34 +167,31 @@ class HeartbeatServer:
         # Releases the clients, which would otherwise report this server as lost.
         self._beat(end="")
         for member in self._members:
-            member.connection.close()
+            member.close()
 
     def _beat(self, end: str | None = None) -> None:
         # Accepts every process that has connected since the last beat; then `accept` would block.
         with suppress(BlockingIOError):
             while True:
-                self._members.append(_Member(Connection(self._server.accept()[0], self._timing.silent_s)))
+                self._members.append(Connection(self._server.accept()[0], self._timing.silent_s))
         for member in self._members:
             member.receive()
-            self._note_joined(member.hello)
+            if member.hello is not None and member.hello.host is not None:
+                self._first_joined_at = self._first_joined_at or time.monotonic()
+                self._expected.update(range(member.hello.num_hosts))
+                self._joined.add(member.hello.host)
         if self._loss.lost is None:
             self._loss = self._find_loss()
         for member in self._members:
-            member.connection.send(msgspec.structs.replace(self._loss, end=end))
+            member.send(msgspec.structs.replace(self._loss, end=end))
         # Last: the search for losses above must see the closed connections.
-        self._members = [member for member in self._members if not member.connection.is_closed]
-
-    def _note_joined(self, hello: Message | None) -> None:
-        if hello is not None and hello.host is not None:
-            self._first_joined_at = self._first_joined_at or time.monotonic()
-            self._expected.update(range(hello.num_hosts))
-            self._joined.add(hello.host)
+        self._members = [member for member in self._members if not member.is_closed]
 
     def _find_loss(self) -> Message:
         watched = [member for member in self._members if member.hello is not None and member.end is None]
         failed = [f"{member}: {member.end}" for member in self._members if member.end]
-        closed = [str(member) for member in watched if member.connection.is_closed]
-        silent = [str(member) for member in watched if member.connection.is_silent]
+        closed = [str(member) for member in watched if member.is_closed]
+        silent = [str(member) for member in watched if member.is_silent]
         # A death first: the failures that it causes can arrive in the same beat.
         if closed:
             return _died(", ".join(closed))
@@ -242,8 +233,8 @@ class HeartbeatClient:
 
     def start(self, address: Address, host: int, num_hosts: int) -> None:
         """Connects to the server as process `host` of `num_hosts`."""
-        who = f"process {host} (pid {os.getpid()} on {socket.gethostname()})"
-        self._start(address, Message(host=host, num_hosts=num_hosts, who=who), self.timing.join_s)
+        hello = Message(host=host, num_hosts=num_hosts, who=f"process {host} {_where()}")
+        self._start(address, hello, self.timing.join_s)
 
     def set_step(self, step: int) -> None:
         """Sets the step that this process has reached, for the report of its loss."""
@@ -286,17 +277,11 @@ class HeartbeatClient:
         if connection is None:
             return
         connection.send(hello)
-        while not self._has_left.wait(self.timing.beat_s):
+        while connection.end is None and not self._has_left.wait(self.timing.beat_s):
             connection.send(Message(step=self._step))
-            messages = connection.receive()
-            has_ended = any(message.end is not None for message in messages)
-            loss = next((message for message in messages if message.lost), None)
-            # A server that has said goodbye is no loss, although its connection closes then.
-            if loss is None and not has_ended:
-                loss = self._server_loss(connection, f"the one that listens on port {address[1]} of {address[0]}")
-            if loss is not None:
+            connection.receive()
+            if (loss := connection.loss or self._server_loss(connection, address)) is not None:
                 self._handle_loss(loss)
-            if loss is not None or has_ended:
                 break
         connection.send(Message(step=self._step, end=self._end))
         connection.close()
@@ -320,7 +305,10 @@ class HeartbeatClient:
                 self._handle_loss(Message(lost=text))
                 return None
 
-    def _server_loss(self, connection: Connection, who: str) -> Message | None:
+    def _server_loss(self, connection: Connection, address: Address) -> Message | None:
+        who = f"the one that listens on port {address[1]} of {address[0]}"
+        if connection.end is not None:  # a server that has said goodbye is not a loss
+            return None
         if connection.is_closed:
             return _died(who)
         return _hangs(who, self.timing) if connection.is_silent else None
@@ -351,13 +339,17 @@ class LauncherHeartbeat(HeartbeatClient):
 
     def start_as_launcher(self, address: Address) -> None:
         """Connects as a process that does not train. It may start long before the server."""
-        self._start(address, Message(who=f"a launcher (pid {os.getpid()} on {socket.gethostname()})"), math.inf)
+        self._start(address, Message(who=f"a launcher {_where()}"), math.inf)
 
     def _handle_loss(self, loss: Message) -> None:
         self._publish(loss)
         if loss.hangs and not self._has_left.wait(2 * self.timing.grace_s):
             for child in multiprocessing.active_children():
                 child.kill()
+
+
+def _where() -> str:
+    return f"(pid {os.getpid()} on {socket.gethostname()})"
 
 
 def _died(who: str) -> Message:

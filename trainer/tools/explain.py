@@ -199,14 +199,9 @@ def write_sheet(timetable: Timetable, config: TrainConfig, answer: ExplainedStep
     """Writes a contact sheet of the samples of a step."""
     from trainer.tools import contact_sheet
 
-    sheet = contact_sheet.render(
-        timetable.storage,
-        timetable.split,
-        answer.samples,
-        title=f"epoch {answer.epoch + 1} step {answer.step} (step {answer.global_step} of the run)",
-        path=path,
-        background=background.parse(config.image.background),
-    )
+    title = f"epoch {answer.epoch + 1} step {answer.step} (step {answer.global_step} of the run)"
+    colour = background.parse(config.image.background)
+    sheet = contact_sheet.render(timetable, answer.samples, title=title, background=colour)
     storage, name = open_file(path)
     with storage.writer(name) as writer:
         writer.write(sheet)

@@ -1,38 +1,30 @@
-"""Measures the machine and the network for `python -m trainer doctor`; `checks` judges the numbers.
+"""Measures the machine and the network for `python -m trainer doctor`, which judges the answers.
 
 python -m trainer.tools.probes devices STRATEGY    print the devices of a run as JSON, in a process that can be killed
 """
 
-import email.utils
 import importlib.metadata
 import itertools
 import json
 import os
 import re
-import resource
-import shutil
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from shardset.addresses import without_user
-from shardset.errors import NotFound, ShardsetError, StorageError
+from shardset.errors import StorageError
 from shardset.storage.open import is_address, open_storage
-from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.record.log_files import METRICS, records
 
 DISTRIBUTIONS = ("torch", "torchvision", "torch_xla", "torch_tpu", "libtpu")
-STORAGE_API = "https://storage.googleapis.com"
 METADATA_SERVER = "169.254.169.254"
 
 DEVICES_TIMEOUT_S = 180.0
@@ -55,40 +47,22 @@ class Devices:
     platform: str | None
     num_hosts: int
     num_devices: int
-    on_host: bool = False
-    keeps_activations: bool = True
-    free_bytes: int | None = None
-    """Memory for a step; with `on_host` it is the host's, which the streams share."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedRun:
-    """A run as its folder records it: the configuration, and its records (`trainer.record.metrics`) in order."""
-
-    config: TrainConfig
-    records: list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeRate:
-    """Images a second that this host reads and decodes, and the number of images measured."""
-
-    images_per_second: float
-    num_images: int
 
 
 def versions() -> dict[str, str | None]:
     """The installed versions; None for what is not installed."""
-    return {name: _version(name) for name in DISTRIBUTIONS}
+    return {name: found.version if (found := _distribution(name)) else None for name in DISTRIBUTIONS}
 
 
 def pins() -> dict[str, str]:
-    """The versions that the installed torch_xla requires, such as `libtpu==0.0.21`."""
-    try:
-        requirements = importlib.metadata.requires("torch_xla") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
-    return {pin[1]: pin[2] for text in requirements if (pin := re.match(r"(\w+)==([\w.]+)", text))}
+    """The versions that the installed torchvision and back ends for TPUs were built for, such as `libtpu==0.0.21`."""
+    found = [_distribution(name) for name in DISTRIBUTIONS[1:]]
+    texts = [text for each in found if each is not None for text in each.requires or []]
+    return {pin[1]: pin[2] for text in texts if (pin := re.match(r"(\w+) ?\(?==([\w.]+)", text))}
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    return next(iter(importlib.metadata.distributions(name=name)), None)
 
 
 def devices(strategy: str, timeout_s: float = DEVICES_TIMEOUT_S) -> Devices | str:
@@ -121,9 +95,6 @@ def local_devices(strategy: str) -> Devices:
             platform=running.platform,
             num_hosts=running.num_hosts,
             num_devices=running.num_devices,
-            on_host=running.on_host,
-            keeps_activations=running.keeps_activations,
-            free_bytes=running.free_bytes(),
         )
 
 
@@ -165,72 +136,23 @@ def bucket_location(bucket: str, timeout_s: float = BUCKET_TIMEOUT_S) -> str | S
         return error
 
 
-def clock_skew_s() -> float | None:
-    """Seconds that this machine's clock is ahead of Cloud Storage's; None without an answer."""
-    emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
-    url = without_user(emulator if "://" in emulator else f"http://{emulator}") if emulator else STORAGE_API
-    before = time.time()
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=CONNECT_TIMEOUT_S) as response:
-            date = response.headers.get("Date")
-    except urllib.error.HTTPError as error:  # refusals carry a date too
-        date = error.headers.get("Date")
-    except OSError:
-        return None
-    # The header holds whole seconds, so the true time is half a second later on average.
-    return None if date is None else before - email.utils.parsedate_to_datetime(date).timestamp() - 0.5
-
-
-def write_error(url: str) -> str | None:
-    """Why a file can't be written, read back and deleted in a run folder; None if it can. Leaves nothing behind."""
-    folder = url if is_address(url) else str(nearest_folder(Path(url)))
+def try_writing(url: str) -> None:
+    """Writes a file to a run folder, reads it back and deletes it. Raises StorageError. Leaves nothing behind."""
+    if is_address(url):
+        folder = url
+    else:  # only a run creates the folder
+        path = Path(url).absolute()
+        folder = str(next(each for each in (path, *path.parents) if each.exists()))
     name, data = f"doctor-{uuid.uuid4().hex}", b"doctor"
+    storage = open_storage(folder)
+    with storage.writer(name) as writer:
+        writer.write(data)
     try:
-        storage = open_storage(folder)
-        with storage.writer(name) as writer:
-            writer.write(data)
-        try:
-            read = storage.read(name)
-        finally:
-            storage.delete(name)
-    except ShardsetError as error:
-        return str(error)
-    return None if read == data else f"{folder}/{name}: {len(read)} other bytes came back"
-
-
-def recorded_run(url: str) -> RecordedRun | None:
-    """The run in a folder; None if there is none. Raises StorageError, or ConfigError for a damaged record."""
-    folder = open_storage(url)
-    try:
-        config = configs.recorded(folder)
-    except NotFound:
-        return None
-    try:
-        lines = folder.read(METRICS)
-    except NotFound:
-        lines = b""
-    return RecordedRun(config=config, records=records(lines))
-
-
-def nearest_folder(path: Path) -> Path:
-    """The folder itself, or the nearest parent that exists."""
-    return next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-
-
-def free_bytes(path: str) -> int:
-    """Free space on the disk that a path is on, or would be."""
-    return shutil.disk_usage(nearest_folder(Path(path))).free
-
-
-def used_bytes(path: str) -> int:
-    """The size of all files in a folder; 0 if it does not exist."""
-    return sum(file.stat().st_size for file in Path(path).rglob("*") if file.is_file())
-
-
-def open_file_limit() -> int:
-    """The number of files that this process may open."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+        read = storage.read(name)
+    finally:
+        storage.delete(name)
+    if read != data:
+        raise StorageError(f"{folder}/{name}: {len(read)} other bytes came back")
 
 
 def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, PortState]:
@@ -239,36 +161,6 @@ def ports(hosts: Iterable[str], numbers: Iterable[int], timeout_s: float = CONNE
     with ThreadPoolExecutor(max(1, min(64, len(pairs)))) as pool:
         states = pool.map(lambda pair: _port(pair[0], pair[1], timeout_s), pairs)
         return {f"{host}:{number}": state for (host, number), state in zip(pairs, states, strict=True)}
-
-
-def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> DecodeRate:
-    """The rate at which this host reads and decodes training images after the first batch. Raises ShardsetError."""
-    from trainer.data.splits import open_data
-
-    image = replace(config.image, augment_repeats=1)
-    stream = open_data(replace(uncached(config), global_batch_size=RATE_BATCH, accumulate=1, image=image), 0, 1).train
-    start, num_images = time.perf_counter(), 0
-    for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
-        # The first batch waits for indexes and connections, so it counts only if there is no other.
-        if number or len(stream) == 1:
-            num_images += int((batch["weight"] > 0).sum())
-        else:
-            start = time.perf_counter()
-        if num_images and time.perf_counter() - start > duration_s:
-            break
-    return DecodeRate(num_images / max(1e-9, time.perf_counter() - start), num_images)
-
-
-def uncached(config: TrainConfig) -> TrainConfig:
-    """The config without the disk cache: a probe must leave no files behind, and measure the bucket."""
-    return replace(config, cache_dir=None, cache_bytes=None)
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _port(host: str, number: int, timeout_s: float) -> PortState:
@@ -281,14 +173,27 @@ def _port(host: str, number: int, timeout_s: float) -> PortState:
     return "open"
 
 
-def _main(arguments: list[str]) -> int:
-    match arguments:
-        case ["devices", strategy]:
-            print(json.dumps(asdict(local_devices(strategy))))
-            return 0
-    print(__doc__, file=sys.stderr)
-    return 2
+def decode_rate(config: TrainConfig, duration_s: float = RATE_S) -> float:
+    """Training images a second that this host reads and decodes after the first batch. Raises ShardsetError."""
+    from trainer.data.splits import open_data
+
+    image = replace(config.image, augment_repeats=1)
+    stream = open_data(replace(config, global_batch_size=RATE_BATCH, accumulate=1, image=image), 0, 1).train
+    start, num_images = time.perf_counter(), 0
+    for number, (_, _, batch) in enumerate(stream.run(iter([(0, range(len(stream)))]))):
+        # The first batch waits for indexes and connections, so it counts only if there is no other.
+        if number or len(stream) == 1:
+            num_images += int((batch["weight"] > 0).sum())
+        else:
+            start = time.perf_counter()
+        if num_images and time.perf_counter() - start > duration_s:
+            break
+    return num_images / max(1e-9, time.perf_counter() - start)
 
 
 if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1:]))
+    match sys.argv[1:]:
+        case ["devices", strategy]:
+            print(json.dumps(asdict(local_devices(strategy))))
+        case _:
+            sys.exit(__doc__)

@@ -1,48 +1,27 @@
-"""`report.html` of a run: curves, epochs, checkpoints, hosts and configuration on one page. See `docs/report.md`."""
+"""`report.html` of a run: curves, epochs, evaluations and configuration on one page. See `docs/report.md`."""
 
 import json
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 
 from shardset.errors import ConfigError, NotFound, StorageError
-from shardset.format import naming
 from shardset.html import page, plots
 from shardset.html.page import Finding
 from shardset.html.plots import Plot
 from shardset.program import count
 from shardset.storage.base import Storage
-from shardset.storage.open import open_file, open_storage
-from shardset.version import __version__
+from shardset.storage.open import open_storage
 from trainer.config import RECORD
-from trainer.errors import CheckpointError
-from trainer.record import checkpoint, checkpoint_names, time_spent
-from trainer.record.checkpoint import CommitMark
-from trainer.record.log_files import LOGS, METRICS
+from trainer.record import time_spent
+from trainer.record.log_files import METRICS
 from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice
 
 MAX_ROWS = 200
-MAX_HOSTS = 64
-END_BYTES = 4096
 
-Value = TypeVar("Value")
 Kind = TypeVar("Kind", StepRecord, EpochRecord, EvalRecord, FinalRecord)
-
-_STARTED = re.compile(r" trainer (\S+), strategy (\w+), (\d+) devices")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLog:
-    """The log of a host: its size, the times of its first and last lines, and the text of the last one."""
-
-    name: str
-    num_bytes: int
-    first: str
-    last: str
-    last_text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +38,7 @@ class RunRecord:
     num_replaced: int
     num_damaged: int
     config: dict[str, Any]
-    started: tuple[str, str, str] | None
-    hosts: list[HostLog]
-    num_hosts: int
-    checkpoints: list[CommitMark]
-    problems: list[str]
+    problem: str
 
     @property
     def last_step(self) -> int:
@@ -85,9 +60,7 @@ def write(url: str, output: str | None = None, *, force: bool = False) -> tuple[
     """
     storage = open_storage(url)
     run = read(storage)
-    target, name = (storage, naming.REPORT) if output is None else open_file(output)
-    if not force:
-        page.refuse_foreign(target, name)
+    target, name = page.output_of(storage, output, force=force)
     data = render(run)
     with target.writer(name) as writer:
         writer.write(data)
@@ -110,8 +83,7 @@ def read(storage: Storage) -> RunRecord:
     if not written:
         raise ConfigError(f"{storage.url}/{METRICS}: no record in it yet; wait for the first reported step")
     records = {(type(record), record.global_step): record for record in written}.values()
-    problems: list[str] = []
-    hosts = sorted(stat.name for stat in storage.list(LOGS) if stat.name.endswith(".log"))
+    config, problem = _config(storage)
     return RunRecord(
         steps=_of_kind(records, StepRecord),
         epochs=_of_kind(records, EpochRecord),
@@ -119,22 +91,9 @@ def read(storage: Storage) -> RunRecord:
         finals=_of_kind(records, FinalRecord),
         num_replaced=len(written) - len(records),
         num_damaged=len(lines) - len(written),
-        config=_try_read(problems, lambda: _config(storage), {}),
-        started=_try_read(problems, lambda: _started(storage, hosts), None),
-        hosts=_try_read(problems, lambda: [_host(storage, name) for name in hosts[:MAX_HOSTS]], []),
-        num_hosts=len(hosts),
-        checkpoints=_try_read(problems, lambda: checkpoint.commits(storage, problems.append), []),
-        problems=problems,
+        config=config,
+        problem=problem,
     )
-
-
-def _try_read(problems: list[str], read: Callable[[], Value], default: Value) -> Value:
-    """The result of `read`; `default` if it fails, with its error added to the problems."""
-    try:
-        return read()
-    except (StorageError, CheckpointError, ConfigError) as error:
-        problems.append(str(error))
-        return default
 
 
 def _record_of(line: bytes) -> Record | None:
@@ -151,40 +110,15 @@ def _of_kind(records: Iterable[Record], kind: type[Kind]) -> list[Kind]:
     return sorted((record for record in records if isinstance(record, kind)), key=lambda record: record.global_step)
 
 
-def _config(storage: Storage) -> dict[str, Any]:
-    data = storage.read(RECORD)
+def _config(storage: Storage) -> tuple[dict[str, Any], str]:
+    """The configuration, or why it is not known."""
     try:
-        values = json.loads(data)
+        values = json.loads(storage.read(RECORD))
+    except StorageError as error:
+        return {}, str(error)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"{storage.url}/{RECORD}: not JSON ({error}); the run's configuration is not known"
-        ) from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{storage.url}/{RECORD}: not a JSON object; the run's configuration is not known")
-    return values
-
-
-def _started(storage: Storage, hosts: Sequence[str]) -> tuple[str, str, str] | None:
-    """(version, strategy, devices), from the first lines of the first host's log."""
-    if not hosts:
-        return None
-    end = min(END_BYTES, storage.stat(hosts[0]).num_bytes)
-    match = _STARTED.search(storage.read(hosts[0], 0, end).decode("utf-8", "replace"))
-    return (match[1], match[2], match[3]) if match else None
-
-
-def _host(storage: Storage, name: str) -> HostLog:
-    size = storage.stat(name).num_bytes
-    # Reads both ends only: the log of a long run is large.
-    head = storage.read(name, 0, min(size, END_BYTES)).decode("utf-8", "replace").splitlines()
-    tail = storage.read(name, max(0, size - END_BYTES), size).decode("utf-8", "replace").splitlines()
-    last, _, last_text = (tail or [""])[-1].partition(" ")
-    first = (head or [""])[0].partition(" ")[0]
-    return HostLog(name=name, num_bytes=size, first=_minute(first), last=_minute(last), last_text=last_text)
-
-
-def _minute(moment: str) -> str:
-    return moment[:19].replace("T", " ")
+        return {}, f"{storage.url}/{RECORD}: not JSON ({error})"
+    return (values, "") if isinstance(values, dict) else ({}, f"{storage.url}/{RECORD}: not a JSON object")
 
 
 # --- drawing ---------------------------------------------------------------------------------------------------------
@@ -194,72 +128,32 @@ def render(run: RunRecord) -> bytes:
     """The page as HTML."""
     model = run.config.get("model")
     name = model.get("name", "") if isinstance(model, dict) else ""
-    anchors = ("curves", "epochs", "checkpoints", "hosts", "configuration")
-    best = checkpoint.best(run.checkpoints)
+    devices = [*(one.device for one in run.steps), *(one.device for one in run.epochs)]
     return page.render(
         "trainer.tools",
         "report.html",
         title=f"Training run of {name}" if name else "Training run",
-        subtitle=_subtitle(run),
-        tool=f"shardset {__version__}",
-        sections=[(anchor, anchor.capitalize()) for anchor in anchors],
-        closing=f"Made by shardset {__version__} from the run folder, without scripts or outside links. A curve of "
-        f"more than {plots.MAX_POINTS} points is drawn from means of neighbouring points.",
+        subtitle=count(run.last_step, "step") + (f" on {devices[-1]}" if devices else ""),
+        sections=[(anchor, anchor.capitalize()) for anchor in ("curves", "epochs", "configuration")],
+        closing="Made from the run folder, without scripts or outside links. A curve of more than "
+        f"{plots.MAX_POINTS} points is drawn from means of neighbouring points.",
         tiles=_tiles(run),
         findings=list(_findings(run)),
         plots=_plots(run),
-        epochs=[_epoch_row(one) for one in run.epochs[-MAX_ROWS:]],
-        num_epochs=len(run.epochs),
-        evaluations=[_evaluation_row(one) for one in run.evaluations[-MAX_ROWS:]],
-        num_evaluations=len(run.evaluations),
-        checkpoints=[_checkpoint_row(one, "best" if one is best else "") for one in run.checkpoints[-MAX_ROWS:]],
-        num_checkpoints=len(run.checkpoints),
-        hosts=[(one.name, page.size(one.num_bytes), one.first, one.last, one.last_text) for one in run.hosts],
-        num_hosts=run.num_hosts,
+        epochs=[
+            (one.epoch + 1, one.global_step, one.samples, f"{one.loss:.4f}", _percent(one.top1),
+             f"{one.reduced_global_rate:,.0f}", f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %",
+             one.compilations)
+            for one in run.epochs
+        ],
+        evaluations=[
+            (one.epoch + 1, one.split, one.global_step, one.samples, f"{one.loss:.4f}", _percent(one.top1),
+             _percent(one.top5), f"{one.seconds:.1f} s")
+            for one in run.evaluations
+        ],
         settings=list(_settings(run.config))[:MAX_ROWS],
-    )
-
-
-def _epoch_row(one: EpochRecord) -> tuple[object, ...]:
-    waited, busy = f"{one.input_wait_percent:.1f} %", f"{one.busy_percent:.1f} %"
-    accuracy, rate = _percent(one.top1), f"{one.reduced_global_rate:,.0f}"
-    return (
-        one.epoch + 1,
-        one.global_step,
-        one.samples,
-        f"{one.loss:.4f}",
-        accuracy,
-        rate,
-        waited,
-        busy,
-        one.compilations,
-    )
-
-
-def _evaluation_row(one: EvalRecord) -> tuple[object, ...]:
-    accuracies = (_percent(one.top1), _percent(one.top5))
-    return (
-        one.epoch + 1,
-        one.split,
-        one.global_step,
-        one.samples,
-        f"{one.loss:.4f}",
-        *accuracies,
-        f"{one.seconds:.1f} s",
-    )
-
-
-def _checkpoint_row(one: CommitMark, note: str) -> tuple[object, ...]:
-    accuracy = "" if one.top1 is None else _percent(one.top1)
-    size = page.size(sum(file.num_bytes for file in one.files))
-    return checkpoint_names.folder_of(one.step), one.step, one.epoch, accuracy, size, note
-
-
-def _subtitle(run: RunRecord) -> str:
-    if run.started is None:
-        return count(run.last_step, "step")
-    version, strategy, devices = run.started
-    return f"{count(run.last_step, 'step')}, strategy {strategy} on {count(int(devices), 'device')}, trainer {version}"
+        max_rows=MAX_ROWS,
+    )  # fmt: skip
 
 
 def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
@@ -274,23 +168,15 @@ def _tiles(run: RunRecord) -> list[tuple[str, str, str]]:
         tiles.append(("last training loss", f"{run.steps[-1].loss:.4g}", f"at step {run.steps[-1].global_step:,}"))
     if run.epochs:
         last = run.epochs[-1]
-        tiles += [
-            ("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"),
-            *_device_tiles(last),
-            ("waiting for data", f"{last.input_wait_percent:.1f}\N{NO-BREAK SPACE}%", "of the time, last epoch"),
-            ("compilations", f"{last.compilations:,}", ""),
-        ]
+        tiles.append(("samples/s", f"{last.reduced_global_rate:,.0f}", "all hosts, last epoch"))
+        if last.rate_per_device is not None:
+            tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
+        if last.mfu_percent is not None:
+            tiles.append(("MFU", f"{last.mfu_percent:.1f}\N{NO-BREAK SPACE}%", "of the devices' peak, last epoch"))
+        waited = f"{last.input_wait_percent:.1f}\N{NO-BREAK SPACE}%"
+        tiles.append(("waiting for data", waited, "of the time, last epoch"))
     if run.final:
         tiles.append(("time", _duration(run.final.seconds), count(run.final.epochs, "epoch")))
-    return tiles
-
-
-def _device_tiles(last: EpochRecord) -> list[tuple[str, str, str]]:
-    tiles = []
-    if last.rate_per_device is not None:
-        tiles.append(("samples/s per device", f"{last.rate_per_device:,.1f}", "last epoch"))
-    if last.mfu_percent is not None:
-        tiles.append(("MFU", f"{last.mfu_percent:.1f}\N{NO-BREAK SPACE}%", "of the devices' peak, last epoch"))
     return tiles
 
 
@@ -303,9 +189,8 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
         if words := time_spent.in_words({part: getattr(run.final, part) for part in time_spent.PARTS}):
             yield Finding(level="note", text=f"Time: {words}.")
     else:
-        yield Finding(
-            level="note", text=f"The run has not ended: it goes on, or was stopped at step {run.last_step:,}."
-        )
+        text = f"The run has not ended: it is running, or was stopped at step {run.last_step:,}."
+        yield Finding(level="note", text=text)
     if run.num_replaced:
         text = f"It was resumed: {count(run.num_replaced, 'record')} of repeated steps were replaced by newer ones."
         yield Finding(level="note", text=text)
@@ -315,7 +200,8 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
     waits = [one.input_wait_percent for one in run.epochs]
     if waits and (text := advice(sum(waits) / len(waits)) or ""):
         yield Finding(level="note", text=text[0].upper() + text[1:] + ".", anchor="curves")
-    yield from (Finding(level="bad", text=problem) for problem in run.problems)
+    if run.problem:
+        yield Finding(level="bad", text=run.problem, anchor="configuration")
 
 
 def _plots(run: RunRecord) -> list[Plot]:

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from tarfile import TarInfo
 from typing import Any, BinaryIO, NamedTuple
 
 from pipelines.sources.base import UNREAD, Extent, RawSample, Rejected, Unit
-from pipelines.sources.formats.tar import BLOCK, is_passed, read_member, reject_reason
+from pipelines.sources.formats.tar import BLOCK, is_passed, read_member, reject_reason, walk
 from shardset.checksum import crc32c_of
 from shardset.errors import SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
@@ -44,8 +46,16 @@ class TarGroupMember(NamedTuple):
         return self.field in INLINE_FIELDS and self.info.size <= MAX_INLINE_BYTES
 
 
-def read_tar_member(storage: Storage, file: BinaryIO, info: TarInfo) -> TarGroupMember:
-    """The member of a header that a walk over a tar of the storage has just given."""
+def samples_of(storage: Storage, unit: Unit, file: BinaryIO) -> Iterator[RawSample | Rejected]:
+    """The samples of a tar of the storage, in its order; raises SourceError if it is damaged."""
+    members, seen = (_read(storage, file, info) for info in walk(file, f"{storage.url}/{unit['tar']}")), set[str]()
+    for key, group in groupby(members, lambda member: split_member(member.info.name)[0]):
+        yield _sample(TarGroup(unit, key, [*group], key in seen), file)
+        seen.add(key)
+
+
+def _read(storage: Storage, file: BinaryIO, info: TarInfo) -> TarGroupMember:
+    """The member of a header that the walk has just given: the window of the file still holds what follows."""
     member = TarGroupMember(info, b"", UNREAD, UNREAD)
     if reject_reason(info):
         return member
@@ -120,7 +130,7 @@ def _why_no_fields(fields: list[str]) -> str | None:
     return None
 
 
-def sample_of(group: TarGroup, file: BinaryIO) -> RawSample | Rejected:
+def _sample(group: TarGroup, file: BinaryIO) -> RawSample | Rejected:
     if reason := group.reason():
         return group.rejected(reason)
     members = {member.field: member for member in group.members}

@@ -6,7 +6,6 @@ import json
 import re
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
 
 import google_crc32c
 import msgspec
@@ -54,46 +53,6 @@ def shards_of(manifest: Manifest) -> list[Shard]:
 
 def content_of(storage: Storage) -> dict[str, bytes]:
     return {stat.name: storage.read(stat.name) for stat in storage.list()}
-
-
-# --- DALI: the grammar `v1.2 N` and N lines of `FIELD OFFSET BYTES NAME` ----------------------------------------------
-
-LINE = re.compile(r"[^ ]+ [0-9]+ [0-9]+ [^ ]+( [^ ]+ [0-9]+ [0-9]+ [^ ]+)*")
-
-
-@dataclass(frozen=True)
-class Component:
-    field: str
-    offset: int
-    num_bytes: int
-    name: str
-
-
-def parse_dali(text: str) -> list[list[Component]]:
-    """The samples of an index; asserts the grammar to the letter."""
-    assert text.endswith("\n")
-    first, *lines = text[:-1].split("\n")
-    version, count = re.fullmatch(r"(v1\.2) ([0-9]+)", first).groups()
-    assert version == "v1.2"
-    assert len(lines) == int(count)
-    assert all(LINE.fullmatch(line) for line in lines)
-    words = [line.split(" ") for line in lines]
-    return [[Component(f, int(o), int(n), m) for f, o, n, m in zip(*[iter(line)] * 4, strict=True)] for line in words]
-
-
-def test_dali_s_offsets_are_those_of_the_tars():
-    storage, manifest = made()
-    export(storage.url, ["dali"])
-    for shard in shards_of(manifest):
-        tar = storage.read(shard.path)
-        found = parse_dali(storage.read(shard.path.removesuffix(".tar") + ".idx").decode("ascii"))
-        stored = [
-            [Component(m.field, m.offset, m.num_bytes, f"{m.key}.{m.field}") for m in group]
-            for group in sample_members(members(tar, shard.path))
-        ]
-        assert found == stored
-        for component in itertools.chain.from_iterable(found):
-            assert tar[component.offset - 512 :].startswith(component.name.encode())
 
 
 # --- Energon ---------------------------------------------------------------------------------------------------------
@@ -191,16 +150,6 @@ def test_the_card_leaves_columns_out_whose_type_it_can_t_know():
     assert "dataset_info" not in yaml.safe_load(storage.read("README.md").decode().split("---\n", 2)[1])
 
 
-def test_tfds_template_with_its_five_digits_gives_our_names():
-    storage, manifest = made()
-    export(storage.url, ["tfds"])
-    info = json.loads(storage.read("dataset_info.json"))
-    for found, split in zip(info["splits"], manifest.splits.values(), strict=True):
-        names = [found["filepathTemplate"].format(SHARD_INDEX=f"{n:05d}") for n in range(len(found["shardLengths"]))]
-        assert names == [shard.path for shard in split.shards]
-        assert found["shardLengths"] == [str(shard.num_samples) for shard in split.shards]
-
-
 # --- what is written, and what is not -------------------------------------------------------------------------------
 
 
@@ -222,7 +171,7 @@ def test_every_storage_gets_the_same_files_once_and_keeps_its_set(storage):
 def test_formats_do_not_share_files():
     storage, _ = made()
     paths = [one.path for one in export(storage.url, list(FORMATS))]
-    assert len(set(paths)) == len(paths) == 2 + 1 + (6 + 5) + 6 + 1 + 1
+    assert len(set(paths)) == len(paths) == 2 + 1 + (6 + 5) + 1
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -251,12 +200,11 @@ def test_nothing_of_a_format_is_written_if_one_of_its_files_is_in_the_way():
 
 def test_relative_paths_lead_back_from_another_folder(tmp_path):
     manifest = write_shard_set(open_storage(str(tmp_path / "set")), {"train": png_samples("train", 4, size=8)})
-    export(str(tmp_path / "set"), ["wids", "timm", "hf", "tfds", "dali"], output=str(tmp_path / "for" / "them"))
+    export(str(tmp_path / "set"), ["wids", "timm", "hf"], output=str(tmp_path / "for" / "them"))
     listed = json.loads((tmp_path / "for/them/wids-train.json").read_text())["shardlist"]
     for entry, shard in zip(listed, manifest.split("train").shards, strict=True):
         assert (tmp_path / "for/them" / entry["url"]).read_bytes() == (tmp_path / "set" / shard.path).read_bytes()
     assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["manifest.json", "quarantine.jsonl", "train"]
-    assert (tmp_path / "for/them/train/train-000000.idx").exists()
 
 
 def test_relative_paths_lead_back_from_behind_a_link(tmp_path):
@@ -277,7 +225,7 @@ def test_wids_gets_the_urls_of_a_remote_set(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("energon", "beside the tars"), ("timm", "relative paths only"), ("hf", "relative"), ("tfds", "relative")],
+    [("energon", "beside the tars"), ("timm", "relative paths only"), ("hf", "relative")],
 )
 def test_a_format_that_can_t_name_remote_tars_says_so(tmp_path, name, message):
     storage, _ = made()
@@ -316,42 +264,26 @@ def test_timm_gets_no_promise_of_samples_that_its_reader_skips(samples, message)
         export(storage.url, ["timm"])
 
 
-def test_tfds_refuses_shards_that_are_not_counted_from_0():
-    storage, manifest = made()
-    split = manifest.split("train")
-    shards = [msgspec.structs.replace(s, path=s.path.replace("000000", "000009")) for s in split.shards]
-    splits = manifest.splits | {"train": msgspec.structs.replace(split, shards=shards)}
-    put(
-        storage,
-        naming.MANIFEST,
-        manifests.to_json(manifests.seal(msgspec.structs.replace(manifest, splits=splits))),
-    )
-    with pytest.raises(ConfigError, match="not numbered 0 to 2"):
-        export(storage.url, ["tfds"])
-
-
-@pytest.mark.parametrize("name", ["energon", "dali"])
-def test_a_changed_index_is_not_exported(name):
+def test_a_changed_index_is_not_exported():
     storage, manifest = made()
     path = manifest.split("train").shards[1].index.path
     data = bytearray(storage.read(path))
     data[-1] ^= 1
     put(storage, path, bytes(data))
     with pytest.raises(DamagedShard, match=re.escape(path)):
-        export(storage.url, [name])
+        export(storage.url, ["energon"])
     storage.delete(path)
     with pytest.raises(NotFound):
-        export(storage.url, [name])
+        export(storage.url, ["energon"])
 
 
-@pytest.mark.parametrize("name", ["energon", "dali"])
 @pytest.mark.parametrize("key", ["a b", "a\nb", "../a", "a.b", "ä"])
-def test_a_key_that_would_break_a_format_is_damage(name, key):
+def test_a_key_that_would_break_a_format_is_damage(key):
     storage = open_storage(f"memory://export-{next(_counter)}/set")
     write_shard_set(storage, {"train": png_samples("train", 4, size=4)}, num_shards=1)
     _rename_first_key(storage, key.encode())
     with pytest.raises(DamagedShard, match="can't be a key"):
-        export(storage.url, [name])
+        export(storage.url, ["energon"])
 
 
 def test_a_key_that_is_there_twice_is_damage():
@@ -393,10 +325,10 @@ def test_without_a_manifest_there_is_nothing_to_export():
 
 def test_the_command_says_what_it_wrote(capsys):
     storage, _ = made()
-    assert cli.main(["export", storage.url, "--to", "timm,dali"]) == 0
+    assert cli.main(["export", storage.url, "--to", "wids,timm"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["timm", "dali"]
-    assert "6 written" in lines[1]
+    assert [line.partition(":")[0] for line in lines] == ["wids", "timm"]
+    assert "2 written" in lines[0]
     assert cli.main(["export", storage.url, "--to", "timm", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     assert ExportedFile(**found).outcome == "unchanged"
@@ -406,4 +338,4 @@ def test_the_command_says_what_it_wrote(capsys):
 def test_an_unknown_format_is_a_wrong_command_line(names, capsys):
     storage, _ = made()
     assert cli.main(["export", storage.url, "--to", names]) == 2
-    assert "there are wids, timm, energon, dali, tfds, hf" in capsys.readouterr().err
+    assert "there are wids, timm, energon, hf" in capsys.readouterr().err

@@ -19,8 +19,7 @@ from pipelines.config import BuildConfig
 from pipelines.plan import paths, tables
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.index import index_unit
-from pipelines.plan.sections import index_section, join_sections
-from pipelines.plan.survey import sections_in, units_in, write_units
+from pipelines.plan.survey import units_in, write_units
 from pipelines.sources.formats.range_file import WINDOW_BYTES
 from pipelines.sources.huggingface import HuggingFace
 from pipelines.sources.imagenet import ImageNet
@@ -148,12 +147,6 @@ def surveyed_and_indexed(source, **options):
     with output.writer(paths.SURVEY) as out:
         written = write_units(survey.units, out)
     units = [unit for block in written.blocks for unit in units_in(output, block)]
-    if isinstance(source, WebDataset):
-        for block in written.blocks:
-            for section in sections_in(output, block, source.num_sections):
-                index_section(files, source, config, section)
-        for unit in units:
-            join_sections(files, source, config, unit)
     for unit in units:
         index_unit(files, source, config, unit)
     found = [tables.unit_from_bytes(files.read(paths.unit_path(unit.number))) for unit in units]

@@ -1,6 +1,5 @@
 """The page about a shard set: the same for the same set, bounded, honest about damage, never in the way of a build."""
 
-import io
 import itertools
 import json
 import re
@@ -9,23 +8,19 @@ import sys
 from pathlib import Path
 
 import msgspec
-import numpy as np
 import pytest
 
 from pipelines import cli
 from pipelines.check.verify import verify
-from pipelines.report import charts, collect, snippets, thumbnails
+from pipelines.report import collect
 from pipelines.report import page as report
-from pipelines.report.catalog import Catalog, open_catalog
 from pipelines.report.findings import findings
-from pipelines.report.samples import read_samples
 from shardset.errors import ConfigError, ManifestError
 from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.manifest import ClassInfo, Manifest, Quarantine
 from shardset.format.tar import StoredSample
-from shardset.html import page
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from tests.makers import odd_images
@@ -100,20 +95,46 @@ def test_the_same_set_gives_the_same_page_wherever_it_stands():
     assert pages[0] == pages[1]
 
 
-def test_every_class_and_every_shard_has_a_sheet_of_its_own_samples():
-    storage, manifest = stored(train=samples("train", range(40)))
+def rows_of(text: str, caption: str) -> list[list[str]]:
+    """The cells of a table, without its head."""
+    body = text.split(f"<caption>{caption}</caption>")[1].split("<tbody>")[1].split("</tbody>")[0]
+    return [re.findall(r"<t[hd][^>]*>([^<]*)", row) for row in body.split("</tr>")[:-1]]
+
+
+def test_the_page_counts_samples_by_split_and_class_and_shows_some_of_each():
+    storage, manifest = stored(train=samples("train", range(40)), test=samples("test", range(50, 60)))
     found = collected(storage, manifest)
+    text = text_of(found)
+    assert [row[:3] for row in rows_of(text, "Splits")] == [["train", "40", "2"], ["test", "10", "2"]]
+    assert rows_of(text, "Samples of each class") == [[f"{n} class {n} ", "4", "1", ""] for n in range(10)]
     assert sorted(found.by_class) == list(range(10))
     for label, these in found.by_class.items():
-        assert {int(found.catalog.label[one]) for one in these} == {label}
-    for number, these in found.by_shard.items():
-        assert {found.catalog.locate(one)[0].number for one in these} == {number}
-        assert len(these) == collect.MAX_THUMBNAILS_EACH
-    shown = {one for sheet in (found.by_class, found.by_shard) for these in sheet.values() for one in these}
-    assert shown == set(found.pictures)
-    text = text_of(found)
-    for one in shown:
-        assert f'alt="{found.catalog.key(one)}, class {found.catalog.label[one]}"' in text
+        assert len(these) == 5
+        for one in these:
+            assert found.catalog.rows["label"][one] == label
+            assert f'alt="{found.catalog.key(one)}, class {label}"' in text
+
+
+def test_sizes_are_counted_and_sides_only_if_they_differ():
+    storage, manifest = stored(train=samples("train", range(8)))
+    text = text_of(collected(storage, manifest))
+    assert rows_of(text, "Most frequent sizes of the decoded images") == [["48 x 32", "8", ""]]
+    assert sum(int(row[1]) for row in rows_of(text, "Stored bytes of an image")) == 8
+    assert "Shorter side" not in text
+    wide = [sample("train", serial, picture(serial, width=40 + serial)) for serial in range(8)]
+    storage, manifest = stored(train=wide)
+    text = text_of(collected(storage, manifest))
+    assert rows_of(text, "Shorter side") == [["32", "8", ""]]
+    assert sum(int(row[1]) for row in rows_of(text, "Aspect")) == 8
+
+
+def test_a_page_of_many_classes_stays_below_6_mb():
+    storage = open_storage(f"memory://report-{next(_counter)}/set")
+    manifest = write_shard_set(storage, {"train": png_samples("train", 600, size=96, num_classes=300)}, num_classes=300)
+    names = [ClassInfo(label=label, name=f"{label} " + "long name " * 50, wnid=f"n{label:08d}") for label in range(300)]
+    found = collected(storage, changed(storage, manifest, classes=names))
+    assert len(found.by_class) == 300
+    assert len(report.render(found)) < 6 * 2**20
 
 
 def test_images_of_one_content_in_two_splits_under_two_labels_are_found_without_reading_them_all():
@@ -124,8 +145,8 @@ def test_images_of_one_content_in_two_splits_under_two_labels_are_found_without_
     found = collected(storage, manifest, max_images=0)
     (group,) = found.duplicates
     assert sorted(found.catalog.key(one) for one in group.samples) == ["test-000004", "train-000003", "train-000010"]
-    assert (group.num_splits, group.num_labels, group.confirmed) == (2, 3, True)
-    assert "1 image stands in several splits: evaluation meets what was trained on." in sentences(found)
+    assert (group.num_splits, group.num_labels) == (2, 3)
+    assert "1 image is in several splits: evaluation meets what was trained on." in sentences(found)
     assert "1 image has more than one label." in sentences(found)
     assert "in several splits and under different labels" in text_of(found)
 
@@ -138,7 +159,7 @@ def test_an_image_is_the_same_whatever_else_is_stored_with_it():
     ]
     storage, manifest = stored(train=[*samples("train", range(8)), *twins])
     (group,) = collected(storage, manifest).duplicates
-    assert (len(group.samples), group.num_labels, group.confirmed) == (2, 2, True)
+    assert (len(group.samples), group.num_labels) == (2, 2)
 
 
 def test_repeats_that_a_build_made_are_no_duplicates():
@@ -149,13 +170,6 @@ def test_repeats_that_a_build_made_are_no_duplicates():
     assert "No two samples have the same image." in sentences(found)
 
 
-def test_equal_checksums_of_different_bytes_are_no_duplicates(monkeypatch):
-    storage, manifest = stored(train=samples("train", range(8)))
-    monkeypatch.setattr(Catalog, "image_crc32c", property(lambda self: np.zeros(len(self), np.uint32)))
-    monkeypatch.setattr(Catalog, "image_bytes", property(lambda self: np.ones(len(self), int)))
-    assert collected(storage, manifest).duplicates == []
-
-
 def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
     jpeg = odd_images.encoded(odd_images.picture(5), "JPEG", quality=60)
     copy = StoredSample(key="copy", fields=(("jpg", jpeg), ("cls", b"5")), label=5, source=3)
@@ -163,7 +177,6 @@ def test_a_compressed_copy_in_another_split_is_shown_beside_its_original():
     found = collected(storage, manifest)
     (pair,) = found.near_duplicates
     assert {found.catalog.key(pair.left), found.catalog.key(pair.right)} == {"copy", "train-000005"}
-    assert pair.distance <= 6
     assert "1 image looks much like an image of another split." in sentences(found)
 
 
@@ -171,50 +184,14 @@ def test_only_so_many_images_are_decoded_and_the_page_says_so():
     storage, manifest = stored(train=samples("train", range(40)), test=samples("test", range(50, 54)))
     found = collected(storage, manifest, max_images=10)
     assert len(found.images) == 10
-    assert sum(int(found.catalog.split[one]) == found.catalog.splits.index("test") for one in found.images) == 4
+    assert sum(found.catalog.key(one).startswith("test") for one in found.images) == 4
     assert "10 images of 44 were decoded" in text_of(found)
-
-
-def test_sizes_and_aspects_are_plotted_when_they_differ():
-    wide = [sample("train", serial, picture(serial, width=40 + serial)) for serial in range(8)]
-    storage, manifest = stored(train=wide)
-    titles = [plot.title for plot in charts.image_plots(collected(storage, manifest))]
-    assert titles == ["Stored bytes of an image", "Shorter side", "Aspect (width over height, 0.25 to 4)"]
-
-
-def test_images_of_one_size_have_no_plot_of_it():
-    storage, manifest = stored(train=samples("train", range(8)))
-    found = collected(storage, manifest)
-    assert [plot.title for plot in charts.image_plots(found)] == ["Stored bytes of an image"]
-    assert report._size_rows(found) == [("48 x 32", 8, "100.0 %")]
-
-
-def test_pictures_stop_at_the_budget_and_the_page_says_how_many_did_not_fit():
-    storage, manifest = stored(train=samples("train", range(40)))
-    found = collected(storage, manifest, max_thumbnail_bytes=10_000)
-    assert 0 < len(found.pictures) < 40
-    assert found.num_left_out == 40 - len(found.pictures)
-    assert f"{page.count(found.num_left_out, 'picture')} did not fit." in text_of(found)
-
-
-def test_a_page_of_many_classes_and_shards_stays_below_its_bound():
-    storage = open_storage(f"memory://report-{next(_counter)}/set")
-    made = png_samples("train", 600, size=96, num_classes=300)
-    manifest = write_shard_set(storage, {"train": made}, num_shards=60, num_classes=300)
-    names = [ClassInfo(label=label, name=f"{label} " + "long name " * 50, wnid=f"n{label:08d}") for label in range(300)]
-    manifest = changed(storage, manifest, classes=names)
-    found = collected(storage, manifest)
-    assert len(report.render(found)) < report.MAX_PAGE_BYTES
-    assert len(found.by_class) == 300
-    assert len(found.by_shard) == 20
-    assert "20 of 60 shards are shown." in text_of(found)
 
 
 def test_names_from_raw_input_can_not_become_markup():
     storage, manifest = stored(train=samples("train", range(8)))
     evil = "<script>alert(1)</script>"
-    line = {"name": evil, "split": "train", "reason": f"bad {evil}", "object": evil, "offset": 0, "num_bytes": 3}
-    put(storage, "quarantine.jsonl", json.dumps(line).encode() + b"\n")
+    put(storage, "quarantine.jsonl", entry(evil, reason=f"bad {evil}") + b"\n")
     classes = [ClassInfo(label=label, name=f"{evil}{label}") for label in range(10)]
     quarantine = Quarantine(count=1, path="quarantine.jsonl")
     manifest = changed(storage, manifest, classes=classes, quarantine=quarantine, fixes={evil: 2})
@@ -256,8 +233,7 @@ def test_a_shard_that_is_gone_or_cut_is_named_and_the_page_made_of_the_others(da
     found = collected(storage, manifest)
     assert [one.where for one in found.damage] == [shard.path]
     assert len(found.images) == 4
-    assert {found.catalog.locate(one)[0].number for one in found.pictures} == {1}
-    assert "4 without a picture" in text_of(found)
+    assert {found.catalog.path(one) for one in found.pictures} == {manifest.splits["train"].shards[1].path}
 
 
 @pytest.mark.parametrize("damage", ["missing", "changed"])
@@ -335,10 +311,6 @@ def test_where_no_manifest_is_no_page_is_made(capsys):
     assert "no manifest there" in capsys.readouterr().err
 
 
-def test_the_command_line_states_the_number_of_images_that_is_the_default():
-    assert cli.parser().parse_args(["report", "set"]).images == report.IMAGES
-
-
 def test_a_negative_number_of_images_is_refused(capsys):
     storage, _ = stored(train=samples("train", range(4)))
     with pytest.raises(ConfigError, match="--images is -1"):
@@ -347,46 +319,33 @@ def test_a_negative_number_of_images_is_refused(capsys):
     assert "--images" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("output", ["manifest.json", "train/train-000001.tar", "train/../quarantine.jsonl"])
-def test_a_page_never_replaces_a_file_of_the_set(tmp_path, output):
-    storage = open_storage(str(tmp_path / "set"))
+@pytest.mark.parametrize(
+    "name", ["thesis.html", "thesis.tex", "manifest.json", "train/train-000001.tar", "report.html"]
+)
+def test_a_page_replaces_only_a_page_unless_forced(tmp_path, capsys, name):
+    storage = open_storage(str(tmp_path))
     write_shard_set(storage, {"train": samples("train", range(4))}, num_shards=2)
-    with pytest.raises(ConfigError, match=f"{output} is a file of the shard set"):
-        report.write(str(tmp_path / "set"), f"{tmp_path}/set/{output}")
-    assert verify(str(tmp_path / "set"), deep=True).problems == ()
-    with pytest.raises(ConfigError, match=r"names a folder, expected a file in it$"):
-        report.write(str(tmp_path / "set"), f"{tmp_path}/set/")
+    if name.startswith(("thesis", "report")):
+        put(storage, name, b"<!DOCTYPE html><title>shardset, a comparison</title>")
+    theirs = storage.read(name)
+    words = ["report", str(tmp_path), *(["--output", f"{tmp_path}/{name}"] if name != "report.html" else [])]
+    assert cli.main(words) == 2
+    assert f"{tmp_path}/{name}: not a page of shardset; choose another --output" in capsys.readouterr().err
+    assert storage.read(name) == theirs
+    if name.startswith(("thesis", "report")):
+        assert cli.main([*words, "--force"]) == 0
+        assert cli.main(words) == 0
 
 
-@pytest.mark.parametrize("name", ["thesis.html", "thesis.tex"])
-def test_a_page_never_replaces_a_file_of_somebody_else_unless_forced(tmp_path, capsys, name):
-    storage, _ = stored(train=samples("train", range(4)))
-    theirs = tmp_path / name
-    theirs.write_text("<!DOCTYPE html><title>shardset, a comparison</title>")
-    assert cli.main(["report", storage.url, "--output", str(theirs)]) == 2
-    assert f"{theirs}: not a page of shardset; choose another --output" in capsys.readouterr().err
-    assert theirs.read_text().endswith("comparison</title>")
-    assert cli.main(["report", storage.url, "--output", str(theirs), "--force"]) == 0
-    assert cli.main(["report", storage.url, "--output", str(theirs)]) == 0
-
-
-def test_a_page_replaces_an_empty_file_and_no_device(tmp_path):
+def test_a_page_replaces_an_empty_file_and_neither_a_device_nor_a_folder(tmp_path):
     storage, _ = stored(train=samples("train", range(4)))
     (tmp_path / "page.html").touch()
     assert report.write(storage.url, str(tmp_path / "page.html")).num_bytes > 0
     (tmp_path / "pipe").symlink_to("/dev/null")
     with pytest.raises(ConfigError, match="not a page of shardset"):
         report.write(storage.url, str(tmp_path / "pipe"))
-
-
-def test_a_page_beside_the_manifest_never_replaces_a_file_of_somebody_else(storage):
-    write_shard_set(storage, {"train": samples("train", range(4))}, num_shards=2)
-    put(storage, naming.REPORT, b"notes")
-    with pytest.raises(ConfigError, match=r"report\.html: not a page"):
-        report.write(storage.url)
-    assert storage.read(naming.REPORT) == b"notes"
-    report.write(storage.url, force=True)
-    report.write(storage.url)
+    with pytest.raises(ConfigError, match=r"names a folder, expected a file in it$"):
+        report.write(storage.url, f"{tmp_path}/")
 
 
 def test_the_verb_says_where_the_page_is_and_returns_1_for_damage(tmp_path, capsys):
@@ -411,50 +370,34 @@ def with_quarantine(storage: Storage, manifest: Manifest, lines: list[bytes]) ->
     return changed(storage, manifest, quarantine=Quarantine(count=len(lines), path="quarantine.jsonl"))
 
 
-def entry(name: str, num_bytes: int, **values: object) -> bytes:
-    fields = {"name": name, "split": "train", "reason": "truncated", "object": name, "offset": 0}
-    return json.dumps({**fields, "num_bytes": num_bytes, **values}).encode()
+def entry(name: object, **values: object) -> bytes:
+    return json.dumps({"name": name, "split": "train", "reason": "truncated", **values}).encode()
 
 
-def test_a_cut_jpeg_in_quarantine_is_shown_as_far_as_it_goes(tmp_path):
-    coarse = odd_images.encoded(odd_images.picture(1, (320, 240)), "JPEG", quality=90)
-    (tmp_path / "cut.jpg").write_bytes(coarse[: len(coarse) // 2])
-    (tmp_path / "text.jpg").write_bytes(b"no image")
+def test_the_quarantine_is_listed_with_its_reasons_most_frequent_first():
     storage, manifest = stored(train=samples("train", range(8)))
-    lines = [entry("cut.jpg", len(coarse) // 2), entry("text.jpg", 8, reason="text"), entry("gone.jpg", 8)]
-    manifest = with_quarantine(storage, manifest, lines)
-    found = collected(storage, manifest, raw=open_storage(str(tmp_path)))
-    assert [one.picture is not None for one in found.rejected] == [True, False, False]
-    assert found.reasons == [("train", "truncated", 2), ("train", "text", 1)]
-    text = text_of(found)
-    assert 'alt="rejected image cut.jpg"' in text
-    assert "text.jpg at byte 0, 8 bytes" in text
+    manifest = with_quarantine(storage, manifest, [entry("text.jpg", reason="text"), entry("a.jpg"), entry("b.jpg")])
+    text = text_of(collected(storage, manifest))
+    rows = [re.findall(r"<t[hd][^>]*>([^<]*)", row) for row in re.findall(r"<tr>(.*?)</tr>", text)]
+    at = rows.index(["train", "truncated", "2"])
+    assert rows[at + 1] == ["train", "text", "1"]
+    assert rows[at + 3 : at + 6] == [
+        [name, "train", reason]
+        for name, reason in (("text.jpg", "text"), ("a.jpg", "truncated"), ("b.jpg", "truncated"))
+    ]
 
 
-@pytest.mark.parametrize("name", ["../secret.png", "/etc/passwd", "gs://other/bucket.png", "spool:///plan/spool/1.bin"])
-def test_a_quarantine_list_can_not_make_the_report_read_elsewhere(tmp_path, name):
-    (tmp_path / "secret.png").write_bytes(picture(1))
-    (tmp_path / "raw").mkdir()
+@pytest.mark.parametrize("line", [b"{broken", b"[1]", b"\xff\xfe", b"{}", entry([1], reason={"a": 2})])
+def test_a_broken_quarantine_list_does_not_stop_the_report(line):
     storage, manifest = stored(train=samples("train", range(8)))
-    manifest = with_quarantine(storage, manifest, [entry(name, 10)])
-    found = collected(storage, manifest, raw=open_storage(str(tmp_path / "raw")))
-    assert [one.picture for one in found.rejected] == [None]
-
-
-@pytest.mark.parametrize(
-    "line", [b"{broken", b"[1]", b"\xff\xfe", entry("a.png", 8, offset="x"), entry("a.png", 8, offset=-5)]
-)
-def test_a_broken_quarantine_list_does_not_stop_the_report(tmp_path, line):
-    storage, manifest = stored(train=samples("train", range(8)))
-    manifest = with_quarantine(storage, manifest, [line, entry("b.png", 8)])
-    found = collected(storage, manifest, raw=open_storage(str(tmp_path)))
-    assert found.rejected[-1].name == "b.png"
+    found = collected(storage, with_quarantine(storage, manifest, [line, entry("b.png")]))
+    assert "b.png" in text_of(found)
     assert len(found.rejected) + len(found.damage) == 2
 
 
 def test_a_missing_quarantine_list_is_damage():
     storage, manifest = stored(train=samples("train", range(8)))
-    manifest = with_quarantine(storage, manifest, [entry("b.png", 8)])
+    manifest = with_quarantine(storage, manifest, [entry("b.png")])
     storage.delete("quarantine.jsonl")
     assert [one.where for one in collected(storage, manifest).damage] == ["quarantine.jsonl"]
 
@@ -481,7 +424,6 @@ def test_a_build_ends_with_a_page_that_an_overwriting_one_replaces(raw, tmp_path
     assert json.loads(capsys.readouterr().out)["report"] == f"{tmp_path / 'set'}/report.html"
     first = (tmp_path / "set/report.html").read_text()
     assert "cmyk-to-rgb" in first
-    assert re.search(r'alt="fixed image [^"]+"', first)
     assert "train/cat/cut.png" in first
     assert build_page(raw, tmp_path / "set", "--overwrite", "--seed", "5") == 0
     assert f"report: {tmp_path / 'set'}/report.html" in capsys.readouterr().out
@@ -515,7 +457,7 @@ def test_a_page_is_made_on_a_bucket(gcs_root):
 def test_the_snippet_of_the_page_reads_the_set(tmp_path):
     storage = open_storage(str(tmp_path))
     manifest = write_shard_set(storage, {"train": samples("train", range(8)), "b": samples("b", range(9, 12))})
-    snippet = snippets.loading_code(manifest)
+    snippet = report.loading_code(manifest)
     assert "train/train-{000000..000001}.tar" in snippet
     counting = snippet.replace("    ...", "    print(sample[0].size, sample[1])")
     done = subprocess.run([sys.executable, "-c", counting], cwd=tmp_path, capture_output=True, text=True)
@@ -528,7 +470,7 @@ def test_the_snippet_of_the_page_reads_every_format_of_a_mixed_set(tmp_path, lab
     if not labels:
         made[0] = msgspec.structs.replace(made[0], fields=made[0].fields[:1], label=-1)
     manifest = write_shard_set(open_storage(str(tmp_path)), {"train": made}, num_classes=20)
-    code = snippets.loading_code(manifest).replace("    ...", "    print(sample[0].size, *sample[1:])")
+    code = report.loading_code(manifest).replace("    ...", "    print(sample[0].size, *sample[1:])")
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     found = sorted(done.stdout.splitlines())
     assert found == sorted(f"(8, 8) {n}" if labels else "(8, 8)" for n in range(len(made))), done.stderr
@@ -537,7 +479,7 @@ def test_the_snippet_of_the_page_reads_every_format_of_a_mixed_set(tmp_path, lab
 def test_the_commands_of_the_page_name_splits_that_are_not_the_usual_ones():
     storage = open_storage(f"memory://report-{next(_counter)}/set")
     splits = {name: samples(name, range(4)) for name in ("a", "b", "c")}
-    commands = snippets.training_commands(write_shard_set(storage, splits, num_shards=1))
+    commands = report.training_commands(write_shard_set(storage, splits, num_shards=1))
     assert commands.endswith("--manifest . --run-dir run --set train_split=a --set eval_split=b\n")
 
 
@@ -545,31 +487,6 @@ def test_of_a_huge_set_only_some_shards_are_read():
     storage = open_storage(f"memory://report-{next(_counter)}/set")
     manifest = write_shard_set(storage, {"train": samples("train", range(24))}, num_shards=6)
     found = collected(storage, manifest, max_samples=10)
-    assert [one.number for one in found.catalog.shards] == [0, 3]
+    assert [one.path for one in found.catalog.shards] == [manifest.splits["train"].shards[n].path for n in (0, 3)]
     assert found.catalog.num_left_out == 16
     assert any("16 samples are not in them" in text for text in sentences(found))
-
-
-def test_neighbouring_samples_are_read_together(monkeypatch):
-    storage, manifest = stored(train=samples("train", range(8)))
-    catalog, _ = open_catalog(storage, manifest)
-    reads = []
-    original = type(storage).read
-    monkeypatch.setattr(type(storage), "read", lambda self, *a, **k: reads.append(a) or original(self, *a, **k))
-    found, damage = read_samples(storage, catalog, np.arange(8), lambda fields: len(fields["png"]))
-    assert len(reads) == 2
-    assert damage == []
-    assert [found[number] for number in range(8)] == [len(picture(number)) for number in range(8)]
-    reads.clear()
-    assert read_samples(storage, catalog, np.arange(8), lambda fields: len(fields["png"]), max_read=1)[0] == found
-    assert len(reads) == 8
-
-
-def test_thumbnails_are_small_and_enlarged_ones_are_not_blurred():
-    content, width, height = thumbnails.thumbnail(odd_images.encoded(odd_images.picture(1, (400, 100)), "PNG"))
-    assert (width, height) == (96, 24)
-    assert len(content) < 4000
-    assert thumbnails.picture(thumbnails.thumbnail(picture(1, 8, 8))) == page.Picture(
-        uri=thumbnails.picture(thumbnails.thumbnail(picture(1, 8, 8))).uri, width=64, height=64, sharp=True
-    )
-    assert io.BytesIO(content).read(4) == b"RIFF"

@@ -1,17 +1,20 @@
 """The frame of a page: escaped, without a script, without an address that leads elsewhere."""
 
+import base64
+import io
 import re
 import unicodedata
 
 import jinja2
+import numpy as np
 import pytest
+from PIL import Image
 
 from shardset.html import page
 
 FRAME = {
-    "title": "t", "subtitle": "s", "tool": "tool", "sections": [("a", "A")], "closing": "c", "findings": [],
-    "tiles": [("samples", "7", "")], "plots": [], "epochs": [], "num_epochs": 0, "evaluations": [],
-    "num_evaluations": 0, "checkpoints": [], "num_checkpoints": 0, "hosts": [], "num_hosts": 0, "settings": [],
+    "title": "t", "subtitle": "s", "sections": [("a", "A")], "closing": "c", "findings": [], "max_rows": 9,
+    "tiles": [("samples", "7", "")], "plots": [], "epochs": [], "evaluations": [], "settings": [],
 }  # fmt: skip
 
 
@@ -64,3 +67,11 @@ def test_half_a_surrogate_is_no_failure():
 )
 def test_sizes_are_in_units_of_a_thousand(num_bytes, text):
     assert page.size(num_bytes) == text
+
+
+def test_pictures_are_embedded_and_tiny_ones_are_lossless_and_not_blurred():
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 96, 96, 3), dtype=np.uint8)
+    tiny, large = page.picture(Image.fromarray(pixels[0, :8, :8])), page.picture(Image.fromarray(pixels[1]))
+    assert (tiny.sharp, large.sharp) == (True, False)
+    stored = base64.b64decode(tiny.uri.removeprefix("data:image/webp;base64,"))
+    assert (np.asarray(Image.open(io.BytesIO(stored))) == pixels[0, :8, :8]).all()

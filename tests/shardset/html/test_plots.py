@@ -1,8 +1,9 @@
-"""The geometry of plots: everything stands inside the frame, and says what it shows."""
+"""The geometry of plots: everything is inside the frame, and says what it shows."""
 
 import itertools
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,22 +26,17 @@ def test_ticks_are_evenly_spaced_and_span_the_values(one, other):
     assert max(steps) == pytest.approx(min(steps), rel=1e-3)
 
 
-@given(st.integers(0, 10**7))
-def test_counts_have_whole_ticks(most):
-    assert all(mark == int(mark) for mark in plots.ticks(0, most, whole=True))
-
-
 @given(POINTS)
 def test_curves_stay_inside_their_frame(points):
     plot = plots.curves("curve", {"a": sorted(points)}, x_label="step")
-    for x, y in ([*map(float, pair.split(","))] for pair in plot.lines[0].points.split()):
-        assert plot.left - 1 <= x <= plot.right + 1
-        assert plot.top - 1 <= y <= plot.bottom + 1
+    for x, y in ([*map(float, pair.split(","))] for pair in plot.curves["a"].points.split()):
+        assert plots.LEFT <= x <= plots.RIGHT
+        assert plots.TOP <= y <= plots.BOTTOM
 
 
 def test_a_value_that_is_no_number_is_left_out_of_a_curve():
     plot = plots.curves("curve", {"a": [(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]}, x_label="step")
-    assert len(plot.lines[0].points.split()) == 2
+    assert len(plot.curves["a"].points.split()) == 2
 
 
 def test_a_curve_without_values_says_so():
@@ -59,31 +55,18 @@ def test_thinned_points_are_means_of_their_neighbours():
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=100))
-def test_every_value_is_in_one_bin(values):
-    edges = plots.spread(values)
-    assert edges == sorted(set(edges))
-    counts = [sum(low <= value < high for value in values) for low, high in itertools.pairwise(edges)]
-    assert sum(counts) == len(values)
+def test_every_value_is_in_one_bar(values):
+    bars = plots.histogram("sizes", "bytes", {"a": np.array(values), "b": np.zeros(0)}, str)
+    assert sum(counts[0] for _, counts in bars.rows) == len(values)
+    assert len(bars.rows) == (plots.BINS if len(set(values)) > 1 else 1)
 
 
-def test_a_histogram_stacks_its_series():
-    plot = plots.histogram("sizes", [0, 10, 20], {"train": [4, 0], "test": [1, 2]}, x_label="bytes")
-    assert [bar.title for bar in plot.bars] == ["0 to 10, train: 4", "0 to 10, test: 1", "10 to 20, test: 2"]
-    below, above = plot.bars[:2]
-    assert above.y + above.height == pytest.approx(below.y, abs=0.1)
-    assert below.height == pytest.approx(4 * above.height, rel=0.01)
-    assert "most are between 0 and 10" in plot.description
-
-
-def test_rows_stack_their_series_and_name_the_extremes():
-    plot = plots.rows("classes", ["cat", "dog"], {"train": [3, 1], "test": [1, 0]}, x_label="samples")
-    assert [bar.title for bar in plot.bars] == ["cat, train: 3", "cat, test: 1", "dog, train: 1"]
-    assert plot.bars[1].x == pytest.approx(plot.bars[0].x + plot.bars[0].width, abs=0.1)
-    assert plot.description == "Most: cat with 4; fewest: dog with 1."
-
-
-def test_rows_of_nothing_are_a_plot():
-    assert plots.rows("classes", [], {"train": []}, x_label="samples").bars == ()
+def test_bars_name_their_intervals_and_know_the_largest():
+    bars = plots.histogram("sizes", "bytes", {"a": np.array([0, 0, 12]), "b": np.array([0.5])}, plots.short)
+    assert bars.rows[0] == ("0 to 1", [2, 1])
+    assert bars.rows[-1] == ("11 to 12", [1, 0])
+    assert bars.largest == 3
+    assert plots.Bars("", "", [], []).largest == 1
 
 
 @pytest.mark.parametrize(

@@ -280,23 +280,3 @@ def test_an_evaluation_may_have_larger_images_than_training(manifest: str) -> No
         opened = open_data(config, 0, 1)
         shapes = [next(steps_of(stream, 0, 1))[2]["image"].shape for stream in (opened.train, opened.evaluation)]
         assert shapes == [(8, 8, 8, 3), (8, 12, 12, 3)]
-
-
-@pytest.mark.parametrize("fake", [False, True])
-def test_all_hosts_begin_from_the_same_images(manifest: str, fake: bool) -> None:
-    base = tiny_config(None, "run", fake_data=True) if fake else tiny_config(manifest, "run")
-    found = [
-        (synthetic_data(base, host, 3, num_eval_samples=21) if fake else open_data(base, host, 3)).first_images()
-        for host in range(3)
-    ]
-    first, *others = [np.concatenate(list(batches)) for batches in found]
-    assert first.shape == (21 if fake else NUM_TRAIN, 8, 8, 3)
-    assert all(np.array_equal(first, other) for other in others)
-
-
-def test_images_to_begin_from_may_be_left_unread(manifest: str) -> None:
-    images = open_data(tiny_config(manifest, "run"), 0, 1).first_images()
-    next(images)
-    images.close()
-    with pytest.raises(StopIteration):
-        next(images)

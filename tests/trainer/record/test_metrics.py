@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardset.errors import ConfigError, StorageError
 from shardset.storage.memory import MemoryStorage
 from trainer.record import log_files, metrics
+from trainer.record.loggers import TensorBoardLogger
 from trainer.record.metrics import EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, stats_row
 
 STEP = StepRecord(
@@ -185,7 +186,8 @@ def test_closing_is_a_matter_of_seconds_though_ctrl_c_came_while_an_event_was_ha
     # Between the two halves of waking the writer's thread: the one that woke stays in the list, and is woken again.
     log = RunLog(tmp_path, 0, master=True)
     log.record(STEP)
-    waiters = log._events.file_writer.event_writer._async_writer._byte_queue.not_empty._waiters
+    events = next(logger.events for logger in log._loggers if isinstance(logger, TensorBoardLogger))
+    waiters = events.file_writer.event_writer._async_writer._byte_queue.not_empty._waiters
     while not waiters:
         time.sleep(0.01)
     stale = threading.Lock()

@@ -5,7 +5,8 @@ from trainer.record.time_spent import TimeSpent
 def test_the_parts_add_up_to_the_whole() -> None:
     now = [100.0]
     spent = TimeSpent(lambda: now[0])
-    spent.first_step, spent.input_wait, spent.evaluation, spent.checkpoint = 10.0, 5.0, 3.0, 2.0
+    spent.parts |= {"input_wait_seconds": 5.0, "first_step_seconds": 10.0}
+    spent.parts |= {"evaluation_seconds": 3.0, "checkpoint_seconds": 2.0}
     now[0] += 100.0
     seconds = spent.seconds()
     assert sum(seconds.values()) == 100.0

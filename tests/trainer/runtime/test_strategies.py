@@ -28,7 +28,7 @@ from tests.faulty_proxy import Fault, FaultyProxy, Seen
 from tests.makers import kills
 from tests.makers.plain_loop import PlainRun, adamw, bce, plain_run
 from tests.makers.ports import free_port
-from tests.makers.shardset import encode, image_sample, write_shard_set
+from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
     BATCH,
     NUM_EVAL,
@@ -204,32 +204,6 @@ def test_two_ddp_processes_with_passes_and_averages_equal_one_device(
     assert largest_difference(losses(tmp_path / "ddp"), losses(tmp_path / "single")) < TOLERANCE
     evaluated = [[one["loss"] for one in read_records(tmp_path / kind, "eval")] for kind in ("ddp", "single")]
     assert largest_difference(*evaluated) < TOLERANCE
-
-
-@pytest.mark.parametrize("strategy", ["spmd", "ddp", "fsdp"])
-def test_a_model_that_begins_from_images_is_the_same_under_every_strategy(tmp_path: Path, strategy: Strategy) -> None:
-    # Noise: where pictures are smooth, the whitening shows what their pixels were rounded by.
-    draw = np.random.default_rng(5)
-    samples = {
-        split: [
-            image_sample(split, serial, encode(draw.integers(0, 256, (16, 16, 3), dtype=np.uint8), "png"), "png", 10)
-            for serial in range(count)
-        ]
-        for split, count in (("train", NUM_TRAIN), ("val", NUM_EVAL))
-    }
-    write_shard_set(open_storage(str(tmp_path / "set")), samples)
-    recipe = recipes.cifar10_airbench()
-    config = replace(
-        tiny_config(str(tmp_path / "set"), tmp_path / "single", max_steps=9),
-        model=replace(recipe.model, norm="batch" if strategy == "spmd" else "group"),
-        image=replace(recipe.image, size=16, eval_resize=16),
-        optimizer=replace(recipe.optimizer, learning_rate=CALM.learning_rate),
-        regularize=recipe.regularize,
-    )
-    succeed(config)
-    changed = replace(config, run_dir=str(tmp_path / strategy), strategy=strategy)
-    succeed(changed, **({"devices": 2} if strategy == "spmd" else {"processes": 2}))
-    assert largest_difference(losses(tmp_path / strategy), losses(tmp_path / "single")) < TOLERANCE
 
 
 def test_sync_batch_norm_where_torch_has_none_is_refused(manifest: str, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Settings by name: the fields of a config record and of the records inside it, with types, help lines and checks.
 
-A field made by `setting` carries its help line. Its type carries its limits, as `msgspec.Meta`.
+A field made by `setting` carries its help line, and what is special about its flag. Its type carries its limits, as
+`msgspec.Meta`.
 """
 
+import argparse
 import dataclasses
 import json
 import operator
@@ -74,9 +76,36 @@ class Setting:
         return {name: _plain_value(value) for name, _, value in pairs}
 
 
-def setting(default: Default, help: str) -> Default:
-    """A field of a frozen dataclass, with its help line."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def setting(default: Default, help: str, **flag: Any) -> Default:
+    """A field of a frozen dataclass, with its help line, and with arguments that `add_flags` passes on."""
+    metadata = {"help": help, "flag": flag}
+    if isinstance(default, dict):
+        return typing.cast(Default, dataclasses.field(default_factory=default.copy, metadata=metadata))
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def add_flags(group: argparse._ArgumentGroup, kind: type, names: Iterable[str]) -> None:
+    """Adds the flags of these fields of a record type to a parser, each with the default and help line of its field.
+
+    A bool is `--name` and `--no-name`, a Literal a choice. What `setting` was given besides goes to `add_argument`; its
+    `names` replace `--name`.
+    """
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    for name in names:
+        field, hint, options = fields[name], hints[name], dict[str, Any]()
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if hint is bool:
+            options = {"action": argparse.BooleanOptionalAction}
+        elif typing.get_origin(hint) is typing.Literal:
+            options = {"choices": typing.get_args(hint)}
+        elif hint in (int, float):
+            options = {"type": hint, "metavar": "N"}
+        is_shown = isinstance(default, int | float | str) and not isinstance(default, bool)
+        help = field.metadata["help"] + (f" (default {default})" if is_shown else "")
+        options |= {"dest": name, "default": default, "help": help, **field.metadata["flag"]}
+        group.add_argument(*options.pop("names", (f"--{name.replace('_', '-')}",)), **options)
 
 
 def settings_of(kind: type) -> dict[str, Setting]:

@@ -1,0 +1,93 @@
+"""Which images are the same: by their checksums, and by small grey versions."""
+
+import io
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.report import alike
+
+
+def grey(image: Image.Image) -> np.ndarray:
+    return np.asarray(image.convert("L").resize((alike.SIDE, alike.SIDE)))
+
+
+def photograph(seed: int) -> Image.Image:
+    """Coarse noise: as different from others as photographs are, smooth enough to survive JPEG."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((160, 120), Image.Resampling.BICUBIC)
+
+
+def as_jpeg(image: Image.Image, quality: int) -> Image.Image:
+    buffer = io.BytesIO()
+    image.save(buffer, "jpeg", quality=quality)
+    return Image.open(buffer)
+
+
+def pairs(greys: list[np.ndarray], splits: list[int]) -> list[tuple[int, int]]:
+    return [(pair.left, pair.right) for pair in alike.similar_pairs(np.array(greys), np.array(splits))]
+
+
+def test_equal_images_have_the_same_checksum_and_size_and_show_every_split_and_label_first():
+    columns = {
+        "image_crc32c": [5, 6, 5, 5, 6, 7, 5],
+        "image_bytes": [10, 10, 10, 11, 10, 10, 10],
+        "split": [0, 0, 0, 0, 0, 0, 1],
+        "label": [1, 2, 1, 1, 3, 1, 1],
+    }
+    rows = np.rec.fromarrays(list(columns.values()), names=list(columns))
+    found = alike.equal_images(rows, np.arange(7))
+    assert [(group.samples, group.num_splits, group.num_labels) for group in found] == [
+        ([0, 6, 2], 2, 1),
+        ([1, 4], 1, 2),
+    ]
+    assert alike.equal_images(rows, np.zeros(0, np.int64)) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda image: as_jpeg(image, 40),
+        lambda image: image.resize((80, 60)),
+        lambda image: image.point(lambda value: int(0.7 * value + 20)),
+        lambda image: image.convert("L"),
+        lambda image: image.crop((5, 4, 155, 116)),
+    ],
+    ids=["compressed", "smaller", "darker", "grey", "cropped"],
+)
+def test_a_changed_copy_in_another_split_is_found(change):
+    train = [grey(photograph(seed)) for seed in range(60)]
+    test = [grey(photograph(seed)) for seed in range(100, 110)] + [grey(change(photograph(17)))]
+    assert pairs(train + test, [0] * 60 + [1] * 11) == [(70, 17)]
+
+
+def test_copies_within_a_split_and_pictures_without_contrast_are_like_nothing():
+    same, flat = grey(photograph(1)), np.full((alike.SIDE, alike.SIDE), 80, np.uint8)
+    assert pairs([same, same, flat, flat], [0, 0, 0, 1]) == []
+    assert alike.similar_pairs(np.zeros((0, alike.SIDE, alike.SIDE), np.uint8), np.zeros(0, int)) == []
+
+
+def test_the_nearest_of_several_is_named_once():
+    image = photograph(3)
+    stored = [grey(as_jpeg(image, 30)), grey(image), grey(as_jpeg(image, 60)), grey(image)]
+    (pair,) = alike.similar_pairs(np.stack(stored), np.array([0, 0, 0, 1]))
+    assert (pair.left, pair.right, pair.alike) == (3, 1, 1.0)
+
+
+def test_every_two_of_three_splits_are_compared():
+    same = grey(photograph(5))
+    found = pairs([same, same, same], [0, 1, 2])
+    assert {frozenset(pair) for pair in found} == {frozenset(two) for two in ((0, 1), (0, 2), (1, 2))}
+
+
+def test_many_images_are_compared_in_seconds(monkeypatch):
+    # 4 million pairs of one layout; every image of the smaller split has its copy in the larger one.
+    noise = np.random.default_rng(0).normal(0, 20, (4_000, alike.SIDE, alike.SIDE))
+    train = np.clip(np.linspace(0, 255, alike.SIDE) + noise, 0, 255).astype(np.uint8)
+    greys, splits = np.concatenate((train, train[::4])), np.array([0] * 4_000 + [1] * 1_000)
+    started = time.process_time()
+    found = alike.similar_pairs(greys, splits)
+    assert time.process_time() - started < 3
+    assert [(pair.left, pair.right) for pair in found] == [(4_000 + number, 4 * number) for number in range(1_000)]
