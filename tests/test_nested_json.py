@@ -74,14 +74,12 @@ def test_an_order_state():
 @EITHER
 def test_what_a_run_records(folder: Storage, tmp_path: Path, data: bytes):
     put(folder, configs.RECORD, data)
-    reads = (
-        program.recorded_config,
-        explain.recorded_run,
-        lambda url: report._config(open_storage(url)),
-    )
-    for read in reads:
+    for read in (program.recorded_config, explain.recorded_run):
         with pytest.raises(ConfigError, match=configs.RECORD):
             read(str(tmp_path))
+    config, problem = report._config(folder)
+    assert config == {}
+    assert configs.RECORD in problem
 
 
 @EITHER
