@@ -1,102 +1,150 @@
-"""The sweeps of docs/sweep.md: the training stream over shards, threads, batch, q and w.
+"""The rate of the stream for every combination of some settings, as a table and a plot.
 
-    python -m benchmarks.sweep --write docs/sweep.md
+    python -m benchmarks.sweep --axes shard=set-4,set-64 threads=1,2 batch=64,256 --output sweep
 
-Makes 1,024 JPEGs of about 110 KB from a seed, builds them into two shard sets, then runs `bench-input --sweep` on the
-local disk and on a GCS emulator on this machine, which takes a part of the processor time itself. With `--write` the
-tables of the page and the plots beside it are replaced.
+Every round reads some seconds at every point, and the figures are medians over the rounds. Every second round runs
+backwards, so a machine that slows down or warms up favours no point. See docs/sweep.md.
 """
 
 import argparse
-import os
-import re
-import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import itertools
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
+from typing import Any
+from xml.sax.saxutils import escape
 
-from benchmarks.environment import REPOSITORY, commit, machine
-from benchmarks.inputs import make
-from pipelines import cli as pipelines
-from shardset.storage.open import open_storage
-from tests.conftest import BUCKET, emulator
-from trainer import cli as trainer
+import shardset
+from benchmarks.environment import machine
 
-FOLDER = REPOSITORY / ".tools" / "bench-sweep"
-NUM_IMAGES = 1024
-SETS = {"4-shards": 4, "64-shards": 64}
-LOCAL = ["threads=1,2", "batch=64,256"]
-REMOTE = ["q=1,8,38", "w=0,256"]
+AXES = {
+    "shard": "manifest_url",
+    "q": "block_size",
+    "w": "window",
+    "L": "num_lanes",
+    "threads": "num_threads",
+    "batch": "batch_size",
+}
+"""The argument of a Stream that each axis sets."""
+BAR, LABEL, WIDTH = 20, 420, 420
+"""Sizes in the plot, in pixels."""
 
-
-def prepare() -> None:
-    """Makes the images and the shard sets unless they exist."""
-    make("folders", FOLDER / "raw", NUM_IMAGES)
-    for name, num_shards in SETS.items():
-        words = ["build", "--source", "folder", "--input", str(FOLDER / "raw"), "--output", str(FOLDER / name)]
-        if code := pipelines.main([*words, "--num-shards", str(num_shards), "--verify", "none"]):
-            raise SystemExit(code)
+Point = dict[str, str | int]
 
 
-@contextmanager
-def bucket(folder: Path, log: Path) -> Iterator[str]:
-    """The URL of a shard set in an emulator that runs as long as the block."""
-    with emulator(log) as url:
-        os.environ["STORAGE_EMULATOR_HOST"] = url
-        _copy(folder, f"gs://{BUCKET}/set")
-        yield f"gs://{BUCKET}/set"
+@dataclass(frozen=True)
+class Swept:
+    """A point, and of each of its runs: samples and CPU seconds a second, seconds to the first batch, epochs read."""
+
+    point: Point
+    memory_bytes: int
+    runs: list[tuple[float, float, float, float]] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        """Samples a second of each run, the slowest first."""
+        return sorted(run[0] for run in self.runs)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{axis}={value}" for axis, value in self.point.items())
 
 
-def _copy(folder: Path, url: str) -> None:
-    source, target = open_storage(str(folder)), open_storage(url)
-    for found in source.list():
-        if not found.name.startswith("plan/"):
-            with target.writer(found.name) as out:
-                out.write(source.read(found.name))
+def points_of(texts: Sequence[str]) -> list[Point]:
+    """Every combination of the values in texts such as `q=4,8`; the last axis changes fastest."""
+    axes: dict[str, list[str | int]] = {}
+    for text in texts:
+        axis, _, values = text.partition("=")
+        if axis not in AXES or not values:
+            raise SystemExit(f"--axes {text}: expected AXIS=VALUE,VALUE; there are {', '.join(AXES)}")
+        axes[axis] = [value if axis == "shard" else int(value) for value in values.split(",")]
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def run(words: list[str], output: Path, *, seconds: float, rounds: int) -> None:
-    """One sweep, into a folder."""
-    fixed = ["bench-input", "--set", "image.size=224", "--seconds", str(seconds), "--rounds", str(rounds)]
-    if code := trainer.main([*fixed, "--output", str(output), *words]):
-        raise SystemExit(code)
+def open_stream(point: Point, fixed: dict[str, Any]) -> shardset.Stream:
+    """The stream of one host with the settings of a point."""
+    options = fixed | {AXES[axis]: value for axis, value in point.items()}
+    return shardset.Stream(options.pop("manifest_url"), options.pop("split"), rank=0, world_size=1, **options)
 
 
-def put(page: Path, name: str, found: Path) -> None:
-    """Replaces the table of that name in the page, with its plot, which stands beside it."""
-    text = (found / "sweep.md").read_text()
-    body = text[text.index("\n| ") + 1 : text.index("\n![")]
-    head = f"{machine()}; commit {commit()}.\n\n"
-    marked = rf"(?<=<!-- table: {name} -->\n).*?(?=<!-- end -->)"
-    drawn = f"\n![samples a second](sweep-{name}.svg)\n"
-    page.write_text(re.sub(marked, lambda _: head + body + drawn, page.read_text(), flags=re.DOTALL))
-    shutil.copyfile(found / "sweep.svg", page.with_name(f"sweep-{name}.svg"))
+def measure(stream: shardset.Stream, seconds: float) -> tuple[float, float, float, float]:
+    """One run (see Swept) of so many seconds, and of one batch at least, after the first batch."""
+    start = time.perf_counter()
+    batches = stream.epochs()
+    try:
+        next(batches)  # waits for indexes and connections
+        first, cpu, num_samples = time.perf_counter(), time.process_time(), 0
+        while (now := time.perf_counter()) < first + seconds or not num_samples:
+            num_samples += int((next(batches)[2]["weight"] > 0).sum())
+        took, cpu = now - first, time.process_time() - cpu
+    finally:
+        batches.close()
+    epochs = (num_samples + stream.batch_size) / stream.split.num_samples
+    return num_samples / took, cpu / num_samples, first - start, epochs
+
+
+def sweep(points: list[Point], fixed: dict[str, Any], *, seconds: float, rounds: int) -> list[Swept]:
+    """Measures every point once a round. First opens every stream once, so numbers that don't fit end it at once."""
+    results = [Swept(point, open_stream(point, fixed).memory.total) for point in points]
+    for number in range(rounds):
+        for result in results[:: -1 if number % 2 else 1]:
+            result.runs.append(measure(open_stream(result.point, fixed), seconds))
+            print(f"round {number + 1} of {rounds}, {result}: {result.runs[-1][0]:,.0f}/s", file=sys.stderr)
+    return results
+
+
+def table(results: list[Swept]) -> str:
+    """A Markdown table of the medians, and the fastest point."""
+    measured = ["samples/s", "slowest to fastest", "CPU s per 1,000", "first batch, s", "epochs read", "at most, MiB"]
+    head = [*results[0].point, *measured]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for result in results:
+        rate, cpu, first, epochs = (median(values) for values in zip(*result.runs, strict=True))
+        cells = [*map(str, result.point.values()), f"{rate:,.0f}", f"{result.rates[0]:,.0f} to {result.rates[-1]:,.0f}"]
+        cells += [f"{1000 * cpu:.3f}", f"{first:.2f}", f"{epochs:.2f}", f"{result.memory_bytes / 2**20:,.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    best = max(results, key=lambda result: median(result.rates))
+    return "\n".join([*lines, "", f"Fastest: {best}: {median(best.rates):,.0f} samples/s"]) + "\n"
+
+
+def plot(results: list[Swept]) -> str:
+    """An SVG bar chart of the medians, each with a line from the slowest to the fastest run."""
+    scale, size = WIDTH / max(result.rates[-1] for result in results), (LABEL + WIDTH + 90, BAR * (len(results) + 1))
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{size[0]}" height="{size[1]}" font-size="12">']
+    lines += ["<title>samples a second</title>", '<rect width="100%" height="100%" fill="white"/>']
+    for top, result in zip(itertools.count(BAR // 2, BAR), results, strict=False):
+        low, middle, high = (value * scale for value in (result.rates[0], median(result.rates), result.rates[-1]))
+        lines += [
+            f'<text x="{LABEL - 6}" y="{top + 14}" text-anchor="end">{escape(str(result)[-60:])}</text>',
+            f'<rect x="{LABEL}" y="{top + 3}" width="{middle:.1f}" height="{BAR - 6}" fill="#2b6cb0"/>',
+            f'<path d="M{LABEL + low:.1f} {top + BAR / 2}H{LABEL + high:.1f}" stroke="#1a202c"/>',
+            f'<text x="{LABEL + high + 5:.1f}" y="{top + 14}">{median(result.rates):,.0f}</text>',
+        ]
+    return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def main() -> None:
-    """Both sweeps, or one of them."""
+    """Prints the table; writes it and the plot with `--output`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="local|bucket", help="default: both")
-    parser.add_argument("--prepare", action="store_true", help="only make the images and shard sets")
+    parser.add_argument("--axes", nargs="+", required=True, metavar="AXIS=VALUE,VALUE", help=", ".join(AXES))
+    parser.add_argument("--manifest", help="the shard set, unless `shard` is an axis")
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--write", type=Path)
-    arguments = parser.parse_args()
-    prepare()
-    names = [] if arguments.prepare else arguments.names or ["local", "bucket"]
-    with tempfile.TemporaryDirectory() as folder:
-        timing = {"seconds": arguments.seconds, "rounds": arguments.rounds}
-        if "local" in names:
-            sets = "shard=" + ",".join(str((FOLDER / name).relative_to(REPOSITORY)) for name in SETS)
-            run(["--sweep", sets, *LOCAL], Path(folder) / "local", **timing)
-        if "bucket" in names:
-            with bucket(FOLDER / "64-shards", Path(folder) / "log") as url:
-                words = ["--manifest", url, "--global-batch-size", "256", "--sweep", *REMOTE]
-                run(words, Path(folder) / "bucket", **timing)
-        if arguments.write:
-            for name in names:
-                put(arguments.write, name, Path(folder) / name)
+    parser.add_argument("--output", type=Path, help="a folder for sweep.md and sweep.svg")
+    args = parser.parse_args()
+    fixed = {"split": args.split, "batch_size": args.batch, "image_size": args.image_size}
+    fixed |= {"manifest_url": args.manifest} if args.manifest else {}
+    results = sweep(points_of(args.axes), fixed, seconds=args.seconds, rounds=args.rounds)
+    print(page := f"{machine()}\n\n{table(results)}")
+    if args.output:
+        args.output.mkdir(parents=True, exist_ok=True)
+        (args.output / "sweep.md").write_text(f"{page}\n![samples a second](sweep.svg)\n")
+        (args.output / "sweep.svg").write_text(plot(results))
 
 
 if __name__ == "__main__":

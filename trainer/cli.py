@@ -113,13 +113,7 @@ def _add_config_verb(
 
 def _add_bench_input(verbs: "Verbs") -> None:
     text = "read and decode as training does, without a model, and print the rate"
-    group = _add_config_verb(verbs, "bench-input", bench_input, text).add_argument_group("sweeps (docs/sweep.md)")
-    group.add_argument("--sweep", action="extend", nargs="+", metavar="AXIS=VALUE,VALUE",
-                       help="measure every combination; axes: shard (manifests), q, w, L, threads, batch")  # fmt: skip
-    group.add_argument("--seconds", type=float, metavar="N", help="with --sweep: length of each run (default 3)")
-    group.add_argument("--rounds", type=int, metavar="N", help="with --sweep: runs of each point (default 3)")
-    group.add_argument("--output", metavar="FOLDER", help="with --sweep: folder for sweep.json, .md and .svg")
-    group.add_argument("--json", action="store_true", help="with --sweep: print JSON instead of a table")
+    _add_config_verb(verbs, "bench-input", bench_input, text)
 
 
 def _add_doctor(verbs: "Verbs") -> None:
@@ -265,16 +259,6 @@ def recorded_config(run_dir: str) -> TrainConfig:
 def bench_input(options: argparse.Namespace) -> None:
     """`bench-input`: the training stream of one host that feeds all replicas."""
     config, _ = defaults.resolve(config_flags(options))
-    if options.sweep:
-        from trainer.tools import sweep
-
-        seconds = 3.0 if options.seconds is None else options.seconds
-        rounds = 3 if options.rounds is None else options.rounds
-        sweep.run(
-            config, options.sweep, seconds=seconds, rounds=rounds, output=options.output, as_json=options.json
-        )  # fmt: skip
-        return
-    _refuse_sweep_flags(options)
     from trainer.data.splits import open_data
 
     stream = open_data(config, 0, 1).train
@@ -285,12 +269,6 @@ def bench_input(options: argparse.Namespace) -> None:
     seconds = time.perf_counter() - start
     rate = num_samples / seconds
     print(f"{num_samples} samples in {limit} steps and {seconds:.2f} s: {rate:.0f} samples/s on this host")
-
-
-def _refuse_sweep_flags(options: argparse.Namespace) -> None:
-    given = [name for name in ("seconds", "rounds", "output", "json") if getattr(options, name) not in (None, False)]
-    if given:
-        raise ConfigError(f"--{given[0]} goes with --sweep; leave it out, or name what to sweep, for example q=4,8")
 
 
 def doctor(options: argparse.Namespace) -> None:

@@ -1,1 +1,1 @@
-"""doctor, explain, report, sweep."""
+"""doctor, explain, report."""
