@@ -11,7 +11,7 @@ BENCHMARKS = {
     "stream": "the stream against seven readers (an hour)",
     "trace": "processor time of the host to trace an XLA step (minutes)",
     "pod": "what readers of a pod read and hold, by their number (minutes)",
-    "index_pages": "what readers of tiny images read of indexes (minutes)",
+    "index_rows": "what readers of tiny images read of indexes (minutes)",
     "chaos": "40 readers that are lost and come back (minutes)",
     "decoding": "what crops of JPEGs and small PNGs cost (seconds)",
     "damage": "the same damage to the stream and to webdataset (seconds)",
