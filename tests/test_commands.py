@@ -60,7 +60,7 @@ echo "${{COMPREPLY[@]}}"
     ("words", "library"),
     [
         ("pipelines build --source folder --input in --output out", "apache_beam"),
-        ("trainer train --manifest shards", "torch"),
+        ("trainer train --recipe digits_smoke --fake-data --run-dir run", "torch"),
         ("trainer --print-completion bash", "shtab"),
     ],
 )
