@@ -57,7 +57,7 @@ def test_a_golden_set_in_pages_is_frozen():
     for name, data in golden.shard_set_files().items():
         put(storage, name, data)
     to_pages(storage)
-    frozen = "930b13eda88c58cc1d2a985eb7960b9883c5bad083939b02365db31a5d2ed529"
+    frozen = "e2fe62e2978b7bf15fbb88c109c0df41596bb3c70e51661d939621986528454c"
     assert manifests.read(storage).digest == frozen, golden.REGENERATE
 
 
