@@ -15,7 +15,7 @@ BENCHMARKS = {
     "trace": "processor time of the host to trace an XLA step (minutes)",
     "memory": "the estimate of a step's memory against measured peaks (minutes)",
     "pod": "what readers of a pod read and hold, by their number (minutes)",
-    "index_pages": "what readers of tiny images read of indexes (minutes)",
+    "index_rows": "what readers of tiny images read of indexes (minutes)",
     "chaos": "40 readers that are lost and come back (minutes)",
     "writing": "what writing a shard costs, and its parts (a minute)",
     "decoding": "what crops of JPEGs and small PNGs cost (seconds)",

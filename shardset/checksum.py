@@ -1,7 +1,6 @@
 """CRC32C, the checksum of manifests, indexes and Cloud Storage."""
 
 import base64
-from collections.abc import Iterable
 from functools import reduce
 
 import google_crc32c
@@ -27,13 +26,3 @@ def crc32c_of(*pieces: bytes | memoryview) -> int:
 def crc32c_text(crc: int) -> str:
     """A CRC32C as GCS spells it: base64 of its four bytes, most significant first."""
     return base64.b64encode(crc.to_bytes(4, "big")).decode("ascii")
-
-
-def joined_crc32c(pieces: Iterable[tuple[int, int]]) -> int:
-    """The CRC32C of pieces one after the other, from the CRC32C and the number of bytes of each."""
-    joined = 0
-    for crc, num_bytes in pieces:
-        zeros = bytes(num_bytes)
-        # A CRC is affine in the one that it extends, so zeros in place of the piece show what that one becomes.
-        joined = extend_crc32c(joined, zeros) ^ extend_crc32c(0, zeros) ^ crc
-    return joined

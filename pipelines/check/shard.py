@@ -14,9 +14,9 @@ from pipelines.images.check import examine
 from pipelines.images.options import ImageOptions
 from shardset.checksum import crc32c_of
 from shardset.errors import DamagedShard, StorageError, UndecodableImage
+from shardset.format import table
 from shardset.format.images import is_image_field
 from shardset.format.index import index_from_bytes
-from shardset.format.index_pages import entries_of
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.tar import TarMember, members, sample_members
 from shardset.storage.base import Storage
@@ -29,8 +29,7 @@ _REBUILD = "rebuild the shard with --only-shards"
 class ShardTask:
     """One shard to check; `fields` and `num_source_samples` are those of its split. Pickles.
 
-    `index_pages` are the stored checksums of the pages of its index, if there are any. `image` are the options to
-    decode its images with.
+    `image` are the options to decode its images with.
     """
 
     storage: Storage
@@ -39,7 +38,6 @@ class ShardTask:
     fields: list[str]
     num_source_samples: int
     num_classes: int
-    index_pages: bytes = b""
     image: ImageOptions
     deep: bool
 
@@ -107,11 +105,6 @@ def _check_deep(task: ShardTask, findings: ShardFindings) -> None:
     # A damaged index has been reported; only a sound one is worth comparing with the tar.
     if data is not None and not findings.problems:
         index = _parse_index(task.shard, data, findings)
-    if data is not None and index is not None and task.index_pages not in (b"", entries_of(data)):
-        findings.add(
-            task.shard.index.path,
-            "its pages differ from their checksums beside the shards; remove the .idx-pages.npy files of the split",
-        )
     if index is not None:
         findings.key_hashes = hash_keys(index["key"])
     tar = _read_whole(task.storage, task.shard, findings)
@@ -141,6 +134,8 @@ def _parse_index(shard: Shard, data: bytes, findings: ShardFindings) -> np.ndarr
         return None
     if len(index) != shard.num_samples:
         findings.add(path, f"lists {len(index)} samples, the manifest says {shard.num_samples}; {_REBUILD}")
+    if len(wrong := np.flatnonzero(index["check"] != table.checks(index))):
+        findings.add(path, f"{len(wrong)} rows do not fit their checks, the first is row {wrong[0]}; {_REBUILD}")
     return index
 
 

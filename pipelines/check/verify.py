@@ -3,13 +3,13 @@
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 
 import msgspec
 
-from pipelines.check import index_pages, pages, quarantine
+from pipelines.check import pages, quarantine
 from pipelines.check.duplicate_keys import duplicate_keys
 from pipelines.check.problems import Problem
 from pipelines.check.shard import ShardFindings, ShardTask, check_shard
@@ -70,17 +70,15 @@ def verify(
     """Every problem of the shard set at `url` (its manifest or folder).
 
     Shallow: every listed object exists with its size and CRC32C, no unlisted shard is next to them, the quarantine
-    list has the listed length, and the checksums of index pages make those of the indexes. Deep: also reads each tar
-    and index, compares them with each other and with the manifest, decodes every image, and checks that keys are unique
-    over all splits. Uses all cores; processes if the shards hold `min_process_bytes` or more. Raises ManifestError
-    without a valid manifest.
+    list has the listed length. Deep: also reads each tar and index, compares them with each other and with the
+    manifest, decodes every image, and checks that keys are unique over all splits. Uses all cores; processes if the
+    shards hold `min_process_bytes` or more. Raises ManifestError without a valid manifest.
     """
     manifest, storage = manifests.load(url)
     damaged = pages.check(manifest)
-    entries, problems_of_entries = index_pages.check(storage, manifest)
-    tasks = _tasks(storage, manifest, damaged, entries, deep=deep)
+    tasks = _tasks(storage, manifest, damaged, deep=deep)
     checked = _check_all(tasks, progress, min_process_bytes)
-    problems = [problem for found in damaged.values() for problem in found] + problems_of_entries
+    problems = [problem for found in damaged.values() for problem in found]
     problems += [problem for findings in checked for problem in findings.problems]
     problems += _unlisted(storage, manifest)
     problems += quarantine.check(storage, manifest.quarantine)[1]
@@ -116,9 +114,7 @@ def to_json(report: VerifyReport) -> str:
     return json.dumps({"ok": report.ok, **msgspec.to_builtins(report)}, indent=1)
 
 
-def _tasks(
-    storage: Storage, manifest: Manifest, without_counts: Container[str], entries: Mapping[str, bytes], *, deep: bool
-) -> list[ShardTask]:
+def _tasks(storage: Storage, manifest: Manifest, without_counts: Container[str], *, deep: bool) -> list[ShardTask]:
     image = options_to_read(manifest)
     return [
         ShardTask(
@@ -128,7 +124,6 @@ def _tasks(
             fields=split.fields,
             num_source_samples=split.num_source_samples,
             num_classes=len(manifest.classes),
-            index_pages=entries.get(shard.index.path, b""),
             image=image,
             deep=deep,
         )

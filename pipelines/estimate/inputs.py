@@ -19,11 +19,10 @@ from pipelines.plan.splits import refuse_unknown_splits
 from pipelines.sources.base import Rejected
 from pipelines.sources.imagenet import ImageNet
 from pipelines.sources.listing import Listing
-from shardset.errors import ConfigError, NotFound, SourceError
+from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
-from shardset.format import naming
-from shardset.format.index import index_dtype, index_to_bytes
-from shardset.format.index_pages import LARGE_BYTES, file_names
+from shardset.format import naming, table
+from shardset.format.index import index_dtype
 from shardset.format.manifest import Split
 from shardset.format.shards import PAGE_DTYPE
 from shardset.format.tar import END
@@ -100,11 +99,11 @@ def stored_set(asked: PlanInput) -> StoredSet:
 
 
 def from_manifest(url: str) -> StoredSet:
-    """An existing shard set, from its manifest; looks for the checksums of index pages where indexes are large."""
-    manifest, storage = manifests.load(url)
+    """An existing shard set, from its manifest."""
+    manifest = manifests.load(url).manifest
     return StoredSet(
         title=url,
-        splits={name: _existing_split(storage, name, split) for name, split in sorted(manifest.splits.items())},
+        splits={name: _existing_split(name, split) for name, split in sorted(manifest.splits.items())},
         manifest_bytes=manifests.num_bytes(manifest),
         num_classes=len(manifest.classes),
         raw=None,
@@ -212,13 +211,12 @@ def _planned_split(config: BuildConfig, name: str, stats: SplitStats) -> StoredS
     copies = math.ceil(plan.num_repeats / plan.num_source)
     key_bytes = stats.key_bytes + (len(f"@{copies}") if copies else 0)
     dtype = index_dtype(plan.fields, key_bytes)
-    header_bytes = len(index_to_bytes(np.zeros(0, dtype)))
     return StoredSplit(
         plan=plan,
         shard_sizes=sizes,
         # Rounds running totals, so that the shards add up to the split.
         tar_bytes=[len(END) + size for size in np.diff(np.rint(mean * ends).astype(np.int64)).tolist()],
-        index_bytes=[header_bytes + size * dtype.itemsize for size in sizes],
+        index_bytes=[table.num_bytes(dtype, size) for size in sizes],
     )
 
 
@@ -233,7 +231,7 @@ def _manifest_bytes(splits: Mapping[str, StoredSplit], num_classes: int, max_lis
     return total
 
 
-def _existing_split(storage: Storage, name: str, split: Split) -> StoredSplit:
+def _existing_split(name: str, split: Split) -> StoredSplit:
     tar_bytes, index_bytes = split.tar_bytes, split.index_bytes
     return StoredSplit(
         plan=SplitPlan(
@@ -250,16 +248,7 @@ def _existing_split(storage: Storage, name: str, split: Split) -> StoredSplit:
         shard_sizes=split.shard_sizes,
         tar_bytes=tar_bytes,
         index_bytes=index_bytes,
-        has_index_pages=max(index_bytes) > LARGE_BYTES and _is_stored(storage, file_names(name, split)[0]),
     )
-
-
-def _is_stored(storage: Storage, name: str) -> bool:
-    try:
-        storage.stat(name)
-    except NotFound:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,12 @@ from pipelines.plan.layout import SplitPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSplit:
-    """One split: its plan, and for each shard the number of samples and the bytes of its tar and its index.
-
-    A set of an earlier version lacks the checksums of index pages: without `has_index_pages`, indexes are read whole.
-    """
+    """One split: its plan, and for each shard the number of samples and the bytes of its tar and its index."""
 
     plan: SplitPlan
     shard_sizes: Sequence[int]
     tar_bytes: Sequence[int]
     index_bytes: Sequence[int]
-    has_index_pages: bool = True
 
     @property
     def num_bytes(self) -> int:

@@ -14,7 +14,7 @@ from pipelines.plan.partitions import ByteRange
 from shardset.decodable import decodable
 from shardset.format.manifest import ClassInfo, Shard
 
-PLAN_VERSION = 9
+PLAN_VERSION = 10
 """Increase it when the format of a file below `plan/` changes, or what the same input and options lead to, such as the
 held-out samples or the default sizes: unfinished builds of other versions then start over."""
 
@@ -114,10 +114,7 @@ class PlanFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @decodable
 class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it.
-
-    `index_pages` are the checksums of the pages of its index, if that is large (`shardset.format.index_pages`).
-    """
+    """`plan/done/...`: a finished shard. Its `first_id` is 0 until the commit sets it."""
 
     split: str
     number: int
@@ -125,7 +122,6 @@ class ShardRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_content_bytes: int
     fields: list[str]
     shard: Shard
-    index_pages: bytes = b""
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any], sentence: str) -> Iterator[str]:

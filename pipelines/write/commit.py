@@ -17,7 +17,6 @@ from pipelines.plan.layout import SplitPlan
 from pipelines.plan.partitions import copy_range
 from pipelines.plan.records import PlanFile, ShardRecord
 from pipelines.write import replace
-from pipelines.write.index_pages import writing_index_pages
 from pipelines.write.pages import PagePart, PageWriter, read_records
 from shardset.errors import ManifestError, NotFound, PreconditionFailed
 from shardset.format import manifest as manifests
@@ -99,10 +98,7 @@ class Committer:
         # The manifest begins with sums and a digest over all shards, so their entries wait in temporary files.
         with os_errors_as_storage_errors(f"the temporary folder {tempfile.gettempdir()}"), ExitStack() as stack:
             lines = {name: stack.enter_context(tempfile.TemporaryFile()) for name in plan.splits}
-            splits = {
-                name: _split(split, writing_index_pages(self.files, records[name]), lines[name])
-                for name, split in sorted(plan.splits.items())
-            }
+            splits = {name: _split(split, records[name], lines[name]) for name, split in sorted(plan.splits.items())}
             manifest = self._manifest(plan, splits, manifests.LISTED)
             digest, pieces = manifests.json_of_entries(manifest, lambda split: _read_lines(lines[split]))
             self._publish(digest, pieces)

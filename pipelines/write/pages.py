@@ -13,7 +13,6 @@ from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from pipelines.plan.layout import SplitPlan
 from pipelines.plan.records import PlanFile, ShardRecord
-from pipelines.write.index_pages import writing_index_pages
 from shardset.format import naming
 from shardset.format.shards import (
     COUNT_DTYPES,
@@ -68,8 +67,7 @@ class PageWriter:
         shards: list[Shard] = []
         count_pages: list[PageFile] = []
         num_content_bytes, fields = 0, dict[str, None]()
-        records = read_records(self.files, plan, split, numbers)
-        for record in writing_index_pages(self.files, records, self.shards_per_page):
+        for record in read_records(self.files, plan, split, numbers):
             row = len(shards) % len(counts)
             counts[row] = record.shard.class_counts
             num_content_bytes += record.num_content_bytes

@@ -15,10 +15,9 @@ from pipelines.plan import paths
 from pipelines.plan.files import PlanFiles
 from shardset.decodable import decodable
 from shardset.errors import ConfigError, ManifestError, NotFound
-from shardset.format import index_pages, naming
 from shardset.format import manifest as manifests
+from shardset.format import naming
 from shardset.format.manifest import Manifest
-from shardset.format.shards import SHARDS_PER_PAGE
 from shardset.storage.base import Stat, Storage
 
 
@@ -53,11 +52,8 @@ def manifest_at(output: Storage, name: str) -> Manifest | None:
 
 
 def files_of(manifest: Manifest | None) -> set[str]:
-    """All files that a manifest lists, and those that its set may have besides; none without a manifest."""
-    if manifest is None:
-        return set()
-    beside = (name for each in manifest.splits.items() for name in index_pages.file_names(*each))
-    return {*manifests.files_of(manifest), *beside}
+    """All files that a manifest lists; none without a manifest."""
+    return set() if manifest is None else {*manifests.files_of(manifest)}
 
 
 def unfinished_files(output: Storage) -> set[str]:
@@ -74,9 +70,6 @@ def unfinished_files(output: Storage) -> set[str]:
         for split, sizes in plan.splits.items():
             shards = [naming.shard_path(split + suffix, split, number) for number in range(sizes.num_shards)]
             names.update(shards, map(naming.index_path, shards))
-            names.update(
-                naming.index_pages_path(shards[0], number) for number in range(-(-len(shards) // SHARDS_PER_PAGE))
-            )
     return names
 
 

@@ -21,7 +21,6 @@ from shardset.checksum import crc32c_of, crc32c_text
 from shardset.errors import NotFound, SourceError, UndecodableImage
 from shardset.format import naming
 from shardset.format.index import index_to_bytes
-from shardset.format.index_pages import entries_of
 from shardset.format.manifest import IndexFile, Shard
 from shardset.format.originals import stored_key
 from shardset.format.tar import StoredSample, TarBuilder
@@ -84,7 +83,6 @@ class ShardWriter:
                 index=IndexFile(path=index_path, num_bytes=len(index), crc32c=crc32c_text(crc32c_of(index))),
                 class_counts=class_counts,
             ),
-            index_pages=entries_of(index),
         )
 
     def _writer(self, name: str, *, replace: bool) -> Writer:

@@ -88,11 +88,6 @@ def index_path(shard: str) -> str:
     return shard.removesuffix(".tar") + ".idx.npy"
 
 
-def index_pages_path(shard: str, number: int) -> str:
-    """The checksums of index pages of a split that has this shard: `train/train-00000.idx-pages.npy`."""
-    return f"{shard.rpartition('-')[0]}-{number:05d}.idx-pages.npy"
-
-
 def references_path(split: str, number: int) -> str:
     """The plan of one shard: which raw bytes go to which position."""
     return f"plan/shards/{split}-{number:06d}.arrow"

@@ -53,8 +53,8 @@ class BlockSampleReader:
         return self.reader.num_bytes_read
 
     def prepare(self, epoch: int, slots: Slots) -> None:
-        """See SampleReader. The pages of a block are one request; before the first batch, those of its samples do."""
-        if not self.table.has_pages or not self._begun:
+        """See SampleReader. The rows of a block are one request; before the first batch, those of each sample are."""
+        if not self.table.reads_rows or not self._begun:
             return
         self._first_taken.wait()
         is_real = slots.weights > 0

@@ -2,7 +2,6 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,24 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardset.errors import DamagedShard, NotFound, ShardsetError
-from shardset.format.index import index_fields, index_from_bytes, index_header
-from shardset.format.index_pages import LARGE_BYTES
+from shardset.format.index import index_fields, index_from_bytes
 from shardset.format.manifest import Shard, Split
 from shardset.order.blocks import RangeReads
 from shardset.order.budget import INDEX_BUDGET_BYTES
 from shardset.read.addresses import SampleAddress, SampleAddresses, ShardIndex, num_columns
-from shardset.read.index_pages import HeldRows, PageTable
+from shardset.read.index_rows import LARGE_BYTES, HeldRows, RowTable, missing_index
 from shardset.read.threads import ProcessLock, results_in_order
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_object
 
 NUM_INDEX_READERS = 32
 MAX_BYTES_IN_FLIGHT = 16 << 20
-MAX_HEADER_BYTES = 10 + 65_535
-"""The longest header that version 1.0 of the .npy format allows."""
-
-WHOLE_BYTES = 1 << 20
-"""Up to this size an index is read whole: in one request, and its checksum can be compared."""
 
 
 class LostShard(DamagedShard):
@@ -48,9 +41,7 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
     try:
         data = read_object(storage, shard.index.path, shard.index.num_bytes, shard.index.crc32c, advice)
     except NotFound as error:
-        raise NotFound(
-            f"{url}: the index of shard {shard.path} is missing; restore it, or rebuild the shard with --only-shards"
-        ) from error
+        raise missing_index(storage, shard) from error
     records = index_from_bytes(data, url)
     if len(records) != shard.num_samples:
         raise DamagedShard(
@@ -58,44 +49,6 @@ def read_index(storage: Storage, shard: Shard) -> NDArray[np.void]:
             "with --only-shards"
         )
     return records
-
-
-def read_rows(
-    storage: Storage,
-    shard: Shard,
-    positions: Sequence[int],
-    *,
-    whole_bytes: int = WHOLE_BYTES,
-    header_bytes: int = MAX_HEADER_BYTES,
-) -> NDArray[np.void]:
-    """The index records of some samples; of an index beyond `whole_bytes`, reads only their range.
-
-    Ranges of an index have no checksum: each is read twice, and the whole index if the two answers differ.
-    """
-    if shard.index.num_bytes > whole_bytes:
-        with suppress(DamagedShard):
-            return _read_range(storage, shard, positions, header_bytes)
-    return read_index(storage, shard)[list(positions)]
-
-
-def _read_range(storage: Storage, shard: Shard, positions: Sequence[int], header_bytes: int) -> NDArray[np.void]:
-    """Raises DamagedShard if two answers differ, or come from another index than the manifest lists."""
-    path, num_bytes = shard.index.path, shard.index.num_bytes
-    head = _read_same_twice(storage, path, 0, min(header_bytes, num_bytes))
-    dtype, num_samples, records_start = index_header(head, f"{storage.url}/{path}")
-    if records_start + num_samples * dtype.itemsize != num_bytes or num_samples != shard.num_samples:
-        raise DamagedShard(f"{storage.url}/{path}: another index than the manifest lists")
-    first, last = min(positions), max(positions)
-    start, stop = (records_start + position * dtype.itemsize for position in (first, last + 1))
-    records = np.frombuffer(_read_same_twice(storage, path, start, stop), dtype)
-    return records[[position - first for position in positions]]
-
-
-def _read_same_twice(storage: Storage, name: str, start: int, stop: int) -> bytes:
-    data = storage.read(name, start, stop)
-    if storage.read(name, start, stop) != data:
-        raise DamagedShard(f"{storage.url}/{name}: two reads of bytes {start} to {stop} differ")
-    return data
 
 
 class ShardTable:
@@ -109,7 +62,7 @@ class ShardTable:
         with_keys: bool = False,
         budget_bytes: int = INDEX_BUDGET_BYTES,
         max_bytes_in_flight: int = MAX_BYTES_IN_FLIGHT,
-        by_pages: bool = True,
+        by_rows: bool = True,
     ) -> None:
         self.storage = storage
         self.split = split
@@ -117,9 +70,9 @@ class ShardTable:
         self.budget_bytes = budget_bytes
         self.max_bytes_in_flight = max_bytes_in_flight
         self._whole_bytes_read = 0
-        self._pages: PageTable | None = None
-        if by_pages and storage.is_remote and max(split.index_bytes) > LARGE_BYTES:
-            self._pages = PageTable(storage, split, with_keys=with_keys, budget_bytes=budget_bytes // 4)
+        self._rows: RowTable | None = None
+        if by_rows and storage.is_remote and max(split.index_bytes) > LARGE_BYTES:
+            self._rows = RowTable(storage, split, with_keys=with_keys, budget_bytes=budget_bytes // 4)
             self.budget_bytes -= budget_bytes // 4
         self._cached: OrderedDict[int, ShardIndex] = OrderedDict()
         self._cached_bytes = 0
@@ -131,13 +84,13 @@ class ShardTable:
 
     @property
     def num_bytes_read(self) -> int:
-        """Bytes of indexes and of checksums of their pages that were read."""
-        return self._whole_bytes_read + (self._pages.num_bytes_read if self._pages else 0)
+        """Bytes of indexes that were read."""
+        return self._whole_bytes_read + (self._rows.num_bytes_read if self._rows else 0)
 
     @property
-    def has_pages(self) -> bool:
-        """Whether the rows of some indexes may be read in pages."""
-        return self._pages is not None
+    def reads_rows(self) -> bool:
+        """Whether the rows of some indexes may be read without the others."""
+        return self._rows is not None
 
     def url(self, shard: int) -> str:
         """The URL of a shard, as messages show it."""
@@ -203,25 +156,23 @@ class ShardTable:
     def rows(self, shards: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> Iterator[HeldRows]:
         """Where the index rows of some samples are, for several shards in this order; reads those that are missing.
 
-        Of a large index in a bucket it reads the pages of these samples, up to a quarter of the index; then all of it.
+        Of a large index in a bucket it reads the rows of these samples, up to a quarter of the index; then all of it.
         """
-        found = self._rows_in_pages(shards, positions)
+        found = self._rows_alone(shards, positions)
         whole = self.indexes([shard for shard, rows in zip(shards, found, strict=True) if rows is None])
         for rows, where in zip(found, positions, strict=True):
             yield rows or HeldRows(next(whole), where)
 
-    def _rows_in_pages(
-        self, shards: Sequence[int], positions: Sequence[NDArray[np.int64]]
-    ) -> Sequence[HeldRows | None]:
-        """The rows that were read in pages; None for those of whole indexes."""
-        if self._pages is None:
+    def _rows_alone(self, shards: Sequence[int], positions: Sequence[NDArray[np.int64]]) -> Sequence[HeldRows | None]:
+        """The rows that were read without the others; None for those of whole indexes."""
+        if self._rows is None:
             return [None] * len(shards)
         with self._lock:
             is_cached = [shard in self._cached for shard in shards]
         wanted = [
             pair for pair, cached in zip(zip(shards, positions, strict=True), is_cached, strict=True) if not cached
         ]
-        found = iter([*self._pages.rows(wanted)])
+        found = iter([*self._rows.rows(wanted)])
         return [None if cached else next(found) for cached in is_cached]
 
     def byte_range(self, shard: int, first: int, last: int) -> tuple[int, int]:

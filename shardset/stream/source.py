@@ -105,7 +105,7 @@ def open_source(spec: StreamSpec) -> StreamSource:
         budget_bytes=spec.budget_bytes,
     )
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
-    table = ShardTable(storage, split, with_keys=spec.with_key, by_pages=disk_cache is None)
+    table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
     return StreamSource(
         spec=spec, manifest=manifest, split=split, order=order, memory=memory, table=table, disk_cache=disk_cache
     )

@@ -11,7 +11,8 @@ from shardset.errors import ConfigError
 from shardset.format.manifest import Manifest, Split
 from shardset.format.originals import read_origins
 from shardset.order.epoch import Order, Slots
-from shardset.read.indexes import read_index, read_rows
+from shardset.read.index_rows import read_rows
+from shardset.read.indexes import read_index
 from shardset.storage.base import Storage
 
 THREADS = 16
@@ -169,7 +170,7 @@ class Timetable:
     def _samples_of_shard(self, number: int, ids: np.ndarray) -> list[TimetableSample]:
         shard = self.split.shards[number]
         positions = (ids - self.order.first_ids[number]).tolist()
-        rows = read_rows(self.storage, shard, positions)
+        rows = read_rows(self.storage, shard, self.split.fields, positions)
         origins = read_origins(self.storage, self.split_name, number, rows["key"], positions)
         return [
             TimetableSample(

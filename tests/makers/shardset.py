@@ -16,7 +16,6 @@ from PIL import Image
 from shardset.checksum import crc32c_text
 from shardset.format import arrow, naming
 from shardset.format.index import index_to_bytes
-from shardset.format.index_pages import entries_of, file_bytes
 from shardset.format.manifest import ClassInfo, IndexFile, Manifest, Provenance, Quarantine, Shard, Split, seal, to_json
 from shardset.format.originals import REFERENCE
 from shardset.format.tar import StoredSample, TarBuilder
@@ -122,9 +121,6 @@ def _write_split(
         _write_shard(storage, naming.shard_path(name, name, number), samples[start:stop], start, fields, num_classes)
         for number, (start, stop) in enumerate(itertools.pairwise(cuts))
     ]
-    entries = [entries_of(storage.read(shard.index.path)) for shard in shards]
-    if any(entries):
-        put(storage, naming.index_pages_path(shards[0].path, 0), file_bytes(entries))
     return Split(
         num_samples=len(samples),
         num_shards=num_shards,

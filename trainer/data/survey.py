@@ -10,8 +10,8 @@ from shardset.decode.image import decode, image_size
 from shardset.errors import ConfigError, UndecodableImage
 from shardset.format.images import IMAGE_FIELDS
 from shardset.format.index import index_fields
-from shardset.format.manifest import LoadedSet, Shard
-from shardset.read.indexes import read_rows
+from shardset.format.manifest import LoadedSet, Shard, Split
+from shardset.read.index_rows import read_rows
 from shardset.storage.base import Storage
 
 NUM_IMAGES = 64
@@ -38,7 +38,7 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
     manifest, storage = loaded
     split = manifest.split(split_name)
     shard = next(shard for shard in split.shards if shard.num_samples)
-    images = list(_first_images(storage, shard))
+    images = list(_first_images(storage, split, shard))
     sizes = [size for data in images if (size := _size(data)) is not None]
     if not sizes:
         raise ConfigError(f"{storage.url}/{shard.path}: no image at its beginning can be decoded; name a --recipe")
@@ -52,9 +52,9 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
     )
 
 
-def _first_images(storage: Storage, shard: Shard) -> Iterator[bytes]:
+def _first_images(storage: Storage, split: Split, shard: Shard) -> Iterator[bytes]:
     """The images of the first samples of a shard, as many as one read of `READ_BYTES` holds; at least one."""
-    rows = read_rows(storage, shard, range(min(NUM_IMAGES, shard.num_samples)))
+    rows = read_rows(storage, shard, split.fields, range(min(NUM_IMAGES, shard.num_samples)))
     columns = [f".{name}" for name in index_fields(rows) if name in IMAGE_FIELDS]
     pairs = [next((row[column] for column in columns if row[column]["offset"]), None) for row in rows]
     ranges = [(int(pair["offset"]), int(pair["offset"] + pair["num_bytes"])) for pair in pairs if pair is not None]

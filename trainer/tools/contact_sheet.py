@@ -16,7 +16,7 @@ from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.index import index_fields
 from shardset.format.manifest import Split
 from shardset.html.page import data_uri
-from shardset.read.indexes import read_rows
+from shardset.read.index_rows import read_rows
 from shardset.storage.base import Storage
 from shardset.storage.checked import read_twice
 from shardset.stream.timetable import StepVisit
@@ -89,7 +89,7 @@ def render(
 
 def _image_of(storage: Storage, split: Split, number: int, position: int) -> bytes | None:
     shard = split.shards[number]
-    row = read_rows(storage, shard, [position])[0]
+    row = read_rows(storage, shard, split.fields, [position])[0]
     names = index_fields(row.reshape(1))
     # By offset, because the checksum covers the fields in the order of the tar. Offset 0 means absent.
     fields = sorted((*row[f".{name}"].tolist(), name) for name in names)

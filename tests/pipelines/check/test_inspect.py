@@ -209,7 +209,7 @@ def test_a_damaged_plan_or_index_is_an_error_that_says_where():
         lookups.samples_of_shard(storage, manifest, "val", 0)
     put(storage, "val/val-000001.idx.npy", b"no index")
     with pytest.raises(
-        DamagedShard, match=r"val-000001\.idx\.npy: 8 bytes with crc32c \S+, expected 540 with \S+; the index of shard"
+        DamagedShard, match=r"val-000001\.idx\.npy: 8 bytes with crc32c \S+, expected 548 with \S+; the index of shard"
     ):
         lookups.samples_of_shard(storage, manifest, "val", 1)
     storage.delete("val/val-000001.idx.npy")

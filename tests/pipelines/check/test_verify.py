@@ -74,6 +74,19 @@ def replace_index(storage: Storage, manifest: Manifest, change: Callable[[np.nda
     change_shard(storage, manifest, lambda shard: msgspec.structs.replace(shard, index=entry))
 
 
+def test_deep_verification_finds_a_row_that_does_not_fit_its_check():
+    storage = fresh()
+    manifest, path = sound(storage), naming.index_path(FIRST)
+    data = storage.read(path)
+    data = data[:-1] + bytes([data[-1] ^ 1])
+    put(storage, path, data)
+    entry = IndexFile(path=path, num_bytes=len(data), crc32c=crc32c_text(google_crc32c.value(data)))
+    change_shard(storage, manifest, lambda shard: msgspec.structs.replace(shard, index=entry))
+    [problem] = verify(storage.url, deep=True).problems
+    assert problem.where == path
+    assert problem.sentence.startswith("1 rows do not fit their checks, the first is row 3;")
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [({}, "takes too much"), ({"decoded_bytes": 1000}, "takes too much"), ({"decoded_bytes": 4 << 30}, "damaged")],

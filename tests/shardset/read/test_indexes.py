@@ -11,9 +11,11 @@ from shardset.errors import DamagedShard, NotFound
 from shardset.format.manifest import Shard
 from shardset.format.tar import StoredSample
 from shardset.order.budget import INDEX_BYTES
-from shardset.read.indexes import ShardTable, read_index, read_rows
+from shardset.read.index_rows import read_rows
+from shardset.read.indexes import ShardTable, read_index
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
+from tests.makers.once import DamagesOnce
 from tests.makers.shardset import png_samples, put, write_shard_set
 
 _counter = itertools.count()
@@ -25,42 +27,50 @@ def made() -> tuple[Storage, Shard]:
     return storage, manifest.split("train").shards[0]
 
 
-@pytest.mark.parametrize("small", [0, 1 << 20])
-def test_rows_are_those_of_the_whole_index_in_the_order_asked_for(small):
+def test_rows_are_those_of_the_whole_index_in_the_order_asked_for():
     storage, shard = made()
     whole = read_index(storage, shard)
     for positions in ([0], [59], [7, 3, 3, 40], list(range(60))):
-        assert read_rows(storage, shard, positions, whole_bytes=small).tolist() == whole[positions].tolist()
+        assert read_rows(storage, shard, ["png", "cls"], positions).tolist() == whole[positions].tolist()
 
 
-def test_of_a_large_index_only_the_header_and_the_range_are_read():
-    by_range = {"whole_bytes": 0, "header_bytes": 512}
+def test_only_the_rows_that_are_asked_for_are_read():
     storage, shard = made()
-    # What is not asked for may be gone: zeros in place of the rows before and after.
+    # What is not asked for may be gone: zeros in place of the header and the rows before and after.
     data, item = storage.read(shard.index.path), read_index(storage, shard).itemsize
     first, last = len(data) - 40 * item, len(data) - 37 * item
-    wanted = read_rows(storage, shard, [20, 22], **by_range).tolist()
-    put(storage, shard.index.path, data[:512] + bytes(first - 512) + data[first:last] + bytes(len(data) - last))
-    assert read_rows(storage, shard, [20, 22], **by_range).tolist() == wanted
+    wanted = read_rows(storage, shard, ["png", "cls"], [20, 22]).tolist()
+    put(storage, shard.index.path, bytes(first) + data[first:last] + bytes(len(data) - last))
+    assert read_rows(DamagesOnce(storage, turn=9), shard, ["png", "cls"], [20, 22]).tolist() == wanted
+    with pytest.raises(DamagedShard, match="its crc32c is"):
+        read_rows(storage, shard, ["png", "cls"], [20, 22])
 
 
 def test_rows_of_samples_with_800_fields_are_read_by_ranges_too():
     storage, _ = made()
     fields = [(f"meta{number}.txt", b"x") for number in range(800)]
     samples = [StoredSample(key=f"s{number}", fields=fields, label=-1, source=number) for number in range(3)]
-    shard = write_shard_set(storage, {"train": samples}, num_shards=1).split("train").shards[0]
-    rows = read_rows(storage, shard, [2, 1], whole_bytes=0)
-    assert rows.tolist() == read_index(storage, shard)[[2, 1]].tolist()
+    split = write_shard_set(storage, {"train": samples}, num_shards=1).split("train")
+    rows = read_rows(storage, split.shards[0], split.fields, [2, 1])
+    assert rows.tolist() == read_index(storage, split.shards[0])[[2, 1]].tolist()
 
 
-@pytest.mark.parametrize("small", [0, 1 << 20])
+@pytest.mark.parametrize("fields", [["png"], ["png", "cls", "json"]])
+def test_an_index_of_another_size_than_its_fields_make_is_told_to_be_built_again(fields):
+    storage, shard = made()
+    with pytest.raises(
+        DamagedShard, match=r"train-000000.idx.npy: (no index of 60 samples .* build it again|row 3 does)"
+    ):
+        read_rows(storage, shard, fields, [3])
+
+
 @pytest.mark.parametrize(("place", "value"), [(0, b"X"), (30, b"~")])
-def test_a_changed_header_is_damage(small, place, value):
+def test_a_changed_header_is_damage(place, value):
     storage, shard = made()
     data = storage.read(shard.index.path)
     put(storage, shard.index.path, data[:place] + value + data[place + 1 :])
     with pytest.raises(DamagedShard, match=r"idx\.npy"):
-        read_rows(storage, shard, [3], whole_bytes=small)
+        read_index(storage, shard)
 
 
 def test_a_whole_index_is_compared_with_the_manifest():

@@ -6,7 +6,8 @@ import pytest
 
 from shardset.errors import DamagedShard, ManifestError
 from shardset.format import manifest as manifests
-from shardset.read.indexes import read_index, read_rows
+from shardset.read.index_rows import read_rows
+from shardset.read.indexes import read_index
 from shardset.storage.checked import DamagedObject, facts_of, read_object, read_twice
 from shardset.storage.open import open_storage
 from tests.makers.once import DamagesOnce
@@ -45,26 +46,15 @@ def test_an_object_that_is_damaged_where_it_stands_is_an_error_that_holds_its_by
     assert caught.value.data == b"hallo"
 
 
-@pytest.mark.parametrize("small", [0, 1 << 20])
-def test_an_index_that_is_damaged_once_is_read_again(storage, small):
+def test_an_index_that_is_damaged_once_is_read_again(storage):
     manifest = write_shard_set(storage.inner, {"train": png_samples("train", 60, size=4)}, num_shards=1)
-    shard = manifest.split("train").shards[0]
-    whole = read_index(storage.inner, shard)
-    assert read_index(storage, shard).tolist() == whole.tolist()
+    split = manifest.split("train")
+    whole = read_index(storage.inner, split.shards[0])
+    assert read_index(storage, split.shards[0]).tolist() == whole.tolist()
     for at in (0, -1):
         again = DamagesOnce(storage.inner, at=at)
-        assert read_rows(again, shard, [20, 22], whole_bytes=small).tolist() == whole[[20, 22]].tolist()
+        assert read_rows(again, split.shards[0], split.fields, [20, 22]).tolist() == whole[[20, 22]].tolist()
         assert again.damaged
-
-
-@pytest.mark.parametrize("turn", range(4))
-def test_no_range_of_a_large_index_is_believed_once(storage, turn):
-    manifest = write_shard_set(storage.inner, {"train": png_samples("train", 60, size=4)}, num_shards=1)
-    shard = manifest.split("train").shards[0]
-    damaging = DamagesOnce(storage.inner, turn=turn)
-    rows = read_rows(damaging, shard, [20, 22], whole_bytes=0, header_bytes=512)
-    assert rows.tolist() == read_index(storage.inner, shard)[[20, 22]].tolist()
-    assert damaging.damaged
 
 
 def test_an_index_that_stays_damaged_is_named(storage):

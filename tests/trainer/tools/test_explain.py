@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from shardset.format import manifest as manifests
 from shardset.format import naming
 from shardset.format.tar import StoredSample
 from shardset.program import OK, USAGE
-from shardset.read.indexes import read_rows
 from shardset.storage.open import open_storage
 from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
@@ -238,8 +236,7 @@ def test_an_image_that_is_damaged_once_is_shown_and_one_that_stays_so_is_not(tmp
 
 
 @pytest.mark.gcs
-def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, gcs_root, capsys, monkeypatch):
-    monkeypatch.setattr("shardset.stream.timetable.read_rows", partial(read_rows, whole_bytes=0))
+def test_a_run_and_its_set_in_a_bucket_are_explained_by_ranged_reads(recorded, gcs_root, capsys):
     run_dir, _ = recorded
     for folder in ("run", "shards"):
         target = open_storage(f"{gcs_root}/{folder}")

@@ -1,22 +1,20 @@
-"""Rows of large indexes read in pages: the same rows, few bytes, and no damage gets through."""
+"""Rows of large indexes, read a few at a time: the same rows, few bytes, and no damage gets through."""
 
-import logging
 import pickle
 import threading
 import uuid
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import index_pages
 from shardset.errors import DamagedShard, TransientError
-from shardset.format.index_pages import ROWS_PER_PAGE
 from shardset.format.manifest import LoadedSet, Split, load
 from shardset.format.tar import StoredSample
 from shardset.read.blocks import BlockSampleReader
-from shardset.read.index_checksums import CHUNK_BYTES
+from shardset.read.index_rows import ROWS_AT_ONCE
 from shardset.read.indexes import ShardTable
 from shardset.read.remote import RemoteReader
 from shardset.storage.open import open_storage
@@ -27,8 +25,7 @@ from tests.makers.reading import RecordingStorage, addresses_of, order_of, rank_
 from tests.makers.shardset import put, write_shard_set
 
 SIZE = 2200
-ROW_BYTES = 80
-FILE = "train/train-00000.idx-pages.npy"
+ROW_BYTES = 84
 
 
 def samples_of(num_samples: int, num_bytes: int = 8) -> list[StoredSample]:
@@ -67,6 +64,14 @@ def large(shared) -> tuple[RecordingStorage, Split]:
     return RecordingStorage(copy), split
 
 
+class WithoutChecksums(RecordingStorage):
+    """As a disk or a web server, which do not know the CRC32C of an object."""
+
+    def read_with_stat(self, name, start=0, stop=None):
+        data, stat = super().read_with_stat(name, start, stop)
+        return data, msgspec.structs.replace(stat, crc32c=None)
+
+
 def flip(storage: RecordingStorage, name: str, place: int) -> None:
     data = bytearray(storage.inner.read(name))
     data[place] ^= 4
@@ -77,78 +82,60 @@ def names(storage: RecordingStorage) -> list[str]:
     return [name for name, *_ in storage.reads]
 
 
-BORDERS = [0, ROWS_PER_PAGE - 1, ROWS_PER_PAGE, 2 * ROWS_PER_PAGE, SIZE - SIZE % ROWS_PER_PAGE, SIZE - 1]
+BORDERS = [0, ROWS_AT_ONCE - 1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE, SIZE - SIZE % ROWS_AT_ONCE, SIZE - 1]
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(BORDERS) | st.integers(0, SIZE - 1)), min_size=1))
-def test_rows_read_in_pages_are_those_of_whole_indexes(shared, wanted):
+def test_rows_read_alone_are_those_of_whole_indexes(shared, wanted):
     storage, split, _ = shared
     shards, positions = (np.array(column) for column in zip(*wanted, strict=True))
-    paged, whole = (ShardTable(storage, split, with_keys=True, by_pages=by_pages) for by_pages in (True, False))
+    few, whole = (ShardTable(storage, split, with_keys=True, by_rows=by_rows) for by_rows in (True, False))
     for half in (slice(0, (len(wanted) + 1) // 2), slice(None)):  # what is held before, and what is not
-        found, expected = (table.addresses(shards[half], positions[half]) for table in (paged, whole))
+        found, expected = (table.addresses(shards[half], positions[half]) for table in (few, whole))
         assert found.rows.tolist() == expected.rows.tolist()
         assert (found.keys, list(found)) == (expected.keys, list(expected))
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(BORDERS[:-1]) | st.integers(0, SIZE - 2), st.integers(1, 600))
-def test_the_bytes_of_a_block_are_found_at_every_border_of_a_page(shared, first, num_samples):
+def test_the_bytes_of_a_block_are_found_at_every_border_of_what_is_read_together(shared, first, num_samples):
     storage, split, _ = shared
     last = min(SIZE, first + num_samples)
-    paged, whole = (ShardTable(storage, split, by_pages=by_pages) for by_pages in (True, False))
-    assert paged.byte_range(1, first, last) == whole.index(1).byte_range(first, last)
+    few, whole = (ShardTable(storage, split, by_rows=by_rows) for by_rows in (True, False))
+    assert few.byte_range(1, first, last) == whole.index(1).byte_range(first, last)
 
 
-def test_the_rows_of_a_block_take_one_request_of_their_own_pages(large):
+def test_the_rows_of_a_block_take_one_request(large):
     storage, split = large
     table = ShardTable(storage, split)
     shards, positions = np.full(100, 1), np.arange(60, 160)
     table.addresses(shards, positions)
-    assert names(storage) == [FILE, split.shards[1].index.path]
-    _, start, stop, _ = storage.reads[1]
-    assert (
-        stop - start
-        == table.num_bytes_read - 37 * 4
-        == 3 * ROWS_PER_PAGE * ROW_BYTES
-        < split.shards[1].index.num_bytes / 10
-    )
+    [(name, start, stop, _)] = storage.reads
+    assert name == split.shards[1].index.path
+    assert stop - start == table.num_bytes_read == 3 * ROWS_AT_ONCE * ROW_BYTES < split.shards[1].index.num_bytes / 10
     table.addresses(shards, positions)
-    assert len(storage.reads) == 2
+    assert len(storage.reads) == 1
     table.addresses(shards - 1, positions)
-    assert names(storage)[2:] == [FILE, split.shards[0].index.path]
-    table.addresses(shards + 1, positions)
-    assert names(storage)[4:] == [split.shards[2].index.path]
+    assert names(storage)[1:] == [split.shards[0].index.path]
 
 
-def test_from_a_quarter_of_its_pages_on_an_index_is_read_whole(large):
+def test_from_a_quarter_of_its_rows_on_an_index_is_read_whole(large):
     storage, split = large
     table = ShardTable(storage, split)
-    for page in range(12):
-        table.addresses(np.array([0]), np.array([3 * page * ROWS_PER_PAGE]))
-    assert names(storage) == [FILE] + 9 * [split.shards[0].index.path]
+    for group in range(12):
+        table.addresses(np.array([0]), np.array([3 * group * ROWS_AT_ONCE]))
+    assert names(storage) == 9 * [split.shards[0].index.path]
     assert [stop for _, _, stop, _ in storage.reads].count(None) == 1
     assert storage.reads[-1][2] is None
 
 
-def test_pages_beyond_the_budget_are_read_again(large):
+def test_rows_beyond_the_budget_are_read_again(large):
     storage, split = large
     table = ShardTable(storage, split, budget_bytes=4)
     for shard in (0, 0, 1, 0):
         table.addresses(np.array([shard]), np.array([5]))
-    assert [name for name in names(storage) if name != FILE] == [split.shards[shard].index.path for shard in (0, 1, 0)]
-
-
-def test_a_set_without_checksums_is_read_as_before_after_one_request_for_them(large, caplog):
-    storage, split = large
-    storage.inner.delete(FILE)
-    table = ShardTable(storage, split)
-    with caplog.at_level(logging.INFO, "shardset"):
-        addresses = table.addresses(np.array([2, 0, 1]), np.array([7, 8, 9]))
-    assert [address.position for address in addresses] == [7, 8, 9]
-    assert sorted(names(storage)) == sorted([FILE, *(shard.index.path for shard in split.shards)])
-    assert "reading whole indexes instead of their pages" in caplog.text
+    assert names(storage) == [split.shards[shard].index.path for shard in (0, 1, 0)]
 
 
 def test_a_set_on_a_disk_is_read_as_before(shared, tmp_path):
@@ -158,17 +145,32 @@ def test_a_set_on_a_disk_is_read_as_before(shared, tmp_path):
     assert ShardTable(disk, split).addresses(np.array([0]), np.array([5])).labels.tolist() == [5]
 
 
-@pytest.mark.parametrize("place", [128 + ROW_BYTES * 64 * 3, 128 + ROW_BYTES * 64 * 4 - 1])
-def test_a_damaged_page_ends_the_reading_as_a_damaged_index_does(large, place):
+@pytest.mark.parametrize("place", [3 * ROWS_AT_ONCE * ROW_BYTES, 4 * ROWS_AT_ONCE * ROW_BYTES - 1])
+def test_a_damaged_row_is_an_error_of_its_index_and_its_neighbours_are_read(large, place):
     storage, split = large
-    header = len(storage.inner.read(split.shards[1].index.path)) - ROW_BYTES * SIZE
-    flip(storage, split.shards[1].index.path, place - 128 + header)
-    table = ShardTable(storage, split)
-    assert len(table.addresses(np.array([1, 1]), np.array([3 * 64 - 1, 4 * 64]))) == 2  # the pages next to it
+    name = split.shards[1].index.path
+    flip(storage, name, len(storage.inner.read(name)) - ROW_BYTES * SIZE + place)
+    with pytest.raises(DamagedShard, match=r"000001.idx.npy: its crc32c is"):
+        ShardTable(storage, split).addresses(np.array([1]), np.array([3]))
+    table = ShardTable(WithoutChecksums(storage.inner), split)
+    assert len(table.addresses(np.array([1, 1]), np.array([3 * ROWS_AT_ONCE - 1, 4 * ROWS_AT_ONCE]))) == 2
     with pytest.raises(
-        DamagedShard, match=r"train-000001.idx.npy: .* the index of shard train/train-000001.tar is dam"
+        DamagedShard, match=r"000001.idx.npy: row [0-9]+ .* the index of shard train/train-000001.tar is"
     ):
-        table.addresses(np.array([1]), np.array([3 * 64 + 5]))
+        table.addresses(np.array([1]), np.array([3 * ROWS_AT_ONCE + 5]))
+
+
+@pytest.mark.parametrize("what", ["cut", "gone", "another"])
+def test_an_index_that_is_not_the_one_of_the_manifest_is_an_error(large, what):
+    storage, split = large
+    name = split.shards[1].index.path
+    if what == "gone":
+        storage.inner.delete(name)
+    else:
+        data = storage.inner.read(name)
+        put(storage.inner, name, data[:300] if what == "cut" else data + b"x")
+    with pytest.raises(DamagedShard, match=r"000001.idx.npy: .*the index of shard train/train-000001.tar is"):
+        ShardTable(storage, split).addresses(np.array([1]), np.array([7]))
 
 
 def test_a_copy_in_another_process_reads_for_itself(large):
@@ -180,61 +182,47 @@ def test_a_copy_in_another_process_reads_for_itself(large):
 
 
 @pytest.mark.gcs
-def test_a_bucket_is_asked_once_for_checksums_and_once_for_the_pages_of_a_block(large, gcs_emulator, monkeypatch):
+def test_a_bucket_is_asked_once_for_the_rows_of_a_block(large, gcs_emulator, monkeypatch):
     storage, split = large
     with FaultyProxy(gcs_emulator) as proxy:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
-        bucket = open_storage(f"gs://{BUCKET}/index-pages-{uuid.uuid4().hex}")
-        for name in (FILE, split.shards[1].index.path):
-            put(bucket, name, storage.inner.read(name))
+        bucket = open_storage(f"gs://{BUCKET}/index-rows-{uuid.uuid4().hex}")
+        name = split.shards[1].index.path
+        put(bucket, name, storage.inner.read(name))
         table, before = ShardTable(bucket, split), len(proxy.seen)
         addresses = table.addresses(np.full(400, 1), np.arange(70, 470))
         asked = proxy.seen[before:]
     assert addresses.labels.tolist() == [(SIZE + position) % 10 for position in range(70, 470)]
+    first = split.shards[1].index.num_bytes - SIZE * ROW_BYTES
     assert [seen.headers["range"] for seen in asked] == [
-        "bytes=276-423",
-        f"bytes={384 + 64 * ROW_BYTES}-{384 + 512 * ROW_BYTES - 1}",
+        f"bytes={first + 64 * ROW_BYTES}-{first + 512 * ROW_BYTES - 1}",
     ]
 
 
-def test_damage_in_transfer_is_read_again_and_costs_only_the_page(large):
+def test_damage_in_transfer_is_read_again_and_costs_only_the_rows(large):
     storage, split = large
     whole, damaged = storage.inner, []
 
     class DamagedOnce(RecordingStorage):
-        def read(self, name, start=0, stop=None, *, generation=None):
-            data = super().read(name, start, stop, generation=generation)
+        def read_with_stat(self, name, start=0, stop=None):
+            data, stat = super().read_with_stat(name, start, stop)
             if name in damaged:
-                return data
+                return data, stat
             damaged.append(name)
-            return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+            return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], stat
 
     once = DamagedOnce(whole)
     addresses = ShardTable(once, split).addresses(np.array([2]), np.array([1999]))
     assert addresses.labels.tolist() == [(2 * SIZE + 1999) % 10]
-    assert [name for name, *_ in once.reads] == 2 * [FILE] + 2 * [split.shards[2].index.path]
+    assert [name for name, *_ in once.reads] == 2 * [split.shards[2].index.path]
     assert all(stop is not None for _, _, stop, _ in once.reads)
 
 
-@pytest.mark.parametrize("cut", [False, True])
-def test_damaged_checksums_are_said_and_the_whole_index_counts(large, caplog, cut):
-    storage, split = large
-    if cut:
-        put(storage.inner, FILE, storage.inner.read(FILE)[:200])
-    else:
-        flip(storage, FILE, 128 + 4 * 37 + 20)
-    table = ShardTable(storage, split)
-    assert table.addresses(np.array([1]), np.array([7])).labels.tolist() == [7]
-    assert "train-000001.idx.npy: the checksums of its pages do not make that of the manifest" in caplog.text
-    assert storage.reads[-1][:3] == (split.shards[1].index.path, 0, None)
-
-
-@pytest.mark.parametrize("name", [FILE, "train/train-000001.idx.npy"])
-def test_a_bucket_that_does_not_answer_is_no_damage(large, name):
+def test_a_bucket_that_does_not_answer_is_no_damage(large):
     storage, split = large
 
     def fail(number, read):
-        if read == name:
+        if read == split.shards[1].index.path:
             raise TransientError("no answer after 5 tries")
 
     storage.before = fail
@@ -242,7 +230,7 @@ def test_a_bucket_that_does_not_answer_is_no_damage(large, name):
         ShardTable(storage, split).addresses(np.array([1]), np.array([7]))
 
 
-def test_the_pages_of_blocks_are_read_together_after_the_first_batch(large):
+def test_the_rows_of_blocks_are_read_together_after_the_first_batch(large):
     storage, split = large
     order = order_of(split, block_size=512, window=256)
     table = ShardTable(storage, split)
@@ -263,20 +251,17 @@ def test_the_pages_of_blocks_are_read_together_after_the_first_batch(large):
     reads.close()
 
 
-def test_a_stream_of_a_set_with_pages_gives_the_same_batches_and_goes_on_anywhere(shared):
-    storage, _, loaded = shared
-    inner = open_storage(f"memory://{uuid.uuid4().hex}/set")
-    for stat in storage.inner.list():
-        if stat.name != FILE:
-            put(inner, stat.name, storage.inner.read(stat.name))
-    found = [
-        [
-            (batch["id"].tolist(), batch["label"].tolist(), batch["bin"])
-            for _, _, batch in stream.run(iter([(0, range(len(stream))), (1, range(3, 6))]))
-        ]
-        for url in (loaded, LoadedSet(loaded.manifest, inner))
-        for stream in [Stream(url, "train", batch_size=600, image=None, fields=("bin",))]
-    ]
+def test_a_stream_that_reads_rows_gives_the_batches_of_one_that_reads_whole_indexes(shared, monkeypatch):
+    loaded, found = shared[2], []
+    for large_bytes in (1 << 17, 1 << 30):
+        monkeypatch.setattr("shardset.read.indexes.LARGE_BYTES", large_bytes)
+        stream = Stream(loaded, "train", batch_size=600, image=None, fields=("bin",))
+        found.append(
+            [
+                (batch["id"].tolist(), batch["label"].tolist(), batch["bin"])
+                for _, _, batch in stream.run(iter([(0, range(len(stream))), (1, range(3, 6))]))
+            ]
+        )
     assert found[0] == found[1]
 
 
@@ -291,17 +276,3 @@ def test_a_first_batch_of_tiny_images_reads_at_most_four_times_its_own_bytes():
     assert len(batch["id"]) == 32
     assert whole > 16 * own  # what it read before
     assert own + indexes <= 4 * own
-
-
-def test_of_a_large_file_of_checksums_those_of_a_shard_are_read_then_those_around_it():
-    storage, split = index_pages.made(20_000_000, 20_000, 2265)
-    table = ShardTable(storage, split)
-    one, chunk = 4 * (2 + -(-20_000 // ROWS_PER_PAGE)), CHUNK_BYTES
-    read = []
-    for shard in (500, 501, 502, 30, 999):
-        before = storage.num_bytes
-        assert table.addresses(np.array([shard]), np.array([64])).starts.tolist() == [64 * 4096 + 512]
-        read.append(storage.num_bytes - before - ROWS_PER_PAGE * 84)
-    assert read[0] == read[3] == read[4] == one
-    assert chunk - one < read[1] <= chunk + one
-    assert read[2] == 0

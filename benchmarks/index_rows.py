@@ -1,15 +1,15 @@
-"""What readers of tiny images read of indexes: by pages with checksums of their own, and whole as without them.
+"""What readers of tiny images read of indexes: by their rows, and whole as without checks of rows.
 
-python -m benchmarks.index_pages [--n 1280000,1e9] [--size 20000] [--world 1,8,512] [--bytes 2265]
+python -m benchmarks.index_rows [--n 1280000,1e9] [--size 20000] [--world 1,8,512] [--bytes 2265]
 
-Order, indexes, checksums and their reads are the real ones; the tars are not there. All shards have the same index, so
+Order, indexes and their reads are the real ones; the tars are not there. All shards have the same index, so
 that a thousand million samples fit into memory. The first batch is that of a fresh reader; the rows after it are
 planned as a running stream plans them.
 """
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -18,15 +18,13 @@ from benchmarks import environment
 from shardset.checksum import crc32c_of, crc32c_text
 from shardset.format import naming
 from shardset.format.index import index_dtype, index_to_bytes
-from shardset.format.index_pages import entries_of, file_bytes
 from shardset.format.manifest import IndexFile, Shard, Split
-from shardset.format.shards import SHARDS_PER_PAGE
 from shardset.format.tar import BLOCK, END
 from shardset.order.budget import fit_order, steps_at_once
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
 from shardset.read.indexes import ShardTable
-from shardset.storage.base import Storage
+from shardset.storage.base import Stat, Storage
 
 MIN_BATCH = 1024
 PER_READER = 4
@@ -39,25 +37,21 @@ class OneIndexStorage:
     """A bucket in which all shards have the same index; counts what is asked of it."""
 
     index: bytes
-    num_shards: int
     num_reads: int = 0
     num_bytes: int = 0
     url: str = "memory://one-index"
     is_remote: bool = True
-    entries: bytes = field(init=False)
-    checksums: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.entries = entries_of(self.index)
-        self.checksums = file_bytes([self.entries] * min(self.num_shards, SHARDS_PER_PAGE))
 
     def read(self, name: str, start: int = 0, stop: int | None = None, *, generation: str | None = None) -> bytes:
         """As `Storage.read`."""
-        data = self.index if name.endswith(".idx.npy") else self.checksums
-        found = data[start : len(data) if stop is None else stop]
+        found = self.index[start : len(self.index) if stop is None else stop]
         self.num_reads += 1
         self.num_bytes += len(found)
         return found
+
+    def read_with_stat(self, name: str, start: int = 0, stop: int | None = None) -> tuple[bytes, Stat]:
+        """As `Storage.read_with_stat`."""
+        return self.read(name, start, stop), Stat(name=name, num_bytes=len(self.index), generation="1", crc32c=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +75,7 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
     rows[".png"]["offset"], rows[".png"]["num_bytes"] = rows["offset"] + BLOCK, mean_bytes
     rows[".cls"]["offset"], rows[".cls"]["num_bytes"] = rows["offset"] + step - BLOCK, 1
     num_shards = num_samples // shard_size
-    storage = OneIndexStorage(index_to_bytes(rows), num_shards)
+    storage = OneIndexStorage(index_to_bytes(rows))
     index_crc32c = crc32c_text(crc32c_of(storage.index))
     shards = [
         Shard(
@@ -115,10 +109,10 @@ def order_of(split: Split, world_size: int) -> Order:
     )
 
 
-def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: int, *, by_pages: bool) -> Reading:
+def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: int, *, by_rows: bool) -> Reading:
     """What one reader of them reads, from the middle of the batch."""
     part = rank_part(order.global_batch_size, world_size // 2, world_size)
-    table = ShardTable(cast(Storage, storage), split, by_pages=by_pages)
+    table = ShardTable(cast(Storage, storage), split, by_rows=by_rows)
     storage.num_reads = storage.num_bytes = 0
     own = _look_up(table, order, order.slots(0, range(1), part.start, part.stop).ids)
     first_gets, first_indexes = storage.num_reads, storage.num_bytes
@@ -128,7 +122,7 @@ def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: in
         slots = order.slots(0, steps, part.start, part.stop)
         real = slots.weights > 0
         reads = order.reads_of(0, np.broadcast_to(slots.lanes, real.shape)[real], slots.positions[real])
-        if by_pages:
+        if by_rows:
             table.load(reads)
         _look_up(table, order, slots.ids[real])
         for first, once in zip(*np.unique(reads.first, return_index=True), strict=True):
@@ -160,9 +154,9 @@ def _slices(num_steps: int, at_once: int) -> Iterator[range]:
         start, size = start + size, min(2 * size, at_once)
 
 
-def row(num_samples: int, shard_size: int, world_size: int, reading: Reading, *, by_pages: bool) -> str:
+def row(num_samples: int, shard_size: int, world_size: int, reading: Reading, *, by_rows: bool) -> str:
     """One line of the table."""
-    how = "pages" if by_pages else "whole"
+    how = "rows" if by_rows else "whole"
     first = (reading.first_samples + reading.first_indexes) / reading.first_samples
     return (
         f"| {num_samples:,} | {shard_size:,} | {world_size:,} | {how} | {reading.first_samples / 1e6:.2f} "
@@ -188,9 +182,9 @@ def main() -> None:
             storage, split = made(num_samples, shard_size, args.bytes)
             for world_size in args.world:
                 order = order_of(split, world_size)
-                for by_pages in (False, True):
-                    reading = measure(storage, split, order, world_size, by_pages=by_pages)
-                    print(row(num_samples, shard_size, world_size, reading, by_pages=by_pages), flush=True)
+                for by_rows in (False, True):
+                    reading = measure(storage, split, order, world_size, by_rows=by_rows)
+                    print(row(num_samples, shard_size, world_size, reading, by_rows=by_rows), flush=True)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,0 +1,104 @@
+"""Tables whose rows check themselves, so that a reader may fetch any range of rows and trust it.
+
+A table is a NumPy array file, version 1.0, of little-endian records without padding. Its last column, `check`, is the
+CRC32C of the other bytes of the row and of its number as 8 bytes. The header follows from the columns and the number of
+rows, so it is compared, never parsed.
+"""
+
+from functools import lru_cache
+from itertools import count
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from shardset.errors import DamagedShard, StorageError, TransientError
+from shardset.storage.base import Stat, Storage
+from shardset.storage.checked import read_twice
+
+CHECK: Final = ("check", "<u4")
+"""The last column of every table."""
+
+MAGIC: Final = b"\x93NUMPY\x01\x00"
+_ALIGNMENT = 64
+_MAX_DIGITS = 21
+_CHECK_BYTES = 4
+
+Rows = NDArray[np.void]
+
+
+@lru_cache(maxsize=256)
+def header(dtype: np.dtype[Any], num_rows: int) -> bytes:
+    """The bytes before the first row, as many for any number of rows. Raises ValueError beyond 64 KiB."""
+    descr = np.lib.format.dtype_to_descr(dtype)
+    text = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': ({num_rows},), }}"
+    text += " " * (_MAX_DIGITS - len(str(num_rows)))
+    size = len(text) + 1 + -(len(MAGIC) + 2 + len(text) + 1) % _ALIGNMENT
+    if size > 0xFFFF:
+        raise ValueError(
+            f"the header of a table would be {size} bytes, too big for 64 KiB; use fewer or shorter columns"
+        )
+    return MAGIC + size.to_bytes(2, "little") + text.ljust(size - 1).encode("ascii") + b"\n"
+
+
+def num_bytes(dtype: np.dtype[Any], num_rows: int) -> int:
+    """The size of a table."""
+    return len(header(dtype, num_rows)) + num_rows * dtype.itemsize
+
+
+def sealed(rows: Rows, first: int = 0) -> Rows:
+    """A copy of rows, of which the first has the number `first`, with their checks filled in."""
+    copy = np.array(rows, order="C")
+    copy["check"] = checks(copy, first)
+    return copy
+
+
+def checks(rows: Rows, first: int = 0) -> NDArray[np.uint32]:
+    """What the `check` of each row has to be."""
+    data, size, value = rows.tobytes(), rows.dtype.itemsize, google_crc32c.value
+    found = (
+        value(data[start : start + size - _CHECK_BYTES] + number.to_bytes(8, "little"))
+        for start, number in zip(range(0, len(data), size), count(first), strict=False)
+    )
+    return np.fromiter(found, np.uint32, len(rows))
+
+
+def to_bytes(rows: Rows) -> bytes:
+    """A whole table, with the checks of its rows."""
+    return header(rows.dtype, len(rows)) + sealed(rows).tobytes()
+
+
+def read_rows(
+    storage: Storage, name: str, dtype: np.dtype[Any], num_rows: int, wanted: range, *, crc32c: str, advice: str
+) -> Rows:
+    """The rows `wanted` of a stored table of `num_rows`, each compared with its check.
+
+    Asks a second time if the object has another size than the table, another CRC32C than `crc32c` where the storage
+    knows it, or if a row is wrong. Raises DamagedShard with `advice` if the second answer is wrong too, and the errors
+    of Storage.read.
+    """
+    expected, start = num_bytes(dtype, num_rows), len(header(dtype, num_rows))
+    first, stop = (start + number * dtype.itemsize for number in (wanted.start, wanted.stop))
+
+    def problem(answer: tuple[bytes, Stat]) -> str:
+        data, stat = answer
+        if stat.num_bytes != expected or len(data) != stop - first:
+            return f"{stat.num_bytes} bytes, expected {expected}"
+        if stat.crc32c not in (None, crc32c):
+            return f"its crc32c is {stat.crc32c}, expected {crc32c}"
+        rows = np.frombuffer(data, dtype)
+        wrong = np.flatnonzero(rows["check"] != checks(rows, wanted.start))
+        return f"row {wanted.start + wrong.item(0)} does not fit its check" if len(wrong) else ""
+
+    try:
+        answer = read_twice(lambda: storage.read_with_stat(name, first, stop), lambda found: not problem(found))
+    except TransientError:
+        raise
+    except StorageError:  # a table that was cut lacks the range
+        if (stored := storage.stat(name).num_bytes) != expected:
+            raise DamagedShard(f"{storage.url}/{name}: {stored} bytes, expected {expected}; {advice}") from None
+        raise
+    if what := problem(answer):
+        raise DamagedShard(f"{storage.url}/{name}: {what}; {advice}")
+    return np.frombuffer(answer[0], dtype)
