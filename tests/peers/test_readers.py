@@ -215,3 +215,29 @@ def test_the_set_is_still_whole_after_all_of_them(exported):
 
 def open_copy(exported: Exported, place: Path) -> None:
     subprocess.run(["cp", "-r", str(exported.place / "shards"), str(place / "shards")], check=True)
+
+
+OF_TWO_EPOCHS = """
+pipe = decoded()
+for epoch in (0, 1):
+    for expected in stream.epoch(epoch):
+        images, labels = pipe.run()
+        assert labels.as_array().ravel().tolist() == expected["label"].tolist()
+        assert [np.asarray(image).shape for image in images] == [(40, 50, 3)] * 32
+    try:
+        pipe.run()
+    except StopIteration:
+        pipe.reset()
+print("two epochs")
+"""
+
+
+def test_dali_takes_the_batches_of_a_stream_by_the_lines_of_the_page(interpreter, tmp_path):
+    write_shard_set(open_storage(str(tmp_path / "shards")), {"train": jpeg_samples("train", 64, height=40, width=50)})
+    page = (venvs.REPOSITORY / "docs/your-own-loop.md").read_text(encoding="utf-8").partition("## NVIDIA DALI")[2]
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace('device="mixed"', 'device="cpu"').replace("device_id=0", "device_id=None")
+    start = f"import sys; sys.path.insert(0, {str(venvs.REPOSITORY)!r})\nimport shardset\n"
+    words = [interpreter, "-c", start + code + OF_TWO_EPOCHS]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.endswith("two epochs\n"), done.stderr
