@@ -180,7 +180,7 @@ def from_then_on(fault, when):
         (Fault("reset"), paths.PLAN),
         (Fault("cut_upload", at=1000), "train/train-000002.tar"),
         (Fault("stall"), "train/train-000002.idx.npy"),
-        (Fault("status", status=503), naming.MANIFEST),
+        (Fault("status", status=500), naming.MANIFEST),  # of a 503 a build is patient for 20 minutes
     ],
     ids=lambda value: value if isinstance(value, str) else value.kind,
 )
