@@ -15,8 +15,9 @@ import pipelines
 import shardset
 import trainer
 from pipelines import cli as pipelines_program
+from shardset import settings
 from trainer import cli as trainer_program
-from trainer import recipes, settings
+from trainer import recipes
 from trainer.config import TrainConfig
 
 REPOSITORY = Path(__file__).parent.parent
