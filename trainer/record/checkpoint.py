@@ -239,7 +239,7 @@ def write(
     The state of an earlier save of this step stays until `retain`.
     """
     folder = folder_of(state["step"])
-    file = _store(storage, folder, new_state_name(), state)
+    file = _store(storage, folder, new_state_name(), state, lock)
     before_commit()
     mark = CommitMark(
         format=FORMAT,
@@ -254,12 +254,13 @@ def write(
     _put(storage, folder + COMMIT, msgspec.json.encode(mark), seen)
 
 
-def _store(storage: Storage, folder: str, name: str, state: CheckpointState) -> StoredFile:
+def _store(storage: Storage, folder: str, name: str, state: CheckpointState, lock: RunLock) -> StoredFile:
     """Stores a state, and verifies what is stored."""
     _check_weights(state)
     data = encode(state)
     num_bytes, crc32c = facts_of(data)
     file = StoredFile(name=name, num_bytes=num_bytes, crc32c=crc32c)
+    lock.keep()
     _put(storage, folder + name, data)
     _verify(storage, folder, file)
     return file

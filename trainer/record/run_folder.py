@@ -25,7 +25,7 @@ class RunFolder:
 
     def __init__(self, url: str, resumed: Iterable[str], lock: RunLock = UNRIVALLED) -> None:
         self._lock = lock
-        self.storage: Storage = open_storage(url)
+        self.storage: Storage = open_storage(url).on_retry(lock.keep)
         self._temporary = tempfile.mkdtemp(prefix="run-") if self.storage.is_remote else None
         self.local = Path(self._temporary or url)
         self.local.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class RunFolder:
             for path in filter(Path.is_file, changed):
                 name = path.relative_to(self.local).as_posix()
                 try:
-                    self._lock.check()
+                    self._lock.keep()
                     with self.storage.writer(name, if_generation=stored.get(name, ABSENT)) as writer:
                         writer.write(path.read_bytes())
                     self._sent[path] = files[path]

@@ -72,6 +72,10 @@ class RunLock:
     def confirm(self) -> None:
         """Raises RunTaken unless this run holds the folder now, or StorageError if the bucket can't be asked."""
 
+    def keep(self) -> None:
+        """Confirms a hold that could be lost before another request is done."""
+        self.confirm()
+
     def reason(self, error: E) -> E | RunTaken:
         """Why a change of the folder failed: RunTaken where the folder is lost by now, else `error` itself."""
         try:
@@ -149,6 +153,11 @@ class FileLock(RunLock):
         self._file.close()
 
 
+def _awake_or_not() -> float:
+    """Seconds that count while this process is stopped and, where the system can tell (Linux), its machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 class SeenLease(RunLock):
     """The object `holder.json` as it stands in the bucket, held by the process that `token` names."""
 
@@ -193,13 +202,23 @@ class SeenLease(RunLock):
 
 
 class Lease(SeenLease):
-    """The lease of this process, renewed by a thread. Every change replaces exactly the generation that was read."""
+    """The lease of this process, renewed by a thread. Every change replaces exactly the generation that was read.
+
+    Other runs can take it `patience_s` after it was last renewed, by `clock`.
+    """
 
     def __init__(
-        self, storage: Storage, who: Holder, tell: Callable[[str], None], *, beat_s: float, patience_s: float
+        self,
+        storage: Storage,
+        who: Holder,
+        tell: Callable[[str], None],
+        *,
+        beat_s: float,
+        patience_s: float,
+        clock: Callable[[], float] = _awake_or_not,
     ) -> None:
         super().__init__(storage, who.token)
-        self._who, self._beat_s = who, beat_s
+        self._who, self._beat_s, self._patience_s, self._clock = who, beat_s, patience_s, clock
         self._renewing = threading.Lock()
         self._take(tell, patience_s)
         self._closing = threading.Event()
@@ -216,6 +235,12 @@ class Lease(SeenLease):
                     self._write(generation)
                     return
             self.check()
+
+    def keep(self) -> None:
+        """See RunLock.keep. The other half of the patience is for the next request and the pause before it."""
+        self.check()
+        if self._clock() - self._renewed_at > self._patience_s / 2:
+            self.confirm()
 
     def close(self) -> None:
         """Releases the folder."""
@@ -257,8 +282,10 @@ class Lease(SeenLease):
 
     def _write(self, generation: str) -> None:
         self._who = msgspec.structs.replace(self._who, beat=self._who.beat + 1)
+        began = self._clock()
         with self._storage.writer(HOLDER, if_generation=generation) as writer:
             writer.write(msgspec.json.encode(self._who))
+        self._renewed_at = began
 
 
 def refusal(where: str, holder: Holder | None) -> str:

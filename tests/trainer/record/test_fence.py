@@ -18,12 +18,12 @@ from trainer.record.checkpoint import CheckpointWriter
 from trainer.record.run_folder import RunFolder
 from trainer.supervise.run_lock import HOLDER, Lease, RunLock, SeenLease, this_process
 
-LONG_S = 600.0
+LONG_S, PATIENCE_S = 600.0, 35.0
 LOG = "metrics.jsonl"
 
 
-def lease(storage: Storage) -> Lease:
-    return Lease(storage, this_process(), lambda _: None, beat_s=LONG_S, patience_s=0.0)
+def lease(storage: Storage, patience_s: float, clock: Callable[[], float] = lambda: 0.0) -> Lease:
+    return Lease(storage, this_process(), lambda _: None, beat_s=LONG_S, patience_s=patience_s, clock=clock)
 
 
 def save(storage: Storage, lock: RunLock, log: str, *steps: int) -> list[ShardsetError]:
@@ -59,7 +59,7 @@ def overtaken(moment: int, *, before: int, rival_saves: Sequence[int], lock: str
 
     Before each call, which then arrives late, and after each write.
     """
-    storage, calls = MemoryStorage(uuid.uuid4().hex, ""), [0]
+    storage, now, calls = MemoryStorage(uuid.uuid4().hex, ""), [0.0], [0]
     saved(storage, before)
     for step in (9, before):
         put(storage, f"{checkpoint.folder_of(step)}state-0123456789ab.pt", b"left by a killed save")
@@ -69,7 +69,9 @@ def overtaken(moment: int, *, before: int, rival_saves: Sequence[int], lock: str
     def overtake(verb: str, name: str) -> None:
         calls[0] += 1
         if calls[0] == moment:
-            rival = lease(storage)
+            if lock != "lease without a clock":
+                now[0] += 1.1 * PATIENCE_S
+            rival = lease(storage, 0.0)
             failed.extend(save(storage, rival, "rival", *rival_saves))
             if 20 not in rival_saves:
                 put(storage, f"{checkpoint.folder_of(30)}state-abcdefabcdef.pt", b"the next save, on its way")
@@ -78,7 +80,7 @@ def overtaken(moment: int, *, before: int, rival_saves: Sequence[int], lock: str
                 rival.close()
 
     door = told(storage, uuid.uuid4().hex, nothing)
-    first = lease(door)
+    first = lease(door, PATIENCE_S, lambda: now[0])
     told(storage, door.key, overtake)
     errors = save(door, SeenLease(door, first.token) if lock == "seen lease" else first, "first", 12)
     told(storage, door.key, nothing)
@@ -106,7 +108,7 @@ def nothing(verb: str, name: str) -> None:
     """What a door tells while nobody listens."""
 
 
-@pytest.mark.parametrize("lock", ["lease", "seen lease"])
+@pytest.mark.parametrize("lock", ["lease", "lease without a clock", "seen lease"])
 @pytest.mark.parametrize(
     ("before", "rival_saves"), [(5, (12, 20)), (5, (12,)), (5, (5,)), (12, (12, 20)), (12, (12,)), (12, ())]
 )

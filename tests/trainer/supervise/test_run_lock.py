@@ -133,6 +133,51 @@ def test_a_run_whose_taker_has_ended_is_told_too(bucket: Storage) -> None:
         bucket.stat(HOLDER)
 
 
+def test_a_hold_of_a_young_lease_is_kept_without_a_request_and_an_old_one_is_renewed(bucket: Storage) -> None:
+    now, asked = [0.0], []
+    door = told(bucket, uuid.uuid4().hex, lambda verb, name: asked.append(verb))
+    held = Lease(door, this_process(), unexpected, beat_s=LONG_S, patience_s=35.0, clock=lambda: now[0])
+    asked.clear()
+    for moment in (1.0, 17.0, 18.0, 35.0):
+        now[0] = moment
+        held.keep()
+    assert asked == ["stat", "read", "write", "close", "closed"]
+    leave_behind(bucket, of_another_machine())
+    now[0] = 60.0
+    with pytest.raises(RunTaken, match="process 7 on elsewhere"):
+        held.keep()
+    held.close()
+
+
+@pytest.mark.gcs
+def test_retries_of_a_write_end_when_the_lease_is_lost(
+    gcs_emulator: str, gcs_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, now, tries = open_storage(gcs_root), [0.0], list[Seen]()
+    assert isinstance(plain, GcsStorage)
+
+    def pause(seconds: float) -> None:
+        now[0] += 10.0
+        if len(tries) == 3:
+            leave_behind(plain, of_another_machine())
+
+    def fail(seen: Seen) -> Fault | None:
+        if b"a.txt" not in seen.start:
+            return None
+        tries.append(seen)
+        return Fault("status", status=503)
+
+    held = Lease(plain, this_process(), unexpected, beat_s=LONG_S, patience_s=35.0, clock=lambda: now[0])
+    folder = dataclasses.replace(plain, retry=RetryPolicy(sleep=pause)).on_retry(held.keep)
+    with FaultyProxy(gcs_emulator) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.url)
+        proxy.script = fail
+        with pytest.raises(RunTaken), folder.writer("a.txt") as writer:
+            writer.write(b"late")
+        held.close()
+    assert len(tries) == 5  # renewed after the third, and asked after the fifth
+
+
 def test_a_lease_that_is_gone_at_the_end_is_left_alone(bucket: Storage) -> None:
     held = acquire_run_lock(bucket.url, unexpected, beat_s=LONG_S, patience_s=LONG_S)
     bucket.delete(HOLDER)
