@@ -180,7 +180,7 @@ def _add_estimate(verbs: _Verbs, common: Parser) -> None:
 def _add_reading(estimate: argparse.ArgumentParser) -> None:
     how = estimate.add_argument_group("how it is read")
     how.add_argument("--split", help="default: train, or the only one")
-    how.add_argument("--global-batch-size", "--batch-size", type=arguments.positive, default=256, metavar="B",
+    how.add_argument("--global-batch-size", type=arguments.positive, default=256, metavar="B",
                      help="samples of a step over all replicas (default 256)")  # fmt: skip
     how.add_argument("--world", dest="num_replicas", type=arguments.positive, default=1, metavar="N",
                      help="number of replicas (default 1)")  # fmt: skip

@@ -3,10 +3,8 @@
 import argparse
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -18,8 +16,6 @@ from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
 from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
-from trainer.notes import notes
-from trainer.record import checkpoint_names
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
@@ -30,15 +26,12 @@ if TYPE_CHECKING:
 COMMAND = "shardset-trainer"
 """The installed name of this program. Shells complete commands by name, so not `python -m trainer`."""
 
-CTRL_C_PATIENCE_S = 5.0
-"""How long a Ctrl-C waits for the run folder's answer."""
-
 EXIT_CODES = """exit codes:
   0  done
   1  failed; the last line on stderr says why
   2  wrong usage
-  3  asked to stop (SIGTERM) and saved everything; the same command goes on from there
-  130  stopped by Ctrl-C; train goes on from the last checkpoint, if there is one
+  3  asked to stop (SIGTERM) and saved everything; the same command resumes there
+  130  stopped by Ctrl-C; train resumes at the last checkpoint, or begins again if there is none
 """
 
 DEBUG_HELP = "show tracebacks and warnings of libraries"
@@ -140,7 +133,7 @@ def _add_explain(verbs: "Verbs") -> None:
     verb.add_argument("--manifest", help=MANIFEST_HELP)
     verb.add_argument("--recipe", help=f"one of {', '.join(recipes.RECIPES)}")
     verb.add_argument("--seed", help="seed of the order")
-    verb.add_argument("--global-batch-size", "--batch-size", metavar="SIZE", help="samples per step over all replicas")
+    verb.add_argument("--global-batch-size", metavar="SIZE", help="samples per step over all replicas")
     verb.add_argument(
         "--hosts", type=int, metavar="N", help="hosts that the run starts on; with ddp, processes (default 1)"
     )
@@ -205,7 +198,7 @@ def _add_predict(verbs: "Verbs") -> None:
 def train(options: argparse.Namespace) -> None:
     """`train`."""
     config, about = defaults.resolve(config_flags(options))
-    if os.environ.get("RANK", "0") == "0" and (lines := [*filter(None, [about]), *notes(config)]):
+    if os.environ.get("RANK", "0") == "0" and (lines := [*filter(None, [about]), *defaults.notes(config)]):
         print("\n".join(lines), flush=True)
     try:
         from trainer import loop
@@ -213,25 +206,8 @@ def train(options: argparse.Namespace) -> None:
 
         launch(config, loop.train)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(after_ctrl_c(config.run_dir)) from None
-
-
-def after_ctrl_c(run_dir: str, patience_s: float = CTRL_C_PATIENCE_S) -> str:
-    """What the same command does after a Ctrl-C. Does not wait longer for the answer of a run folder."""
-    listings: list[list[int]] = []
-
-    def list_checkpoints() -> None:
-        with suppress(ShardsetError):
-            listings.append(checkpoint_names.steps(open_storage(run_dir)))
-
-    # A daemon, so that the program can end although a bucket is out of reach.
-    thread = threading.Thread(target=list_checkpoints, daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    if listings == [[]]:
-        return " before the first checkpoint: nothing is saved, the same command begins again"
-    goes_on = "; the same command goes on from the last checkpoint"
-    return goes_on if listings else f"{goes_on}, if there is one: {run_dir} does not answer"
+        text = "; the same command resumes at the last checkpoint, or begins again if there is none"
+        raise KeyboardInterrupt(text) from None
 
 
 def evaluate(options: argparse.Namespace) -> None:

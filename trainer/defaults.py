@@ -13,10 +13,9 @@ from shardset.settings import value_text
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.data.loaded import load_once
 from trainer.flags import FLAGS, ConfigFlags
 from trainer.record import checkpoint_names
-from trainer.runtime.machine import GIB, Machine, machine
+from trainer.runtime.machine import Machine, machine
 
 if TYPE_CHECKING:
     from trainer.data.survey import SetFacts
@@ -40,8 +39,6 @@ FINE_TUNING_RATE, FINE_TUNING_BATCH = 2e-3, 64
 below this one have its rate."""
 FINE_TUNING_STEPS = 500
 """The fewest steps of a fine-tuning: 10 epochs of a small set end before its last layer has learnt."""
-IMAGE_BYTES = 128 << 20
-"""Memory that an image of 224 pixels takes in a step of ResNet-50 in float32, with a reserve (docs/log/train.md)."""
 RESIZE = 8 / 7
 """An evaluation resizes the shorter side to 256 for a crop of 224."""
 
@@ -132,6 +129,8 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
     """`steps_of` for the training split of a shard set; nothing without one. Reads the manifest only."""
     if given.get("manifest") is None:
         return {}
+    from trainer.data.splits import load_once  # decodes images, which --help must not need
+
     split = load_once(given["manifest"]).manifest.split(given.get("train_split", TrainConfig().train_split))
     return steps_of(split.num_samples, given)
 
@@ -158,19 +157,7 @@ def _memory(facts: "SetFacts", machine: Machine, settings: Settings, input_of: I
     budget = min(BUDGET_BYTES, 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1)
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
     small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
-    precision = settings.get("precision", machine.precision)
-    passes = _num_passes(machine, settings, precision)
-    return {"precision": precision, "accumulate": passes, **small_budget, **strategy_on(machine)}
-
-
-def _num_passes(machine: Machine, settings: Settings, precision: str) -> int:
-    """The passes that hold at most half of the memory in images; a power of two that divides the batch."""
-    half = 1 << max(1, machine.memory_bytes // 2).bit_length() - 1
-    image_bytes = IMAGE_BYTES * (settings["image.size"] / LARGE_SIZE) ** 2 / (1 if precision == "fp32" else 2)
-    images, passes = settings["global_batch_size"] // machine.num_processes, 1
-    while machine.memory_bytes and images % (2 * passes) == 0 and images // passes * image_bytes > half:
-        passes *= 2
-    return passes
+    return {"precision": machine.precision, **small_budget, **strategy_on(machine)}
 
 
 def strategy_on(machine: Machine) -> Settings:
@@ -206,7 +193,8 @@ def _recorded(run_dir: str) -> TrainConfig | None:
 
 
 def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:
-    from trainer.data.survey import survey  # decodes images, which --help must not need
+    from trainer.data.splits import load_once
+    from trainer.data.survey import survey
 
     loaded = load_once(given["manifest"])
     facts = survey(loaded, given.get("train_split", TrainConfig().train_split))
@@ -230,7 +218,7 @@ ROWS: dict[str, tuple[str, ...]] = {
     "evaluation": ("image.eval_resize", "image.eval_interpolation"),
     "mean of colours": ("image.mean",),
     "spread of colours": ("image.std",),
-    "batch size": ("global_batch_size", "accumulate"),
+    "batch size": ("global_batch_size",),
     "epochs": ("epochs",),
     "optimizer": ("optimizer.name",),
     "learning rate": ("optimizer.learning_rate",),
@@ -255,6 +243,21 @@ def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
     return "\n".join([f"chosen for {_facts_text(facts)}, on {_machine_text(machine)}:", *lines])
 
 
+def notes(config: TrainConfig) -> list[str]:
+    """A line for each choice that its settings don't show. Reads the manifest unless the split to evaluate on is named."""
+    from trainer.data.splits import eval_split_of, load_once, other_splits
+    from trainer.model import pretrained
+
+    texts = pretrained.differences(config)
+    if config.manifest is not None and config.eval_split is None:
+        manifest = load_once(config.manifest).manifest
+        if len(others := other_splits(config, manifest)) > 1:
+            others.remove(chosen := eval_split_of(config, manifest))
+            names = ", ".join(map(repr, others))
+            texts.insert(0, f"evaluates on {chosen!r}, not on {names}; --set eval_split={others[-1]} changes that")
+    return [f"note: {text}" for text in texts]
+
+
 def _values(chosen: Settings, keys: tuple[str, ...]) -> str:
     return ", ".join(text for key in keys if key in chosen and (text := _TEXTS.get(key, value_text)(chosen[key])))
 
@@ -270,7 +273,6 @@ _TEXTS: dict[str, Callable[[Any], str]] = {
     "image.pad": lambda pad: f"padding {pad}",
     "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
     "image.train_crop": lambda crop: {"pad": "random window", "random": "random part, resized"}[crop],
-    "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
     "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
     "image.eval_resize": lambda size: f"centre of images resized to {size}",
     "schedule.warmup_epochs": lambda epochs: f"{epochs:g} epochs",
@@ -287,6 +289,5 @@ def _facts_text(facts: "SetFacts") -> str:
 
 
 def _machine_text(machine: Machine) -> str:
-    memory = f" and {machine.memory_bytes / GIB:.0f} GiB" if machine.memory_bytes else ""
     processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
-    return f"{machine.name}{memory}{processes}"
+    return f"{machine.name}{processes}"

@@ -53,11 +53,8 @@ class Preempted(TrainingError):
 
 
 @contextmanager
-def memory_errors(num_passes: int) -> Iterator[None]:
-    """Turns the errors of torch about memory into a TrainingError that names the flags to change.
-
-    It also decorates. `num_passes` is the run's `accumulate`.
-    """
+def memory_errors() -> Iterator[None]:
+    """Turns the errors of torch about memory into a TrainingError that names the flags to change. Also decorates."""
     try:
         yield
     except RuntimeError as error:
@@ -65,7 +62,6 @@ def memory_errors(num_passes: int) -> Iterator[None]:
             raise
         reason = str(error).partition("\n")[0][:200]
         raise TrainingError(
-            f"memory is too small for a step ({reason}): --set accumulate={2 * num_passes} (the same batches in more "
-            "passes), --set model.checkpoint_activations=true, or a smaller --batch-size, --image-size or --model need "
-            "less"
+            f"memory is too small for a step ({reason}); raise --set accumulate= (the same batches in more passes), "
+            "set model.checkpoint_activations=true, or give a smaller --global-batch-size, --image-size or --model"
         ) from error

@@ -27,7 +27,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "training": {
         "epochs": ("--epochs",),
-        "global_batch_size": ("--batch-size", "--global-batch-size"),
+        "global_batch_size": ("--global-batch-size",),
         "optimizer.learning_rate": ("--lr",),
         "optimizer.head_learning_rate": ("--head-lr",),
         "optimizer.weight_decay": ("--weight-decay",),

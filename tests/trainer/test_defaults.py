@@ -13,22 +13,23 @@ from shardset.format import manifest as manifests
 from shardset.program import OK, USAGE
 from shardset.settings import parsed, settings_of, values_of, with_values
 from shardset.storage.open import open_storage
-from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, write_shard_set
-from tests.makers.training import losses, shard_set
+from shardset.stream.stream import Stream
+from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.makers.training import losses, shard_set, tiny_config
 from trainer import cli as command
 from trainer import config as configs
 from trainer import defaults, recipes
 from trainer.config import TrainConfig
+from trainer.data.splits import load_once, open_data
 from trainer.data.survey import SetFacts, survey
 from trainer.defaults import choose, resolve, table
 from trainer.flags import ConfigFlags
 from trainer.model.pretrained import ModelInput
-from trainer.runtime.machine import GIB, Machine
+from trainer.runtime.machine import Machine
 
-LAPTOP = Machine(
-    device="cpu", name="CPU", precision="fp32", num_processes=1, memory_bytes=16 * GIB, host_bytes=16 * GIB
-)
-GPU = replace(LAPTOP, device="cuda", name="GPU", precision="bf16", memory_bytes=80 * GIB, host_bytes=128 * GIB)
+GIB = 1 << 30
+LAPTOP = Machine(device="cpu", name="CPU", precision="fp32", num_processes=1, host_bytes=16 * GIB)
+GPU = replace(LAPTOP, device="cuda", name="GPU", precision="bf16", host_bytes=128 * GIB)
 DIGITS = SetFacts(num_samples=1_500, num_classes=10, side=8, is_uniform=True, is_grey=True)
 CIFAR = SetFacts(num_samples=50_000, num_classes=10, side=32, is_uniform=True, is_grey=False)
 PHOTOS = SetFacts(num_samples=100_000, num_classes=100, side=375, is_uniform=False, is_grey=False)
@@ -61,7 +62,6 @@ machines = st.builds(
     name=st.just("machine"),
     precision=st.sampled_from(["fp32", "bf16", "fp16"]),
     num_processes=st.integers(1, 64),
-    memory_bytes=st.integers(0, 1 << 40),
     host_bytes=st.integers(1 << 20, 1 << 40),
 )
 given_settings = st.fixed_dictionaries(
@@ -105,7 +105,7 @@ def test_a_chosen_batch_holds_each_image_as_often_as_asked_and_divides_over_the_
 
 
 def test_hosts_whose_memory_differs_by_little_choose_the_same() -> None:
-    hosts = [replace(LAPTOP, host_bytes=num_bytes, memory_bytes=0) for num_bytes in (15_620 << 20, 15_628 << 20)]
+    hosts = [replace(LAPTOP, host_bytes=num_bytes) for num_bytes in (15_620 << 20, 15_628 << 20)]
     assert len({chosen(PHOTOS, host).budget_bytes for host in hosts}) == 1
 
 
@@ -147,20 +147,6 @@ def test_fine_tuning_takes_500_steps_at_the_rate_of_a_batch_of_64(num_samples: i
     steps = -(-num_samples * config.image.augment_repeats // config.global_batch_size)
     assert config.epochs == max(10, math.ceil(500 / steps))
     assert config.optimizer.learning_rate == (0.002 if config.model.freeze else 0.001)
-
-
-@pytest.mark.parametrize(
-    ("machine", "given", "expected"),
-    [
-        (GPU, {}, 1), (GPU, {"global_batch_size": 1024}, 2), (GPU, {"global_batch_size": 1024, "precision": "fp32"}, 4),
-        (LAPTOP, {"global_batch_size": 512}, 4), (replace(GPU, memory_bytes=0), {"global_batch_size": 1 << 20}, 1),
-        (replace(GPU, num_processes=2), {"global_batch_size": 1024}, 1), (LAPTOP, {"global_batch_size": 514}, 2),
-    ],
-)  # fmt: skip
-def test_memory_that_does_not_hold_the_batch_means_more_passes_over_the_same_batch(
-    machine: Machine, given: dict[str, Any], expected: int
-) -> None:
-    assert chosen(PHOTOS, machine, given).accumulate == expected
 
 
 def test_nothing_is_told_where_everything_was_given() -> None:
@@ -210,7 +196,9 @@ def test_a_bare_command_trains_and_the_same_command_goes_on_with_what_was_chosen
     words = ["train", "--manifest", shard_set(tmp_path / "set"), "--run-dir", str(tmp_path / "run")]
     # Few steps, on one device: compiling would take longer than the run.
     words += ["--strategy", "single", "--set", "log_every_steps=1"]
-    assert command.main([*words, "--epochs", "2", "--batch-size", "26", "--lr", "0.01", "--max-steps", "3"]) == OK
+    assert (
+        command.main([*words, "--epochs", "2", "--global-batch-size", "26", "--lr", "0.01", "--max-steps", "3"]) == OK
+    )
     printed = capsys.readouterr().out
     assert "chosen for 52 images of 8 pixels in 10 classes" in printed
     assert re.search(r"^  image size +8 +--image-size$", printed, flags=re.M)
@@ -223,8 +211,36 @@ def test_a_bare_command_trains_and_the_same_command_goes_on_with_what_was_chosen
     assert again == replace(first, max_steps=None)
     assert len(losses(tmp_path / "run")) == 4
     whole = [*words[:4], str(tmp_path / "whole"), *words[5:]]
-    assert command.main([*whole, "--epochs", "2", "--batch-size", "26", "--lr", "0.01"]) == OK
+    assert command.main([*whole, "--epochs", "2", "--global-batch-size", "26", "--lr", "0.01"]) == OK
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def set_of(folder: Path, *splits: str) -> str:
+    write_shard_set(open_storage(str(folder)), {name: png_samples(name, 52, size=8) for name in splits})
+    return str(folder)
+
+
+def test_a_set_with_val_and_test_trains_without_a_flag_and_says_on_what_it_evaluates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    three = set_of(tmp_path / "three", "test", "train", "val")
+    words = ["train", "--manifest", three, "--strategy", "single", "--epochs", "1", "--max-steps", "1"]
+    assert command.main([*words, "--run-dir", str(tmp_path / "run")]) == OK
+    printed = capsys.readouterr().out
+    note = "note: evaluates on 'val', not on 'test'; --set eval_split=test changes that\n"
+    assert printed.index("chosen for 52 images") < printed.index(note)
+    assert defaults.notes(tiny_config(three, "run", eval_split="test")) == []
+    assert defaults.notes(tiny_config(set_of(tmp_path / "two", "train", "test"), "run")) == []
+
+
+@pytest.mark.parametrize("name", ["", "/manifest.json"])
+def test_a_run_without_a_recipe_parses_its_manifest_once(tmp_path: Path, name: str) -> None:
+    url = shard_set(tmp_path / "set") + name
+    config, _ = resolve(flags(manifest=url, run_dir=str(tmp_path / "run")))
+    data = open_data(config, 0, 1)
+    for stream in (data.train, data.evaluation):
+        assert isinstance(stream, Stream)
+        assert stream.manifest is load_once(url).manifest
 
 
 def test_a_run_folder_alone_is_enough_to_go_on(tmp_path: Path) -> None:
@@ -240,6 +256,7 @@ def test_a_run_folder_alone_is_enough_to_go_on(tmp_path: Path) -> None:
         (["train", "--learning-rate", "1"], "did you mean --lr?"),
         (["train", "--weight_decay=1"], "did you mean '--weight-decay'?"),
         (["train", "--imagesize", "8"], "did you mean '--image-size'?"),
+        (["train", "--batch-size", "8"], "did you mean '--global-batch-size'?"),
         (["train", "--label-smoothing", "0.1"], "did you mean --set regularize.label_smoothing=?"),
         (["predict", "--from", "run", "cat.png", "--topp=3"], "did you mean '--top'?"),
         (["explain", "--run-dir", "run", "--step", "3", "--thumbnail", "page.html"], "did you mean '--thumbnails'?"),
@@ -251,12 +268,6 @@ def test_a_flag_that_is_nearly_one_is_named(words: list[str], hint: str, capsys:
         command.main(words)
     assert exit_code.value.code == USAGE
     assert hint in capsys.readouterr().err
-
-
-def test_a_flag_and_its_long_name_mean_the_same() -> None:
-    for flag in ("--batch-size", "--global-batch-size"):
-        options = command.parser().parse_args(["train", flag, "32"])
-        assert options.global_batch_size == "32"
 
 
 def test_colours_are_three_numbers() -> None:

@@ -688,7 +688,7 @@ class WithIdlePeer(Two):
     def sum_hosts(self, values: Sequence[int]) -> list[int]:
         return list(values)
 
-    def num_rows(self, global_batch_size: int, num_passes: int) -> int:
+    def num_rows(self, global_batch_size: int, accumulate: int) -> int:
         return global_batch_size
 
 

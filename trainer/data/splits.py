@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
+from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.state import OrderState
@@ -19,7 +20,6 @@ from shardset.read.disk_cache import DiskCache
 from shardset.stream.batch import Batch
 from shardset.stream.stream import Stream
 from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig
-from trainer.data.loaded import load_once
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
 from trainer.errors import EpochMismatch
 
@@ -108,6 +108,12 @@ class Data:
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def load_once(url: str) -> LoadedSet:
+    """The set at a URL, parsed once a process: defaults, training and evaluation share it."""
+    return manifests.load(url)
 
 
 def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:

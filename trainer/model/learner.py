@@ -61,7 +61,7 @@ class Learner:
         name = config.optimizer.name
         self._scaler = GradScaler(runtime.device.type, enabled=runtime.precision == "fp16")
         moments = runtime.first_moments(build.optimizer(config.optimizer, net), name)
-        guarded = memory_errors(config.accumulate)
+        guarded = memory_errors()
         to_device = guarded(runtime.module_to_device)
         self.net = to_device(net)
         self._average = None if ema is None else to_device(ema)

@@ -3,7 +3,7 @@
 import json
 import math
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,10 @@ from torch import nn
 
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
-from trainer.config import ImageConfig, ModelConfig, TrainConfig
+from trainer.config import ModelConfig, TrainConfig
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
-_CROP_MODES = {
-    "squash": "whole images squashed to a square (crop_mode 'squash')",
-    "border": "whole images with a border (crop_mode 'border')",
-}
-"""What timm does instead of taking the centre."""
 
 SIDECAR = "model.json"
 """The file beside exported weights that says how images are prepared."""
@@ -77,20 +72,17 @@ def differences(config: TrainConfig) -> list[str]:
     name, weights = config.model.name, config.model.pretrained
     if weights is None or not timm.is_model(name) or (weights != TIMM and Path(weights).with_name(SIDECAR).is_file()):
         return []
-    return differences_from(_data_config(name), name, config.image)
-
-
-def differences_from(known: Mapping[str, Any], name: str, image: ImageConfig) -> list[str]:
-    """The same from what timm knows of the model."""
+    known = _data_config(name)
+    mode, filter = known["crop_mode"], known["interpolation"]
     found = []
-    if known["crop_mode"] in _CROP_MODES:
-        what = _CROP_MODES[known["crop_mode"]]
-        found.append(f"timm evaluates {name} on {what}; this run takes the centre of each image")
-    if known["interpolation"] not in INTERPOLATIONS:
+    if mode != "center":
         found.append(
-            f"timm resizes images for {name} by {known['interpolation']!r}, which is not implemented here; this run "
-            f"evaluates with {image.eval_interpolation!r}; --set image.eval_interpolation= takes "
-            f"{', '.join(INTERPOLATIONS)}"
+            f"timm prepares images for {name} with crop_mode {mode!r}; this run takes the centre of each image"
+        )
+    if filter not in INTERPOLATIONS:
+        found.append(
+            f"timm resizes images for {name} by {filter!r}, which is not implemented here; --set "
+            f"image.eval_interpolation= takes {', '.join(INTERPOLATIONS)}"
         )
     return found
 

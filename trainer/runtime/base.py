@@ -102,9 +102,9 @@ class Runtime:
     def _find_device(self) -> torch.device:
         raise NotImplementedError
 
-    def num_rows(self, global_batch_size: int, num_passes: int) -> int:
+    def num_rows(self, global_batch_size: int, accumulate: int) -> int:
         """The rows that every process brings to a step: one shape for all, whatever the sizes of their shares."""
-        unit = max(1, self.num_devices // self.num_hosts) * num_passes
+        unit = max(1, self.num_devices // self.num_hosts) * accumulate
         return -(-global_batch_size // (self.num_hosts * unit)) * unit
 
     # --- moving data -------------------------------------------------------------------------------------------------
