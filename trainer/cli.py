@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from shardset.errors import ConfigError, NotFound, ShardsetError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
-from shardset.settings import assignments, help_text, parsed, with_values
+from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded, resumed
 from trainer.errors import Preempted
-from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
+from trainer.flags import EVALUATION, FLAGS, ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; train resumes at the last checkpoint, or begins again if there is none
 """
 
-DEBUG_HELP = "show tracebacks and warnings of libraries"
-MANIFEST_HELP = "shard set: its folder or manifest.json, local or gs://"
 RUN_DIR_HELP = "run folder, local or gs://"
 
 
@@ -70,12 +68,22 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
-    _add_config_verb(verbs, "train", train, "train a model on a shard set, or resume the run in the run folder")
+    settings = (
+        f"settings for --set KEY=VALUE, with their values in the recipe `default`:\n{help_text(recipes.default())}"
+    )
+    text = "train a model on a shard set, or resume the run in the run folder"
+    add_config_flags(_add_verb(verbs, "train", train, text, settings + EXIT_CODES))
     text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
-    _add_config_verb(verbs, "evaluate", evaluate, text, is_training=False)
-    _add_bench_input(verbs)
-    _add_doctor(verbs)
-    _add_merge_logs(verbs)
+    add_config_flags(_add_verb(verbs, "evaluate", evaluate, text), EVALUATION, "are those in the run folder")
+    text = "read and decode as training does, without a model, and print the rate"
+    add_config_flags(_add_verb(verbs, "bench-input", bench_input, text))
+    verb = _add_verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
+    add_config_flags(verb)
+    text = "the rate that the whole run should read at"
+    verb.add_argument("--want-images-per-second", type=float, metavar="N", help=text)
+    verb.add_argument("--json", action="store_true", help="print the findings as JSON")
+    verb = _add_verb(verbs, "merge-logs", merge_logs, "print the logs of all hosts by time")
+    verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     _add_explain(verbs)
     tpu.register(verbs)
     _add_report(verbs)
@@ -84,112 +92,62 @@ def parser() -> Parser:
     return top
 
 
-def _add_config_verb(
-    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str, *, is_training: bool = True
-) -> argparse.ArgumentParser:
-    settings = (
-        f"settings for --set KEY=VALUE, with their values in the recipe `default`:\n{help_text(recipes.default())}"
-    )
+def _add_verb(
+    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str, epilog: str = EXIT_CODES
+) -> Parser:
     verb = verbs.add_parser(
         name,
         help=text,
         description=text,
-        epilog=f"{settings if is_training else ''}{EXIT_CODES}",
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_config_flags(verb, is_training=is_training)
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.add_argument("--debug", action="store_true", help="show tracebacks and warnings of libraries")
     verb.set_defaults(command=command)
     return verb
 
 
-def _add_bench_input(verbs: "Verbs") -> None:
-    text = "read and decode as training does, without a model, and print the rate"
-    _add_config_verb(verbs, "bench-input", bench_input, text)
-
-
-def _add_doctor(verbs: "Verbs") -> None:
-    verb = _add_config_verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
-    verb.add_argument(
-        "--want-images-per-second", type=float, metavar="N", help="the rate that the whole run should read at"
-    )
-    verb.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
-def _add_merge_logs(verbs: "Verbs") -> None:
-    text = "print the logs of all hosts by time"
-    verb = verbs.add_parser("merge-logs", help=text, description=text, allow_abbrev=False)
-    verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=merge_logs)
-
-
 def _add_explain(verbs: "Verbs") -> None:
-    text = "print the samples of a step, or the steps of a sample, for a past or future run"
-    verb = verbs.add_parser("explain", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    verb.add_argument("--run-dir", help=f"{RUN_DIR_HELP}; or describe a run with the next six flags:")
-    verb.add_argument("--manifest", help=MANIFEST_HELP)
-    verb.add_argument("--recipe", help=f"one of {', '.join(recipes.RECIPES)}")
-    verb.add_argument("--seed", help="seed of the order")
-    verb.add_argument("--global-batch-size", metavar="SIZE", help="samples per step over all replicas")
-    verb.add_argument(
-        "--hosts", type=int, metavar="N", help="hosts that the run starts on; with ddp, processes (default 1)"
-    )
-    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
+    text = "print the samples of a step, or the steps of a sample, of the run in --run-dir or one that flags describe"
+    verb = _add_verb(verbs, "explain", explain, text)
+    add_config_flags(verb, ("run_dir", "manifest", "seed", "global_batch_size"))
+    text = "hosts that the run starts on; with ddp, processes (default 1)"
+    verb.add_argument("--hosts", type=int, metavar="N", help=text)
     asked = verb.add_mutually_exclusive_group(required=True)
     asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
     asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
     asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
     verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet as a page, .html")
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=explain)
 
 
 def _add_report(verbs: "Verbs") -> None:
     text = "make one HTML page that shows a run: curves, epochs, checkpoints, hosts, configuration"
-    verb = verbs.add_parser("report", help=text, description=text, allow_abbrev=False)
-    _add_run(verb)
+    verb = _add_verb(verbs, "report", make_report, text)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
     verb.add_argument("--force", action="store_true", help="replace any file at --output")
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=make_report)
-
-
-def _add_run(verb: argparse.ArgumentParser) -> None:
-    """The run as an argument, or by the flag of `train`."""
-    run = verb.add_mutually_exclusive_group(required=True)
-    run.add_argument("run_dir", metavar="RUN", nargs="?", default=argparse.SUPPRESS, help=RUN_DIR_HELP)
-    run.add_argument("--run-dir", metavar="RUN", help="the same, by the flag that `train` has")
-
-
-MODEL_HELP = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
 
 
 def _add_export(verbs: "Verbs") -> None:
     text = "write a trained model as files: weights, graphs, classes and how images are prepared"
     example = "example: python -m trainer export run --output model --format safetensors onnx"
-    verb = verbs.add_parser("export", help=text, description=text, epilog=example, allow_abbrev=False)
-    _add_run(verb)
+    verb = _add_verb(verbs, "export", export_model, text, example)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://")
     verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
                       help="safetensors (default), torchscript, torch.export, onnx")  # fmt: skip
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=export_model)
 
 
 def _add_predict(verbs: "Verbs") -> None:
     text = "print the most probable classes of images"
-    example = "example: python -m trainer predict --from run cat.jpg dog.png"
-    verb = verbs.add_parser("predict", help=text, description=text, epilog=example, allow_abbrev=False)
+    verb = _add_verb(verbs, "predict", predict, text, "example: python -m trainer predict --from run cat.jpg dog.png")
     verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, local or gs://; or a local folder of them")
-    verb.add_argument("--from", "--run-dir", dest="model", required=True, metavar="FOLDER", help=MODEL_HELP)
+    text = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
+    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
     verb.add_argument("--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)")
     verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=predict)
 
 
 # --- the verbs -------------------------------------------------------------------------------------------------------
@@ -285,17 +243,12 @@ def explain(options: argparse.Namespace) -> None:
 def _explained_run(options: argparse.Namespace) -> "tuple[TrainConfig, OrderState | None]":
     from trainer.tools import explain
 
-    values = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
-    given = {key: value for key, value in values.items() if value is not None}
+    flags = config_flags(options)
     if options.run_dir is None:
-        config = recipes.recipe(options.recipe) if options.recipe else recipes.default()
-        values = parsed(TrainConfig, given | assignments(options.set))
-        steps = {} if options.recipe else defaults.steps_of_set(values)
-        return with_values(config, steps | values), None
-    described = [*given, *(name for name in ("recipe", "hosts", "set") if getattr(options, name))]
-    if described:
-        flag = f"--{described[0].replace('_', '-')}"
-        raise ConfigError(f"--run-dir says everything about the run, so {flag} can't be given beside it")
+        return flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
+    names = [f"--{name}" for name in ("recipe", "hosts", "set") if getattr(options, name)]
+    if described := [*(FLAGS[key] for key in flags.values if key != "run_dir"), *names]:
+        raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
     return explain.recorded_run(options.run_dir)
 
 

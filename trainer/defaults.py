@@ -244,7 +244,7 @@ def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
 
 
 def notes(config: TrainConfig) -> list[str]:
-    """A line for each choice that its settings don't show. Reads the manifest unless the split to evaluate on is named."""
+    """A line for each choice that the settings do not show. Reads the manifest unless the evaluation split is named."""
     from trainer.data.splits import eval_split_of, load_once, other_splits
     from trainer.model import pretrained
 

@@ -159,7 +159,7 @@ def test_nothing_is_told_where_everything_was_given() -> None:
 
 def flags(**values: str) -> ConfigFlags:
     names = {key.replace("__", "."): value for key, value in values.items()}
-    return ConfigFlags(recipe=None, values=names, changes=[], fake_data=False)
+    return ConfigFlags(recipe=None, values=names, changes=[])
 
 
 def test_a_look_at_a_set_finds_size_and_colour(tmp_path: Path) -> None:
@@ -179,12 +179,12 @@ def test_grey_images_are_seen_as_grey(tmp_path: Path) -> None:
 
 
 def test_a_recipe_stays_as_it_is(tmp_path: Path) -> None:
-    plain = ConfigFlags(recipe="digits_smoke", values={"manifest": "x"}, changes=[], fake_data=False)
+    plain = ConfigFlags(recipe="digits_smoke", values={"manifest": "x"}, changes=[])
     assert resolve(plain) == (replace(recipes.digits_smoke(), manifest="x"), "")
 
 
 def test_an_image_size_alone_scales_what_an_evaluation_resizes_to() -> None:
-    plain = ConfigFlags(recipe="default", values={"image.size": "112"}, changes=[], fake_data=False)
+    plain = ConfigFlags(recipe="default", values={"image.size": "112"}, changes=[])
     assert resolve(plain)[0].image.eval_resize == 128
     both = replace(plain, changes=["image.eval_resize=112"])
     assert resolve(both)[0].image.eval_resize == 112

@@ -503,5 +503,5 @@ def too_large(num_classes: int) -> nn.Module:
 def test_a_step_without_enough_memory_names_the_flags_to_change() -> None:
     config = config_of(model=ModelConfig(name=f"{__name__}:too_large"), accumulate=2)
     learner = Learner(Single("fp32"), config, CLASSES, None)
-    with pytest.raises(TrainingError, match=r"too small .*2\.00 GiB\.\): --set accumulate= .*--global-batch-size"):
+    with pytest.raises(TrainingError, match=r"too small .*2\.00 GiB\.\); raise --set accumulate= .*--global-batch"):
         learner.train_step(batch_of(4), 0.1, key=0)
