@@ -1,13 +1,12 @@
 """Weights to start from: timm's own, or those of a file; and the images that they were trained on."""
 
-import json
 import math
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import timm
 import torch
 from safetensors import SafetensorError
@@ -26,12 +25,11 @@ SIDECAR = "model.json"
 """The file beside exported weights that says how images are prepared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInput:
-    """The images that pretrained weights were trained on (timm's `pretrained_cfg`)."""
+class ModelInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The images that pretrained weights were trained on (timm's `pretrained_cfg`, or SIDECAR)."""
 
     size: int
-    eval_resize: int
+    eval_resize: int = msgspec.field(name="resize")
     interpolation: str = "area"
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -48,11 +46,18 @@ class ModelInput:
         }
 
 
+class _Facts(msgspec.Struct, frozen=True):
+    """What SIDECAR says."""
+
+    classes: list[str] = []
+    input: ModelInput | None = None
+
+
 def input_of(name: str, pretrained: str) -> ModelInput | None:
     """The images that the weights were trained on; None for models that are not timm's. Raises ConfigError."""
-    sidecar = Path(pretrained).with_name(SIDECAR)
-    if pretrained != TIMM and sidecar.is_file():
-        return _input_of_sidecar(sidecar)
+    facts = _facts_beside(pretrained)
+    if facts is not None and facts.input is not None:
+        return facts.input
     if not timm.is_model(name):
         return None
     known = _data_config(name)
@@ -122,7 +127,8 @@ def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> N
     weights = _weights_in(path)
     own = model.state_dict()
     heads = _head_names(model)
-    has_other_names = _has_other_names(path, class_names)
+    facts = _facts_beside(path)
+    has_other_names = bool(class_names and facts and facts.classes and facts.classes != list(class_names))
     wanted = {
         name: value
         for name, value in weights.items()
@@ -166,28 +172,15 @@ def _published(name: str) -> dict[str, Any]:
     return values
 
 
-def _has_other_names(path: str, class_names: Sequence[str]) -> bool:
-    sidecar = Path(path).with_name(SIDECAR)
-    if not class_names or not sidecar.is_file():
-        return False
+def _facts_beside(weights: str) -> _Facts | None:
+    """What `export` wrote beside weights; None without it. Raises ConfigError for a file that it can't have written."""
+    path = Path(weights).with_name(SIDECAR)
+    if weights == TIMM or not path.is_file():
+        return None
     try:
-        return bool(json.loads(sidecar.read_text())["classes"] != list(class_names))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{sidecar}: not what `export` writes ({error!r}); export the model again") from error
-
-
-def _input_of_sidecar(path: Path) -> ModelInput:
-    try:
-        values = json.loads(path.read_text())["input"]
-        return ModelInput(
-            size=values["size"],
-            eval_resize=values["resize"],
-            interpolation=values.get("interpolation", "area"),
-            mean=tuple(values["mean"]),
-            std=tuple(values["std"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not what `export` writes ({error!r}); export the model again") from error
+        return msgspec.json.decode(path.read_bytes(), type=_Facts)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: not what `export` writes ({error}); export the model again") from error
 
 
 def _weights_in(path: str) -> dict[str, torch.Tensor]:

@@ -46,7 +46,7 @@ def test_the_group_norm_swap_leaves_no_batch_norm(name: str) -> None:
         (ModelConfig(name="no.such.module:function"), "importable"),
         (ModelConfig(name="trainer.model:nothing"), "importable"),
         (ModelConfig(name="trainer.model.build:set_training"), "num_classes"),
-        (ModelConfig(name="builtins:dict"), "num_classes"),
+        (ModelConfig(name="builtins:dict"), "returned a dict"),
         (ModelConfig(name="trainer.config:DEFAULT_CLASSES"), "num_classes"),
         (ModelConfig(name="tests.trainer.model.test_build:no_model"), "returned a str"),
         (ModelConfig(name="vit_tiny_patch16_224", stem="cifar"), "conv1"),

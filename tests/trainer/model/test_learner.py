@@ -450,24 +450,10 @@ def test_a_state_of_a_model_that_has_changed_is_refused_in_one_sentence() -> Non
     assert "\n" not in str(error.value)
 
 
-def test_a_moment_of_another_shape_than_its_weight_is_refused_when_it_is_read() -> None:
-    config = config_of(optimizer=OptimizerConfig(name="adamw", learning_rate=0.01))
-    learner = Learner(Single("fp32"), config, CLASSES, None)
-    learner.train_step(batch_of(6), 0.01, key=1)
-    state = learner.state()
-    state["optimizer"][1]["exp_avg"] = torch.zeros(3, 1)
-    with pytest.raises(CheckpointError, match=r"exp_avg of '1\.\w+' has the shape \(3, 1\), expected \("):
-        Learner(Single("fp32"), config, CLASSES, state)
-
-
-def test_a_model_for_another_size_of_images_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"takes images of 224x224 only, but image\.size is 8"):
-        learner_of(model=ModelConfig(name="vit_tiny_patch16_224"))
-
-
 @pytest.mark.parametrize(
     ("name", "size", "reason"),
     [
+        ("vit_tiny_patch16_224", 8, r"Input height \(8\) doesn't match model \(224\)"),
         ("vgg11", 16, "Output size is too small"),
         ("maxvit_rmlp_pico_rw_256", 100, r"\(25\) must be divisible by window"),
     ],

@@ -214,8 +214,8 @@ def test_layer_decay_goes_on_from_a_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": ModelConfig(name="resnet18", kwargs={"no_such": 1})}, "'resnet18': .*no_such.*change model.kwargs"),
-        ({"model": ModelConfig(name="trainer.model:tiny_resnet", kwargs={"depth": 1})}, "depth.*change model.kwargs"),
+        ({"model": ModelConfig(name="resnet18", kwargs={"no_such": 1})}, "'resnet18': .*no_such.*model.kwargs"),
+        ({"model": ModelConfig(name="trainer.model:tiny_resnet", kwargs={"depth": 1})}, "depth.*model.kwargs"),
         ({"optimizer": OptimizerConfig(kwargs={"no_such": 1})}, "optimizer 'sgd': .*no_such"),
     ],
 )
