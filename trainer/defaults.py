@@ -1,6 +1,6 @@
 """The settings of a run without a recipe: they follow from the shard set, the machine and what the user gave.
 
-Each rule returns settings for its part, from what was given or chosen before it. A rule never overrides what is there.
+Each rule returns settings for its part, from what was given or chosen before it, and overrides nothing.
 The batch size and the epochs depend on the set alone, so the same command takes the same steps on any machine.
 """
 
@@ -49,10 +49,18 @@ InputOf = Callable[[str, str], "ModelInput | None"]
 
 def choose(facts: "SetFacts", machine: Machine, given: Mapping[str, Any], input_of: InputOf) -> Settings:
     """The settings that were not given."""
-    settings = dict(given)
-    for rule in (_model, _size, _crop, _steps, _optimizer, _memory):
-        settings = rule(facts, machine, settings, input_of) | settings
+    settings = _with(given, _model(facts, machine, given))
+    of_model = input_settings(settings, settings["model.name"], input_of)
+    settings = _with(settings, of_model or _size(facts, machine))
+    settings = _with(settings, _crop(facts, settings) | steps_of(facts.num_samples, settings, machine.num_processes))
+    settings = _with(settings, _optimizer(settings))
+    settings = _with(settings, _memory(machine))
     return {"recipe": NAME} | {key: value for key, value in settings.items() if key not in given}
+
+
+def _with(settings: Mapping[str, Any], others: Settings) -> Settings:
+    """The settings and those of the others that are not there."""
+    return dict(settings) | {key: value for key, value in others.items() if key not in settings}
 
 
 def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> Settings:
@@ -68,7 +76,7 @@ def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> S
     return {key: value for key, value in settings.items() if key not in given}
 
 
-def _model(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _model(facts: "SetFacts", machine: Machine, settings: Mapping[str, Any]) -> Settings:
     side = min(facts.side, settings.get("image.size", facts.side))
     is_pretrained = settings.get("model.pretrained") is not None
     if machine.device == "cpu":
@@ -79,32 +87,24 @@ def _model(facts: "SetFacts", machine: Machine, settings: Settings, input_of: In
     return {"model.name": name, "model.stem": "cifar" if has_small_stem else "imagenet"}
 
 
-def _size(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
-    if of_model := input_settings(settings, settings["model.name"], input_of):
-        return of_model
+def _size(facts: "SetFacts", machine: Machine) -> Settings:
     if facts.side <= SMALL_SIDE:
         return {"image.size": facts.side}
     largest = LARGE_SIZE_CPU if machine.device == "cpu" else LARGE_SIZE
     return {"image.size": min(largest, facts.side // 32 * 32)}
 
 
-def _crop(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _crop(facts: "SetFacts", settings: Settings) -> Settings:
     size = settings["image.size"]
     is_small = facts.is_uniform and facts.side <= SMALL_SIDE
-    is_native = is_small and size == facts.side
+    crop: Settings = {"image.train_crop": "random"}
+    if is_small and size == facts.side:
+        crop = {"image.train_crop": "pad", "image.pad": min(size - 1, max(1, size // 8))}
     return {
-        **(
-            {"image.train_crop": "pad", "image.pad": min(size - 1, max(1, size // 8))}
-            if is_native
-            else {"image.train_crop": "random"}
-        ),
+        **crop,
         "image.eval_resize": size if is_small else math.ceil(size * RESIZE),
         "image.flip": not (facts.is_grey and facts.side <= GREY_SIDE),
     }
-
-
-def _steps(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
-    return steps_of(facts.num_samples, settings, machine.num_processes)
 
 
 def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1) -> Settings:
@@ -135,7 +135,7 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
     return steps_of(split.num_samples, given)
 
 
-def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _optimizer(settings: Settings) -> Settings:
     """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the batch size."""
     is_pretrained = settings.get("model.pretrained") is not None
     batch = max(settings["global_batch_size"], FINE_TUNING_BATCH if is_pretrained else 1)
@@ -152,7 +152,7 @@ def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of
     }
 
 
-def _memory(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _memory(machine: Machine) -> Settings:
     # A power of two, so that hosts whose memory differs by a little choose the same, as they must.
     budget = min(BUDGET_BYTES, 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1)
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
@@ -211,36 +211,22 @@ def _input_of(name: str, weights: str) -> "ModelInput | None":
 
 # --- what is printed -------------------------------------------------------------------------------------------------
 
-ROWS: dict[str, tuple[str, ...]] = {
-    "model": ("model.name", "model.stem"),
-    "image size": ("image.size",),
-    "crop": ("image.train_crop", "image.pad", "image.flip"),
-    "evaluation": ("image.eval_resize", "image.eval_interpolation"),
-    "mean of colours": ("image.mean",),
-    "spread of colours": ("image.std",),
-    "batch size": ("global_batch_size",),
-    "epochs": ("epochs",),
-    "optimizer": ("optimizer.name",),
-    "learning rate": ("optimizer.learning_rate",),
-    "rate of the head": ("optimizer.head_learning_rate",),
-    "weight decay": ("optimizer.weight_decay",),
-    "warm-up": ("schedule.warmup_epochs",),
-    "label smoothing": ("regularize.label_smoothing",),
-    "precision": ("precision",),
-    "stream memory": ("budget_bytes",),
-    "strategy": ("strategy",),
-}
-
 
 def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
-    """What was chosen and the flag that changes each: one line for each. Empty if everything was given."""
-    rows = [(title, values, keys) for title, keys in ROWS.items() if (values := _values(chosen, keys))]
-    cells = [(title, values, " ".join(_flags(chosen, keys)[:1])) for title, values, keys in rows]
-    if not cells:
-        return ""
-    widths = [max(len(cell[column]) for cell in cells) for column in (0, 1)]
-    lines = [f"  {a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in cells]
-    return "\n".join([f"chosen for {_facts_text(facts)}, on {_machine_text(machine)}:", *lines])
+    """What was chosen, as the flags that would say so: one on each line. Empty if everything was given."""
+    flags = [
+        f"  {FLAGS[key]} {value_text(value)}" if key in FLAGS else f"  --set {key}={value_text(value)}"
+        for key, value in chosen.items()
+        if key != "recipe"
+    ]
+    what = "grey images" if facts.is_grey else "images"
+    about = "" if facts.is_uniform else "about "
+    processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
+    title = (
+        f"chosen for {facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes, on "
+        f"{machine.name}{processes}; these flags would say the same, and change it:"
+    )
+    return "\n".join([title, *flags]) if flags else ""
 
 
 def notes(config: TrainConfig) -> list[str]:
@@ -256,38 +242,3 @@ def notes(config: TrainConfig) -> list[str]:
             names = ", ".join(map(repr, others))
             texts.insert(0, f"evaluates on {chosen!r}, not on {names}; --set eval_split={others[-1]} changes that")
     return [f"note: {text}" for text in texts]
-
-
-def _values(chosen: Settings, keys: tuple[str, ...]) -> str:
-    return ", ".join(text for key in keys if key in chosen and (text := _TEXTS.get(key, value_text)(chosen[key])))
-
-
-def _flags(chosen: Settings, keys: tuple[str, ...]) -> list[str]:
-    return [
-        FLAGS.get(key, f"--set {key}=") for key in keys if key in chosen and _TEXTS.get(key, value_text)(chosen[key])
-    ]
-
-
-_TEXTS: dict[str, Callable[[Any], str]] = {
-    "model.stem": lambda stem: "small stem" if stem == "cifar" else "",
-    "image.pad": lambda pad: f"padding {pad}",
-    "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
-    "image.train_crop": lambda crop: {"pad": "random window", "random": "random part, resized"}[crop],
-    "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
-    "image.eval_resize": lambda size: f"centre of images resized to {size}",
-    "schedule.warmup_epochs": lambda epochs: f"{epochs:g} epochs",
-    "budget_bytes": lambda size: f"{size >> 20} MiB",
-    "optimizer.learning_rate": lambda rate: f"{rate:g}",
-    "optimizer.head_learning_rate": lambda rate: f"{rate:g}",
-}
-
-
-def _facts_text(facts: "SetFacts") -> str:
-    what = "grey images" if facts.is_grey else "images"
-    about = "" if facts.is_uniform else "about "
-    return f"{facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes"
-
-
-def _machine_text(machine: Machine) -> str:
-    processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
-    return f"{machine.name}{processes}"

@@ -85,9 +85,6 @@ def test_every_set_and_machine_have_a_whole_configuration_that_keeps_what_was_gi
     values = values_of(chosen(facts, machine, settings))
     assert {key: values[key] for key in settings} == settings
     assert values["global_batch_size"] % machine.num_processes == 0 or "global_batch_size" in settings
-    found = choose(facts, machine, settings, of_imagenet)
-    assert found.keys() - {"recipe"} <= {key for keys in defaults.ROWS.values() for key in keys}
-    assert table(found, facts, machine).count("\n") <= len(defaults.ROWS)
 
 
 @given(facts, machines, machines)
@@ -201,7 +198,7 @@ def test_a_bare_command_trains_and_the_same_command_goes_on_with_what_was_chosen
     )
     printed = capsys.readouterr().out
     assert "chosen for 52 images of 8 pixels in 10 classes" in printed
-    assert re.search(r"^  image size +8 +--image-size$", printed, flags=re.M)
+    assert re.search(r"^  --image-size 8$", printed, flags=re.M)
     assert "{" not in printed
     first = configs.recorded(open_storage(str(tmp_path / "run")))
     assert (first.recipe, first.model.name, first.image.size) == ("auto", "trainer.model:tiny_resnet", 8)
