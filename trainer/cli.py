@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,7 +14,7 @@ from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_p
 from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
-from trainer.config import RECORD, TrainConfig, recorded, resumed
+from trainer.config import RECORD, TrainConfig, recorded
 from trainer.errors import Preempted
 from trainer.flags import EVALUATION, FLAGS, ConfigFlags, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
@@ -185,7 +186,7 @@ def evaluate(options: argparse.Namespace) -> None:
 def recorded_config(run_dir: str) -> TrainConfig:
     """The configuration in a run folder, to be resumed; the default recipe if there is none. Raises ConfigError."""
     try:
-        return resumed(recorded(open_storage(run_dir)))
+        return replace(recorded(open_storage(run_dir)), resume="auto")
     except NotFound:
         return recipes.default()
 

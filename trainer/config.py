@@ -275,11 +275,6 @@ def recorded(folder: Storage) -> TrainConfig:
     return from_dict(values)
 
 
-def resumed(config: TrainConfig) -> TrainConfig:
-    """The same run, going on from its newest checkpoint."""
-    return replace(config, resume="auto")
-
-
 def continued(config: TrainConfig, run_dir: str) -> TrainConfig:
     """A recorded run as a new command goes on with it: without what was said about one command only."""
     return replace(
