@@ -268,21 +268,15 @@ def replica_key(key: int, replica: int) -> int:
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:
     """The module on a device. Weights that layers share stay shared, where the back end gives each layer its own."""
-    shared = _shared_parameters(module)
+    names = defaultdict[int, list[str]](list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
     module = module.to(device)
-    for first, *others in shared:
+    for first, *others in names.values():
         for name in others:
             owner, _, own_name = name.rpartition(".")
             setattr(module.get_submodule(owner), own_name, module.get_parameter(first))
     return module
-
-
-def _shared_parameters(module: nn.Module) -> list[list[str]]:
-    """The names of each weight that several layers share."""
-    names = defaultdict[int, list[str]](list)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
-    return [same for same in names.values() if len(same) > 1]
 
 
 def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
