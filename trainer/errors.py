@@ -52,6 +52,11 @@ class Preempted(TrainingError):
     """The machine asked the run to stop; its state is saved and the same command goes on from there."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, at most 200 characters: native libraries write pages."""
+    return str(error).strip().partition("\n")[0][:200]
+
+
 @contextmanager
 def memory_errors() -> Iterator[None]:
     """Turns the errors of torch about memory into a TrainingError that names the flags to change. Also decorates."""
@@ -60,8 +65,7 @@ def memory_errors() -> Iterator[None]:
     except RuntimeError as error:
         if not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
-        reason = str(error).partition("\n")[0][:200]
         raise TrainingError(
-            f"memory is too small for a step ({reason}); raise --set accumulate= (the same batches in more passes), "
-            "set model.checkpoint_activations=true, or give a smaller --global-batch-size, --image-size or --model"
+            f"memory is too small for a step ({first_line(error)}); raise --set accumulate= (the same batches in more "
+            "passes), set model.checkpoint_activations=true, or give a smaller --global-batch-size, --image-size or --model"
         ) from error

@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shardset.errors import ConfigError
 from shardset.order.permutation import derive_key
 from trainer.config import ModelConfig, OptimizerConfig
+from trainer.errors import first_line
 from trainer.model import pretrained
 
 MAX_GROUPS = 32
@@ -141,10 +142,9 @@ def check_size(model: nn.Module, name: str, size: int) -> None:
     try:
         copy.deepcopy(model).to("meta").eval()(images)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"model {name!r} can't take images of {size}x{size}, as image.size says ({reason}); give a larger size, or "
-            "that which the model was made for"
+            f"model {name!r} can't take images of {size}x{size}, as image.size says ({first_line(error)}); give a "
+            "larger size, or that which the model was made for"
         ) from error
 
 
@@ -182,13 +182,19 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
         raise ConfigError(
             f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
         ) from error
-    kwargs: dict[str, Any] = config.kwargs or {}
     try:
-        if config.pretrained == pretrained.TIMM:
-            return pretrained.download(config, num_classes)
-        model: nn.Module = timm.create_model(name, num_classes=num_classes, **kwargs)
+        model: nn.Module = timm.create_model(
+            name, pretrained=config.pretrained == pretrained.TIMM, num_classes=num_classes, **(config.kwargs or {})
+        )
     except TypeError as error:
         raise _not_taken(config, error) from error
+    except (OSError, RuntimeError) as error:
+        if config.pretrained is None:
+            raise
+        raise ConfigError(
+            f"the weights of {name!r} could not be loaded ({first_line(error)}); without a network, download them "
+            "elsewhere and give --pretrained FILE"
+        ) from error
     return model
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
 from trainer.config import ModelConfig, TrainConfig
+from trainer.errors import first_line
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
@@ -104,21 +105,6 @@ def check(config: ModelConfig) -> None:
         )
 
 
-def download(config: ModelConfig, num_classes: int) -> nn.Module:
-    """timm's model with timm's weights; the last layer is new unless it has that many classes. Raises ConfigError."""
-    name = config.name
-    kwargs: dict[str, Any] = config.kwargs or {}
-    try:
-        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **kwargs)
-    except (OSError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"the weights of {name!r} could not be loaded ({reason}); without a network, download them elsewhere and "
-            "give --pretrained FILE"
-        ) from error
-    return model
-
-
 def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> None:
     """Loads the weights of a file; those of a last layer for other classes stay out. Raises ConfigError.
 
@@ -137,20 +123,20 @@ def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> N
     try:
         left = model.load_state_dict(wanted, strict=False)
     except RuntimeError as error:
-        raise ConfigError(f"{path}: {_shortened(str(error))}; give the --model that these weights are of") from error
-    lacking = [name for name in left.missing_keys if not name.startswith(heads)]
-    strange = [name for name in left.unexpected_keys if not name.startswith(heads)]
-    if lacking or strange:
+        raise ConfigError(f"{path}: {first_line(error)}; give the --model that these weights are of") from error
+    strays = [name for name in (*left.missing_keys, *left.unexpected_keys) if not name.startswith(heads)]
+    if strays:
         raise ConfigError(
-            f"{path}: not weights of this model: {len(lacking)} missing{_such_as(lacking)}, {len(strange)} of other "
-            f"layers{_such_as(strange)}; give the --model that they are of"
+            f"{path}: not weights of this model: {len(strays)} are missing or of other layers, such as {strays[0]}; "
+            "give the --model that they are of"
         )
 
 
 def heads_of(model: Any, name: str) -> list[nn.Module]:
     """The last layers of a model, those that depend on the classes. Raises ConfigError if it does not name them."""
     layers = model.get_classifier() if hasattr(model, "get_classifier") else None
-    heads = [one for one in (layers if isinstance(layers, tuple) else (layers,)) if _has_weights(one)]
+    heads = [one for one in (layers if isinstance(layers, tuple) else (layers,)) if isinstance(one, nn.Module)]
+    heads = [one for one in heads if next(one.parameters(), None) is not None]
     if not heads:
         raise ConfigError(
             f"model {name!r} does not say which layer is its last; give it a method get_classifier(), as timm's have"
@@ -159,16 +145,11 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
 
 
 def _data_config(name: str) -> dict[str, Any]:
-    resolve: Any = resolve_data_config  # has no types
-    values: dict[str, Any] = resolve({}, pretrained_cfg=_published(name))
-    return values
-
-
-def _published(name: str) -> dict[str, Any]:
     known: Any = timm.get_pretrained_cfg(name)
     if known is None:
         raise ConfigError(f"timm has no weights of {name!r}; leave --pretrained out, or give it a file")
-    values: dict[str, Any] = known.to_dict()
+    resolve: Any = resolve_data_config  # has no types
+    values: dict[str, Any] = resolve({}, pretrained_cfg=known.to_dict())
     return values
 
 
@@ -190,7 +171,7 @@ def _weights_in(path: str) -> dict[str, torch.Tensor]:
         raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise ConfigError(
-            f"{path}: no weights can be read there ({_shortened(str(error))}); expected safetensors or a state dict"
+            f"{path}: no weights can be read there ({first_line(error)}); expected safetensors or a state dict"
         ) from error
     tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
     if not tensors:
@@ -203,15 +184,3 @@ def _head_names(model: Any) -> tuple[str, ...]:
         return ()
     heads = {id(one) for one in heads_of(model, type(model).__name__)}
     return tuple(f"{name}." for name, module in model.named_modules() if id(module) in heads)
-
-
-def _has_weights(layer: object) -> bool:
-    return isinstance(layer, nn.Module) and next(layer.parameters(), None) is not None
-
-
-def _such_as(names: list[str]) -> str:
-    return f" such as {names[0]}" if names else ""
-
-
-def _shortened(text: str) -> str:
-    return text.strip().partition("\n")[0][:200]

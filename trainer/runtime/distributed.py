@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.errors import PeerLost
+from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
 from trainer.runtime.base import Step
 from trainer.runtime.single import Single
@@ -74,7 +74,7 @@ class Ddp(Single):
                 raise PeerLost(loss) from error
             raise ConfigError(
                 f"strategy {self.strategy}: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
-                f"({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and a "
+                f"({first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and a "
                 "network interface that the others reach: if gloo chose another, name it in GLOO_SOCKET_IFNAME"
             ) from error
 
@@ -132,7 +132,7 @@ class Ddp(Single):
         except RuntimeError as error:
             raise PeerLost(
                 f"the process of RANK 0 ended at its start, or does not answer at port {os.environ['MASTER_PORT']} of "
-                f"{os.environ['MASTER_ADDR']} ({_first_line(error)}); its log says why; {AGAIN}"
+                f"{os.environ['MASTER_ADDR']} ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
 
     @functools.cached_property
@@ -151,7 +151,7 @@ class Ddp(Single):
                 raise
             text = f"another process of this run ended, or did not answer for {self._timeout_s} s"
             raise PeerLost(
-                self.heartbeat.loss() or f"{text} ({_first_line(error)}); its log says why; {AGAIN}"
+                self.heartbeat.loss() or f"{text} ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
 
 
@@ -165,19 +165,15 @@ def _open_store(timing: HeartbeatTiming, *, is_server: bool) -> Store:
         if is_server:
             raise ConfigError(
                 f"strategy ddp: can't listen on port {port} of {host}, as MASTER_ADDR and MASTER_PORT say "
-                f"({_first_line(error)}); each process needs a RANK of its own, each run a port of its own"
+                f"({first_line(error)}); each process needs a RANK of its own, each run a port of its own"
             ) from error
         raise PeerLost(
             f"the process of RANK 0 did not open port {port} of {host} within {timing.join_s:.0f} s "
-            f"({_first_line(error)}): see in its log whether it ended at its start, and start all processes with the "
+            f"({first_line(error)}): see in its log whether it ended at its start, and start all processes with the "
             "same MASTER_ADDR and MASTER_PORT"
         ) from error
     store.set_timeout(datetime.timedelta(seconds=timing.join_s))
     return store
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _integer_variable(name: str) -> int:
