@@ -67,5 +67,6 @@ def memory_errors() -> Iterator[None]:
             raise
         raise TrainingError(
             f"memory is too small for a step ({first_line(error)}); raise --set accumulate= (the same batches in more "
-            "passes), set model.checkpoint_activations=true, or give a smaller --global-batch-size, --image-size or --model"
+            "passes), set model.checkpoint_activations=true, or give a smaller --global-batch-size, --image-size or "
+            "--model"
         ) from error
