@@ -10,7 +10,6 @@ import torch
 from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy
 from torch import nn
-from torch.nn.functional import logsigmoid
 
 from shardset.errors import ConfigError
 from tests.makers.plain_loop import MEAN, STD, Batch, adamw, neighbours, plain_run
@@ -102,31 +101,6 @@ def plain_loop(
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.9, nesterov=True)
-
-
-def plain_bce(smoothing: float, threshold: float | None) -> Callable[[torch.Tensor, Batch], torch.Tensor]:
-    def loss_of(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-        targets = torch.full((len(logits), CLASSES), smoothing / CLASSES)
-        for row, label in enumerate(batch["label"].tolist()):
-            targets[row, label] = 1 - smoothing + smoothing / CLASSES
-        if "mix" in batch:
-            share = batch["mix"][0, 0]
-            targets = share * targets + (1 - share) * targets[neighbours(len(targets))]
-        if threshold is not None:
-            targets = (targets > threshold).float()
-        return -(targets * logsigmoid(logits) + (1 - targets) * logsigmoid(-logits)).mean()
-
-    return loss_of
-
-
-@pytest.mark.parametrize("mixup", [0.0, 0.4])
-@pytest.mark.parametrize(("smoothing", "threshold"), [(0.0, None), (0.1, None), (0.1, 0.2)])
-def test_bce_is_that_of_a_plain_loop(mixup: float, smoothing: float, threshold: float | None) -> None:
-    regularize = RegularizeConfig(loss="bce", label_smoothing=smoothing, bce_threshold=threshold, mixup=mixup)
-    config = config_of(regularize=regularize, optimizer=OptimizerConfig(weight_decay=0.0))
-    found, expected = learned(config)[0], plain_loop(config, plain_bce(smoothing, threshold), sgd)
-    assert found == pytest.approx(expected, abs=TOLERANCE)
-    assert found[-1] < found[0]
 
 
 @pytest.mark.parametrize("threshold", [None, 0.2])
