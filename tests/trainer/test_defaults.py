@@ -14,7 +14,7 @@ from shardset.program import OK, USAGE
 from shardset.settings import parsed, settings_of, values_of, with_values
 from shardset.storage.open import open_storage
 from shardset.stream.stream import Stream
-from tests.makers.shardset import encode, image_sample, jpeg_samples, pixels, png_samples, write_shard_set
+from tests.makers.shardset import encode, image_sample, pixels, png_samples, write_shard_set
 from tests.makers.training import losses, shard_set, tiny_config
 from trainer import cli as command
 from trainer import config as configs
@@ -108,16 +108,11 @@ def test_hosts_whose_memory_differs_by_little_choose_the_same() -> None:
 
 def test_small_equal_images_keep_their_size_and_large_ones_are_cropped() -> None:
     digits, cifar, photos = (chosen(facts, LAPTOP) for facts in (DIGITS, CIFAR, PHOTOS))
+    assert [config.image.flip for config in (digits, cifar, photos)] == [False, True, True]  # digits mean another thing
     assert (digits.image.size, digits.image.train_crop, digits.image.eval_resize) == (8, "pad", 8)
     assert (cifar.image.size, cifar.image.train_crop, cifar.image.pad) == (32, "pad", 4)
     assert (photos.image.size, photos.image.train_crop, photos.image.eval_resize) == (128, "random", 147)
     assert (chosen(PHOTOS, GPU).image.size, chosen(PHOTOS, GPU).precision) == (224, "bf16")
-
-
-def test_small_grey_images_are_not_mirrored() -> None:
-    assert not chosen(DIGITS, LAPTOP).image.flip
-    assert chosen(CIFAR, LAPTOP).image.flip
-    assert chosen(replace(PHOTOS, is_grey=True), LAPTOP).image.flip
 
 
 def test_what_is_given_decides_what_follows_from_it() -> None:
@@ -162,29 +157,19 @@ def flags(**values: str) -> ConfigFlags:
 def test_a_look_at_a_set_finds_size_and_colour(tmp_path: Path) -> None:
     small = manifests.load(shard_set(tmp_path / "small", size=12))
     assert survey(small, "train") == SetFacts(num_samples=52, num_classes=10, side=12, is_uniform=True, is_grey=False)
-    samples = {name: jpeg_samples(name, 6, height=80, width=96) for name in ("train", "val")}
+    grey = encode(pixels(0, 80, 96)[..., 0], "png")
+    samples = {name: [image_sample(name, serial, grey, "png", 2) for serial in range(4)] for name in ("train", "val")}
     write_shard_set(open_storage(str(tmp_path / "large")), samples)
     found = survey(manifests.load(str(tmp_path / "large")), "train")
-    assert (found.side, found.is_uniform, found.is_grey) == (80, False, False)
+    assert (found.side, found.is_uniform, found.is_grey) == (80, False, True)
 
 
-def test_grey_images_are_seen_as_grey(tmp_path: Path) -> None:
-    grey = encode(pixels(0, 9, 9)[..., 0], "png")
-    samples = {name: [image_sample(name, serial, grey, "png", 2) for serial in range(4)] for name in ("train", "val")}
-    write_shard_set(open_storage(str(tmp_path)), samples)
-    assert survey(manifests.load(str(tmp_path)), "train").is_grey
-
-
-def test_a_recipe_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_recipe_stays_as_it_is_but_for_what_another_image_size_scales() -> None:
     plain = ConfigFlags(recipe="digits_smoke", values={"manifest": "x"}, changes=[])
     assert resolve(plain) == (replace(recipes.digits_smoke(), manifest="x"), "")
-
-
-def test_an_image_size_alone_scales_what_an_evaluation_resizes_to() -> None:
-    plain = ConfigFlags(recipe="default", values={"image.size": "112"}, changes=[])
-    assert resolve(plain)[0].image.eval_resize == 128
-    both = replace(plain, changes=["image.eval_resize=112"])
-    assert resolve(both)[0].image.eval_resize == 112
+    smaller = ConfigFlags(recipe="default", values={"image.size": "112"}, changes=[])
+    assert resolve(smaller)[0].image.eval_resize == 128
+    assert resolve(replace(smaller, changes=["image.eval_resize=112"]))[0].image.eval_resize == 112
 
 
 def test_a_bare_command_trains_and_the_same_command_goes_on_with_what_was_chosen(
