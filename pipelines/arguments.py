@@ -26,19 +26,11 @@ def numbers(text: str) -> dict[str, int]:
 
 def fractions(text: str) -> dict[str, float]:
     """`val=0.1,test=0.1` as a fraction for each split."""
-    expected = "SPLIT=FRACTION, for example test=0.1"
-    pairs = _pairs(text)
-    if not all(split for split, _ in pairs):
-        _fail(text, expected)
     try:
-        return {split: float(fraction) for split, fraction in pairs}
+        found = {split: float(fraction) for split, fraction in _pairs(text)}
     except ValueError:
-        _fail(text, expected)
-
-
-def names(text: str) -> list[str]:
-    """`wids,timm` as a list, each name once."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",")))
+        found = {"": 0.0}
+    return _fail(text, "SPLIT=FRACTION, for example test=0.1") if "" in found else found
 
 
 def shorter_side(text: str) -> int:

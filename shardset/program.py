@@ -11,8 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardset.addresses import masked
-from shardset.errors import ConfigError, ShardsetError, missing_library
+from shardset.errors import ConfigError, ShardsetError, masked, missing_library
 from shardset.storage.retry import while_someone_waits
 from shardset.version import __version__
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
 from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
 from trainer.config import RECORD, TrainConfig, recorded
 from trainer.errors import Preempted
-from trainer.flags import EVALUATION, FLAGS, ConfigFlags, add_config_flags, config_flags, near_miss
+from trainer.flags import EVALUATION, FLAGS, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
@@ -214,21 +214,12 @@ def doctor(options: argparse.Namespace) -> None:
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
     flags = config_flags(options)
-    if options.run_dir and not (options.recipe or options.manifest):
-        config = flags.config(recorded_config(options.run_dir))
-    else:
-        config = _resolved_or_plain(flags)
-    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
-
-
-def _resolved_or_plain(flags: ConfigFlags) -> TrainConfig:
-    """What the flags mean; for a shard set that can't be read the plain settings: a check says what is wrong there."""
     try:
-        return defaults.resolve(flags)[0]
-    except ConfigError:
-        raise
-    except ShardsetError:
-        return flags.config()
+        of_run = options.run_dir and not (options.recipe or options.manifest)
+        config = flags.config(recorded_config(options.run_dir)) if of_run else defaults.resolve(flags)[0]
+    except (ManifestError, StorageError):  # of the shard set, where a check says what is wrong
+        config = flags.config()
+    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
 
 
 def explain(options: argparse.Namespace) -> None:

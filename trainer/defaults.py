@@ -172,24 +172,21 @@ def strategy_on(machine: Machine) -> Settings:
 def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
     """The configuration that the flags mean, and what to tell about it (maybe nothing). Raises ConfigError.
 
-    Without a recipe, a run folder with a checkpoint goes on with its own settings, and a new run has those that follow
-    from the set and the machine.
+    Without a recipe, a run folder with a checkpoint keeps its settings; a new run has those that follow from the set
+    and the machine.
     """
     given = flags.given
     if flags.recipe is None and not given.get("fake_data"):
         run_dir = str(given.get("run_dir", TrainConfig().run_dir))
-        if (recorded := _recorded(run_dir)) is not None:
+        folder = open_storage(run_dir)
+        if checkpoint_names.steps(folder):
+            recorded = configs.recorded(folder)
             same = strategy_on(machine()) if recorded.recipe == NAME else {}
             config = flags.config(configs.continued(recorded, run_dir), same)
             return config, f"settings of {run_dir}/{configs.RECORD}"
         if given.get("manifest") is not None:
             return _chosen(flags, given)
     return flags.config(chosen=input_settings(given, flags.config().model.name, _input_of)), ""
-
-
-def _recorded(run_dir: str) -> TrainConfig | None:
-    folder = open_storage(run_dir)
-    return configs.recorded(folder) if checkpoint_names.steps(folder) else None
 
 
 def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:

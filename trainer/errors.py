@@ -1,15 +1,4 @@
-"""What can go wrong in a run, below shardset.errors.ShardsetError.
-
-ShardsetError
-└── TrainingError
-    ├── CheckpointError   missing, cut, or of another run
-    ├── NotFinite         the loss became NaN or infinite
-    ├── EpochMismatch     what was trained on is not what was expected
-    ├── PeerLost          another process of the run ended or does not answer
-    ├── RunTaken          another run writes to the run folder
-    ├── CloudError        gcloud refused or failed
-    └── Preempted         asked to stop; everything is saved
-"""
+"""What can go wrong in a run, below shardset.errors.ShardsetError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +10,7 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
 
 
 class TrainingError(ShardsetError):
-    """A run could not go on."""
+    """A run could not continue."""
 
 
 class CheckpointError(TrainingError):
@@ -49,7 +38,7 @@ class CloudError(TrainingError):
 
 
 class Preempted(TrainingError):
-    """The machine asked the run to stop; its state is saved and the same command goes on from there."""
+    """The machine asked the run to stop; its state is saved and the same command resumes there."""
 
 
 def first_line(error: BaseException) -> str:

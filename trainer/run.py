@@ -15,7 +15,7 @@ from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
-from trainer.errors import CheckpointError, EpochMismatch, Preempted
+from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
@@ -166,8 +166,7 @@ class Run:
     def train_step(self, batch: DeviceBatch) -> None:
         """One update."""
         step = self.position.step
-        if (batch.epoch, batch.step) != divmod(step, self.steps_per_epoch):
-            raise EpochMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
+        assert (batch.epoch, batch.step) == divmod(step, self.steps_per_epoch), "steps_of yields no other"
         self._telemetry.profile(step)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)

@@ -176,21 +176,15 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
     if not timm.is_model(name):
         known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
         raise ConfigError(f"no model {name!r} in timm {timm.__version__}; near it: {', '.join(known[:5]) or 'nothing'}")
+    kwargs: dict[str, Any] = config.kwargs or {}
+    from_timm = config.pretrained == pretrained.TIMM
     try:
-        timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # it names weights, as `.a1_in1k` does, that do not exist
-        raise ConfigError(
-            f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
-        ) from error
-    try:
-        model: nn.Module = timm.create_model(
-            name, pretrained=config.pretrained == pretrained.TIMM, num_classes=num_classes, **(config.kwargs or {})
-        )
+        model: nn.Module = timm.create_model(name, pretrained=from_timm, num_classes=num_classes, **kwargs)
     except TypeError as error:
         raise _not_taken(config, error) from error
     except (OSError, RuntimeError) as error:
-        if config.pretrained is None:
-            raise
+        if config.pretrained is None:  # a name with a tag of weights, as `.a1_in1k`, that do not exist
+            raise ConfigError(f"model {name!r}: {first_line(error)}; leave the tag of weights out") from error
         raise ConfigError(
             f"the weights of {name!r} could not be loaded ({first_line(error)}); without a network, download them "
             "elsewhere and give --pretrained FILE"

@@ -277,14 +277,3 @@ def moved(module: nn.Module, device: torch.device) -> nn.Module:
             owner, _, own_name = name.rpartition(".")
             setattr(module.get_submodule(owner), own_name, module.get_parameter(first))
     return module
-
-
-def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of nested dicts and lists with the function applied to each tensor. Tuples become lists."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {name: map_tensors(value, function) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [map_tensors(value, function) for value in tree]
-    return tree

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
 from shardset.storage.open import local_folder
 from trainer.config import Precision
 from trainer.runtime import optimizers
-from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, moved, replica_key
+from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
 from trainer.supervise.heartbeat import PORT, Address, HeartbeatServer
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
@@ -110,7 +111,7 @@ class Xla(Runtime):
 
     def to_host(self, tree: Any) -> Any:
         self._torch_xla.sync()
-        return map_tensors(tree, lambda tensor: tensor.detach().cpu())
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), tree)
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         # One by one: a graph that joins them would run after the steps that are under way.
@@ -389,7 +390,8 @@ def _release(distribution: str) -> list[str]:
 
 def _words_of(values: Sequence[int]) -> list[int]:
     """The 16-bit words of each number, lowest first. Their sums over hosts fit 32 bits."""
-    return [(value >> (16 * word)) & 0xFFFF for value in values for word in range(NUM_WORDS)]
+    words: list[int] = np.array(values, dtype="<u8").view("<u2").tolist()
+    return words
 
 
 def _from_words(words: Sequence[int]) -> list[int]:
