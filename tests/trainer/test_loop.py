@@ -107,20 +107,6 @@ class Overflowing(nn.Module):
         return self.head(images_NCHW.flatten(1)) * (1 if self.training else float("inf"))
 
 
-SAVE_S = 2.0
-
-
-class SlowlySaved(nn.Sequential):
-    """A model that takes `SAVE_S` to hand out its weights."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(3 * 8 * 8, num_classes))
-
-    def get_extra_state(self) -> torch.Tensor:
-        time.sleep(SAVE_S)
-        return torch.zeros(1)
-
-
 STEP_S = 0.05
 
 
@@ -195,14 +181,6 @@ def test_a_run_that_waits_for_data_says_so_and_what_to_change(tmp_path: Path) ->
     run(tiny_config(str(tmp_path / "set"), tmp_path, epochs=1))
     assert read_records(tmp_path, "epoch")[0]["input_wait_percent"] > 10
     assert "input-bound: steps waited" in (tmp_path / "logs/host-000.log").read_text()
-
-
-@pytest.mark.slow
-def test_saving_is_in_no_rate(manifest: str, tmp_path: Path) -> None:
-    model = own("SlowlySaved")
-    run(tiny_config(manifest, tmp_path, model=model, checkpoint_every_steps=1, max_steps=4))
-    assert read_records(tmp_path, "step")[-1]["global_rate"] > BATCH / SAVE_S
-    assert read_records(tmp_path, "final")[-1]["reduced_global_rate"] > BATCH / SAVE_S
 
 
 class Terminal(io.StringIO):
@@ -448,14 +426,6 @@ def test_a_target_accuracy_ends_a_run_and_can_be_raised_or_dropped(
     assert (read_records(tmp_path, "final")[-1]["seconds_to_target"] is None) == (epochs == 2)
 
 
-def test_a_new_folder_gets_a_config_though_nothing_is_left_to_do(
-    manifest: str, undisturbed: Path, tmp_path: Path
-) -> None:
-    done = configs.from_dict(json.loads((undisturbed / "config.json").read_text()))
-    run(replace(done, run_dir=str(tmp_path), resume=str(undisturbed)))
-    assert json.loads((tmp_path / "config.json").read_text())["run_dir"] == str(tmp_path)
-
-
 def test_a_run_is_evaluated_from_another_folder_than_it_was_started_in(
     manifest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -586,35 +556,6 @@ class Two(Single):
             return function(*args)
 
         return called
-
-
-class WithIdlePeer(Two):
-    """A process that is one of two and takes all rows; the other one has none."""
-
-    def sum_hosts(self, values: Sequence[int]) -> list[int]:
-        return list(values)
-
-    def num_rows(self, global_batch_size: int, accumulate: int) -> int:
-        return global_batch_size
-
-
-@pytest.mark.parametrize(
-    ("changes", "asked"),
-    [
-        ({"log_every_steps": 3, "checkpoint_every_steps": 3}, [1, 4, 7, 10, 13]),
-        ({"log_every_steps": 3, "checkpoint_every_steps": 1}, [1, 4, 7, 10, 13]),
-        ({"log_every_steps": STEPS}, [1, 1 + STEPS]),
-        ({"log_every_steps": 2 * STEPS, "epochs": 5}, [1, 1 + 2 * STEPS, 1 + 4 * STEPS]),
-    ],
-)
-def test_several_hosts_ask_each_other_after_an_interval_though_a_checkpoint_or_an_epoch_ended_with_it(
-    manifest: str, tmp_path: Path, changes: dict[str, int], asked: list[int]
-) -> None:
-    two = WithIdlePeer()
-    config = tiny_config(manifest, tmp_path, **changes)
-    loop.train(two, config, open_data=lambda config, host, num_hosts: open_data(config, 0, 1))
-    at = [index for index, event in enumerate(two.happened) if event == "asked"]
-    assert [two.happened[:index].count("train step") for index in at] == asked
 
 
 @pytest.mark.parametrize(

@@ -243,18 +243,6 @@ def test_a_compiled_model_is_compiled_once_for_training_and_once_for_evaluation(
     assert counter.frame_count == 2
 
 
-def test_dropout_of_a_compiled_model_follows_the_key() -> None:
-    config = config_of(
-        model=ModelConfig(name="tests.makers.xla_host:dropping"), image=ImageConfig(size=8), compile=True
-    )
-    batch = {**batch_of(8), "image": torch.zeros(8, 8, 8, 3, dtype=torch.uint8)}
-    found = []
-    for key in (1, 1, 2):
-        learner = Learner(Eager("fp32"), config, CLASSES, None)
-        found.append(learner.train_step(batch, 0.1, key=key)[0].item())
-    assert found[0] == found[1] != found[2]
-
-
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw"])
 def test_a_fused_optimizer_takes_the_steps_of_the_plain_one_and_goes_on_from_its_state(
     name: str,

@@ -144,29 +144,15 @@ def test_dropped_units_and_paths_are_those_of_a_plain_loop(precision: Precision)
         assert far < TOLERANCE if model == dropping else far > 100 * TOLERANCE
 
 
-def scaled(scale: float, num_steps: int) -> tuple[Learner, dict[str, torch.Tensor]]:
-    """A float16 learner after some steps from a loss scale, and the weights that it began with."""
-    config = config_of(precision="fp16", regularize=RegularizeConfig(clip_norm=0.1))
-    state = Learner(Single("fp16"), config, CLASSES, None).state()
-    learner = Learner(Single("fp16"), config, CLASSES, {**state, "scaler": {**state["scaler"], "scale": scale}})
-    for step, batch in enumerate(batches(config)[:num_steps]):
-        assert learner.train_step(batch, 1.0, key=step).isfinite().all()
-    return learner, state["model"]
-
-
 def test_a_step_whose_gradients_overflow_in_float16_is_left_out_and_the_scale_halved() -> None:
-    learner, before = scaled(2.0**120, 1)
+    config = config_of(precision="fp16", regularize=RegularizeConfig(clip_norm=0.1))
+    before = Learner(Single("fp16"), config, CLASSES, None).state()
+    scaler = {**before["scaler"], "scale": 2.0**120}
+    learner = Learner(Single("fp16"), config, CLASSES, {**before, "scaler": scaler})
+    assert learner.train_step(batches(config)[0], 1.0, key=0).isfinite().all()
     after = learner.state()
-    assert all(torch.equal(after["model"][name], before[name]) for name, _ in learner.net.named_parameters())
+    assert all(torch.equal(after["model"][name], before["model"][name]) for name, _ in learner.net.named_parameters())
     assert after["scaler"]["scale"] == 2.0**119
-
-
-def test_the_scale_of_float16_does_not_change_how_far_gradients_are_clipped() -> None:
-    (small, before), (large, _) = scaled(2.0**4, 2), scaled(2.0**12, 2)
-    for (name, one), other in zip(small.net.named_parameters(), large.net.parameters(), strict=True):
-        moved = (one - before[name]).norm()
-        assert (one - other).norm() < 0.1 * moved
-        assert 0 < moved < 1
 
 
 def test_float16_is_refused_where_gradients_are_not_scaled(monkeypatch: pytest.MonkeyPatch) -> None:

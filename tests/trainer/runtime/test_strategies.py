@@ -18,17 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
-from shardset.format.tar import StoredSample
 from shardset.program import FAILED, OK, PREEMPTED, USAGE
 from shardset.storage.open import open_storage
 from tests.faulty_proxy import Fault, FaultyProxy, Seen
 from tests.makers import kills
 from tests.makers.plain_loop import PlainRun, adamw, bce, plain_run
 from tests.makers.ports import free_port
-from tests.makers.shardset import encode, write_shard_set
 from tests.makers.training import (
     NUM_EVAL,
     STEPS,
@@ -43,7 +40,6 @@ from tests.makers.training import (
     when,
 )
 from trainer import config as configs
-from trainer import recipes
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, RegularizeConfig, Strategy, TrainConfig
 from trainer.data.device_feed import ON_DEVICE
 from trainer.data.splits import open_data, steps_of
@@ -573,33 +569,3 @@ def workers_of(launcher: int) -> list[int]:
     """The processes that a launcher started."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     return [int(child) for child in children]
-
-
-# --- a real task -----------------------------------------------------------------------------------------------------
-
-
-def digits_set(folder: Path) -> str:
-    """scikit-learn's 1,797 handwritten digits as a shard set; 297 of them are the test split."""
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.images))
-    pictures = (digits.images * 255 / 16).astype(np.uint8)[..., None].repeat(3, axis=-1)
-
-    def samples(split: str, chosen: np.ndarray) -> list[Any]:
-        return [digit(split, number, pictures[place], int(digits.target[place])) for number, place in enumerate(chosen)]
-
-    parts = {"train": samples("train", order[:1500]), "test": samples("test", order[1500:])}
-    write_shard_set(open_storage(str(folder)), parts, num_shards=4)
-    return str(folder)
-
-
-def digit(split: str, number: int, picture: np.ndarray, label: int) -> StoredSample:
-    fields = (("png", encode(picture, "png")), ("cls", str(label).encode("ascii")))
-    return StoredSample(key=f"{split}-{number:06d}", fields=fields, label=label, source=number)
-
-
-@pytest.mark.nightly
-def test_the_digits_recipe_reaches_97_percent_on_xla(tmp_path: Path) -> None:
-    manifest = digits_set(tmp_path / "set")
-    output = succeed(replace(recipes.digits_smoke(), manifest=manifest, run_dir=str(tmp_path / "run")))
-    assert read_records(tmp_path / "run", "final")[0]["accuracy"] > 0.97
-    assert "test accuracy 0.9" in output.splitlines()[-1]
