@@ -305,21 +305,6 @@ def test_any_optimizer_of_timm_lowers_the_loss(name: str) -> None:
     assert found[-1] < found[0]
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "adamw", "lars"])
-def test_a_rate_that_is_a_tensor_gives_the_steps_of_one_that_is_a_number(name: str) -> None:
-    # What compiled runtimes do, so that a learning rate that changes is no new graph.
-    class TensorRates(Single):
-        def number(self, value: float) -> torch.Tensor:
-            return torch.tensor(value)
-
-    config = config_of(optimizer=OptimizerConfig(name=name, learning_rate=0.1, weight_decay=0.01))
-    learners = [Learner(kind("fp32"), config, CLASSES, None) for kind in (Single, TensorRates)]
-    for step, rate in enumerate((0.01, 0.1, 0.0, 0.05, 0.002)):
-        for learner in learners:
-            learner.train_step(batch_of(6, seed=step), rate, key=step)
-    torch.testing.assert_close(*(weights(learner.net) for learner in learners), rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb", "adan", "lookahead_momentum"])
 def test_an_optimizer_goes_on_as_if_it_had_not_stopped(name: str) -> None:
     optimizer = OptimizerConfig(name=name, learning_rate=0.01, weight_decay=0.01)
