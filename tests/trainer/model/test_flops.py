@@ -1,7 +1,6 @@
 """The FLOPs of a model against numbers by hand and published ones."""
 
 import pytest
-import torch
 from torch import nn
 
 from tests.makers.training import tiny_config
@@ -46,7 +45,3 @@ def test_resnet_50_takes_what_is_published() -> None:
 )
 def test_a_peak_is_known_by_name_or_not_shown(name: str, peak: float | None) -> None:
     assert flops.peak_of(name) == peak
-
-
-def test_on_a_cpu_no_share_is_shown() -> None:
-    assert flops.share_of_peak(tiny_config(None, "run", precision="bf16"), 5, torch.device("cpu")) is None

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
 
 from shardset.errors import ConfigError
 from tests.makers.training import shard_set, tiny_config
@@ -141,25 +140,6 @@ def test_what_a_strategy_can_not_do_on_cpus_is_refused(alone: Ddp, monkeypatch: 
         launch(tiny_config(None, "run", strategy="replica"), pytest.fail)  # type: ignore[arg-type]
 
 
-class Calls(TorchFunctionMode):
-    """Notes what is called on tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(function.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-def test_rows_leave_the_device_before_they_are_joined_because_it_would_join_them_after_the_newest_step() -> None:
-    single, rows = Single("fp32"), [torch.zeros(3), torch.ones(3)]
-    with Calls() as calls:
-        single.fetch(rows)
-    assert calls.names[:3] == ["cpu", "cpu", "stack"]
-
-
 def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto") != "ddp"
     for name in (torchtpu.ADDRESSES, torchtpu.TOPOLOGY, "RANK"):
@@ -173,17 +153,6 @@ def test_a_process_without_torchtpu_s_launch_is_told_how_to_start() -> None:
         torchtpu.check_environment({})
     with pytest.raises(ConfigError, match=r"TorchTPU: TORCH_TPU_TOPOLOGY not set"):
         torchtpu.check_environment({torchtpu.ADDRESSES: "localhost:1"})
-
-
-@pytest.mark.parametrize("key", [6, 7])
-def test_no_two_replicas_drop_the_same_units(key: int) -> None:
-    found = []
-    for host in range(8):
-        replica = Single("fp32")
-        replica.host = host
-        replica.seed(key)
-        found.append(torch.rand(4).tolist())
-    assert len({tuple(numbers) for numbers in found}) == 8
 
 
 @given(st.integers(0, 2**64 - 1))
