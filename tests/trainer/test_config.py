@@ -42,6 +42,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
             "model.kwargs",
             {"drop_path_rate": 0.1, "betas": [0.9, 0.95], "act_layer": "gelu", "qkv_bias": False, "depth": 2},
         ),
+        ("image.mean=0.5:0.4:0.3", "image.mean", (0.5, 0.4, 0.3)),
         ("optimizer.layer_decay=0.75", "optimizer.layer_decay", 0.75),
     ],
 )
