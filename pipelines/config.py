@@ -68,29 +68,24 @@ class BuildConfig:
     )
     target_samples: dict[str, int] = setting({}, "store N samples, repeating where there are fewer", **_BY_SPLIT)
     repeat: dict[str, int] = setting({}, "store every sample N times", **_BY_SPLIT)
-    remainder: Remainder = setting(
-        "spread", "samples that do not divide evenly: spread (sizes differ by one), drop, or pad with repeats"
-    )
+    remainder: Remainder = setting("spread", "what does not divide evenly: spread, drop, or pad with repeats")
     balance: Balance = setting("none", "stratified: the same class mix in every shard, within one sample")
     seed: int = setting(0, "seed of the order in which samples are stored")
     holdout: dict[str, float] = setting(
         {},
-        "move this fraction of each class into its own split, chosen by the keys of the samples; a class with two or "
-        "more has some in each part",
+        "move this fraction of each class, at least one image of two, into its own split by the keys of the samples",
         action=Merge,
         type=arguments.fractions,
         metavar="SPLIT=FRACTION",
     )
     verify: Verify = setting("decode", "how to check each image; only decode finds truncated ones")
-    on_bad: OnBad = setting("quarantine", "list bad samples and go on, or fail")
-    max_bad_fraction: float = setting(
-        0.01, "fail before writing if more than this of a split, and more than 10 samples, are bad; 0 allows none"
-    )
+    on_bad: OnBad = setting("quarantine", "list bad samples and continue, or fail")
+    max_bad_fraction: float = setting(0.01, "fail if more than this of a split, and more than 10 samples, are bad")
     image: ImageOptions = field(default_factory=ImageOptions)
     overwrite: bool = setting(False, "replace the shard set at the output, or restart an unfinished build")
     only_shards: frozenset[tuple[str, int]] = setting(
         frozenset(),
-        "write only these; in a finished set, mend those that are missing or damaged",
+        "write only these; in a finished set, repair those that are missing or damaged",
         action=Merge,
         type=arguments.shard_numbers,
         metavar="SPLIT:0,4-7",
@@ -99,9 +94,7 @@ class BuildConfig:
         10_000, "list up to N shards in manifest.json itself, and more in pages beside it (format version 2)"
     )
     within_input: bool = setting(False, "refuse a listing with images outside its folder, by links or absolute paths")
-    class_depth: int = setting(
-        1, "folder: the first N folders name the class, animals/birds with 2", type=arguments.positive
-    )
+    class_depth: int = setting(1, "folder: the first N folders name the class", type=arguments.positive)
     path_column: str | None = setting(
         None,
         "listing, hf: the column of the images (default: path, image, file, ...)",
@@ -110,8 +103,7 @@ class BuildConfig:
     )
     label_column: str | None = setting(
         None,
-        "listing, hf: the column of the labels (default: label, class, category, target, ..., or the ClassLabel of the "
-        "schema); '' stores images without labels",
+        "listing, hf: the column of the labels (default: label, class, category, ...); '' stores images without labels",
         metavar="NAME",
     )
 

@@ -1,19 +1,20 @@
 """The parsers of the command line: flags, their defaults and their help."""
 
 import argparse
-from typing import TypeAlias
+from dataclasses import fields
 
 from pipelines import arguments
 from pipelines.arguments import Merge
 from pipelines.config import INPUT_FLAGS, SIZES, BuildConfig
+from pipelines.estimate.reading import Reading
 from pipelines.images.options import IMAGE_FLAGS, ImageOptions
-from shardset.order.budget import BUDGET_BYTES
 from shardset.program import Parser, program_parser
 from shardset.settings import add_flags
 
 COMMAND = "shardset-pipelines"
 """The installed name of this program: a shell completes commands by name, so not `python -m pipelines`."""
 
+SIZES_TITLE = "sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)"
 EXIT_CODES = "exit codes: 0 done; 1 failed, or the data is damaged; 2 wrong command line; 130 stopped by Ctrl-C"
 
 BUILD_EPILOG = f"""\
@@ -57,8 +58,6 @@ Archives must be read: for them, `build --dry-run` prints the exact plan.
 {EXIT_CODES}
 """
 
-_Verbs: TypeAlias = "argparse._SubParsersAction[Parser]"
-
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the program. Its result holds the chosen verb in `verb` and that verb's parser in `verb_parser`."""
@@ -66,21 +65,36 @@ def parser() -> argparse.ArgumentParser:
         COMMAND, "pipelines", epilog=EXIT_CODES,
         description="Turns raw image files into exact, reproducible WebDataset shards.",
     )  # fmt: skip
-    common = Parser(add_help=False)
-    common.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
-    common.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for add in (_add_build, _add_verify, _add_inspect, _add_export, _add_estimate, _add_report):
-        add(verbs, common)
+
+    def verb(name: str, text: str, description: str, epilog: str = EXIT_CODES) -> Parser:
+        added = verbs.add_parser(
+            name, help=text, description=description, epilog=epilog, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        added.add_argument("--debug", action="store_true", help="show tracebacks, Beam's log and warnings of libraries")
+        added.add_argument("--json", action="store_true", help="print the result as JSON on standard output")
+        return added
+
+    text = "Plans, writes, then commits: the manifest appears last, or not at all."
+    _add_build(verb("build", "turn raw files into a shard set", text, BUILD_EPILOG))
+    text = "Compares sizes and checksums of every file; with --deep every sample too."
+    verify = verb("verify", "compare a shard set with its manifest", text)
+    _add_manifest(verify)
+    verify.add_argument("--deep", action="store_true", help="also decode every image and compare every label and key")
+    text = "Shows tables of splits, shards and classes; finds a sample by its key or its original name."
+    _add_inspect(verb("inspect", "show what is in a shard set", text))
+    text = "Writes the side files of other readers, from the manifest and the indexes; never a tar."
+    _add_export(verb("export", "write the side files of other readers", text))
+    text = "Samples, shards, steps, mixing, memory and bytes, from a manifest, a listing or numbers."
+    short = "how a shard set divides and is read: steps, memory, bytes"
+    _add_estimate(verb("estimate", short, text, ESTIMATE_EPILOG))
+    text = "Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance."
+    _add_report(verb("report", "make one HTML page about a shard set", text))
     return top
 
 
-def _add_build(verbs: _Verbs, common: Parser) -> None:
-    build = verbs.add_parser(
-        "build", help="turn raw files into a shard set", parents=[common], epilog=BUILD_EPILOG, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Plans, writes, then commits: the manifest appears last, or not at all.",
-    )  # fmt: skip
+def _add_build(build: Parser) -> None:
     where = build.add_argument_group("what and where")
     where.add_argument("--source", required=True, help="format of the raw input, see below")
     where.add_argument("--input", required=True, metavar="PATH", help="local or gs://, see below")
@@ -89,33 +103,13 @@ def _add_build(verbs: _Verbs, common: Parser) -> None:
     where.add_argument("--dry-run", action="store_true", help="read all input, print the exact plan, write nothing")
     where.add_argument("--report", action=argparse.BooleanOptionalAction, default=True,
                        help="write report.html, a page about the set")  # fmt: skip
-    add_flags(_add_sizes(build), BuildConfig, ("seed",))
-    check = build.add_argument_group("bad input")
-    add_flags(check, BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
+    add_flags(build.add_argument_group(SIZES_TITLE), BuildConfig, (*SIZES, "seed"))
+    add_flags(build.add_argument_group("bad input"), BuildConfig, ("verify", "on_bad", "max_bad_fraction"))
     image = build.add_argument_group("images (default: stored byte for byte)")
     add_flags(image, ImageOptions, IMAGE_FLAGS)
 
 
-def _add_sizes(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    size = verb.add_argument_group("sizes (a number, or SPLIT=NUMBER,SPLIT=NUMBER)")
-    add_flags(size, BuildConfig, SIZES)
-    return size
-
-
-def _add_verify(verbs: _Verbs, common: Parser) -> None:
-    verify = verbs.add_parser(
-        "verify", help="compare a shard set with its manifest", parents=[common], epilog=EXIT_CODES, allow_abbrev=False,
-        description="Compares sizes and checksums of every file; with --deep every sample too.",
-    )  # fmt: skip
-    _add_manifest(verify)
-    verify.add_argument("--deep", action="store_true", help="also decode every image and compare every label and key")
-
-
-def _add_inspect(verbs: _Verbs, common: Parser) -> None:
-    inspect = verbs.add_parser(
-        "inspect", help="show what is in a shard set", parents=[common], epilog=EXIT_CODES, allow_abbrev=False,
-        description="Shows tables of splits, shards and classes; finds a sample by its key or its original name.",
-    )  # fmt: skip
+def _add_inspect(inspect: Parser) -> None:
     _add_manifest(inspect)
     inspect.add_argument("--split", help="only this split")
     inspect.add_argument("--shard", type=int, metavar="N", help="the samples of one shard")
@@ -124,27 +118,16 @@ def _add_inspect(verbs: _Verbs, common: Parser) -> None:
     inspect.add_argument("--class", dest="class_name", metavar="CLASS", help="a class by label, name or wnid")
 
 
-def _add_export(verbs: _Verbs, common: Parser) -> None:
-    export = verbs.add_parser(
-        "export", help="write the side files of other readers", parents=[common], epilog=EXIT_CODES,
-        allow_abbrev=False,
-        description="Writes the side files of other readers, from the manifest and the indexes; never a tar. "
-                    "wids reads every tar once, for its MD5.",
-    )  # fmt: skip
+def _add_export(export: Parser) -> None:
     _add_manifest(export)
-    export.add_argument("--to", required=True, action="extend", type=arguments.names, metavar="READER,...",
-                        help="any of wids, timm, energon, hf")  # fmt: skip
+    export.add_argument("--to", required=True, action="extend", type=lambda text: text.split(","), metavar="READER,...",
+                        help="any of wids (reads every tar once, for its MD5), timm, energon, hf")  # fmt: skip
     export.add_argument("--output", metavar="FOLDER",
                         help="where to write, if the format allows (default: beside the tars)")  # fmt: skip
     export.add_argument("--overwrite", action="store_true", help="replace existing files that differ")
 
 
-def _add_report(verbs: _Verbs, common: Parser) -> None:
-    report = verbs.add_parser(
-        "report", help="make one HTML page about a shard set", parents=[common], epilog=EXIT_CODES,
-        allow_abbrev=False,
-        description="Makes a page of totals, classes, sizes, contact sheets, duplicates, bad input and provenance.",
-    )  # fmt: skip
+def _add_report(report: Parser) -> None:
     _add_manifest(report)
     report.add_argument("--output", metavar="FILE", help="default: report.html beside the manifest")
     report.add_argument("--force", action="store_true", help="replace any file at --output, even one that is no page")
@@ -152,16 +135,11 @@ def _add_report(verbs: _Verbs, common: Parser) -> None:
                         help="decode at most N images for sizes and near-duplicates (default 100000)")  # fmt: skip
 
 
-def _add_manifest(verb: argparse.ArgumentParser) -> None:
+def _add_manifest(verb: Parser) -> None:
     verb.add_argument("manifest", metavar="MANIFEST", help="the manifest or its folder, local or gs://")
 
 
-def _add_estimate(verbs: _Verbs, common: Parser) -> None:
-    estimate = verbs.add_parser(
-        "estimate", help="how a shard set divides and is read: steps, memory, bytes", parents=[common],
-        epilog=ESTIMATE_EPILOG, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Samples, shards, steps, mixing, memory and bytes, from a manifest, a listing or numbers.",
-    )  # fmt: skip
+def _add_estimate(estimate: Parser) -> None:
     raw = estimate.add_argument_group("one of: an existing set, files to list, or bare numbers")
     one = raw.add_mutually_exclusive_group(required=True)
     one.add_argument("manifest", metavar="MANIFEST", nargs="?", help="the manifest of an existing set, or its folder")
@@ -173,32 +151,7 @@ def _add_estimate(verbs: _Verbs, common: Parser) -> None:
     raw.add_argument("--mean-bytes", type=float, metavar="N", help="mean bytes of an image as it will be stored")
     raw.add_argument("--classes", type=arguments.positive, metavar="N",
                      help="number of classes of --samples (default: no labels to mix)")  # fmt: skip
-    _add_sizes(estimate)
-    _add_reading(estimate)
-
-
-def _add_reading(estimate: argparse.ArgumentParser) -> None:
+    add_flags(estimate.add_argument_group(SIZES_TITLE), BuildConfig, SIZES)
     how = estimate.add_argument_group("how it is read")
     how.add_argument("--split", help="default: train, or the only one")
-    how.add_argument("--global-batch-size", "--batch-size", type=arguments.positive, default=256, metavar="B",
-                     help="samples of a step over all replicas (default 256)")  # fmt: skip
-    how.add_argument("--world", dest="num_replicas", type=arguments.positive, default=1, metavar="N",
-                     help="number of replicas (default 1)")  # fmt: skip
-    how.add_argument("--hosts", dest="num_hosts", type=arguments.positive, default=1, metavar="N",
-                     help="number of hosts that they run on (default 1)")  # fmt: skip
-    how.add_argument("--strategy", choices=["spmd", "replica", "ddp", "single"], default="spmd",
-                     help="who reads: hosts (spmd, default), replicas (replica, ddp), one (single)")  # fmt: skip
-    how.add_argument("--workers", dest="num_workers", type=arguments.positive, metavar="N",
-                     help="also show how shards divide over plain tar readers, N for each replica")  # fmt: skip
-    how.add_argument("--num-lanes", type=arguments.positive, metavar="L", help="default: as the trainer chooses")
-    how.add_argument("--block-size", type=arguments.positive, metavar="Q", help="default: as the trainer chooses")
-    how.add_argument("--window", type=int, metavar="W", help="default: as the trainer chooses")
-    how.add_argument("--last-batch", choices=["pad", "drop"], default="pad",
-                     help="pad a batch that is not full (default), or drop it")  # fmt: skip
-    how.add_argument("--image-size", type=int, default=224, metavar="N",
-                     help="decoded images are N x N; 0 decodes nothing (default 224)")  # fmt: skip
-    how.add_argument("--crop-padding", type=int, metavar="N",
-                     help="train_crop=pad with N pixels: small images stay decoded where they fit")  # fmt: skip
-    how.add_argument("--budget-bytes", type=arguments.positive, default=BUDGET_BYTES, metavar="N",
-                     help=f"memory of one reader (default {BUDGET_BYTES >> 30} GiB)")  # fmt: skip
-    how.add_argument("--seed", type=int, default=0, help="of the order, and of --holdout (default 0)")
+    add_flags(how, Reading, [field.name for field in fields(Reading)])

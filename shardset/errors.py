@@ -3,11 +3,18 @@
 Every message says where, what was found, what was expected and what to do.
 """
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shardset.addresses import masked
+# All between :// and the last @ before a slash. A password may contain a slash; a port is not a password.
+_USER = re.compile(r"(?<=://)(?:[^/\s]*@|[^/\s:@]+:(?!\d+/)\S*@)")
+
+
+def masked(text: str) -> str:
+    """The text with `***` for user and password in each address: `http://***@host`."""
+    return _USER.sub("***@", text)
 
 
 class ShardsetError(Exception):

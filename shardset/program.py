@@ -11,8 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardset.addresses import masked
-from shardset.errors import ConfigError, ShardsetError, missing_library
+from shardset.errors import ConfigError, ShardsetError, masked, missing_library
 from shardset.storage.retry import while_someone_waits
 from shardset.version import __version__
 
@@ -66,11 +65,17 @@ class _PrintCompletion(argparse.Action):
 
 
 def did_you_mean(name: str, names: Collection[str]) -> str:
-    """A hint at the nearest name, else at the one whose last part is nearest; empty if none is near."""
+    """A hint at the nearest name; empty if none is near."""
+    near = nearest(name, names)
+    return f", did you mean {near!r}?" if near else ""
+
+
+def nearest(name: str, names: Collection[str]) -> str | None:
+    """The nearest name, else the one whose last part is nearest; None if none is near."""
     last_parts = {known.rpartition(".")[2]: known for known in names}
     near = difflib.get_close_matches(name, names, n=1)
     near = near or [last_parts[part] for part in difflib.get_close_matches(name, last_parts, n=1)]
-    return f", did you mean {near[0]!r}?" if near else ""
+    return near[0] if near else None
 
 
 def run_program(main: Callable[[], int], extra: str) -> NoReturn:

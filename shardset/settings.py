@@ -46,6 +46,11 @@ class Setting:
         return self.key.rpartition(".")[0]
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it is true or false (or none), so that its flag takes no value."""
+        return set(typing.get_args(self.hint) or [self.hint]) <= {bool, type(None)}
+
+    @property
     def expected(self) -> str:
         """What it accepts, in words."""
         return _in_words(inspect.type_info(self.hint))

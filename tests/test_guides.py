@@ -241,7 +241,7 @@ def test_the_messages_about_libraries_and_memory_are_those_of_the_programs(monke
     error = ModuleNotFoundError(name="apache_beam")
     said = f"ModuleNotFoundError: {missing_library(error, 'pipelines')}"
     assert said.startswith(message_with("the library apache_beam"))
-    with pytest.raises(TrainingError) as caught, memory_errors(1):
+    with pytest.raises(TrainingError) as caught, memory_errors():
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 392.00 MiB.\nGPU 0 has ...")
     assert f"TrainingError: {caught.value}".startswith(message_with("memory is too small"))
 

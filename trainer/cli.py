@@ -3,23 +3,20 @@
 import argparse
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from shardset.errors import ConfigError, NotFound, ShardsetError
+from shardset.errors import ConfigError, ManifestError, NotFound, StorageError
 from shardset.program import OK, PREEMPTED, Parser, count, program_parser, run_program, run_verb
-from shardset.settings import assignments, help_text, parsed, with_values
+from shardset.settings import help_text
 from shardset.storage.open import is_address, open_storage
 from trainer import defaults, recipes
-from trainer.config import RECORD, TrainConfig, recorded, resumed
+from trainer.config import RECORD, TrainConfig, recorded
 from trainer.errors import Preempted
-from trainer.flags import ConfigFlags, add_config_flags, config_flags, near_miss
-from trainer.notes import notes
-from trainer.record import checkpoint_names
+from trainer.flags import EVALUATION, FLAGS, add_config_flags, config_flags, near_miss
 from trainer.tpu import cli as tpu
 
 if TYPE_CHECKING:
@@ -30,19 +27,14 @@ if TYPE_CHECKING:
 COMMAND = "shardset-trainer"
 """The installed name of this program. Shells complete commands by name, so not `python -m trainer`."""
 
-CTRL_C_PATIENCE_S = 5.0
-"""How long a Ctrl-C waits for the run folder's answer."""
-
 EXIT_CODES = """exit codes:
   0  done
   1  failed; the last line on stderr says why
   2  wrong usage
-  3  asked to stop (SIGTERM) and saved everything; the same command goes on from there
-  130  stopped by Ctrl-C; train goes on from the last checkpoint, if there is one
+  3  asked to stop (SIGTERM) and saved everything; the same command resumes there
+  130  stopped by Ctrl-C; train resumes at the last checkpoint, or begins again if there is none
 """
 
-DEBUG_HELP = "show tracebacks and warnings of libraries"
-MANIFEST_HELP = "shard set: its folder or manifest.json, local or gs://"
 RUN_DIR_HELP = "run folder, local or gs://"
 
 
@@ -77,12 +69,22 @@ def parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     verbs = top.add_subparsers(required=True, metavar="COMMAND")
-    _add_config_verb(verbs, "train", train, "train a model on a shard set, or resume the run in the run folder")
+    settings = (
+        f"settings for --set KEY=VALUE, with their values in the recipe `default`:\n{help_text(recipes.default())}"
+    )
+    text = "train a model on a shard set, or resume the run in the run folder"
+    add_config_flags(_add_verb(verbs, "train", train, text, settings + EXIT_CODES))
     text = "print the accuracy of a run folder's best checkpoint, or of --resume URL"
-    _add_config_verb(verbs, "evaluate", evaluate, text, is_training=False)
-    _add_bench_input(verbs)
-    _add_doctor(verbs)
-    _add_merge_logs(verbs)
+    add_config_flags(_add_verb(verbs, "evaluate", evaluate, text), EVALUATION, "are those in the run folder")
+    text = "read and decode as training does, without a model, and print the rate"
+    add_config_flags(_add_verb(verbs, "bench-input", bench_input, text))
+    verb = _add_verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
+    add_config_flags(verb)
+    text = "the rate that the whole run should read at"
+    verb.add_argument("--want-images-per-second", type=float, metavar="N", help=text)
+    verb.add_argument("--json", action="store_true", help="print the findings as JSON")
+    verb = _add_verb(verbs, "merge-logs", merge_logs, "print the logs of all hosts by time")
+    verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
     _add_explain(verbs)
     tpu.register(verbs)
     _add_report(verbs)
@@ -91,112 +93,62 @@ def parser() -> Parser:
     return top
 
 
-def _add_config_verb(
-    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str, *, is_training: bool = True
-) -> argparse.ArgumentParser:
-    settings = (
-        f"settings for --set KEY=VALUE, with their values in the recipe `default`:\n{help_text(recipes.default())}"
-    )
+def _add_verb(
+    verbs: "Verbs", name: str, command: Callable[[argparse.Namespace], None], text: str, epilog: str = EXIT_CODES
+) -> Parser:
     verb = verbs.add_parser(
         name,
         help=text,
         description=text,
-        epilog=f"{settings if is_training else ''}{EXIT_CODES}",
+        epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add_config_flags(verb, is_training=is_training)
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
+    verb.add_argument("--debug", action="store_true", help="show tracebacks and warnings of libraries")
     verb.set_defaults(command=command)
     return verb
 
 
-def _add_bench_input(verbs: "Verbs") -> None:
-    text = "read and decode as training does, without a model, and print the rate"
-    _add_config_verb(verbs, "bench-input", bench_input, text)
-
-
-def _add_doctor(verbs: "Verbs") -> None:
-    verb = _add_config_verb(verbs, "doctor", doctor, "check whether this machine is ready for a run")
-    verb.add_argument(
-        "--want-images-per-second", type=float, metavar="N", help="the rate that the whole run should read at"
-    )
-    verb.add_argument("--json", action="store_true", help="print the findings as JSON")
-
-
-def _add_merge_logs(verbs: "Verbs") -> None:
-    text = "print the logs of all hosts by time"
-    verb = verbs.add_parser("merge-logs", help=text, description=text, allow_abbrev=False)
-    verb.add_argument("--run-dir", required=True, help=RUN_DIR_HELP)
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=merge_logs)
-
-
 def _add_explain(verbs: "Verbs") -> None:
-    text = "print the samples of a step, or the steps of a sample, for a past or future run"
-    verb = verbs.add_parser("explain", help=text, description=text, epilog=EXIT_CODES, allow_abbrev=False,
-                            formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    verb.add_argument("--run-dir", help=f"{RUN_DIR_HELP}; or describe a run with the next six flags:")
-    verb.add_argument("--manifest", help=MANIFEST_HELP)
-    verb.add_argument("--recipe", help=f"one of {', '.join(recipes.RECIPES)}")
-    verb.add_argument("--seed", help="seed of the order")
-    verb.add_argument("--global-batch-size", "--batch-size", metavar="SIZE", help="samples per step over all replicas")
-    verb.add_argument(
-        "--hosts", type=int, metavar="N", help="hosts that the run starts on; with ddp, processes (default 1)"
-    )
-    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as epochs=30")
+    text = "print the samples of a step, or the steps of a sample, of the run in --run-dir or one that flags describe"
+    verb = _add_verb(verbs, "explain", explain, text)
+    add_config_flags(verb, ("run_dir", "manifest", "seed", "global_batch_size"))
+    text = "hosts that the run starts on; with ddp, processes (default 1)"
+    verb.add_argument("--hosts", type=int, metavar="N", help=text)
     asked = verb.add_mutually_exclusive_group(required=True)
     asked.add_argument("--step", help="step of the run, counted from 0 over all epochs; or EPOCH:STEP, epochs from 1")
     asked.add_argument("--key", help="key of a sample of the training split; reads the split's indexes to find it")
     asked.add_argument("--id", type=int, help="id of a sample, instead of its key; reads one index")
     verb.add_argument("--thumbnails", metavar="FILE", help="with --step: write a contact sheet as a page, .html")
     verb.add_argument("--json", action="store_true", help="print everything as one JSON object")
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=explain)
 
 
 def _add_report(verbs: "Verbs") -> None:
     text = "make one HTML page that shows a run: curves, epochs, checkpoints, hosts, configuration"
-    verb = verbs.add_parser("report", help=text, description=text, allow_abbrev=False)
-    _add_run(verb)
+    verb = _add_verb(verbs, "report", make_report, text)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", metavar="FILE", help="default: report.html in the run folder")
     verb.add_argument("--force", action="store_true", help="replace any file at --output")
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=make_report)
-
-
-def _add_run(verb: argparse.ArgumentParser) -> None:
-    """The run as an argument, or by the flag of `train`."""
-    run = verb.add_mutually_exclusive_group(required=True)
-    run.add_argument("run_dir", metavar="RUN", nargs="?", default=argparse.SUPPRESS, help=RUN_DIR_HELP)
-    run.add_argument("--run-dir", metavar="RUN", help="the same, by the flag that `train` has")
-
-
-MODEL_HELP = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
 
 
 def _add_export(verbs: "Verbs") -> None:
     text = "write a trained model as files: weights, graphs, classes and how images are prepared"
     example = "example: python -m trainer export run --output model --format safetensors onnx"
-    verb = verbs.add_parser("export", help=text, description=text, epilog=example, allow_abbrev=False)
-    _add_run(verb)
+    verb = _add_verb(verbs, "export", export_model, text, example)
+    verb.add_argument("run_dir", metavar="RUN", help=RUN_DIR_HELP)
     verb.add_argument("--output", required=True, metavar="FOLDER", help="folder for the files, local or gs://")
     verb.add_argument("--format", nargs="+", default=["safetensors"], metavar="FORMAT",
                       help="safetensors (default), torchscript, torch.export, onnx")  # fmt: skip
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=export_model)
 
 
 def _add_predict(verbs: "Verbs") -> None:
     text = "print the most probable classes of images"
-    example = "example: python -m trainer predict --from run cat.jpg dog.png"
-    verb = verbs.add_parser("predict", help=text, description=text, epilog=example, allow_abbrev=False)
+    verb = _add_verb(verbs, "predict", predict, text, "example: python -m trainer predict --from run cat.jpg dog.png")
     verb.add_argument("images", nargs="+", metavar="IMAGE", help="picture, local or gs://; or a local folder of them")
-    verb.add_argument("--from", "--run-dir", dest="model", required=True, metavar="FOLDER", help=MODEL_HELP)
+    text = "run folder (its best checkpoint), or a folder that `export` wrote; local or gs://"
+    verb.add_argument("--from", dest="model", required=True, metavar="FOLDER", help=text)
     verb.add_argument("--top", type=int, default=5, metavar="N", help="classes for each image (default: 5)")
     verb.add_argument("--json", action="store_true", help="print one JSON object for each image")
-    verb.add_argument("--debug", action="store_true", help=DEBUG_HELP)
-    verb.set_defaults(command=predict)
 
 
 # --- the verbs -------------------------------------------------------------------------------------------------------
@@ -205,7 +157,7 @@ def _add_predict(verbs: "Verbs") -> None:
 def train(options: argparse.Namespace) -> None:
     """`train`."""
     config, about = defaults.resolve(config_flags(options))
-    if os.environ.get("RANK", "0") == "0" and (lines := [*filter(None, [about]), *notes(config)]):
+    if os.environ.get("RANK", "0") == "0" and (lines := [*filter(None, [about]), *defaults.notes(config)]):
         print("\n".join(lines), flush=True)
     try:
         from trainer import loop
@@ -213,25 +165,8 @@ def train(options: argparse.Namespace) -> None:
 
         launch(config, loop.train)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(after_ctrl_c(config.run_dir)) from None
-
-
-def after_ctrl_c(run_dir: str, patience_s: float = CTRL_C_PATIENCE_S) -> str:
-    """What the same command does after a Ctrl-C. Does not wait longer for the answer of a run folder."""
-    listings: list[list[int]] = []
-
-    def list_checkpoints() -> None:
-        with suppress(ShardsetError):
-            listings.append(checkpoint_names.steps(open_storage(run_dir)))
-
-    # A daemon, so that the program can end although a bucket is out of reach.
-    thread = threading.Thread(target=list_checkpoints, daemon=True)
-    thread.start()
-    thread.join(patience_s)
-    if listings == [[]]:
-        return " before the first checkpoint: nothing is saved, the same command begins again"
-    goes_on = "; the same command goes on from the last checkpoint"
-    return goes_on if listings else f"{goes_on}, if there is one: {run_dir} does not answer"
+        text = "; the same command resumes at the last checkpoint, or begins again if there is none"
+        raise KeyboardInterrupt(text) from None
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -251,7 +186,7 @@ def evaluate(options: argparse.Namespace) -> None:
 def recorded_config(run_dir: str) -> TrainConfig:
     """The configuration in a run folder, to be resumed; the default recipe if there is none. Raises ConfigError."""
     try:
-        return resumed(recorded(open_storage(run_dir)))
+        return replace(recorded(open_storage(run_dir)), resume="auto")
     except NotFound:
         return recipes.default()
 
@@ -279,21 +214,12 @@ def doctor(options: argparse.Namespace) -> None:
     if rate is not None and not 0 < rate < float("inf"):
         raise ConfigError(f"--want-images-per-second {rate} is not a rate; give images a second, such as 5000")
     flags = config_flags(options)
-    if options.run_dir and not (options.recipe or options.manifest):
-        config = flags.config(recorded_config(options.run_dir))
-    else:
-        config = _resolved_or_plain(flags)
-    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
-
-
-def _resolved_or_plain(flags: ConfigFlags) -> TrainConfig:
-    """What the flags mean; for a shard set that can't be read the plain settings: a check says what is wrong there."""
     try:
-        return defaults.resolve(flags)[0]
-    except ConfigError:
-        raise
-    except ShardsetError:
-        return flags.config()
+        of_run = options.run_dir and not (options.recipe or options.manifest)
+        config = flags.config(recorded_config(options.run_dir)) if of_run else defaults.resolve(flags)[0]
+    except (ManifestError, StorageError):  # of the shard set, where a check says what is wrong
+        config = flags.config()
+    doctor.report(doctor.run_checks(config, rate), as_json=options.json)
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -309,17 +235,12 @@ def explain(options: argparse.Namespace) -> None:
 def _explained_run(options: argparse.Namespace) -> "tuple[TrainConfig, OrderState | None]":
     from trainer.tools import explain
 
-    values = {key: getattr(options, key) for key in ("manifest", "seed", "global_batch_size")}
-    given = {key: value for key, value in values.items() if value is not None}
+    flags = config_flags(options)
     if options.run_dir is None:
-        config = recipes.recipe(options.recipe) if options.recipe else recipes.default()
-        values = parsed(TrainConfig, given | assignments(options.set))
-        steps = {} if options.recipe else defaults.steps_of_set(values)
-        return with_values(config, steps | values), None
-    described = [*given, *(name for name in ("recipe", "hosts", "set") if getattr(options, name))]
-    if described:
-        flag = f"--{described[0].replace('_', '-')}"
-        raise ConfigError(f"--run-dir says everything about the run, so {flag} can't be given beside it")
+        return flags.config(chosen={} if flags.recipe else defaults.steps_of_set(flags.given)), None
+    names = [f"--{name}" for name in ("recipe", "hosts", "set") if getattr(options, name)]
+    if described := [*(FLAGS[key] for key in flags.values if key != "run_dir"), *names]:
+        raise ConfigError(f"--run-dir says everything about the run, so {described[0]} can't be given beside it")
     return explain.recorded_run(options.run_dir)
 
 

@@ -27,8 +27,12 @@ Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 Amount = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
-Accuracy = Annotated[float, Meta(gt=0, le=1)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+Size = Annotated[int, Meta(ge=0)]
+Part = Annotated[float, Meta(gt=0, le=1)]
+Filter = Literal["area", "bilinear", "bicubic", "lanczos"]
+Decay = Literal["cosine", "linear", "step", "constant"]
+Loss = Literal["cross_entropy", "bce"]
 Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
 Kwargs = dict[str, bool | int | float | str | list[float]]
@@ -53,15 +57,10 @@ class ModelConfig:
     stem: Literal["imagenet", "cifar"] = setting("imagenet", "first layers: cifar suits images of about 32 pixels")
     norm: Literal["batch", "group"] = setting("batch", "normalization layers: group keeps no batch statistics")
     num_classes: Count | None = setting(None, "number of classes; none takes it from the manifest")
-    pretrained: str | None = setting(
-        None,
-        "weights to start from: timm, which downloads its own, or a file (safetensors or state dict); none: random",
-    )
+    pretrained: str | None = setting(None, "weights to start from: timm (downloads its own) or a file; none: random")
     freeze: bool = setting(False, "train the last layer only; the others keep their weights and statistics")
     kwargs: Kwargs | None = setting(None, "further arguments of the model")
-    checkpoint_activations: bool = setting(
-        False, "compute activations again in the backward pass and keep few of them: less memory, about a third slower"
-    )
+    checkpoint_activations: bool = setting(False, "keep few activations: less memory, about a third slower")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,28 +75,18 @@ class ImageConfig:
     size: Count = setting(224, "width and height in pixels")
     train_crop: Literal["random", "pad", "center"] = setting("random", "crop of training images")
     eval_resize: Count = setting(256, "length of the shorter side before an evaluation takes the centre")
-    eval_interpolation: Literal["area", "bilinear", "bicubic", "lanczos"] = setting(
-        "area", "how an evaluation resizes: averages of areas, or Pillow's filter of that name"
-    )
+    eval_interpolation: Filter = setting("area", "how an evaluation resizes: averages of areas, or by Pillow's filter")
     eval_size: Count | None = setting(None, "width and height in an evaluation; none: image.size")
-    pad: Annotated[int, Meta(ge=0)] = setting(4, "black pixels around an image, for train_crop=pad")
-    flip: bool | Literal["alternating"] = setting(
-        True, "mirror half of the training images; alternating mirrors each in every other epoch"
-    )
-    auto_augment: str | None = setting(
-        None, "random augmentation: trivial, or RandAugment as timm writes it, such as rand-m9-mstd0.5-inc1"
-    )
-    augment_repeats: Count = setting(
-        1, "slots of its batch that each training image takes, with an augmentation of its own in each"
-    )
+    pad: Size = setting(4, "black pixels around an image, for train_crop=pad")
+    flip: bool | Literal["alternating"] = setting(True, "mirror half of the images; alternating: in every other epoch")
+    auto_augment: str | None = setting(None, "trivial, or RandAugment as timm writes it: rand-m9-mstd0.5-inc1")
+    augment_repeats: Count = setting(1, "slots of its batch that each training image takes, augmented anew in each")
     erase: Annotated[float, Meta(ge=0, le=1)] = setting(0.0, "share of training images with a random box of noise")
     mean: Channels = setting((0.485, 0.456, 0.406), "mean of red, green and blue, from 0 to 1, that is subtracted")
     std: Spread = setting((0.229, 0.224, 0.225), "standard deviation of each colour, which the rest is divided by")
     background: str = setting("white", "colour behind transparent images: white, black, grey or #rrggbb")
     upright: bool = setting(True, "turn images as their EXIF data say; no: take them as they are stored")
-    decoded_bytes: Count = setting(
-        DECODED_BYTES, "memory of the images that a process decodes at once; one that needs more is a bad sample"
-    )
+    decoded_bytes: Count = setting(DECODED_BYTES, "memory of the images that a process decodes at once")
 
     @property
     def size_in_evaluation(self) -> int:
@@ -113,12 +102,8 @@ class OptimizerConfig:
     learning_rate: Amount = setting(0.1, "peak learning rate for the whole global batch")
     weight_decay: Amount = setting(1e-4, "weight decay; biases and norms have none")
     momentum: Share = setting(0.9, "momentum of the optimizer, if it has one")
-    head_learning_rate: Positive | None = setting(
-        None, "peak learning rate of the last layer; none: that of all others"
-    )
-    layer_decay: Annotated[float, Meta(gt=0, le=1)] | None = setting(
-        None, "each layer's learning rate as a share of that of the layer above it; none: all have the same"
-    )
+    head_learning_rate: Positive | None = setting(None, "peak learning rate of the last layer; none: that of all")
+    layer_decay: Part | None = setting(None, "each layer's learning rate as a share of that of the layer above it")
     kwargs: Kwargs | None = setting(None, "further arguments of the optimizer")
 
 
@@ -126,9 +111,7 @@ class OptimizerConfig:
 class ScheduleConfig:
     """The learning rate over time (trainer/model/schedule.py)."""
 
-    decay: Literal["cosine", "linear", "step", "constant"] = setting(
-        "cosine", "decay of the learning rate after the warm-up"
-    )
+    decay: Decay = setting("cosine", "decay of the learning rate after the warm-up")
     warmup_epochs: Amount = setting(5.0, "epochs of linear warm-up")
 
 
@@ -136,12 +119,8 @@ class ScheduleConfig:
 class RegularizeConfig:
     """Regularization. 0 or None turns each of them off."""
 
-    loss: Literal["cross_entropy", "bce"] = setting(
-        "cross_entropy", "training loss: bce is binary cross-entropy, where each class is a yes or no of its own"
-    )
-    bce_threshold: Share | None = setting(
-        None, "targets of bce above this share count as 1 and the others as 0; none: as they are"
-    )
+    loss: Loss = setting("cross_entropy", "training loss; bce: binary cross-entropy, each class a yes or no")
+    bce_threshold: Share | None = setting(None, "targets of bce above this share count as 1 and the others as 0")
     label_smoothing: Share = setting(0.0, "label smoothing; 0 turns it off")
     mixup: Amount = setting(0.0, "alpha of mixup's Beta distribution; 0 turns it off")
     cutmix: Amount = setting(0.0, "alpha of cutmix's Beta distribution; 0 turns it off")
@@ -164,40 +143,28 @@ class TrainConfig:
     global_batch_size: Count = setting(256, "samples per step over all replicas")
     accumulate: Count = setting(1, "forward and backward passes that each step is cut into")
     max_steps: Count | None = setting(None, "stop after this many steps, without changing the schedule")
-    target_accuracy: Accuracy | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
+    target_accuracy: Part | None = setting(None, "stop when the evaluation reaches this share, such as 0.76")
     strategy: Strategy = setting("auto", "how to use the devices; start ddp with torchrun")
-    precision: Precision = setting(
-        "fp32", "bf16 and fp16 compute in bfloat16 or float16 where autocast allows it; fp16 also scales the loss"
-    )
+    precision: Precision = setting("fp32", "bf16, fp16: compute in 16 bits where autocast does; fp16 scales the loss")
     compile: bool | None = setting(None, "compile the model with torch.compile; none does so on GPUs and with TorchTPU")
-    compile_cache: str | None = setting(
-        None,
-        "local folder where torch_xla keeps compiled graphs for later runs; none: on TPUs below ~/.cache",
-    )
+    compile_cache: str | None = setting(None, "local folder of torch_xla's graphs; none: on TPUs below ~/.cache")
     tf32: bool = setting(True, "on CUDA devices, compute what is float32 in TF32, which keeps 10 bits of the mantissa")
     sync_batch_norm: bool = setting(False, "under ddp on CUDA devices, BatchNorm sees the global batch")
     resume: str = setting("auto", "auto, never, or the URL of a checkpoint or run folder to begin from")
     fake_data: bool = setting(False, "train on made-up images instead of a shard set: shows the highest possible rate")
     profile_steps: tuple[int, int] | None = setting(None, "trace these steps into RUN_DIR/profile")
     log_every_steps: Count = setting(10, "steps between two lines of the log")
-    logger: Literal["wandb", "mlflow"] | None = setting(
-        None,
-        "send the numbers to this logger too, by its own client; none: TensorBoard only",
-    )
+    logger: Literal["wandb", "mlflow"] | None = setting(None, "send the numbers to this logger too, by its own client")
     show_steps: bool = setting(False, "print step lines too, beside a line for each epoch")
     checkpoint_every_steps: Count | None = setting(None, "steps between two checkpoints; none saves after each epoch")
     keep_checkpoints: Count = setting(3, "number of newest checkpoints to keep, besides the best one")
     stall_timeout_s: Seconds = setting(900, "seconds without progress after which a run fails")
     join_timeout_s: Seconds = setting(300, "seconds that the processes of a run wait for each other at the start")
     budget_bytes: Count = setting(BUDGET_BYTES, "memory of each of a host's two streams, training and evaluation")
-    num_decode_threads: Count | None = setting(
-        None, "threads that decode images in each process of a run; none: the cores that are its share"
-    )
+    num_decode_threads: Count | None = setting(None, "decoding threads of each process; none: its share of the cores")
     num_lanes: Count | None = setting(None, "lanes (docs/order.md); none follows the batch, the hosts and budget_bytes")
     block_size: Count | None = setting(None, "samples of a read (docs/order.md); none makes reads of about 4 MiB")
-    window: Annotated[int, Meta(ge=0)] | None = setting(
-        None, "shuffle window (docs/order.md); none takes 256, or what budget_bytes has room for"
-    )
+    window: Size | None = setting(None, "shuffle window (docs/order.md); none takes 256, or what budget_bytes holds")
     cache_dir: str | None = setting(None, "local folder for blocks from a bucket; goes with cache_bytes")
     cache_bytes: Count | None = setting(None, "bytes that cache_dir may hold; goes with cache_dir")
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -273,11 +240,6 @@ def recorded(folder: Storage) -> TrainConfig:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{folder.url}/{RECORD}: not JSON ({error}); restore it") from error
     return from_dict(values)
-
-
-def resumed(config: TrainConfig) -> TrainConfig:
-    """The same run, going on from its newest checkpoint."""
-    return replace(config, resume="auto")
 
 
 def continued(config: TrainConfig, run_dir: str) -> TrainConfig:

@@ -1,6 +1,6 @@
 """The settings of a run without a recipe: they follow from the shard set, the machine and what the user gave.
 
-Each rule returns settings for its part, from what was given or chosen before it. A rule never overrides what is there.
+Each rule returns settings for its part, from what was given or chosen before it, and overrides nothing.
 The batch size and the epochs depend on the set alone, so the same command takes the same steps on any machine.
 """
 
@@ -13,10 +13,9 @@ from shardset.settings import value_text
 from shardset.storage.open import open_storage
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.data.loaded import load_once
 from trainer.flags import FLAGS, ConfigFlags
 from trainer.record import checkpoint_names
-from trainer.runtime.machine import GIB, Machine, machine
+from trainer.runtime.machine import Machine, machine
 
 if TYPE_CHECKING:
     from trainer.data.survey import SetFacts
@@ -40,8 +39,6 @@ FINE_TUNING_RATE, FINE_TUNING_BATCH = 2e-3, 64
 below this one have its rate."""
 FINE_TUNING_STEPS = 500
 """The fewest steps of a fine-tuning: 10 epochs of a small set end before its last layer has learnt."""
-IMAGE_BYTES = 128 << 20
-"""Memory that an image of 224 pixels takes in a step of ResNet-50 in float32, with a reserve (docs/log/train.md)."""
 RESIZE = 8 / 7
 """An evaluation resizes the shorter side to 256 for a crop of 224."""
 
@@ -52,10 +49,18 @@ InputOf = Callable[[str, str], "ModelInput | None"]
 
 def choose(facts: "SetFacts", machine: Machine, given: Mapping[str, Any], input_of: InputOf) -> Settings:
     """The settings that were not given."""
-    settings = dict(given)
-    for rule in (_model, _size, _crop, _steps, _optimizer, _memory):
-        settings = rule(facts, machine, settings, input_of) | settings
+    settings = _with(given, _model(facts, machine, given))
+    of_model = input_settings(settings, settings["model.name"], input_of)
+    settings = _with(settings, of_model or _size(facts, machine))
+    settings = _with(settings, _crop(facts, settings) | steps_of(facts.num_samples, settings, machine.num_processes))
+    settings = _with(settings, _optimizer(settings))
+    settings = _with(settings, _memory(machine))
     return {"recipe": NAME} | {key: value for key, value in settings.items() if key not in given}
+
+
+def _with(settings: Mapping[str, Any], others: Settings) -> Settings:
+    """The settings and those of the others that are not there."""
+    return dict(settings) | {key: value for key, value in others.items() if key not in settings}
 
 
 def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> Settings:
@@ -71,7 +76,7 @@ def input_settings(given: Mapping[str, Any], model: str, input_of: InputOf) -> S
     return {key: value for key, value in settings.items() if key not in given}
 
 
-def _model(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _model(facts: "SetFacts", machine: Machine, settings: Mapping[str, Any]) -> Settings:
     side = min(facts.side, settings.get("image.size", facts.side))
     is_pretrained = settings.get("model.pretrained") is not None
     if machine.device == "cpu":
@@ -82,32 +87,24 @@ def _model(facts: "SetFacts", machine: Machine, settings: Settings, input_of: In
     return {"model.name": name, "model.stem": "cifar" if has_small_stem else "imagenet"}
 
 
-def _size(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
-    if of_model := input_settings(settings, settings["model.name"], input_of):
-        return of_model
+def _size(facts: "SetFacts", machine: Machine) -> Settings:
     if facts.side <= SMALL_SIDE:
         return {"image.size": facts.side}
     largest = LARGE_SIZE_CPU if machine.device == "cpu" else LARGE_SIZE
     return {"image.size": min(largest, facts.side // 32 * 32)}
 
 
-def _crop(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _crop(facts: "SetFacts", settings: Settings) -> Settings:
     size = settings["image.size"]
     is_small = facts.is_uniform and facts.side <= SMALL_SIDE
-    is_native = is_small and size == facts.side
+    crop: Settings = {"image.train_crop": "random"}
+    if is_small and size == facts.side:
+        crop = {"image.train_crop": "pad", "image.pad": min(size - 1, max(1, size // 8))}
     return {
-        **(
-            {"image.train_crop": "pad", "image.pad": min(size - 1, max(1, size // 8))}
-            if is_native
-            else {"image.train_crop": "random"}
-        ),
+        **crop,
         "image.eval_resize": size if is_small else math.ceil(size * RESIZE),
         "image.flip": not (facts.is_grey and facts.side <= GREY_SIDE),
     }
-
-
-def _steps(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
-    return steps_of(facts.num_samples, settings, machine.num_processes)
 
 
 def steps_of(num_samples: int, given: Mapping[str, Any], num_processes: int = 1) -> Settings:
@@ -132,11 +129,13 @@ def steps_of_set(given: Mapping[str, Any]) -> Settings:
     """`steps_of` for the training split of a shard set; nothing without one. Reads the manifest only."""
     if given.get("manifest") is None:
         return {}
+    from trainer.data.splits import load_once  # decodes images, which --help must not need
+
     split = load_once(given["manifest"]).manifest.split(given.get("train_split", TrainConfig().train_split))
     return steps_of(split.num_samples, given)
 
 
-def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _optimizer(settings: Settings) -> Settings:
     """AdamW, which trains convolutions and transformers alike; the rate grows with the root of the batch size."""
     is_pretrained = settings.get("model.pretrained") is not None
     batch = max(settings["global_batch_size"], FINE_TUNING_BATCH if is_pretrained else 1)
@@ -153,24 +152,12 @@ def _optimizer(facts: "SetFacts", machine: Machine, settings: Settings, input_of
     }
 
 
-def _memory(facts: "SetFacts", machine: Machine, settings: Settings, input_of: InputOf) -> Settings:
+def _memory(machine: Machine) -> Settings:
     # A power of two, so that hosts whose memory differs by a little choose the same, as they must.
     budget = min(BUDGET_BYTES, 1 << max(1 << 26, machine.host_bytes // 8).bit_length() - 1)
     # Eight times the budget is needed before it shrinks: then both streams take a quarter.
     small_budget = {"budget_bytes": budget} if machine.host_bytes < 8 * BUDGET_BYTES else {}
-    precision = settings.get("precision", machine.precision)
-    passes = _num_passes(machine, settings, precision)
-    return {"precision": precision, "accumulate": passes, **small_budget, **strategy_on(machine)}
-
-
-def _num_passes(machine: Machine, settings: Settings, precision: str) -> int:
-    """The passes that hold at most half of the memory in images; a power of two that divides the batch."""
-    half = 1 << max(1, machine.memory_bytes // 2).bit_length() - 1
-    image_bytes = IMAGE_BYTES * (settings["image.size"] / LARGE_SIZE) ** 2 / (1 if precision == "fp32" else 2)
-    images, passes = settings["global_batch_size"] // machine.num_processes, 1
-    while machine.memory_bytes and images % (2 * passes) == 0 and images // passes * image_bytes > half:
-        passes *= 2
-    return passes
+    return {"precision": machine.precision, **small_budget, **strategy_on(machine)}
 
 
 def strategy_on(machine: Machine) -> Settings:
@@ -185,13 +172,15 @@ def strategy_on(machine: Machine) -> Settings:
 def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
     """The configuration that the flags mean, and what to tell about it (maybe nothing). Raises ConfigError.
 
-    Without a recipe, a run folder with a checkpoint goes on with its own settings, and a new run has those that follow
-    from the set and the machine.
+    Without a recipe, a run folder with a checkpoint keeps its settings; a new run has those that follow from the set
+    and the machine.
     """
     given = flags.given
     if flags.recipe is None and not given.get("fake_data"):
         run_dir = str(given.get("run_dir", TrainConfig().run_dir))
-        if (recorded := _recorded(run_dir)) is not None:
+        folder = open_storage(run_dir)
+        if checkpoint_names.steps(folder):
+            recorded = configs.recorded(folder)
             same = strategy_on(machine()) if recorded.recipe == NAME else {}
             config = flags.config(configs.continued(recorded, run_dir), same)
             return config, f"settings of {run_dir}/{configs.RECORD}"
@@ -200,13 +189,9 @@ def resolve(flags: ConfigFlags) -> tuple[TrainConfig, str]:
     return flags.config(chosen=input_settings(given, flags.config().model.name, _input_of)), ""
 
 
-def _recorded(run_dir: str) -> TrainConfig | None:
-    folder = open_storage(run_dir)
-    return configs.recorded(folder) if checkpoint_names.steps(folder) else None
-
-
 def _chosen(flags: ConfigFlags, given: Settings) -> tuple[TrainConfig, str]:
-    from trainer.data.survey import survey  # decodes images, which --help must not need
+    from trainer.data.splits import load_once
+    from trainer.data.survey import survey
 
     loaded = load_once(given["manifest"])
     facts = survey(loaded, given.get("train_split", TrainConfig().train_split))
@@ -223,70 +208,34 @@ def _input_of(name: str, weights: str) -> "ModelInput | None":
 
 # --- what is printed -------------------------------------------------------------------------------------------------
 
-ROWS: dict[str, tuple[str, ...]] = {
-    "model": ("model.name", "model.stem"),
-    "image size": ("image.size",),
-    "crop": ("image.train_crop", "image.pad", "image.flip"),
-    "evaluation": ("image.eval_resize", "image.eval_interpolation"),
-    "mean of colours": ("image.mean",),
-    "spread of colours": ("image.std",),
-    "batch size": ("global_batch_size", "accumulate"),
-    "epochs": ("epochs",),
-    "optimizer": ("optimizer.name",),
-    "learning rate": ("optimizer.learning_rate",),
-    "rate of the head": ("optimizer.head_learning_rate",),
-    "weight decay": ("optimizer.weight_decay",),
-    "warm-up": ("schedule.warmup_epochs",),
-    "label smoothing": ("regularize.label_smoothing",),
-    "precision": ("precision",),
-    "stream memory": ("budget_bytes",),
-    "strategy": ("strategy",),
-}
-
 
 def table(chosen: Settings, facts: "SetFacts", machine: Machine) -> str:
-    """What was chosen and the flag that changes each: one line for each. Empty if everything was given."""
-    rows = [(title, values, keys) for title, keys in ROWS.items() if (values := _values(chosen, keys))]
-    cells = [(title, values, " ".join(_flags(chosen, keys)[:1])) for title, values, keys in rows]
-    if not cells:
-        return ""
-    widths = [max(len(cell[column]) for cell in cells) for column in (0, 1)]
-    lines = [f"  {a.ljust(widths[0])}  {b.ljust(widths[1])}  {c}" for a, b, c in cells]
-    return "\n".join([f"chosen for {_facts_text(facts)}, on {_machine_text(machine)}:", *lines])
-
-
-def _values(chosen: Settings, keys: tuple[str, ...]) -> str:
-    return ", ".join(text for key in keys if key in chosen and (text := _TEXTS.get(key, value_text)(chosen[key])))
-
-
-def _flags(chosen: Settings, keys: tuple[str, ...]) -> list[str]:
-    return [
-        FLAGS.get(key, f"--set {key}=") for key in keys if key in chosen and _TEXTS.get(key, value_text)(chosen[key])
+    """What was chosen, as the flags that would say so: one on each line. Empty if everything was given."""
+    flags = [
+        f"  {FLAGS[key]} {value_text(value)}" if key in FLAGS else f"  --set {key}={value_text(value)}"
+        for key, value in chosen.items()
+        if key != "recipe"
     ]
-
-
-_TEXTS: dict[str, Callable[[Any], str]] = {
-    "model.stem": lambda stem: "small stem" if stem == "cifar" else "",
-    "image.pad": lambda pad: f"padding {pad}",
-    "image.flip": lambda flip: "mirrored half of the time" if flip else "not mirrored",
-    "image.train_crop": lambda crop: {"pad": "random window", "random": "random part, resized"}[crop],
-    "accumulate": lambda passes: f"in {passes} passes" if passes > 1 else "",
-    "strategy": lambda strategy: "plain PyTorch" if strategy == "single" else strategy,
-    "image.eval_resize": lambda size: f"centre of images resized to {size}",
-    "schedule.warmup_epochs": lambda epochs: f"{epochs:g} epochs",
-    "budget_bytes": lambda size: f"{size >> 20} MiB",
-    "optimizer.learning_rate": lambda rate: f"{rate:g}",
-    "optimizer.head_learning_rate": lambda rate: f"{rate:g}",
-}
-
-
-def _facts_text(facts: "SetFacts") -> str:
     what = "grey images" if facts.is_grey else "images"
     about = "" if facts.is_uniform else "about "
-    return f"{facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes"
-
-
-def _machine_text(machine: Machine) -> str:
-    memory = f" and {machine.memory_bytes / GIB:.0f} GiB" if machine.memory_bytes else ""
     processes = f", {machine.num_processes} processes" if machine.num_processes > 1 else ""
-    return f"{machine.name}{memory}{processes}"
+    title = (
+        f"chosen for {facts.num_samples:,} {what} of {about}{facts.side} pixels in {facts.num_classes} classes, on "
+        f"{machine.name}{processes}; these flags would say the same, and change it:"
+    )
+    return "\n".join([title, *flags]) if flags else ""
+
+
+def notes(config: TrainConfig) -> list[str]:
+    """A line for each choice that the settings do not show. Reads the manifest unless the evaluation split is named."""
+    from trainer.data.splits import eval_split_of, load_once, other_splits
+    from trainer.model import pretrained
+
+    texts = pretrained.differences(config)
+    if config.manifest is not None and config.eval_split is None:
+        manifest = load_once(config.manifest).manifest
+        if len(others := other_splits(config, manifest)) > 1:
+            others.remove(chosen := eval_split_of(config, manifest))
+            names = ", ".join(map(repr, others))
+            texts.insert(0, f"evaluates on {chosen!r}, not on {names}; --set eval_split={others[-1]} changes that")
+    return [f"note: {text}" for text in texts]

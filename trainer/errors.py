@@ -1,15 +1,4 @@
-"""What can go wrong in a run, below shardset.errors.ShardsetError.
-
-ShardsetError
-└── TrainingError
-    ├── CheckpointError   missing, cut, or of another run
-    ├── NotFinite         the loss became NaN or infinite
-    ├── EpochMismatch     what was trained on is not what was expected
-    ├── PeerLost          another process of the run ended or does not answer
-    ├── RunTaken          another run writes to the run folder
-    ├── CloudError        gcloud refused or failed
-    └── Preempted         asked to stop; everything is saved
-"""
+"""What can go wrong in a run, below shardset.errors.ShardsetError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +10,7 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "RESOURCE_EXHAUSTED")
 
 
 class TrainingError(ShardsetError):
-    """A run could not go on."""
+    """A run could not continue."""
 
 
 class CheckpointError(TrainingError):
@@ -49,23 +38,24 @@ class CloudError(TrainingError):
 
 
 class Preempted(TrainingError):
-    """The machine asked the run to stop; its state is saved and the same command goes on from there."""
+    """The machine asked the run to stop; its state is saved and the same command resumes there."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, at most 200 characters: native libraries write pages."""
+    return str(error).strip().partition("\n")[0][:200]
 
 
 @contextmanager
-def memory_errors(num_passes: int) -> Iterator[None]:
-    """Turns the errors of torch about memory into a TrainingError that names the flags to change.
-
-    It also decorates. `num_passes` is the run's `accumulate`.
-    """
+def memory_errors() -> Iterator[None]:
+    """Turns the errors of torch about memory into a TrainingError that names the flags to change. Also decorates."""
     try:
         yield
     except RuntimeError as error:
         if not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
-        reason = str(error).partition("\n")[0][:200]
         raise TrainingError(
-            f"memory is too small for a step ({reason}): --set accumulate={2 * num_passes} (the same batches in more "
-            "passes), --set model.checkpoint_activations=true, or a smaller --batch-size, --image-size or --model need "
-            "less"
+            f"memory is too small for a step ({first_line(error)}); raise --set accumulate= (the same batches in more "
+            "passes), set model.checkpoint_activations=true, or give a smaller --global-batch-size, --image-size or "
+            "--model"
         ) from error

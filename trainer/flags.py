@@ -2,65 +2,43 @@
 
 import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from shardset.program import Parser, did_you_mean
+from shardset.program import Parser, nearest
 from shardset.settings import assignments, parsed, settings_of, value_text, with_values
 from trainer import recipes
 from trainer.config import TrainConfig
 
-# Flags and setting; the first flag is the one that messages name. `--set KEY=VALUE` changes every other setting.
-GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
-    "data and folders": {
-        "manifest": ("--manifest",),
-        "run_dir": ("--run-dir",),
-        "resume": ("--resume",),
-    },
-    "model": {
-        "model.name": ("--model",),
-        "model.pretrained": ("--pretrained",),
-        "model.freeze": ("--freeze",),
-        "image.size": ("--image-size",),
-    },
-    "training": {
-        "epochs": ("--epochs",),
-        "global_batch_size": ("--batch-size", "--global-batch-size"),
-        "optimizer.learning_rate": ("--lr",),
-        "optimizer.head_learning_rate": ("--head-lr",),
-        "optimizer.weight_decay": ("--weight-decay",),
-        "seed": ("--seed",),
-        "max_steps": ("--max-steps",),
-        "target_accuracy": ("--target-accuracy",),
-    },
-    "output": {
-        "logger": ("--logger",),
-        "show_steps": ("--show-steps",),
-    },
-    "machine": {
-        "strategy": ("--strategy",),
-        "precision": ("--precision",),
-        "num_decode_threads": ("--decode-threads",),
-        "compile": ("--compile",),
-        "compile_cache": ("--compile-cache",),
-        "profile_steps": ("--profile-steps",),
-    },
+GROUPS = {
+    "data and folders": ("manifest", "run_dir", "resume", "fake_data"),
+    "model": ("model.name", "image.size"),
+    "training": (
+        "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
+        "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "show_steps", "profile_steps",
+    ),
+    "steps on devices": (
+        "global_batch_size", "strategy", "precision", "num_decode_threads", "compile", "compile_cache",
+    ),
+}  # fmt: skip
+"""The settings that have a flag; an evaluation has none of those of training. `--set KEY=VALUE` changes any setting."""
+
+_NAMES = {
+    "model.name": "--model",
+    "image.size": "--image-size",
+    "optimizer.learning_rate": "--lr",
+    "optimizer.head_learning_rate": "--head-lr",
+    "num_decode_threads": "--decode-threads",
 }
-FLAGS = {key: flags[0] for group in GROUPS.values() for key, flags in group.items()}
+FLAGS = {
+    key: _NAMES.get(key, f"--{key.rpartition('.')[2].replace('_', '-')}") for keys in GROUPS.values() for key in keys
+}
 """The flag of each setting that has one."""
 
-OF_TRAINING = (
-    "model.pretrained", "model.freeze", "epochs", "optimizer.learning_rate", "optimizer.head_learning_rate",
-    "optimizer.weight_decay", "seed", "max_steps", "target_accuracy", "logger", "show_steps", "profile_steps",
-)  # fmt: skip
-"""The settings that mean nothing to an evaluation, which has no flags for them."""
-
+EVALUATION = FLAGS.keys() - set(GROUPS["training"])
 EMPTY: Mapping[str, Any] = MappingProxyType({})
-
-BOOLEANS = ("model.freeze", "show_steps", "compile")
-"""The settings whose flags take no value: `--compile` or `--no-compile`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,86 +48,71 @@ class ConfigFlags:
     recipe: str | None
     values: dict[str, str]
     changes: list[str]
-    fake_data: bool
 
     @property
     def given(self) -> dict[str, Any]:
         """The value of each setting that the command line names; `--set` wins. Raises ConfigError."""
-        fake_data = {"fake_data": True} if self.fake_data else {}
-        return parsed(TrainConfig, self.values | fake_data | assignments(self.changes))
+        return parsed(TrainConfig, self.values | assignments(self.changes))
 
     def config(self, base: TrainConfig | None = None, chosen: Mapping[str, Any] = EMPTY) -> TrainConfig:
         """The recipe, else `base`, else the default recipe; then `chosen`, flags and `--set`. Raises ConfigError."""
         config = recipes.recipe(self.recipe) if self.recipe else base or recipes.default()
-        return with_values(config, {**self._resize(config), **chosen, **self.given})
+        given = self.given
+        return with_values(config, {**_resized(config, given), **chosen, **given})
 
     def arguments(self) -> list[str]:
         """The same as a command line."""
         given = [f"--recipe={self.recipe}"] if self.recipe is not None else []
         for key, value in self.values.items():
-            flag = FLAGS[key]
-            given.append(f"{flag}={value}" if key not in BOOLEANS else flag if value == "true" else f"--no-{flag[2:]}")
-        return given + [f"--set={change}" for change in self.changes] + ["--fake-data"] * self.fake_data
-
-    def _resize(self, config: TrainConfig) -> dict[str, Any]:
-        """What `--image-size` changes besides: an evaluation resizes in proportion."""
-        if "image.size" not in self.values:
-            return {}
-        scale = self.given["image.size"] / config.image.size
-        sizes = {"image.eval_resize": config.image.eval_resize, "image.eval_size": config.image.eval_size}
-        return {key: math.ceil(scale * size) for key, size in sizes.items() if size is not None}
+            switches = {"true": FLAGS[key], "false": f"--no-{FLAGS[key][2:]}"}
+            given.append(switches.get(value, f"{FLAGS[key]}={value}"))
+        return given + [f"--set={change}" for change in self.changes]
 
 
-def add_config_flags(verb: argparse.ArgumentParser, *, is_training: bool = True) -> None:
-    """Adds the flags, with the help lines of their settings."""
-    base = "they follow from the shard set" if is_training else "they are those in the run folder"
+def _resized(config: TrainConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What another image size changes besides: an evaluation resizes in proportion."""
+    scale = given.get("image.size", config.image.size) / config.image.size
+    sizes = {"image.eval_resize": config.image.eval_resize, "image.eval_size": config.image.eval_size}
+    return {key: math.ceil(scale * size) for key, size in sizes.items() if size is not None}
+
+
+def add_config_flags(
+    verb: argparse.ArgumentParser, keys: Collection[str] = FLAGS, base: str = "follow from the shard set"
+) -> None:
+    """Adds the flags of these settings, with their help lines. Without a recipe the settings are those of `base`."""
     settings = settings_of(TrainConfig)
-    groups = {title: verb.add_argument_group(title) for title in GROUPS}
-    groups["data and folders"].add_argument(
-        "--recipe",
-        help=f"settings to start from: {', '.join(recipes.RECIPES)}; without one {base}",
-    )
-    for title, flags in GROUPS.items():
-        for key, names in flags.items():
-            if key in OF_TRAINING and not is_training:
-                continue
-            one, help = settings[key], settings[key].help.replace("%", "%%")
-            if key in BOOLEANS:
-                groups[title].add_argument(*names, dest=key, action=argparse.BooleanOptionalAction, help=help)
-                continue
-            bare: dict[str, Any] = {"nargs": "?", "const": "timm"} if key == "model.pretrained" else {}
-            groups[title].add_argument(*names, dest=key, metavar=_metavar(key), help=f"{help} ({one.expected})", **bare)
-    groups["data and folders"].add_argument("--fake-data", action="store_true", help=settings["fake_data"].help)
-    groups["machine"].add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="change any setting; `train --help` lists all of them",
-    )
+    for title, names in GROUPS.items():
+        group = verb.add_argument_group(title)
+        for key in (name for name in names if name in keys):
+            one = settings[key]
+            options: dict[str, Any] = {"help": f"{one.help} ({one.expected})", "metavar": _metavar(key)}
+            if one.is_switch:
+                options = {"help": one.help, "action": argparse.BooleanOptionalAction}
+            elif key == "model.pretrained":
+                options |= {"nargs": "?", "const": "timm"}
+            group.add_argument(FLAGS[key], dest=key, default=None, **options)
+    known = ", ".join(recipes.RECIPES)
+    verb.add_argument("--recipe", help=f"settings to start from: {known}; without one they {base}")
+    text = "change any setting; `train --help` lists all of them"
+    verb.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
 
 
 def config_flags(options: argparse.Namespace) -> ConfigFlags:
     """What the parsed flags say."""
     values = {key: value_text(value) for key in FLAGS if (value := getattr(options, key, None)) is not None}
-    return ConfigFlags(recipe=options.recipe, values=values, changes=options.set, fake_data=options.fake_data)
+    return ConfigFlags(recipe=options.recipe, values=values, changes=options.set)
 
 
 def near_miss(argument: str, verb: Parser) -> str:
     """A hint at the flag or setting that an unknown flag may have meant; empty if none is near."""
-    name = argument.partition("=")[0]
     hint = verb.near_miss(argument)
-    if hint or not name.startswith("--") or "--set" not in verb.flags:
+    if hint or "--set" not in verb.flags:
         return hint
-    key = did_you_mean(name.removeprefix("--").replace("-", "_"), settings_of(TrainConfig))
-    if not key:
-        return ""
-    setting = key.split("'")[1]
-    flag = FLAGS.get(setting, f"--set {setting}=")
-    return f", did you mean {flag}?" if flag.startswith("--set") or flag in verb.flags else ""
+    name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+    setting = nearest(name, settings_of(TrainConfig))
+    flag = FLAGS.get(setting or "", f"--set {setting}=")
+    return f", did you mean {flag}?" if setting and (flag.startswith("--set") or flag in verb.flags) else ""
 
 
 def _metavar(key: str) -> str:
-    if key == "profile_steps":
-        return "A:B"
-    return FLAGS[key].rsplit("-", 1)[-1].upper()
+    return "A:B" if key == "profile_steps" else FLAGS[key].rsplit("-", 1)[-1].upper()

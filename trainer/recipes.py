@@ -163,18 +163,20 @@ def imagenet_resnet50_smoke() -> TrainConfig:
     )
 
 
-_FUNCTIONS: tuple[Callable[[], TrainConfig], ...] = (
-    default,
-    digits_smoke,
-    cifar10_resnet18,
-    cifar10_resnet50,
-    imagenet_resnet50,
-    imagenet_resnet50_gn,
-    imagenet_resnet50_a3,
-    imagenet_vit_s16,
-    imagenet_resnet50_smoke,
-)
-RECIPES: dict[str, Callable[[], TrainConfig]] = {function.__name__: function for function in _FUNCTIONS}
+RECIPES: dict[str, Callable[[], TrainConfig]] = {
+    function.__name__: function
+    for function in (
+        default,
+        digits_smoke,
+        cifar10_resnet18,
+        cifar10_resnet50,
+        imagenet_resnet50,
+        imagenet_resnet50_gn,
+        imagenet_resnet50_a3,
+        imagenet_vit_s16,
+        imagenet_resnet50_smoke,
+    )
+}
 
 
 def recipe(name: str) -> TrainConfig:

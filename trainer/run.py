@@ -15,15 +15,12 @@ from trainer.agreement import acquire_run_folder, check_batch_size, identity_of
 from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import BatchSource, Data, SampleDigest, Step, check_epoch, open_data, steps_of
-from trainer.errors import CheckpointError, EpochMismatch, Preempted
+from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState
-from trainer.record.metrics import (
-    Totals,
-    check_evaluation,
-)
+from trainer.record.metrics import Totals, check_evaluation
 from trainer.record.position import Position, position_of
 from trainer.record.resume import find_checkpoint, in_recorded_order
 from trainer.record.run_output import RunOutput
@@ -35,7 +32,7 @@ OpenData = Callable[[TrainConfig, int, int], Data]
 
 
 class Run:
-    """One process' part of a run: takes steps, knows what is due, saves, and goes on from the newest checkpoint.
+    """One process' part of a run: takes steps, knows what is due, saves, and resumes at the newest checkpoint.
 
     Construction takes the run folder and loads the checkpoint; leaving the context ends everything that it started.
     """
@@ -169,8 +166,7 @@ class Run:
     def train_step(self, batch: DeviceBatch) -> None:
         """One update."""
         step = self.position.step
-        if (batch.epoch, batch.step) != divmod(step, self.steps_per_epoch):
-            raise EpochMismatch(f"got epoch {batch.epoch + 1} step {batch.step} where step {step} of the run was due")
+        assert (batch.epoch, batch.step) == divmod(step, self.steps_per_epoch), "steps_of yields no other"
         self._telemetry.profile(step)
         key = step_key(self.config.seed, batch.epoch, batch.step)
         weight = self.data.weight_of_step(batch.step, self.config.global_batch_size)
@@ -184,7 +180,8 @@ class Run:
         Leaves out the newest step, which the device computes meanwhile. Raises RunTaken if the folder is lost by now.
         """
         self._run_lock.check()
-        self._report(with_newest=False)
+        self._telemetry.report(self.position.step, with_newest=False)
+        self._restart_watchdog()
 
     def check_epoch(self) -> None:
         """Compares the samples of the finished epoch with the expected ones, and logs it; raises EpochMismatch."""
@@ -224,7 +221,7 @@ class Run:
         self._save_unsaved()
         if self._writer is not None:
             self._writer.close()
-        text = f"asked to stop: saved at step {self.position.step}; the same command goes on from there"
+        text = f"asked to stop: saved at step {self.position.step}; the same command resumes there"
         self._log.note(text)
         raise Preempted(text)
 
@@ -246,11 +243,8 @@ class Run:
 
     def _report_pending(self) -> None:
         if self._telemetry.has_pending:
-            self._report(with_newest=True)
-
-    def _report(self, *, with_newest: bool) -> None:
-        self._telemetry.report(self.position.step, with_newest=with_newest)
-        self._restart_watchdog()
+            self._telemetry.report(self.position.step, with_newest=True)
+            self._restart_watchdog()
 
     def _save_unsaved(self) -> None:
         if self._saved != self.position:

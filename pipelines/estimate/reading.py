@@ -6,41 +6,47 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pipelines.estimate.stored import StoredSplit
+from pipelines import arguments
 from shardset.errors import ConfigError
 from shardset.order.budget import BUDGET_BYTES, Memory, fit_memory, fit_order
 from shardset.order.epoch import LastBatch, Order
 from shardset.order.lanes import rank_part
+from shardset.settings import setting
+
+if TYPE_CHECKING:
+    from pipelines.estimate.stored import StoredSplit
 
 Strategy = Literal["spmd", "replica", "ddp", "single"]
 NUM_MEASURED, MEASURED_EVERY = 11, 100
 
+_COUNT: dict[str, Any] = {"type": arguments.positive, "metavar": "N"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Who reads a split, and how. Where L, q or w is None, the trainer's default applies.
+    """Who reads a split, and how. Where L, q or w is None, the trainer's default applies."""
 
-    `num_workers` counts plain tar readers for each replica. `image_size` 0 decodes nothing. `crop_padding` is that of
-    PadCrop: with it, decoded images stay in memory where they fit.
-    """
-
-    global_batch_size: int = 256
-    num_replicas: int = 1
-    num_hosts: int = 1
-    strategy: Strategy = "spmd"
-    num_lanes: int | None = None
-    block_size: int | None = None
-    window: int | None = None
-    seed: int = 0
-    last_batch: LastBatch = "pad"
-    image_size: int = 224
-    crop_padding: int | None = None
-    budget_bytes: int = BUDGET_BYTES
-    num_workers: int | None = None
+    global_batch_size: int = setting(256, "samples of a step over all replicas", **_COUNT)
+    num_replicas: int = setting(1, "number of replicas", names=("--world",), **_COUNT)
+    num_hosts: int = setting(1, "number of hosts that they run on", names=("--hosts",), **_COUNT)
+    strategy: Strategy = setting("spmd", "who reads: hosts (spmd), replicas (replica, ddp), one (single)")
+    num_workers: int | None = setting(
+        None, "also show how shards divide over plain tar readers, N for each replica", names=("--workers",), **_COUNT
+    )
+    num_lanes: int | None = setting(None, "L; default: as the trainer chooses", **_COUNT)
+    block_size: int | None = setting(None, "q; default: as the trainer chooses", **_COUNT)
+    window: int | None = setting(None, "w; default: as the trainer chooses", type=int, metavar="N")
+    last_batch: LastBatch = setting("pad", "pad a batch that is not full, or drop it")
+    image_size: int = setting(224, "decoded images are N x N; 0 decodes nothing")
+    crop_padding: int | None = setting(
+        None, "train_crop=pad with N pixels: small images stay decoded where they fit", type=int, metavar="N"
+    )
+    budget_bytes: int = setting(BUDGET_BYTES, "bytes of memory of one reader", **_COUNT)
+    seed: int = setting(0, "of the order, and of --holdout")
 
     def __post_init__(self) -> None:
         for name in ("image_size", "crop_padding"):
@@ -84,7 +90,7 @@ class Mixing:
     uniform: float
 
 
-def order_of(stored: StoredSplit, reading: Reading) -> Order:
+def order_of(stored: "StoredSplit", reading: Reading) -> Order:
     """The order in which the trainer would read; raises ConfigError if the numbers make no order."""
     return fit_order(
         stored.shard_sizes,
@@ -112,7 +118,7 @@ def steps_of(order: Order) -> Steps:
     )
 
 
-def memory_of(stored: StoredSplit, order: Order, reading: Reading) -> Memory:
+def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
     """The memory of one reader; raises ConfigError if it exceeds the budget."""
     cache_bytes = None  # without PadCrop, nothing is kept decoded
     if reading.crop_padding is not None and reading.image_size:

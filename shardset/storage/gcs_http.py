@@ -27,9 +27,8 @@ from google.cloud.storage import Client
 from requests.adapters import HTTPAdapter
 from requests.utils import select_proxy
 
-from shardset.addresses import masked
 from shardset.decodable import decodable
-from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError
+from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageError, Throttled, TransientError, masked
 from shardset.storage.retry import RetryPolicy
 from shardset.storage.throttle import Throttle
 

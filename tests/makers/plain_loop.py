@@ -1,4 +1,4 @@
-"""A run written down in plain torch: of the trainer it has only the batches, how they are mixed, and first weights."""
+"""A run written down in plain torch: of the trainer it has the batches, their mixing, the keys and first weights."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +10,8 @@ from torch.nn.functional import cross_entropy, logsigmoid
 from trainer.config import TrainConfig
 from trainer.data.splits import open_data
 from trainer.model import augment, build
+from trainer.model.learner import step_key
+from trainer.runtime.base import replica_key
 
 MEAN, STD = torch.tensor((0.485, 0.456, 0.406)), torch.tensor((0.229, 0.224, 0.225))
 
@@ -41,9 +43,12 @@ def plain_run(
     net = build.build(config.model, data.num_classes, config.seed).train()
     averages = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     optimizer, losses, regularize = optimizer_of(net), [], config.regularize
-    for rate, batch in zip(rates, batches_of(config), strict=True):
+    for step, (rate, batch) in enumerate(zip(rates, batches_of(config), strict=True)):
         images, targets = images_and_targets(config, batch, data.num_classes)
-        each = loss_of(net(images), targets)
+        torch.manual_seed(replica_key(step_key(config.seed, *divmod(step, len(data.train))), 0))
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.precision == "bf16"):
+            logits = net(images)
+        each = loss_of(logits.float(), targets)
         loss = (each * batch["weight"]).sum() / batch["weight"].sum()
         optimizer.zero_grad()
         loss.backward()

@@ -42,6 +42,7 @@ def test_an_unknown_recipe_is_refused_with_the_nearest_one() -> None:
             "model.kwargs",
             {"drop_path_rate": 0.1, "betas": [0.9, 0.95], "act_layer": "gelu", "qkv_bias": False, "depth": 2},
         ),
+        ("image.mean=0.5:0.4:0.3", "image.mean", (0.5, 0.4, 0.3)),
         ("optimizer.layer_decay=0.75", "optimizer.layer_decay", 0.75),
     ],
 )
@@ -64,8 +65,6 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ("run_dir=", "run_dir is empty"),
         ("target_accuracy=76", "target_accuracy is 76, expected finite float > 0 and <= 1 or none"),
         ("profile_steps=7", "profile_steps is 7, expected START:STOP, for example 10:15"),
-        ("max_steps=0", "max_steps is 0, expected int >= 1"),
-        ("checkpoint_every_steps=0", "checkpoint_every_steps is 0, expected int >= 1"),
         ("stall_timeout_s=10000000000", "stall_timeout_s is 10000000000, expected int >= 1 and <= 1000000000"),
         (
             "image.size=300",
@@ -73,30 +72,16 @@ def test_a_setting_is_read_as_its_fields_type(setting: str, key: str, value: obj
         ),
         ("image.eval_size=300", r"image\.eval_resize is 256, expected at least image\.eval_size, 300"),
         ("image.eval_resize=128", r"image\.eval_resize is 128, expected at least image\.size, 224"),
-        ("stall_timeout_s=0", "stall_timeout_s is 0, expected int >= 1"),
-        ("image.size=0", "image.size is 0, expected int >= 1"),
         ("image.flip=sometimes", "image.flip is sometimes, expected true or false or alternating"),
-        ("image.eval_resize=0", "image.eval_resize is 0, expected int >= 1"),
-        ("model.num_classes=0", "model.num_classes is 0, expected int >= 1"),
         ("image.auto_augment=rand-m12", "magnitude 0 to 10"),
         ("image.auto_augment=random", "augmentation 'random': expected trivial, or rand"),
         ("model.kwargs=depth", "model.kwargs is depth, expected NAME=VALUE, several with commas"),
         ("regularize.bce_threshold=0.2", "bce_threshold is of regularize.loss=bce"),
         ("image.erase=1.5", "image.erase is 1.5, expected finite float >= 0 and <= 1"),
-        ("image.pad=-1", "image.pad is -1, expected int >= 0"),
         ("schedule.warmup_epochs=-1", "schedule.warmup_epochs is -1, expected finite float >= 0"),
-        ("regularize.mixup=-0.2", "regularize.mixup is -0.2, expected finite float >= 0"),
-        ("regularize.cutmix=-1", "regularize.cutmix is -1, expected finite float >= 0"),
-        ("regularize.clip_norm=-1", "regularize.clip_norm is -1, expected finite float >= 0"),
-        ("optimizer.learning_rate=-0.1", "optimizer.learning_rate is -0.1, expected finite float >= 0"),
-        ("optimizer.weight_decay=-1e-4", "optimizer.weight_decay is -1e-4, expected finite float >= 0"),
         ("optimizer.momentum=9", "optimizer.momentum is 9, expected finite float >= 0 and < 1"),
-        ("regularize.label_smoothing=1", "label_smoothing is 1, expected finite float >= 0 and < 1"),
-        ("regularize.ema_decay=1", "ema_decay is 1, expected finite float >= 0 and < 1"),
         ("regularize.ema_decay=-0.1", "ema_decay is -0.1, expected finite float >= 0 and < 1"),
         ("optimizer.learning_rate=nan", "optimizer.learning_rate is nan, expected finite float"),
-        ("regularize.clip_norm=inf", "regularize.clip_norm is inf, expected finite float"),
-        ("target_accuracy=nan", "target_accuracy is nan, expected finite float"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(setting: str, message: str) -> None:
@@ -116,11 +101,6 @@ def test_padding_that_may_leave_nothing_of_an_image_is_refused() -> None:
     assert changed(*settings).image.pad == 8  # another crop takes no padding
     with pytest.raises(ConfigError, match=r"image\.pad is 8, expected less than image\.size, 8"):
         changed(*settings, "image.train_crop=pad")
-
-
-@pytest.mark.parametrize("setting", ["regularize.clip_norm=0", "regularize.ema_decay=0", "regularize.mixup=0"])
-def test_what_is_off_by_0_may_be_0(setting: str) -> None:
-    assert values_of(changed(setting))[setting.partition("=")[0]] == 0
 
 
 def test_settings_that_belong_together_are_changed_at_once() -> None:
@@ -143,12 +123,6 @@ def test_the_large_recipes_fit_the_slices_that_they_are_made_for(name: str, devi
     assert config.global_batch_size % devices == 0
     assert config.global_batch_size // 32 == 128
     assert config.precision == "bf16"
-
-
-def test_variants_differ_from_imagenet_in_what_their_names_say() -> None:
-    base, group = recipes.imagenet_resnet50(), recipes.imagenet_resnet50_gn()
-    others = values_of(group)
-    assert [key for key, value in values_of(base).items() if value != others[key]] == ["recipe", "model.norm"]
 
 
 def test_every_setting_has_a_help_line() -> None:

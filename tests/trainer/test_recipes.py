@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
 
-from shardset.settings import values_of
 from tests.makers.training import read_records, shard_set
 from trainer import recipes
 from trainer.config import ModelConfig, TrainConfig
@@ -56,51 +54,6 @@ def test_a_recipe_takes_its_steps(name: str, manifest: str, tmp_path: Path) -> N
     config = tiny(recipes.recipe(name), manifest, tmp_path)
     train(Single(config.precision), config)
     assert [one["global_step"] for one in read_records(tmp_path, "step")] == [0, 1]
-
-
-SGD = {"optimizer.name": "sgd", "optimizer.momentum": 0.9}
-RSB = {
-    "optimizer.name": "lamb",
-    "optimizer.weight_decay": 0.02,
-    "schedule.decay": "cosine",
-    "regularize.loss": "bce",
-    "regularize.bce_threshold": 0.2,
-    "regularize.label_smoothing": 0.0,
-    "regularize.mixup": 0.1,
-    "regularize.cutmix": 1.0,
-    "image.eval_resize": 236,
-    "image.eval_interpolation": "bicubic",
-}
-PUBLISHED: dict[str, dict[str, Any]] = {
-    # Goyal et al., arXiv:1706.02677, section 5.1.
-    "imagenet_resnet50": {**SGD, "epochs": 90, "optimizer.weight_decay": 1e-4, "schedule.warmup_epochs": 5.0},
-    # configs/resnet/resnet50_8xb256-rsb-a3-*_in1k.py of mmpretrain, and their _base_ files.
-    "imagenet_resnet50_a3": {
-        **RSB,
-        "epochs": 100,
-        "global_batch_size": 2048,
-        "optimizer.learning_rate": 8e-3,
-        "image.size": 160,
-        "image.eval_size": 224,
-        "image.auto_augment": "rand-m6-mstd0.5-inc1",
-    },
-    # big_vision/configs/vit_s16_i1k.py.
-    "imagenet_vit_s16": {
-        "model.kwargs": {"class_token": False, "global_pool": "avg", "fc_norm": False, "weight_init": "jax"},
-        "epochs": 90,
-        "global_batch_size": 1024,
-        "optimizer.learning_rate": 1e-3,
-        "regularize.mixup": 0.2,
-        "regularize.clip_norm": 1.0,
-        "image.eval_resize": 256,
-    },
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_a_recipe_has_the_published_values(name: str) -> None:
-    values = values_of(recipes.recipe(name))
-    assert {key: values[key] for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
 def test_rates_and_decays_that_are_published_for_other_batches_or_units() -> None:

@@ -4,6 +4,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,17 +89,14 @@ class DeviceFeed:
 
     def _next(self) -> DeviceBatch | BaseException | None:
         start = time.perf_counter()
-        item = self._poll()
-        self.wait_s += time.perf_counter() - start
-        return item
-
-    def _poll(self) -> DeviceBatch | BaseException | None:
-        while not self.gave_up:
-            try:
-                return self._queue.get(timeout=POLL_S)
-            except queue.Empty:
+        try:
+            while not self.gave_up:
+                with suppress(queue.Empty):
+                    return self._queue.get(timeout=POLL_S)
                 self.gave_up = self._gives_up()
-        return None
+            return None
+        finally:
+            self.wait_s += time.perf_counter() - start
 
     def _run(self, batches: Iterator[tuple[int, int, dict[str, Any]]]) -> None:
         try:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, Literal, Protocol
+from functools import cached_property, lru_cache, partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from shardset.decode.crops import CenterCrop, Crop, PadCrop, RandomResizedCrop
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format import background as backgrounds
+from shardset.format import manifest as manifests
 from shardset.format.manifest import LoadedSet, Manifest
 from shardset.order.permutation import derive_key, hash64
 from shardset.order.state import OrderState
@@ -19,7 +20,6 @@ from shardset.read.disk_cache import DiskCache
 from shardset.stream.batch import Batch
 from shardset.stream.stream import Stream
 from trainer.config import DEFAULT_CLASSES, ImageConfig, TrainConfig
-from trainer.data.loaded import load_once
 from trainer.data.synthetic import NUM_EVAL_SAMPLES, NUM_SAMPLES, SyntheticStream
 from trainer.errors import EpochMismatch
 
@@ -110,6 +110,12 @@ class Data:
 # --- opening ---------------------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1)
+def load_once(url: str) -> LoadedSet:
+    """The set at a URL, parsed once a process: defaults, training and evaluation share it."""
+    return manifests.load(url)
+
+
 def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     """This host's part of the data. Raises ConfigError if the config does not fit the shard set."""
     if config.fake_data:
@@ -123,26 +129,39 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
     num_classes = num_classes_of(config, manifest)
     for setting, name in (("train_split", config.train_split), ("eval_split", eval_split)):
         check_labels(setting, name, manifest)
-    train = _open_stream(
-        config,
+    disk_cache = None
+    if config.cache_dir is not None and config.cache_bytes is not None:
+        disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
+    stream = partial(
+        Stream,
         loaded,
+        global_batch_size=config.global_batch_size,
+        rank=host,
+        world_size=num_hosts,
+        num_lanes=config.num_lanes,
+        block_size=config.block_size,
+        budget_bytes=config.budget_bytes,
+        num_threads=config.num_decode_threads,
+        disk_cache=disk_cache,
+    )
+    image = config.image
+    train = stream(
         config.train_split,
-        host,
-        num_hosts,
-        image=train_spec(config.image),
         seed=config.seed,
-        transform=train_transform(config.image),
-        augment_repeats=config.image.augment_repeats,
+        image=train_spec(image),
+        window=config.window,
+        transform=train_transform(image),
+        augment_repeats=image.augment_repeats,
     )
     return Data(
         train=train,
-        evaluation=_open_stream(config, loaded, eval_split, host, num_hosts, image=eval_spec(config.image), seed=None),
+        evaluation=stream(eval_split, seed=None, image=eval_spec(image)),
         num_classes=num_classes,
         manifest_digest=manifest.digest,
         eval_split=eval_split,
         num_train_samples=manifest.split(config.train_split).num_samples,
         quarantined=train.order.bad_ids,
-        augment_repeats=config.image.augment_repeats,
+        augment_repeats=image.augment_repeats,
         num_eval_samples=manifest.split(eval_split).num_samples,
         class_names=tuple(one.name for one in manifest.classes),
     )
@@ -165,12 +184,11 @@ def synthetic_data(
         world_size=num_hosts,
         num_classes=num_classes,
     )
-    evaluation = partial(stream, num_samples=num_eval_samples, image_size=config.image.size_in_evaluation)
     return Data(
         train=stream(
             num_samples=num_samples, augment_repeats=config.image.augment_repeats, image_size=config.image.size
         ),
-        evaluation=evaluation(),
+        evaluation=stream(num_samples=num_eval_samples, image_size=config.image.size_in_evaluation),
         num_classes=num_classes,
         manifest_digest=SYNTHETIC_DIGEST,
         eval_split=SYNTHETIC_DIGEST,
@@ -180,14 +198,23 @@ def synthetic_data(
     )
 
 
+def eval_spec(image: ImageConfig) -> ImageSpec:
+    """How evaluation images are cropped and resized."""
+    return ImageSpec(
+        size=image.size_in_evaluation,
+        crop=CenterCrop(image.eval_resize, image.eval_interpolation),
+        flip=False,
+        background=backgrounds.parse(image.background),
+        decoded_bytes=image.decoded_bytes,
+        upright=image.upright,
+    )
+
+
 def train_spec(image: ImageConfig) -> ImageSpec:
     """How training images are cropped and resized."""
-    crops: dict[str, Crop] = {
-        "random": RandomResizedCrop(),
-        "pad": PadCrop(image.pad),
-        "center": _center_crop(image),
-    }
-    return _image_spec(image, crops[image.train_crop], flip=image.flip)
+    evaluation = eval_spec(image)
+    crops: dict[str, Crop] = {"random": RandomResizedCrop(), "pad": PadCrop(image.pad), "center": evaluation.crop}
+    return replace(evaluation, size=image.size, crop=crops[image.train_crop], flip=image.flip)
 
 
 def train_transform(image: ImageConfig) -> Chain | None:
@@ -195,61 +222,6 @@ def train_transform(image: ImageConfig) -> Chain | None:
     augment = () if image.auto_augment is None else (augmentation_of(image.auto_augment),)
     erase = (RandomErasing(probability=image.erase, mean=image.mean, std=image.std),) if image.erase else ()
     return Chain((*augment, *erase)) if augment or erase else None
-
-
-def eval_spec(image: ImageConfig) -> ImageSpec:
-    """How evaluation images are cropped and resized."""
-    return replace(_image_spec(image, _center_crop(image), flip=False), size=image.size_in_evaluation)
-
-
-def _center_crop(image: ImageConfig) -> CenterCrop:
-    return CenterCrop(image.eval_resize, image.eval_interpolation)
-
-
-def _image_spec(image: ImageConfig, crop: Crop, *, flip: bool | Literal["alternating"]) -> ImageSpec:
-    background = backgrounds.parse(image.background)
-    return ImageSpec(
-        size=image.size,
-        crop=crop,
-        flip=flip,
-        background=background,
-        decoded_bytes=image.decoded_bytes,
-        upright=image.upright,
-    )
-
-
-def _open_stream(
-    config: TrainConfig,
-    loaded: LoadedSet,
-    split: str,
-    host: int,
-    num_hosts: int,
-    *,
-    image: ImageSpec,
-    seed: int | None,
-    transform: Chain | None = None,
-    augment_repeats: int = 1,
-) -> Stream:
-    disk_cache = None
-    if config.cache_dir is not None and config.cache_bytes is not None:
-        disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
-    return Stream(
-        loaded,
-        split,
-        global_batch_size=config.global_batch_size,
-        rank=host,
-        world_size=num_hosts,
-        seed=seed,
-        image=image,
-        num_lanes=config.num_lanes,
-        block_size=config.block_size,
-        window=config.window if seed is not None else None,
-        budget_bytes=config.budget_bytes,
-        num_threads=config.num_decode_threads,
-        disk_cache=disk_cache,
-        transform=transform,
-        augment_repeats=augment_repeats,
-    )
 
 
 # --- does the shard set fit the config? ------------------------------------------------------------------------------

@@ -38,17 +38,17 @@ def survey(loaded: LoadedSet, split_name: str) -> SetFacts:
     manifest, storage = loaded
     split = manifest.split(split_name)
     shard = next(shard for shard in split.shards if shard.num_samples)
-    images = list(_first_images(storage, split, shard))
-    sizes = [size for data in images if (size := _size(data)) is not None]
-    if not sizes:
+    looks = [look for data in _first_images(storage, split, shard) if (look := _look_at(data)) is not None]
+    if not looks:
         raise ConfigError(f"{storage.url}/{shard.path}: no image at its beginning can be decoded; name a --recipe")
-    side = median_low(min(size) for size in sizes)
+    sizes = [size for size, _ in looks]
+    side = median_low(map(min, sizes))
     return SetFacts(
         num_samples=split.num_samples,
         num_classes=len(manifest.classes),
         side=side,
         is_uniform=set(sizes) == {(side, side)},
-        is_grey=all(map(_is_grey, images)),
+        is_grey=all(is_grey for _, is_grey in looks),
     )
 
 
@@ -66,16 +66,11 @@ def _first_images(storage: Storage, split: Split, shard: Shard) -> Iterator[byte
     yield from (data[first - start : stop - start] for first, stop in within)
 
 
-def _size(data: bytes) -> tuple[int, int] | None:
-    try:
-        return image_size(data)
-    except UndecodableImage:
-        return None
-
-
-def _is_grey(data: bytes) -> bool:
+def _look_at(data: bytes) -> tuple[tuple[int, int], bool] | None:
+    """Width, height, and whether it has no colour; None if it can't be decoded."""
     try:
         pixels = decode(data, (32, 32))
+        is_grey = np.array_equal(pixels[..., 0], pixels[..., 1]) and np.array_equal(pixels[..., 1], pixels[..., 2])
+        return image_size(data), bool(is_grey)
     except UndecodableImage:
-        return True
-    return bool(np.array_equal(pixels[..., 0], pixels[..., 1]) and np.array_equal(pixels[..., 1], pixels[..., 2]))
+        return None

@@ -4,7 +4,7 @@ On the host: how a batch is mixed (the stream has cropped the images and says wh
 uint8 NHWC to normalised float NCHW, the mirroring and the mixing.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,28 +17,20 @@ from trainer.config import Channels, ImageConfig, Spread, TrainConfig
 PLAIN = ImageConfig()
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """Adds `mix` (float32 [B, 5], see `mix_row`) to a training batch if mixup or cutmix is asked for (their alphas).
+def mix_of(config: TrainConfig) -> Callable[[dict[str, Any], int, int], dict[str, Any]]:
+    """What adds `mix` (float32 [B, 5], see `mix_row`) to a batch of (epoch, step), if mixup or cutmix is asked for.
 
     The choice depends on (seed, epoch, step), never on the replica; see `partners`.
     """
+    mixup, cutmix = config.regularize.mixup, config.regularize.cutmix
 
-    mixup: float
-    cutmix: float
-    size: int
-    seed: int
-
-    def __call__(self, batch: dict[str, Any], epoch: int, step: int) -> dict[str, Any]:
-        if not (self.mixup or self.cutmix):
+    def mix(batch: dict[str, Any], epoch: int, step: int) -> dict[str, Any]:
+        if not (mixup or cutmix):
             return batch
-        row = mix_row(self.mixup, self.cutmix, self.size, derive_key(self.seed, "mix", epoch, step))
+        row = mix_row(mixup, cutmix, config.image.size, derive_key(config.seed, "mix", epoch, step))
         return {**batch, "mix": np.tile(row, (len(batch["label"]), 1))}
 
-
-def mix_of(config: TrainConfig) -> Mix:
-    """The mixing of a run."""
-    return Mix(config.regularize.mixup, config.regularize.cutmix, config.image.size, config.seed)
+    return mix
 
 
 def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:
@@ -49,7 +41,10 @@ def mix_row(mixup: float, cutmix: float, size: int, key: int) -> np.ndarray:
     """
     draw = np.random.Generator(np.random.Philox(key=key))
     if cutmix and (not mixup or draw.random() < 0.5):
-        return _box(draw, draw.beta(cutmix, cutmix), size)
+        half = size * (1 - draw.beta(cutmix, cutmix)) ** 0.5 / 2
+        middle = draw.integers(0, size, 2)
+        low, high = np.clip(np.round(middle - half), 0, size), np.clip(np.round(middle + half), 0, size)
+        return np.array([1, low[0], high[0], low[1], high[1]], dtype=np.float32)
     return np.array([draw.beta(mixup, mixup), 0, 0, 0, 0], dtype=np.float32)
 
 
@@ -66,13 +61,6 @@ def partners(rows: torch.Tensor, repeats: int) -> torch.Tensor:
         return tail
     pairs = rows[:in_pairs].unflatten(0, (-1, size)).flip(1).flatten(0, 1)
     return torch.cat([pairs, tail]) if len(tail) else pairs
-
-
-def _box(draw: np.random.Generator, share: float, size: int) -> np.ndarray:
-    half = size * (1 - share) ** 0.5 / 2
-    middle = draw.integers(0, size, 2)
-    low, high = np.clip(np.round(middle - half), 0, size), np.clip(np.round(middle + half), 0, size)
-    return np.array([1, low[0], high[0], low[1], high[1]], dtype=np.float32)
 
 
 class Normalize(nn.Module):

@@ -2,7 +2,6 @@
 
 import copy
 import importlib
-import inspect
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shardset.errors import ConfigError
 from shardset.order.permutation import derive_key
 from trainer.config import ModelConfig, OptimizerConfig
+from trainer.errors import first_line
 from trainer.model import pretrained
 
 MAX_GROUPS = 32
@@ -133,29 +133,18 @@ def _split_groups(made: torch.optim.Optimizer, heads: list[nn.Module], scale: fl
     made.param_groups[:] = [group for group in made.param_groups if group["params"]]
 
 
-def check_size(model: Any, name: str, size: int) -> None:
-    """Raises ConfigError where timm's model takes no images of that size."""
-    patches: Any = getattr(model, "patch_embed", None)
-    if getattr(patches, "strict_img_size", False) and patches.img_size not in (None, (size, size)):
-        height, width = patches.img_size
-        raise ConfigError(
-            f"model {name!r} takes images of {height}x{width} only, but image.size is {size}; give that size, or a "
-            "model that takes any"
-        )
-    if timm.is_model(name):
-        _check_forward(model, name, size)
-
-
 @torch.no_grad()
-def _check_forward(model: nn.Module, name: str, size: int) -> None:
+def check_size(model: nn.Module, name: str, size: int) -> None:
+    """Raises ConfigError where timm's model takes no images of that size."""
+    if not timm.is_model(name):
+        return
     images = torch.empty(2, 3, size, size, device="meta")  # computes shapes, and no numbers
     try:
         copy.deepcopy(model).to("meta").eval()(images)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"model {name!r} can't take images of {size}x{size}, as image.size says ({reason}); give a larger size, or "
-            "that which the model was made for"
+            f"model {name!r} can't take images of {size}x{size}, as image.size says ({first_line(error)}); give a "
+            "larger size, or that which the model was made for"
         ) from error
 
 
@@ -187,25 +176,24 @@ def _of_name(config: ModelConfig, num_classes: int) -> nn.Module:
     if not timm.is_model(name):
         known = timm.list_models(f"{name[:6]}*") or get_close_matches(name, timm.list_models(), n=5)
         raise ConfigError(f"no model {name!r} in timm {timm.__version__}; near it: {', '.join(known[:5]) or 'nothing'}")
-    try:
-        timm.get_pretrained_cfg(name)
-    except RuntimeError as error:  # it names weights, as `.a1_in1k` does, that do not exist
-        raise ConfigError(
-            f"model {name!r}: {error} Training begins with weights of its own: leave the tag out"
-        ) from error
     kwargs: dict[str, Any] = config.kwargs or {}
+    from_timm = config.pretrained == pretrained.TIMM
     try:
-        if config.pretrained == pretrained.TIMM:
-            return pretrained.download(config, num_classes)
-        model: nn.Module = timm.create_model(name, num_classes=num_classes, **kwargs)
+        model: nn.Module = timm.create_model(name, pretrained=from_timm, num_classes=num_classes, **kwargs)
     except TypeError as error:
         raise _not_taken(config, error) from error
+    except (OSError, RuntimeError) as error:
+        if config.pretrained is None:  # a name with a tag of weights, as `.a1_in1k`, that do not exist
+            raise ConfigError(f"model {name!r}: {first_line(error)}; leave the tag of weights out") from error
+        raise ConfigError(
+            f"the weights of {name!r} could not be loaded ({first_line(error)}); without a network, download them "
+            "elsewhere and give --pretrained FILE"
+        ) from error
     return model
 
 
-def _not_taken(config: ModelConfig, error: TypeError) -> Exception:
-    """The error to raise for arguments that the model does not take; without arguments, the error itself."""
-    return error if config.kwargs is None else ConfigError(f"model {config.name!r}: {error}; change model.kwargs")
+def _not_taken(config: ModelConfig, error: TypeError) -> ConfigError:
+    return ConfigError(f"model {config.name!r}: {error}; expected a function of num_classes and model.kwargs")
 
 
 def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
@@ -215,8 +203,6 @@ def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
         build_model = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"model {name!r}: {error}; expected importable.module:function") from error
-    if not _takes_num_classes(build_model):
-        raise ConfigError(f"model {name!r}: expected a function that takes num_classes")
     try:
         model = build_model(num_classes=num_classes, **(config.kwargs or {}))
     except TypeError as error:
@@ -224,13 +210,6 @@ def _of_function(config: ModelConfig, num_classes: int) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model {name!r}: the function returned a {type(model).__name__}, expected a torch.nn.Module")
     return model
-
-
-def _takes_num_classes(build_model: Any) -> bool:
-    try:
-        return "num_classes" in inspect.signature(build_model).parameters
-    except (TypeError, ValueError):  # no function, or one that does not say what it takes
-        return False
 
 
 def _small_stem(model: Any, name: str) -> None:

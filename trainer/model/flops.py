@@ -56,12 +56,10 @@ def share_of_peak(config: TrainConfig, num_classes: int, device: torch.device) -
 
     That is on other devices than CUDA's, in float32, and for a model of yours, which may count its calls.
     """
-    if device.type != "cuda" or config.precision != "bf16" or _is_own(config):
+    name = config.model.name
+    is_own = ":" in name and not name.startswith("trainer.")
+    if device.type != "cuda" or config.precision != "bf16" or is_own:
         return None
     peak = peak_of(torch.cuda.get_device_name(device))
     flops = flops_per_sample(config, num_classes) if peak else None
     return flops / peak if flops and peak else None
-
-
-def _is_own(config: TrainConfig) -> bool:
-    return ":" in config.model.name and not config.model.name.startswith("trainer.")

@@ -22,9 +22,6 @@ from trainer.record import metrics
 from trainer.record.checkpoint_state import LearnerState
 from trainer.runtime.base import Runtime, TensorBatch
 
-WHOLE_MOMENTS = ("sgd", "momentum", "adam", "adamw", "nadam", "rmsprop", "lars", "lamb")
-"""Optimizers each of whose moments has the shape of its weight; others may factor theirs."""
-
 COUNTERS = ("step", "lookahead_step")
 """What optimizers of timm call a count of steps that all weights have in common: lamb, adan, lookahead."""
 
@@ -61,7 +58,7 @@ class Learner:
         name = config.optimizer.name
         self._scaler = GradScaler(runtime.device.type, enabled=runtime.precision == "fp16")
         moments = runtime.first_moments(build.optimizer(config.optimizer, net), name)
-        guarded = memory_errors(config.accumulate)
+        guarded = memory_errors()
         to_device = guarded(runtime.module_to_device)
         self.net = to_device(net)
         self._average = None if ema is None else to_device(ema)
@@ -69,9 +66,8 @@ class Learner:
         self._optimizer = build.optimizer(config.optimizer, self.net, runtime.optimizer_options(name))
         if state is not None:
             _load_optimizer(self._optimizer, self.net, state)
-            _check_moments(self._optimizer, self.net, name)
-            if saved_scale := state.get("scaler"):
-                self._scaler.load_state_dict(saved_scale)
+            if state["scaler"]:
+                self._scaler.load_state_dict(state["scaler"])
         elif moments:
             _load_moments(self._optimizer, moments, {})
         runtime.mark_replicated(self._tensors())
@@ -234,26 +230,11 @@ def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
     names = _weight_names(optimizer, net)
-    # Older checkpoints have neither names nor counters.
-    saved_numbers = {name: number for number, name in enumerate(state.get("optimizer_weights", names))}
-    saved = {name: state["optimizer"].get(number) for name, number in saved_numbers.items()}
+    saved = {name: state["optimizer"].get(number) for number, name in enumerate(state["optimizer_weights"])}
     moments = {number: kept for number, name in enumerate(names) if (kept := saved.get(name)) is not None}
-    _load_moments(optimizer, moments, state.get("optimizer_counters", {}))
+    _load_moments(optimizer, moments, state["optimizer_counters"])
 
 
 def _load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], counters: dict[str, Any]) -> None:
     groups = [{**group, **copy.deepcopy(counters)} for group in optimizer.state_dict()["param_groups"]]
     optimizer.load_state_dict({"state": dict(moments), "param_groups": groups})
-
-
-def _check_moments(optimizer: torch.optim.Optimizer, net: nn.Module, name: str) -> None:
-    """Raises CheckpointError for a moment that has not its weight's shape."""
-    if name not in WHOLE_MOMENTS:
-        return
-    for weight, parameter in net.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape != parameter.shape:
-                raise CheckpointError(
-                    f"the checkpoint's {key} of {weight!r} has the shape {tuple(value.shape)}, expected "
-                    f"{tuple(parameter.shape)}; resume from another one"
-                )

@@ -1,13 +1,12 @@
 """Weights to start from: timm's own, or those of a file; and the images that they were trained on."""
 
-import json
 import math
 import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import timm
 import torch
 from safetensors import SafetensorError
@@ -17,26 +16,21 @@ from torch import nn
 
 from shardset.decode.crops import INTERPOLATIONS
 from shardset.errors import ConfigError
-from trainer.config import ImageConfig, ModelConfig, TrainConfig
+from trainer.config import ModelConfig, TrainConfig
+from trainer.errors import first_line
 
 TIMM = "timm"
 """`model.pretrained` for the weights that timm publishes for a model."""
-_CROP_MODES = {
-    "squash": "whole images squashed to a square (crop_mode 'squash')",
-    "border": "whole images with a border (crop_mode 'border')",
-}
-"""What timm does instead of taking the centre."""
 
 SIDECAR = "model.json"
 """The file beside exported weights that says how images are prepared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelInput:
-    """The images that pretrained weights were trained on (timm's `pretrained_cfg`)."""
+class ModelInput(msgspec.Struct, frozen=True, kw_only=True):
+    """The images that pretrained weights were trained on (timm's `pretrained_cfg`, or SIDECAR)."""
 
     size: int
-    eval_resize: int
+    eval_resize: int = msgspec.field(name="resize")
     interpolation: str = "area"
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -53,11 +47,18 @@ class ModelInput:
         }
 
 
+class _Facts(msgspec.Struct, frozen=True):
+    """What SIDECAR says."""
+
+    classes: list[str] = []
+    input: ModelInput | None = None
+
+
 def input_of(name: str, pretrained: str) -> ModelInput | None:
     """The images that the weights were trained on; None for models that are not timm's. Raises ConfigError."""
-    sidecar = Path(pretrained).with_name(SIDECAR)
-    if pretrained != TIMM and sidecar.is_file():
-        return _input_of_sidecar(sidecar)
+    facts = _facts_beside(pretrained)
+    if facts is not None and facts.input is not None:
+        return facts.input
     if not timm.is_model(name):
         return None
     known = _data_config(name)
@@ -77,20 +78,17 @@ def differences(config: TrainConfig) -> list[str]:
     name, weights = config.model.name, config.model.pretrained
     if weights is None or not timm.is_model(name) or (weights != TIMM and Path(weights).with_name(SIDECAR).is_file()):
         return []
-    return differences_from(_data_config(name), name, config.image)
-
-
-def differences_from(known: Mapping[str, Any], name: str, image: ImageConfig) -> list[str]:
-    """The same from what timm knows of the model."""
+    known = _data_config(name)
+    mode, filter = known["crop_mode"], known["interpolation"]
     found = []
-    if known["crop_mode"] in _CROP_MODES:
-        what = _CROP_MODES[known["crop_mode"]]
-        found.append(f"timm evaluates {name} on {what}; this run takes the centre of each image")
-    if known["interpolation"] not in INTERPOLATIONS:
+    if mode != "center":
         found.append(
-            f"timm resizes images for {name} by {known['interpolation']!r}, which is not implemented here; this run "
-            f"evaluates with {image.eval_interpolation!r}; --set image.eval_interpolation= takes "
-            f"{', '.join(INTERPOLATIONS)}"
+            f"timm prepares images for {name} with crop_mode {mode!r}; this run takes the centre of each image"
+        )
+    if filter not in INTERPOLATIONS:
+        found.append(
+            f"timm resizes images for {name} by {filter!r}, which is not implemented here; --set "
+            f"image.eval_interpolation= takes {', '.join(INTERPOLATIONS)}"
         )
     return found
 
@@ -107,21 +105,6 @@ def check(config: ModelConfig) -> None:
         )
 
 
-def download(config: ModelConfig, num_classes: int) -> nn.Module:
-    """timm's model with timm's weights; the last layer is new unless it has that many classes. Raises ConfigError."""
-    name = config.name
-    kwargs: dict[str, Any] = config.kwargs or {}
-    try:
-        model: nn.Module = timm.create_model(name, pretrained=True, num_classes=num_classes, **kwargs)
-    except (OSError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(
-            f"the weights of {name!r} could not be loaded ({reason}); without a network, download them elsewhere and "
-            "give --pretrained FILE"
-        ) from error
-    return model
-
-
 def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> None:
     """Loads the weights of a file; those of a last layer for other classes stay out. Raises ConfigError.
 
@@ -130,7 +113,8 @@ def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> N
     weights = _weights_in(path)
     own = model.state_dict()
     heads = _head_names(model)
-    has_other_names = _has_other_names(path, class_names)
+    facts = _facts_beside(path)
+    has_other_names = bool(class_names and facts and facts.classes and facts.classes != list(class_names))
     wanted = {
         name: value
         for name, value in weights.items()
@@ -139,20 +123,20 @@ def load_file(model: nn.Module, path: str, class_names: Sequence[str] = ()) -> N
     try:
         left = model.load_state_dict(wanted, strict=False)
     except RuntimeError as error:
-        raise ConfigError(f"{path}: {_shortened(str(error))}; give the --model that these weights are of") from error
-    lacking = [name for name in left.missing_keys if not name.startswith(heads)]
-    strange = [name for name in left.unexpected_keys if not name.startswith(heads)]
-    if lacking or strange:
+        raise ConfigError(f"{path}: {first_line(error)}; give the --model that these weights are of") from error
+    strays = [name for name in (*left.missing_keys, *left.unexpected_keys) if not name.startswith(heads)]
+    if strays:
         raise ConfigError(
-            f"{path}: not weights of this model: {len(lacking)} missing{_such_as(lacking)}, {len(strange)} of other "
-            f"layers{_such_as(strange)}; give the --model that they are of"
+            f"{path}: not weights of this model: {len(strays)} are missing or of other layers, such as {strays[0]}; "
+            "give the --model that they are of"
         )
 
 
 def heads_of(model: Any, name: str) -> list[nn.Module]:
     """The last layers of a model, those that depend on the classes. Raises ConfigError if it does not name them."""
     layers = model.get_classifier() if hasattr(model, "get_classifier") else None
-    heads = [one for one in (layers if isinstance(layers, tuple) else (layers,)) if _has_weights(one)]
+    heads = [one for one in (layers if isinstance(layers, tuple) else (layers,)) if isinstance(one, nn.Module)]
+    heads = [one for one in heads if next(one.parameters(), None) is not None]
     if not heads:
         raise ConfigError(
             f"model {name!r} does not say which layer is its last; give it a method get_classifier(), as timm's have"
@@ -161,41 +145,23 @@ def heads_of(model: Any, name: str) -> list[nn.Module]:
 
 
 def _data_config(name: str) -> dict[str, Any]:
-    resolve: Any = resolve_data_config  # has no types
-    values: dict[str, Any] = resolve({}, pretrained_cfg=_published(name))
-    return values
-
-
-def _published(name: str) -> dict[str, Any]:
     known: Any = timm.get_pretrained_cfg(name)
     if known is None:
         raise ConfigError(f"timm has no weights of {name!r}; leave --pretrained out, or give it a file")
-    values: dict[str, Any] = known.to_dict()
+    resolve: Any = resolve_data_config  # has no types
+    values: dict[str, Any] = resolve({}, pretrained_cfg=known.to_dict())
     return values
 
 
-def _has_other_names(path: str, class_names: Sequence[str]) -> bool:
-    sidecar = Path(path).with_name(SIDECAR)
-    if not class_names or not sidecar.is_file():
-        return False
+def _facts_beside(weights: str) -> _Facts | None:
+    """What `export` wrote beside weights; None without it. Raises ConfigError for a file that it can't have written."""
+    path = Path(weights).with_name(SIDECAR)
+    if weights == TIMM or not path.is_file():
+        return None
     try:
-        return bool(json.loads(sidecar.read_text())["classes"] != list(class_names))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{sidecar}: not what `export` writes ({error!r}); export the model again") from error
-
-
-def _input_of_sidecar(path: Path) -> ModelInput:
-    try:
-        values = json.loads(path.read_text())["input"]
-        return ModelInput(
-            size=values["size"],
-            eval_resize=values["resize"],
-            interpolation=values.get("interpolation", "area"),
-            mean=tuple(values["mean"]),
-            std=tuple(values["std"]),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}: not what `export` writes ({error!r}); export the model again") from error
+        return msgspec.json.decode(path.read_bytes(), type=_Facts)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ConfigError(f"{path}: not what `export` writes ({error}); export the model again") from error
 
 
 def _weights_in(path: str) -> dict[str, torch.Tensor]:
@@ -205,7 +171,7 @@ def _weights_in(path: str) -> dict[str, torch.Tensor]:
         raise ConfigError(f"--pretrained {path}: no such file, and not `timm`") from error
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, SafetensorError) as error:
         raise ConfigError(
-            f"{path}: no weights can be read there ({_shortened(str(error))}); expected safetensors or a state dict"
+            f"{path}: no weights can be read there ({first_line(error)}); expected safetensors or a state dict"
         ) from error
     tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
     if not tensors:
@@ -218,15 +184,3 @@ def _head_names(model: Any) -> tuple[str, ...]:
         return ()
     heads = {id(one) for one in heads_of(model, type(model).__name__)}
     return tuple(f"{name}." for name, module in model.named_modules() if id(module) in heads)
-
-
-def _has_weights(layer: object) -> bool:
-    return isinstance(layer, nn.Module) and next(layer.parameters(), None) is not None
-
-
-def _such_as(names: list[str]) -> str:
-    return f" such as {names[0]}" if names else ""
-
-
-def _shortened(text: str) -> str:
-    return text.strip().partition("\n")[0][:200]

@@ -20,9 +20,14 @@ class Schedule:
 
     def __call__(self, step: int) -> float:
         """The learning rate of optimizer update number `step` (from 0)."""
-        if step < self.warmup_steps:
-            return self.peak * (step + 1) / self.warmup_steps
-        return self.peak * _decayed(self.decay, step, self.warmup_steps, self.num_steps)
+        start = self.warmup_steps
+        if step < start:
+            return self.peak * (step + 1) / start
+        if self.decay == "step":
+            return self.peak * 0.1 ** sum(step >= round(mark * self.num_steps) for mark in STEP_MARKS)
+        done = min(1.0, (step - start) / max(1, self.num_steps - start))
+        shares = {"cosine": 0.5 * (1 + math.cos(math.pi * done)), "linear": 1 - done, "constant": 1.0}
+        return self.peak * shares[self.decay]
 
 
 def of(config: TrainConfig, steps_per_epoch: int) -> Schedule:
@@ -33,14 +38,3 @@ def of(config: TrainConfig, steps_per_epoch: int) -> Schedule:
         warmup_steps=round(config.schedule.warmup_epochs * steps_per_epoch),
         num_steps=config.epochs * steps_per_epoch,
     )
-
-
-def _decayed(decay: str, step: int, start: int, stop: int) -> float:
-    if decay == "step":
-        return 0.1 ** sum(step >= round(mark * stop) for mark in STEP_MARKS)
-    done = min(1.0, (step - start) / max(1, stop - start))
-    if decay == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * done))
-    if decay == "linear":
-        return 1 - done
-    return 1.0

@@ -102,9 +102,9 @@ class Runtime:
     def _find_device(self) -> torch.device:
         raise NotImplementedError
 
-    def num_rows(self, global_batch_size: int, num_passes: int) -> int:
+    def num_rows(self, global_batch_size: int, accumulate: int) -> int:
         """The rows that every process brings to a step: one shape for all, whatever the sizes of their shares."""
-        unit = max(1, self.num_devices // self.num_hosts) * num_passes
+        unit = max(1, self.num_devices // self.num_hosts) * accumulate
         return -(-global_batch_size // (self.num_hosts * unit)) * unit
 
     # --- moving data -------------------------------------------------------------------------------------------------
@@ -268,29 +268,12 @@ def replica_key(key: int, replica: int) -> int:
 
 def moved(module: nn.Module, device: torch.device) -> nn.Module:
     """The module on a device. Weights that layers share stay shared, where the back end gives each layer its own."""
-    shared = _shared_parameters(module)
+    names = defaultdict[int, list[str]](list)
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names[id(parameter)].append(name)
     module = module.to(device)
-    for first, *others in shared:
+    for first, *others in names.values():
         for name in others:
             owner, _, own_name = name.rpartition(".")
             setattr(module.get_submodule(owner), own_name, module.get_parameter(first))
     return module
-
-
-def _shared_parameters(module: nn.Module) -> list[list[str]]:
-    """The names of each weight that several layers share."""
-    names = defaultdict[int, list[str]](list)
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names[id(parameter)].append(name)
-    return [same for same in names.values() if len(same) > 1]
-
-
-def map_tensors(tree: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """A copy of nested dicts and lists with the function applied to each tensor. Tuples become lists."""
-    if isinstance(tree, torch.Tensor):
-        return function(tree)
-    if isinstance(tree, dict):
-        return {name: map_tensors(value, function) for name, value in tree.items()}
-    if isinstance(tree, list | tuple):
-        return [map_tensors(value, function) for value in tree]
-    return tree

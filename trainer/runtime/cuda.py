@@ -80,8 +80,10 @@ class PinnedCopies:
                 buffers.copied.synchronize()
             copies = CopiedBatch()
             for name, tensor in batch.items():
-                pinned = self._hold(buffers, name, tensor)
-                copies[name] = self._copy(pinned)
+                pinned = buffers.tensors.get(name)
+                if pinned is None or (pinned.shape, pinned.dtype) != (tensor.shape, tensor.dtype):
+                    pinned = buffers.tensors[name] = self._pinned_like(tensor)
+                copies[name] = self._copy(pinned.copy_(tensor))
             copies.copied = buffers.copied = self._cuda.Event()
             copies.copied.record(self._stream)
             return copies
@@ -98,12 +100,6 @@ class PinnedCopies:
         with self._cuda.stream(self._reads):
             self._reads.wait_event(done)
             return torch.stack(list(rows)).cpu()
-
-    def _hold(self, buffers: _PinnedBuffers, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        pinned = buffers.tensors.get(name)
-        if pinned is None or (pinned.shape, pinned.dtype) != (tensor.shape, tensor.dtype):
-            pinned = buffers.tensors[name] = self._pinned_like(tensor)
-        return pinned.copy_(tensor)
 
     def _pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -3,8 +3,6 @@
 import datetime
 import functools
 import os
-import socket
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -18,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
-from trainer.errors import PeerLost
+from trainer.errors import PeerLost, first_line
 from trainer.runtime import torchtpu
 from trainer.runtime.base import Step
 from trainer.runtime.single import Single
@@ -60,7 +58,7 @@ class Ddp(Single):
 
     def join(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        timeout = _duration(timeout_s)
+        timeout = datetime.timedelta(seconds=timeout_s)
         # Until here the store had the patience of a start.
         self._store.set_timeout(timeout)
         try:
@@ -76,7 +74,7 @@ class Ddp(Single):
                 raise PeerLost(loss) from error
             raise ConfigError(
                 f"strategy {self.strategy}: RANK {self.host} of WORLD_SIZE {self.num_hosts} could not join the others "
-                f"({_first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and a "
+                f"({first_line(error)}); each process needs a RANK of its own below the same WORLD_SIZE, and a "
                 "network interface that the others reach: if gloo chose another, name it in GLOO_SOCKET_IFNAME"
             ) from error
 
@@ -134,7 +132,7 @@ class Ddp(Single):
         except RuntimeError as error:
             raise PeerLost(
                 f"the process of RANK 0 ended at its start, or does not answer at port {os.environ['MASTER_PORT']} of "
-                f"{os.environ['MASTER_ADDR']} ({_first_line(error)}); its log says why; {AGAIN}"
+                f"{os.environ['MASTER_ADDR']} ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
 
     @functools.cached_property
@@ -153,49 +151,29 @@ class Ddp(Single):
                 raise
             text = f"another process of this run ended, or did not answer for {self._timeout_s} s"
             raise PeerLost(
-                self.heartbeat.loss() or f"{text} ({_first_line(error)}); its log says why; {AGAIN}"
+                self.heartbeat.loss() or f"{text} ({first_line(error)}); its log says why; {AGAIN}"
             ) from error
 
 
 def _open_store(timing: HeartbeatTiming, *, is_server: bool) -> Store:
     """The store through which the ddp processes find each other. RANK 0 opens it unless torchrun has done so."""
     host, port = os.environ["MASTER_ADDR"], _integer_variable("MASTER_PORT")
-    if not is_server:
-        _wait_for_port((host, port), timing)
+    patience = datetime.timedelta(seconds=timing.grace_s if is_server else timing.join_s)
     try:
-        store = TCPStore(host, port, is_master=is_server, timeout=_duration(timing.grace_s), wait_for_workers=False)
+        store = TCPStore(host, port, is_master=is_server, timeout=patience, wait_for_workers=False)
     except (RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"strategy ddp: can't {'listen on' if is_server else 'use'} port {port} of {host}, as MASTER_ADDR and "
-            f"MASTER_PORT say ({_first_line(error)}); each process needs a RANK of its own, each run a port of its own"
+        if is_server:
+            raise ConfigError(
+                f"strategy ddp: can't listen on port {port} of {host}, as MASTER_ADDR and MASTER_PORT say "
+                f"({first_line(error)}); each process needs a RANK of its own, each run a port of its own"
+            ) from error
+        raise PeerLost(
+            f"the process of RANK 0 did not open port {port} of {host} within {timing.join_s:.0f} s "
+            f"({first_line(error)}): see in its log whether it ended at its start, and start all processes with the "
+            "same MASTER_ADDR and MASTER_PORT"
         ) from error
-    store.set_timeout(_duration(timing.join_s))
+    store.set_timeout(datetime.timedelta(seconds=timing.join_s))
     return store
-
-
-def _wait_for_port(address: Address, timing: HeartbeatTiming) -> None:
-    """Returns once a process listens there. torch would wait too, but up to twice as long as it is told."""
-    deadline = time.monotonic() + timing.join_s
-    while True:
-        try:
-            socket.create_connection(address, timeout=timing.grace_s).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise PeerLost(
-                    f"the process of RANK 0 did not open port {address[1]} of {address[0]} within "
-                    f"{timing.join_s:.0f} s ({error}): see in its log whether it ended at its start, and start all "
-                    "processes with the same MASTER_ADDR and MASTER_PORT"
-                ) from error
-        time.sleep(0.1)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _duration(seconds: float) -> datetime.timedelta:
-    return datetime.timedelta(seconds=seconds)
 
 
 def _integer_variable(name: str) -> int:

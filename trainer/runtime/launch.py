@@ -21,6 +21,7 @@ from trainer.errors import PeerLost
 from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import Runtime
 from trainer.runtime.distributed import Ddp
+from trainer.runtime.machine import REFUSED
 from trainer.runtime.single import Single
 from trainer.supervise.heartbeat import (
     AGAIN,
@@ -79,7 +80,7 @@ def started(strategy: str, config: TrainConfig) -> Iterator[Runtime]:
         faulthandler.dump_traceback_later(config.stall_timeout_s, exit=True, file=sys.__stderr__ or sys.stderr)
         runtime = exits.enter_context(running(strategy, config.precision))
         runtime.keep_graphs(config.compile_cache)
-        runtime.heartbeat = HeartbeatClient(_timing(config))
+        runtime.heartbeat = HeartbeatClient(replace(TIMING, join_s=config.join_timeout_s))
         exits.enter_context(watched(runtime))
         runtime.join(config.stall_timeout_s)
         faulthandler.cancel_dump_traceback_later()
@@ -111,14 +112,10 @@ def watched(runtime: Runtime) -> Iterator[None]:
         yield
 
 
-def _timing(config: TrainConfig) -> HeartbeatTiming:
-    return replace(TIMING, join_s=config.join_timeout_s)
-
-
 def _refuse_old_switches() -> None:
-    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
-        if name in os.environ:
-            raise ConfigError(f"{name} is set, but torch_xla no longer reads it; unset it and use --precision bf16")
+    for name, instead in REFUSED.items():
+        if name.startswith("XLA_") and name in os.environ:
+            raise ConfigError(f"{name} is set: {instead}, and unset it")
 
 
 def _refuse_torchrun(strategy: str) -> None:
@@ -140,8 +137,9 @@ def _launch_replicas(config: TrainConfig, worker: Worker) -> None:
             f"strategy replica: CPU_NUM_DEVICES is {os.environ['CPU_NUM_DEVICES']}, but several replicas on the CPU "
             "wait for each other for ever; use --strategy spmd, or unset CPU_NUM_DEVICES"
         )
+    timing = replace(TIMING, join_s=config.join_timeout_s)
     workers, own = xla.tpu_workers() if device == "TPU" else (["127.0.0.1"], 0)
-    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own, timing=_timing(config)):
+    with tempfile.TemporaryDirectory() as folder, watched_launcher(workers, own, timing=timing):
         relay(Path(folder) / "asked to stop")
         with _ctrl_c_kills_replicas():
             xla.spawn_replicas(run_replica, worker, config)

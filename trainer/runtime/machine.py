@@ -1,7 +1,6 @@
 """What this machine offers a process of a run: processors, memory, devices."""
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from shardset.stream.world import num_local_processes
 from trainer.config import Precision
 
 CGROUP = Path("/sys/fs/cgroup")
-GIB = 1 << 30
 REFUSED = {
     "XLA_USE_BF16": "torch_xla no longer reads it; use --precision bf16",
     "XLA_DOWNCAST_BF16": "torch_xla no longer reads it; use --precision bf16",
@@ -31,8 +29,6 @@ class Machine:
     num_processes: int
     asks_for_xla: bool = False
     """Whether the environment names a device of torch_xla."""
-    memory_bytes: int
-    """Of the device; on a CPU the share of this process. 0 if unknown."""
     host_bytes: int
     """Host memory of this process."""
 
@@ -45,19 +41,17 @@ def machine() -> Machine:
     num_processes = int(os.environ.get("WORLD_SIZE", "1"))
     if torch.cuda.is_available() and os.environ.get("PJRT_DEVICE") in (None, "CUDA"):
         properties = torch.cuda.get_device_properties(0)
-        device, name, memory = "cuda", str(properties.name), int(properties.total_memory)
-        precision = precision_of((properties.major, properties.minor))
+        device, name, precision = "cuda", str(properties.name), precision_of((properties.major, properties.minor))
     elif num_chips() and os.environ.get("PJRT_DEVICE") in (None, "TPU"):
-        device, name, memory, precision = "tpu", "TPU", 0, "bf16"
+        device, name, precision = "tpu", "TPU", "bf16"
     else:
-        device, name, memory, precision = "cpu", f"a CPU with {os.cpu_count()} cores", host_bytes, "fp32"
+        device, name, precision = "cpu", f"a CPU with {os.cpu_count()} cores", "fp32"
     return Machine(
         device=device,
         name=name,
         precision=precision,
         num_processes=num_processes,
         asks_for_xla="PJRT_DEVICE" in os.environ,
-        memory_bytes=memory,
         host_bytes=host_bytes,
     )
 
@@ -80,41 +74,8 @@ def check_precision(precision: Precision, capability: tuple[int, int], name: str
 
 def total_memory(root: Path = CGROUP) -> int:
     """Memory of the machine, or the limit of its container if that is less."""
-    return min(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), container_memory(root)[0])
-
-
-def available_memory(root: Path = CGROUP) -> int:
-    """Free memory without swapping: of the machine, or of its container if that is less."""
-    limit, used = container_memory(root)
-    return min(_machine_available(), max(0, limit - used))
-
-
-def container_memory(root: Path = CGROUP) -> tuple[int, int]:
-    """(limit, used) of the container. File cache that the kernel gives back at once is not used."""
-    for limit, used, cache, folder in (
-        ("memory.max", "memory.current", "inactive_file", root),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file", root / "memory"),
-    ):
-        try:
-            texts = [(folder / name).read_text().strip() for name in (limit, used)]
-        except OSError:
-            continue
-        if texts[0] != "max":
-            return int(texts[0]), max(0, int(texts[1]) - _field(folder / "memory.stat", cache))
-    return sys.maxsize, 0
-
-
-def _machine_available() -> int:
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    except OSError:  # not Linux
-        return total_memory()
-    return int(lines["MemAvailable"].split()[0]) << 10
-
-
-def _field(path: Path, name: str) -> int:
-    try:
-        fields = dict(line.split() for line in path.read_text().splitlines())
-    except OSError:
-        return 0
-    return int(fields.get(name, 0))
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for limit in (root / "memory.max", root / "memory" / "memory.limit_in_bytes"):  # cgroups version 2, version 1
+        if limit.is_file() and (text := limit.read_text().strip()) != "max":
+            return min(installed, int(text))
+    return installed

@@ -32,20 +32,14 @@ def zero_moments(optimizer: torch.optim.Optimizer, name: str) -> Moments:
         raise ConfigError(
             f"optimizer {name!r} does not compile to one graph on XLA; use one of {known}, or strategy ddp or single"
         )
-    moments = _moments_after_zero_step(optimizer)
-    return {number: {key: torch.zeros_like(value) for key, value in own.items()} for number, own in moments.items()}
-
-
-def _moments_after_zero_step(optimizer: torch.optim.Optimizer) -> Moments:
-    """The state after a step at rate 0 without gradients, which moves no weight."""
     for group in optimizer.param_groups:
-        group["lr"] = 0.0
+        group["lr"] = 0.0  # a step at rate 0 without gradients moves no weight
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     moments: Moments = optimizer.state_dict()["state"]
-    return moments
+    return {number: {key: torch.zeros_like(value) for key, value in own.items()} for number, own in moments.items()}
 
 
 def step(optimizer: torch.optim.Optimizer, rate: float, scaler: GradScaler) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
 from trainer.config import Precision
 from trainer.runtime import cuda, torchtpu
-from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, moved, replica_key
+from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
 from trainer.runtime.machine import check_precision
 
 
@@ -55,7 +56,7 @@ class Single(Runtime):
         return batch if self.on_host else {name: tensor.to(self.device) for name, tensor in batch.items()}
 
     def to_host(self, tree: Any) -> Any:
-        return map_tensors(tree, lambda tensor: tensor.detach().to("cpu", copy=True))
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), tree)
 
     def accelerate(self, modules: Iterable[nn.Module], *, compile: bool | None, tf32: bool) -> None:
         if self.device.type == "cuda":

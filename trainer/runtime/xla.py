@@ -6,6 +6,7 @@ torch_xla is imported when one of them starts, not before: importing it chooses 
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,15 +16,20 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_map_only
 
 from shardset.errors import ConfigError
+from shardset.storage.open import local_folder
 from trainer.config import Precision
-from trainer.runtime import compile_cache, optimizers
-from trainer.runtime.base import Runtime, Step, TensorBatch, map_tensors, moved, replica_key
+from trainer.runtime import optimizers
+from trainer.runtime.base import Runtime, Step, TensorBatch, moved, replica_key
 from trainer.supervise.heartbeat import PORT, Address, HeartbeatServer
 
 HEARTBEAT_ADDRESS = "TRAINER_HUB"
 """Environment variable in which a launcher gives its replicas the heartbeat server: `10.0.0.1:8490`."""
+
+CACHE = "XLA_PERSISTENT_CACHE_PATH"
+"""Environment variable that names the folder of compiled graphs to torch_xla, which reads it at its first graph."""
 
 NUM_WORDS = 4
 """16-bit words of a number that is summed over hosts. XLA sums 32-bit integers."""
@@ -51,8 +57,8 @@ class Xla(Runtime):
 
     def keep_graphs(self, folder: str | None) -> None:
         # By default on TPUs only: XLA:CPU writes compiled graphs, but can't read them.
-        if folder is not None or (self.is_cloud and compile_cache.VARIABLE not in os.environ):
-            compile_cache.use(folder, self._xr.process_index())
+        if folder is not None or (self.is_cloud and CACHE not in os.environ):
+            use_cache(folder, self._xr.process_index())
 
     def _find_device(self) -> torch.device:
         device: torch.device = self._torch_xla.device()
@@ -105,7 +111,7 @@ class Xla(Runtime):
 
     def to_host(self, tree: Any) -> Any:
         self._torch_xla.sync()
-        return map_tensors(tree, lambda tensor: tensor.detach().cpu())
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu(), tree)
 
     def fetch(self, rows: Sequence[torch.Tensor]) -> torch.Tensor:
         # One by one: a graph that joins them would run after the steps that are under way.
@@ -312,6 +318,24 @@ def select_device() -> str:
     return os.environ["PJRT_DEVICE"]
 
 
+def use_cache(folder: str | None, process: int) -> None:
+    """Lets torch_xla keep compiled graphs in a local folder, by default in the cache folder of the user.
+
+    Each process has its own folder in it, because torch_xla does not write files atomically. Prints a warning where it
+    can't be used. Raises ConfigError for an address.
+    """
+    # Not torch_xla's `initialize_cache`, which sets this too, but refuses the second replica of a process.
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    parent = Path(home, "shardset", "xla") if folder is None else local_folder(folder, "--compile-cache")
+    own = (parent / f"process-{process:03d}").absolute()
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        print(f"warning: compile cache: {error}; the run continues without it", file=sys.stderr, flush=True)
+        return
+    os.environ[CACHE] = str(own)
+
+
 def tpu_workers() -> tuple[list[str], int]:
     """The addresses of all workers of this TPU slice in order, and the number of this one."""
     from torch_xla._internal import tpu
@@ -366,7 +390,8 @@ def _release(distribution: str) -> list[str]:
 
 def _words_of(values: Sequence[int]) -> list[int]:
     """The 16-bit words of each number, lowest first. Their sums over hosts fit 32 bits."""
-    return [(value >> (16 * word)) & 0xFFFF for value in values for word in range(NUM_WORDS)]
+    words: list[int] = np.array(values, dtype="<u8").view("<u2").tolist()
+    return words
 
 
 def _from_words(words: Sequence[int]) -> list[int]:

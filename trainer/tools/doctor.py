@@ -11,7 +11,6 @@ from shardset.program import count
 from shardset.storage.open import bucket_of
 from shardset.storage.regions import holds, is_known
 from trainer.config import TrainConfig
-from trainer.data.loaded import load_once
 from trainer.errors import TrainingError
 from trainer.runtime import machine
 from trainer.supervise import heartbeat
@@ -75,7 +74,7 @@ def run_checks(config: TrainConfig, wanted_rate: float | None) -> Iterator[Check
 
 def _check_data(config: TrainConfig, url: str, wanted_rate: float | None, num_hosts: int) -> Iterator[CheckResult]:
     # Imported late: it imports torch, and the checks before it must run without.
-    from trainer.data.splits import open_data
+    from trainer.data.splits import load_once, open_data
 
     config = replace(config, cache_dir=None, cache_bytes=None)  # leaves no files behind, and measures the bucket
     check, advice = "manifest", "see `python -m pipelines verify`"

@@ -1,6 +1,7 @@
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,8 +15,8 @@ from shardset.storage.open import open_storage
 from tests.faulty_proxy import FaultyProxy
 from tests.makers.shardset import png_samples, write_shard_set
 from tests.makers.training import NUM_EVAL, NUM_TRAIN, STEPS, shard_set, tiny_config
-from trainer.config import ModelConfig, TrainConfig
-from trainer.data.splits import SampleDigest, check_epoch, complete_epoch, open_data, steps_of, synthetic_data
+from trainer.config import ImageConfig, ModelConfig, TrainConfig
+from trainer.data.splits import Data, SampleDigest, check_epoch, complete_epoch, open_data, steps_of, synthetic_data
 from trainer.errors import EpochMismatch
 
 
@@ -31,49 +32,45 @@ def test_a_count_does_not_depend_on_order_or_on_how_hosts_share_the_samples(orde
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 4]])
-def test_a_lost_repeated_or_strange_sample_is_no_plan(ids: list[int]) -> None:
+def test_a_lost_repeated_or_strange_sample_is_an_error(ids: list[int]) -> None:
     with pytest.raises(EpochMismatch, match="lost or repeated"):
         check_epoch(3, complete_epoch(4, np.array([], dtype=np.int64)), SampleDigest().add(np.array(ids)))
 
 
-def test_quarantined_samples_are_not_in_the_plan() -> None:
+def test_quarantined_samples_are_neither_expected_nor_among_the_weights(manifest: str) -> None:
     assert complete_epoch(6, np.array([1, 4])) == SampleDigest().add(np.array([5, 0, 2, 3]))
+    data = replace(open_data(tiny_config(manifest, "run"), 0, 1), quarantined=np.array([3, 17]))
+    assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
+
+
+def opened(manifest: str, num_hosts: int, *, fake: bool, **changes: Any) -> tuple[TrainConfig, list[Data]]:
+    """The data of each host of a run, from a shard set or synthetic."""
+    config = tiny_config(None if fake else manifest, "run", fake_data=fake, **changes)
+    open_part = partial(synthetic_data, num_samples=NUM_TRAIN) if fake else open_data
+    return config, [open_part(config, host, num_hosts) for host in range(num_hosts)]
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 @pytest.mark.parametrize("fake", [False, True])
-def test_the_plan_knows_the_weights_of_every_step_of_all_hosts(manifest: str, hosts: int, fake: bool) -> None:
-    config = tiny_config(None, "run", fake_data=True) if fake else tiny_config(manifest, "run")
-    opened = [
-        synthetic_data(config, host, hosts, num_samples=NUM_TRAIN) if fake else open_data(config, host, hosts)
-        for host in range(hosts)
-    ]
-    parts = [[batch["weight"].sum() for _, _, batch in steps_of(data.train, 0, STEPS)] for data in opened]
-    found = [opened[0].weight_of_step(step, config.global_batch_size) for step in range(STEPS)]
+def test_the_weights_of_every_step_of_all_hosts_are_known(manifest: str, hosts: int, fake: bool) -> None:
+    config, data = opened(manifest, hosts, fake=fake)
+    parts = [[batch["weight"].sum() for _, _, batch in steps_of(one.train, 0, STEPS)] for one in data]
+    found = [data[0].weight_of_step(step, config.global_batch_size) for step in range(STEPS)]
     assert found == np.sum(parts, axis=0).tolist() == [8] * (STEPS - 1) + [4]
 
 
+@pytest.mark.parametrize("repeats", [1, 3])
 @pytest.mark.parametrize("fake", [False, True])
-def test_an_epoch_of_repeats_is_what_the_plan_says(manifest: str, fake: bool) -> None:
-    base = tiny_config(None, "run", fake_data=True) if fake else tiny_config(manifest, "run")
-    config = replace(base, global_batch_size=6, image=replace(base.image, augment_repeats=3))
-    opened = [
-        synthetic_data(config, host, 2, num_samples=NUM_TRAIN) if fake else open_data(config, host, 2)
-        for host in range(2)
-    ]
-    seen, num_steps = SampleDigest(), NUM_TRAIN // 2
-    assert [len(data.train) for data in opened] == [num_steps] * 2
-    for data in opened:
-        for _, _, batch in steps_of(data.train, 0, num_steps):
+def test_an_epoch_of_all_hosts_is_what_is_expected(manifest: str, fake: bool, repeats: int) -> None:
+    image = ImageConfig(size=8, train_crop="pad", eval_resize=8, augment_repeats=repeats)
+    _, data = opened(manifest, 2, fake=fake, global_batch_size=6, image=image)
+    seen = SampleDigest()
+    for one in data:
+        for _, _, batch in steps_of(one.train, 0, len(one.train)):
             seen = seen.add(batch["id"][batch["weight"] > 0])
-    check_epoch(0, opened[0].expected, seen)
-    assert seen.samples == 3 * NUM_TRAIN
-    assert {opened[0].weight_of_step(step, 6) for step in range(num_steps)} == {6}
-
-
-def test_quarantined_samples_are_not_among_the_weights(manifest: str) -> None:
-    data = replace(open_data(tiny_config(manifest, "run"), 0, 1), quarantined=np.array([3, 17]))
-    assert [data.weight_of_step(step, 8) for step in (0, 5, 6)] == [8, 8, 2]
+    check_epoch(0, data[0].expected, seen)
+    assert seen.samples == repeats * NUM_TRAIN
+    assert [len(one.train) for one in data] == [-(-repeats * NUM_TRAIN // 6)] * 2
 
 
 class Cut:
@@ -91,14 +88,13 @@ class Cut:
     def stop(self) -> None: ...
 
 
-def test_a_stream_that_ends_early_is_an_error() -> None:
-    with pytest.raises(EpochMismatch, match="ended before step 2"):
-        list(steps_of(Cut([(0, 0), (0, 1)]), 0, 8))
-
-
-def test_a_stream_that_jumps_is_an_error() -> None:
-    with pytest.raises(EpochMismatch, match="epoch 1 step 2 where step 1"):
-        list(steps_of(Cut([(0, 0), (0, 2)]), 0, 8))
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [([(0, 0), (0, 1)], "ended before step 2"), ([(0, 0), (0, 2)], "epoch 1 step 2 where step 1")],
+)
+def test_a_stream_that_ends_early_or_jumps_is_an_error(steps: list[tuple[int, int]], message: str) -> None:
+    with pytest.raises(EpochMismatch, match=message):
+        list(steps_of(Cut(steps), 0, 8))
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 14), (3, 5), (6, 8), (13, 14), (14, 14)])
@@ -108,10 +104,11 @@ def test_steps_go_on_from_anywhere_and_over_epochs(manifest: str, start: int, st
     assert found == [divmod(step, STEPS) for step in range(start, stop)]
 
 
-def test_the_sizes_come_from_the_manifest(manifest: str) -> None:
-    opened = open_data(tiny_config(manifest, "run"), 0, 1)
-    assert (opened.num_classes, opened.num_eval_samples, opened.expected.samples) == (10, NUM_EVAL, NUM_TRAIN)
-    assert len(opened.train) == STEPS
+def test_the_sizes_come_from_the_manifest_and_a_model_may_have_more_classes(manifest: str) -> None:
+    data = open_data(tiny_config(manifest, "run"), 0, 1)
+    assert (data.num_classes, data.num_eval_samples, data.expected.samples) == (10, NUM_EVAL, NUM_TRAIN)
+    assert len(data.train) == STEPS
+    assert open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes == 12
 
 
 @pytest.mark.gcs
@@ -132,15 +129,6 @@ def test_the_budget_of_a_run_is_that_of_both_streams_and_makes_their_order(manif
     wide, narrow = (open_data(tiny_config(manifest, "run", budget_bytes=size), 0, 1) for size in (1 << 30, 180_000))
     assert narrow.train.order.window < wide.train.order.window
     assert {stream.memory.budget for stream in (narrow.train, narrow.evaluation)} == {180_000}
-
-
-def test_an_epoch_of_all_hosts_together_is_the_plan(manifest: str) -> None:
-    config = tiny_config(manifest, "run")
-    seen = SampleDigest()
-    for host in range(4):
-        for _, _, batch in steps_of(open_data(config, host, 4).train, STEPS, 2 * STEPS):
-            seen = seen.add(batch["id"][batch["weight"] > 0])
-    assert seen == open_data(config, 0, 1).expected
 
 
 @pytest.mark.parametrize(
@@ -179,19 +167,18 @@ def test_a_set_without_a_split_to_evaluate_on_is_refused_with_what_makes_one() -
         (["train", "test", "dev", "extra"], "dev"),
         (["train", "valid", "val"], "val"),
         (["train", "test"], "test"),
+        (["train", "test", "extra"], None),
     ],
 )
-def test_a_run_evaluates_on_the_split_for_tuning(names: list[str], expected: str) -> None:
+def test_a_run_evaluates_on_the_split_for_tuning_or_asks_for_a_name(names: list[str], expected: str | None) -> None:
     url = f"memory://{uuid.uuid4().hex}/set"
     write_shard_set(open_storage(url), {name: png_samples(name, 20 + len(name), size=8) for name in names})
-    assert open_data(tiny_config(url, "run", eval_split=None), 0, 1).num_eval_samples == 20 + len(expected)
-
-
-def test_two_splits_of_which_none_is_for_tuning_are_refused_without_a_name() -> None:
-    url = f"memory://{uuid.uuid4().hex}/set"
-    write_shard_set(open_storage(url), {name: png_samples(name, 20, size=8) for name in ("train", "test", "extra")})
-    with pytest.raises(ConfigError, match=r"which split to evaluate on\?.* name one with"):
-        open_data(tiny_config(url, "run", eval_split=None), 0, 1)
+    config = tiny_config(url, "run", eval_split=None)
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"which split to evaluate on\?.* name one with"):
+            open_data(config, 0, 1)
+    else:
+        assert open_data(config, 0, 1).num_eval_samples == 20 + len(expected)
 
 
 @pytest.mark.parametrize("without", ["train", "val"])
@@ -207,10 +194,6 @@ def test_a_split_with_samples_that_have_no_label_is_refused(without: str, num_cl
         open_data(tiny_config(url, "run", model=ModelConfig(num_classes=num_classes)), 0, 1)
 
 
-def test_a_model_may_have_more_classes_than_the_data(manifest: str) -> None:
-    assert open_data(tiny_config(manifest, "run", model=ModelConfig(num_classes=12)), 0, 1).num_classes == 12
-
-
 @pytest.mark.parametrize("num_hosts", [1, 4])
 def test_fake_batches_look_like_real_ones(manifest: str, num_hosts: int) -> None:
     real = next(steps_of(open_data(tiny_config(manifest, "run"), 0, num_hosts).train, 0, 7))[2]
@@ -218,16 +201,6 @@ def test_fake_batches_look_like_real_ones(manifest: str, num_hosts: int) -> None
     assert {name: (array.shape, array.dtype) for name, array in real.items()} == {
         name: (array.shape, array.dtype) for name, array in fake.items()
     }
-
-
-def test_a_fake_epoch_is_its_plan_too() -> None:
-    config = tiny_config(None, "run", fake_data=True)
-    opened = [synthetic_data(config, host, 2, num_samples=53) for host in range(2)]
-    seen = SampleDigest()
-    for part in opened:
-        for _, _, batch in steps_of(part.train, 0, len(part.train)):
-            seen = seen.add(batch["id"][batch["weight"] > 0])
-    assert seen == opened[0].expected
 
 
 def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path) -> None:
@@ -242,33 +215,19 @@ def test_the_streams_of_a_run_keep_what_they_read_where_the_config_says(tmp_path
     assert len([path for path in (tmp_path / "cache").glob("*/*") if path.name.isdigit()]) == 4
 
 
-def test_a_cache_needs_a_folder_and_a_size(tmp_path) -> None:
-    with pytest.raises(ConfigError, match="belong together"):
-        replace(tiny_config("memory://none/set", tmp_path), cache_dir=str(tmp_path))
-
-
-def test_augmented_images_are_the_same_on_any_number_of_hosts(manifest: str) -> None:
-    image = replace(tiny_config(manifest, "run").image, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5)
+def test_augmented_images_are_the_same_on_any_number_of_hosts_and_an_evaluation_has_none(manifest: str) -> None:
+    image = ImageConfig(size=8, train_crop="pad", eval_resize=8, auto_augment="rand-m9-mstd0.5-inc1", erase=0.5)
     config = tiny_config(manifest, "run", image=image)
 
-    def images_of(config: TrainConfig, num_hosts: int) -> dict[int, bytes]:
-        streams = [open_data(config, host, num_hosts).train for host in range(num_hosts)]
-        batches = [batch for stream in streams for _, _, batch in steps_of(stream, 0, STEPS)]
+    def images_of(config: TrainConfig, name: str, num_hosts: int = 1) -> dict[int, bytes]:
+        streams = [getattr(open_data(config, host, num_hosts), name) for host in range(num_hosts)]
+        batches = [batch for stream in streams for _, _, batch in steps_of(stream, 0, len(stream))]
         return {int(id_): batch["image"][at].tobytes() for batch in batches for at, id_ in enumerate(batch["id"])}
 
-    whole = images_of(config, 1)
-    assert images_of(config, 2) == whole
-    plain = images_of(tiny_config(manifest, "run"), 1)
+    whole, plain = images_of(config, "train"), images_of(tiny_config(manifest, "run"), "train")
+    assert images_of(config, "train", 2) == whole
     assert sum(plain[id_] != whole[id_] for id_ in whole) > NUM_TRAIN // 2
-
-
-def test_an_evaluation_augments_nothing(manifest: str) -> None:
-    image = replace(tiny_config(manifest, "run").image, auto_augment="trivial", erase=1.0)
-    augmented, plain = (
-        open_data(tiny_config(manifest, "run", **one), 0, 1).evaluation for one in ({"image": image}, {})
-    )
-    for (_, _, one), (_, _, other) in zip(steps_of(augmented, 0, 2), steps_of(plain, 0, 2), strict=True):
-        assert np.array_equal(one["image"], other["image"])
+    assert images_of(config, "evaluation") == images_of(tiny_config(manifest, "run"), "evaluation")
 
 
 def test_an_evaluation_may_have_larger_images_than_training(manifest: str) -> None:

@@ -1,7 +1,6 @@
 """The FLOPs of a model against numbers by hand and published ones."""
 
 import pytest
-import torch
 from torch import nn
 
 from tests.makers.training import tiny_config
@@ -34,23 +33,15 @@ def test_resnet_50_takes_what_is_published() -> None:
     ("name", "peak"),
     [
         ("NVIDIA H100 80GB HBM3", 989.4e12),
-        ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA A100-SXM4-40GB", 312e12),
-        ("NVIDIA L40S", 362e12),
         ("NVIDIA L4", 121e12),
         ("NVIDIA L40", 181.05e12),
-        ("NVIDIA H100 NVL", 835e12),
         ("NVIDIA H200", 989.4e12),
         ("NVIDIA H200 NVL", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA GH200 480GB", None),
-        ("NVIDIA A1000", None),
         ("Tesla T4", None),
     ],
 )
 def test_a_peak_is_known_by_name_or_not_shown(name: str, peak: float | None) -> None:
     assert flops.peak_of(name) == peak
-
-
-def test_on_a_cpu_no_share_is_shown() -> None:
-    assert flops.share_of_peak(tiny_config(None, "run", precision="bf16"), 5, torch.device("cpu")) is None

@@ -108,19 +108,6 @@ def numbered(number: int, size: int = 4) -> dict[str, torch.Tensor]:
     return {"image": torch.full((size, 2), number), "weight": torch.full((size,), float(number))}
 
 
-def test_each_batch_is_whole_once_the_step_has_waited_though_buffers_are_used_in_turns() -> None:
-    late = LateCuda()
-    copies = LateCopies(late)
-    for number in range(3 * cuda.NUM_BUFFERS):
-        own = numbered(number)
-        batch = copies.start(own)
-        own["image"].fill_(-1)  # the stream may use its memory again
-        copies.wait(batch)
-        assert batch["image"].unique().tolist() == batch["weight"].unique().tolist() == [number]
-    assert copies.allocated == 2 * cuda.NUM_BUFFERS
-    assert (copies.kept, late.copies.num_host_waits) == (6 * cuda.NUM_BUFFERS, 0)
-
-
 def test_a_buffer_is_not_filled_before_its_copy_is_done() -> None:
     late = LateCuda()
     copies = LateCopies(late)
@@ -133,10 +120,14 @@ def test_a_buffer_is_not_filled_before_its_copy_is_done() -> None:
 
 def test_buffers_follow_batches_of_another_shape() -> None:
     copies = LateCopies(LateCuda())
-    for size in (4, 4, 4, 2, 2, 2, 4):
-        batch = copies.start(numbered(7, size))
+    for number, size in enumerate((4, 4, 4, 2, 2, 2, 4)):
+        own = numbered(number, size)
+        batch = copies.start(own)
+        own["image"].fill_(-1)  # the stream may use its memory again
         copies.wait(batch)
-        assert batch["image"].tolist() == [[7, 7]] * size
+        assert batch["image"].tolist() == [[number, number]] * size
+    assert copies.allocated == 2 * 7
+    assert copies.late.num_host_waits == 0
 
 
 def test_the_feed_runs_ahead_without_a_wait_for_the_device() -> None:
@@ -187,24 +178,18 @@ def test_tf32_is_for_products_and_convolutions_alike(tf32: bool) -> None:
         torch.set_float32_matmul_precision(precision)
 
 
-def test_a_run_on_the_cpu_changes_none_of_the_flags_of_cuda() -> None:
-    before = torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()
-    Learner(Single("fp32"), tiny_config(None, "run"), 10, None)
-    assert (torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision()) == before
-
-
-def test_compiling_where_there_is_no_compiler_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiling_without_a_compiler_or_the_headers_of_python_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    with monkeypatch.context() as without:
+        without.setattr(cuda.sysconfig, "get_path", lambda name: str(tmp_path))
+        assert "python3-dev" in str(cuda.compile_obstacle(torch.device("cpu")))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.delenv("CXX")
     with pytest.raises(ConfigError, match=r"^compile is true, .*it needs a compiler, g\+\+ or clang\+\+, or .* CXX"):
         Learner(Single("fp32"), tiny_config(None, "run", compile=True), 10, None)
     Learner(Single("fp32"), tiny_config(None, "run"), 10, None)
-
-
-def test_compiling_without_the_headers_of_python_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", sys.executable)
-    monkeypatch.setattr(cuda.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert "python3-dev" in str(cuda.compile_obstacle(torch.device("cpu")))
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.overrides import TorchFunctionMode
 
 from shardset.errors import ConfigError
 from tests.makers.training import shard_set, tiny_config
 from trainer.agreement import check_agreement, check_batch_size, facts_of
 from trainer.data.splits import open_data, synthetic_data
-from trainer.runtime import torchtpu
+from trainer.runtime import torchtpu, xla
 from trainer.runtime.base import replica_key
 from trainer.runtime.distributed import Ddp
 from trainer.runtime.launch import choose, launch
@@ -116,33 +115,29 @@ def test_processes_that_would_know_nothing_of_each_other_are_refused(
         launch(tiny_config(None, "run", strategy=strategy), pytest.fail)  # type: ignore[arg-type]
 
 
-def test_a_ddp_process_alone_asks_nobody_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    # It would wait for its device each time.
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Ddp:
+    """A process of ddp that has joined no group."""
     names = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for name, value in names.items():
         monkeypatch.setenv(name, value)
-    alone = Ddp("fp32")  # which has joined no group
+    return Ddp("fp32")
+
+
+def test_a_ddp_process_alone_asks_nobody_at_every_step(alone: Ddp) -> None:
+    # It would wait for its device each time.
     assert alone.sum_hosts([3, 2**40]) == [3, 2**40]
     assert alone.any_host(True)
 
 
-class Calls(TorchFunctionMode):
-    """Notes what is called on tensors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(function.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-def test_rows_leave_the_device_before_they_are_joined_because_it_would_join_them_after_the_newest_step() -> None:
-    single, rows = Single("fp32"), [torch.zeros(3), torch.ones(3)]
-    with Calls() as calls:
-        single.fetch(rows)
-    assert calls.names[:3] == ["cpu", "cpu", "stack"]
+def test_what_a_strategy_can_not_do_on_cpus_is_refused(alone: Ddp, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone.num_hosts = 2
+    with pytest.raises(ConfigError, match="BatchNorm for CUDA devices only"):
+        alone.synchronize_norms(torch.nn.BatchNorm2d(3))
+    monkeypatch.setattr(xla, "select_device", lambda: "CPU")
+    monkeypatch.setenv("CPU_NUM_DEVICES", "2")
+    with pytest.raises(ConfigError, match=r"several replicas on the CPU.* --strategy spmd"):
+        launch(tiny_config(None, "run", strategy="replica"), pytest.fail)  # type: ignore[arg-type]
 
 
 def test_a_process_of_torchtpu_s_launch_takes_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,17 +153,6 @@ def test_a_process_without_torchtpu_s_launch_is_told_how_to_start() -> None:
         torchtpu.check_environment({})
     with pytest.raises(ConfigError, match=r"TorchTPU: TORCH_TPU_TOPOLOGY not set"):
         torchtpu.check_environment({torchtpu.ADDRESSES: "localhost:1"})
-
-
-@pytest.mark.parametrize("key", [6, 7])
-def test_no_two_replicas_drop_the_same_units(key: int) -> None:
-    found = []
-    for host in range(8):
-        replica = Single("fp32")
-        replica.host = host
-        replica.seed(key)
-        found.append(torch.rand(4).tolist())
-    assert len({tuple(numbers) for numbers in found}) == 8
 
 
 @given(st.integers(0, 2**64 - 1))

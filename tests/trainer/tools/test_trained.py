@@ -115,22 +115,6 @@ def test_a_run_and_its_export_predict_the_same(
     assert first["classes"][0]["probability"] >= first["classes"][1]["probability"] > 0
 
 
-def test_every_verb_takes_the_run_by_the_flag_of_train(
-    run: str, images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(["predict", "--run-dir", run, str(images / "0.png")]) == OK
-    assert command.main(["export", "--run-dir", run, "--output", str(tmp_path / "model")]) == OK
-    assert command.main(["report", "--run-dir", run, "--output", str(tmp_path / "page.html")]) == OK
-    capsys.readouterr()
-    for words, message in (
-        (["report"], "one of the arguments RUN --run-dir is required"),
-        (["report", run, "--run-dir", run], "not allowed with argument"),
-    ):
-        with pytest.raises(SystemExit):
-            command.main(words)
-        assert message in capsys.readouterr().err
-
-
 def test_several_formats_may_be_named_with_commas(run: str, tmp_path: Path) -> None:
     assert command.main(["export", run, "--output", str(tmp_path), "--format", "safetensors,onnx"]) == OK
     assert {one.name for one in tmp_path.iterdir()} == {"model.safetensors", "model.onnx", "model.json"}

@@ -1,9 +1,8 @@
-"""Addresses without their passwords."""
+"""Messages show addresses without their passwords."""
 
 import pytest
 
-from shardset.addresses import masked
-from shardset.errors import DamagedShard
+from shardset.errors import DamagedShard, masked
 
 
 @pytest.mark.parametrize(
