@@ -20,10 +20,7 @@ from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
 from trainer.record.checkpoint_state import CheckpointState
-from trainer.record.metrics import (
-    Totals,
-    check_evaluation,
-)
+from trainer.record.metrics import Totals, check_evaluation
 from trainer.record.position import Position, position_of
 from trainer.record.resume import find_checkpoint, in_recorded_order
 from trainer.record.run_output import RunOutput
@@ -220,7 +217,7 @@ class Run:
 
     def stop(self) -> None:
         """Saves what is not saved, and raises Preempted."""
-        self._telemetry.end_profile()
+        self._telemetry.profile(None)
         self._save_unsaved()
         if self._writer is not None:
             self._writer.close()
@@ -230,7 +227,7 @@ class Run:
 
     def finish(self) -> None:
         """The last report, checkpoint and line."""
-        self._telemetry.end_profile()
+        self._telemetry.profile(None)
         self._report_pending()
         self._save_unsaved()
         self._telemetry.log_final(self.position, self._seconds())

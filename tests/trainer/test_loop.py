@@ -44,7 +44,7 @@ from trainer.errors import CheckpointError, EpochMismatch, NotFinite, Preempted,
 from trainer.model import schedule
 from trainer.model.build import tiny_resnet
 from trainer.model.learner import Learner, step_key
-from trainer.record import checkpoint, time_spent
+from trainer.record import checkpoint, metrics
 from trainer.record.checkpoint_names import new_state_name
 from trainer.record.log_files import log_name
 from trainer.record.run_output import from_anywhere
@@ -235,7 +235,7 @@ def test_the_live_line_has_a_rate_once_one_is_known(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     run(tiny_config(manifest, tmp_path, max_steps=3, log_every_steps=1))
-    shown = [line.strip() for line in terminal.getvalue().split("\r") if line.strip()]
+    shown = [text for line in terminal.getvalue().split("\r") if (text := line.removesuffix("\x1b[K"))]
     assert re.fullmatch(r"epoch 1/\d+ step 1/\d+ loss [0-9.]+", shown[0])
     assert all("samples/s, 0:0" in line and " 0 samples/s" not in line for line in shown[1:3])
 
@@ -243,7 +243,7 @@ def test_the_live_line_has_a_rate_once_one_is_known(
 def test_a_run_says_what_it_spent_its_time_on(manifest: str, tmp_path: Path) -> None:
     run(tiny_config(manifest, tmp_path, epochs=2))
     [final] = read_records(tmp_path, "final")
-    parts = [final[name] for name in time_spent.PARTS]
+    parts = [final[name] for name in metrics.PARTS]
     assert min(parts) > 0
     assert sum(parts) <= final["seconds"]
     assert "time: steps " in (tmp_path / "logs/host-000.log").read_text()

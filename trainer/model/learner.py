@@ -70,7 +70,7 @@ class Learner:
         if state is not None:
             _load_optimizer(self._optimizer, self.net, state)
             _check_moments(self._optimizer, self.net, name)
-            if saved_scale := state.get("scaler"):
+            if saved_scale := state["scaler"]:
                 self._scaler.load_state_dict(saved_scale)
         elif moments:
             _load_moments(self._optimizer, moments, {})
@@ -235,10 +235,10 @@ def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:
     names = _weight_names(optimizer, net)
     # Older checkpoints have neither names nor counters.
-    saved_numbers = {name: number for number, name in enumerate(state.get("optimizer_weights", names))}
+    saved_numbers = {name: number for number, name in enumerate(state["optimizer_weights"])}
     saved = {name: state["optimizer"].get(number) for name, number in saved_numbers.items()}
     moments = {number: kept for number, name in enumerate(names) if (kept := saved.get(name)) is not None}
-    _load_moments(optimizer, moments, state.get("optimizer_counters", {}))
+    _load_moments(optimizer, moments, state["optimizer_counters"])
 
 
 def _load_moments(optimizer: torch.optim.Optimizer, moments: Mapping[int, Any], counters: dict[str, Any]) -> None:

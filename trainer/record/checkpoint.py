@@ -201,12 +201,10 @@ class CheckpointWriter:
             write(self._storage, state, top1, self._before_commit, self._lock)
             retain(self._storage, self._keep, self._lock)
         except BaseException as error:
-            reason = self._lock.reason(error)
-            if reason is not error:
-                raise reason from error
-            if not isinstance(error, RunTaken):
-                step = state["step"]
-                self._tell(f"the checkpoint of step {step} could not be written: {error}; the next one is due")
+            if isinstance(reason := self._lock.reason(error), RunTaken):
+                raise reason from None
+            step = state["step"]
+            self._tell(f"the checkpoint of step {step} could not be written: {error}; the next one is due")
             raise
 
 
