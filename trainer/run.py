@@ -217,7 +217,7 @@ class Run:
 
     def stop(self) -> None:
         """Saves what is not saved, and raises Preempted."""
-        self._telemetry.end_profile()
+        self._telemetry.profile(None)
         self._save_unsaved()
         if self._writer is not None:
             self._writer.close()
@@ -227,7 +227,7 @@ class Run:
 
     def finish(self) -> None:
         """The last report, checkpoint and line."""
-        self._telemetry.end_profile()
+        self._telemetry.profile(None)
         self._report_pending()
         self._save_unsaved()
         self._telemetry.log_final(self.position, self._seconds())

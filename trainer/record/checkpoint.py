@@ -8,9 +8,8 @@ A run that was paused may find its folder taken by another one. So every change 
 there, confirm the lock, change only that generation. What another run has written since is never replaced or deleted.
 """
 
-import queue
-import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from shardset.decodable import decodable
 from shardset.errors import ConfigError, DamagedShard, NotFound
 from shardset.storage.base import ABSENT, Storage
 from shardset.storage.checked import facts_of, read_object
-from shardset.storage.open import open_storage
 from trainer.errors import CheckpointError, NotFinite, RunTaken
 from trainer.record.checkpoint_names import COMMIT, FOLDER, folder_of, is_state, new_state_name, step_of, steps
 from trainer.record.checkpoint_state import CheckpointState, decode, encode
@@ -72,24 +70,19 @@ def commits(storage: Storage, warn: Callable[[str], None] = lambda text: None) -
 
 def read(storage: Storage, commit: CommitMark, folder: str | None = None) -> CheckpointState:
     """The state of a committed checkpoint. Raises CheckpointError unless its bytes are those that were committed."""
-    inside = folder_of(commit.step) if folder is None else folder
-    where = f"{storage.url}/{inside}{commit.file.name}"
-    state = decode(_read_file(storage, inside, commit.file), where)
+    file = commit.file
+    name = (folder_of(commit.step) if folder is None else folder) + file.name
+    where = f"{storage.url}/{name}"
+    try:
+        data = read_object(storage, name, file.num_bytes, file.crc32c, "it was cut or changed after it was written")
+    except NotFound as error:
+        raise CheckpointError(f"{where}: the checkpoint is committed, but its state file is gone") from error
+    except DamagedShard as error:
+        raise CheckpointError(str(error)) from error
+    state = decode(data, where)
     if state["step"] != commit.step:
         raise CheckpointError(f"{where}: the state of step {state['step']}, expected that of step {commit.step}")
     return state
-
-
-def _read_file(storage: Storage, folder: str, file: StoredFile) -> bytes:
-    name = folder + file.name
-    try:
-        return read_object(storage, name, file.num_bytes, file.crc32c, "it was cut or changed after it was written")
-    except NotFound as error:
-        raise CheckpointError(
-            f"{storage.url}/{name}: the checkpoint is committed, but its state file is gone"
-        ) from error
-    except DamagedShard as error:
-        raise CheckpointError(str(error)) from error
 
 
 def newest(storage: Storage, warn: Callable[[str], None]) -> tuple[CommitMark, CheckpointState] | None:
@@ -175,56 +168,44 @@ class CheckpointWriter:
         tell: Callable[[str], None] = lambda text: None,
         lock: RunLock = UNRIVALLED,
     ) -> None:
-        self._storage = storage
-        self._lock = lock
-        self._keep = keep
-        self._before_commit = before_commit
-        self._tell = tell
-        self._error: BaseException | None = None
-        # At most one state waits while another is written: each is a copy of the whole model.
-        self._queue: queue.Queue[tuple[CheckpointState, float | None] | None] = queue.Queue(1)
-        self._thread = threading.Thread(target=self._run, name="checkpoint")
-        self._thread.start()
+        self._storage, self._keep, self._lock = storage, keep, lock
+        self._before_commit, self._tell = before_commit, tell
+        self._executor = ThreadPoolExecutor(1, "checkpoint")
+        self._newest: Future[None] | None = None
 
     def save(self, state: CheckpointState, *, top1: float | None) -> None:
-        """Takes over a state to write; waits while an earlier one is being written.
+        """Takes over a state to write, once the one before it is written.
 
-        After a failure it waits until this state is written, and raises CheckpointError if that fails too, or RunTaken.
+        If that failed, waits until this state is written, and raises CheckpointError if that fails too, or RunTaken.
         """
-        has_failed = self._error is not None
-        self._queue.put((state, top1))
+        has_failed = self._newest is not None and self._newest.exception() is not None
+        self._newest = self._executor.submit(self._write, state, top1)
         if has_failed:
-            self._queue.join()
             self._raise_error()
 
     def close(self) -> None:
         """Returns when everything is written. Raises CheckpointError or RunTaken if the last state could not be."""
-        self._queue.put(None)
-        self._thread.join()
+        self._executor.shutdown()
         self._raise_error()
 
     def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            if isinstance(error, RunTaken):
-                raise error
+        newest, self._newest = self._newest, None
+        error = newest and newest.exception()
+        if isinstance(error, RunTaken):
+            raise error
+        if error is not None:
             raise CheckpointError(f"the last checkpoint could not be written: {error}") from error
 
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            state, top1 = item
-            try:
-                write(self._storage, state, top1, self._before_commit, self._lock)
-                retain(self._storage, self._keep, self._lock)
-                self._error = None
-            except BaseException as error:  # noqa: BLE001 - raised by the next `save` or `close`, which wait for us
-                self._error = self._lock.reason(error)
-                if not isinstance(self._error, RunTaken):
-                    self._tell(
-                        f"the checkpoint of step {state['step']} could not be written: {error}; the next one is due"
-                    )
-            finally:
-                self._queue.task_done()
+    def _write(self, state: CheckpointState, top1: float | None) -> None:
+        try:
+            write(self._storage, state, top1, self._before_commit, self._lock)
+            retain(self._storage, self._keep, self._lock)
+        except BaseException as error:
+            if isinstance(reason := self._lock.reason(error), RunTaken):
+                raise reason from None
+            step = state["step"]
+            self._tell(f"the checkpoint of step {step} could not be written: {error}; the next one is due")
+            raise
 
 
 def write(
@@ -238,32 +219,21 @@ def write(
 
     The state of an earlier save of this step stays until `retain`.
     """
+    _check_weights(state)
+    data = encode(state)
+    num_bytes, crc32c = facts_of(data)
+    file = StoredFile(name=new_state_name(), num_bytes=num_bytes, crc32c=crc32c)
     folder = folder_of(state["step"])
-    file = _store(storage, folder, new_state_name(), state, lock)
+    lock.keep()
+    _put(storage, folder + file.name, data)
+    _verify(storage, folder, file)
     before_commit()
     mark = CommitMark(
-        format=FORMAT,
-        step=state["step"],
-        epoch=state["epoch"],
-        top1=top1,
-        identity=state["identity"],
-        file=file,
+        format=FORMAT, step=state["step"], epoch=state["epoch"], top1=top1, identity=state["identity"], file=file
     )
     seen = _generation(storage, folder + COMMIT)
     lock.confirm()
     _put(storage, folder + COMMIT, msgspec.json.encode(mark), seen)
-
-
-def _store(storage: Storage, folder: str, name: str, state: CheckpointState, lock: RunLock) -> StoredFile:
-    """Stores a state, and verifies what is stored."""
-    _check_weights(state)
-    data = encode(state)
-    num_bytes, crc32c = facts_of(data)
-    file = StoredFile(name=name, num_bytes=num_bytes, crc32c=crc32c)
-    lock.keep()
-    _put(storage, folder + name, data)
-    _verify(storage, folder, file)
-    return file
 
 
 def _check_weights(state: CheckpointState) -> None:
@@ -306,43 +276,16 @@ def retain(storage: Storage, keep: int, lock: RunLock = UNRIVALLED) -> None:
     Also deletes checkpoints whose mark is damaged, or names a file that is gone. Keeps everything that is not named
     like a checkpoint, such as a copy that a user made.
     """
-    stored, marks = _stored(storage), commits(storage)
-    states = {folder_of(mark.step) + mark.file.name: mark for mark in marks}
+    stored = {stat.name: stat.generation for stat in storage.list(FOLDER) if step_of(stat.name) is not None}
+    states = {folder_of(mark.step) + mark.file.name: mark for mark in commits(storage)}
     whole = [mark for name, mark in states.items() if name in stored]
     kept = {mark.step for mark in [*whole[-keep:], *filter(None, [best(whole)])]}
     doomed = [name for name in stored if step_of(name) not in kept or (is_state(name) and name not in states)]
     # Commit marks first: a kill in between leaves a state without a mark, never the reverse.
-    _delete(storage, {name: stored[name] for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT))}, lock)
-
-
-def sweep(storage: Storage, lock: RunLock = UNRIVALLED) -> None:
-    """Removes what a killed run left of a checkpoint that it was writing. The caller must hold the run lock.
-
-    What it left beside a mark goes by `retain`, once a newer checkpoint stands: a request of that run which is still on
-    its way may replace the mark by one of that state.
-    """
-    open_storage(f"{storage.url}/{FOLDER}").sweep()
-    stored = _stored(storage)
-    marked = {step_of(name) for name in stored if name.endswith(COMMIT)}
-    left = {name: stored[name] for name in stored if is_state(name) and step_of(name) not in marked}
-    _delete(storage, left, lock)
-
-
-def _stored(storage: Storage) -> dict[str, str]:
-    """The generation of each file of a checkpoint."""
-    return {stat.name: stat.generation for stat in storage.list(FOLDER) if step_of(stat.name) is not None}
-
-
-def _delete(storage: Storage, doomed: dict[str, str], lock: RunLock) -> None:
-    """Deletes files at the generations that were seen, in that order."""
-    for name, generation in doomed.items():
+    for name in sorted(doomed, key=lambda name: not name.endswith(COMMIT)):
         lock.confirm()
-        storage.delete(name, generation=generation)
-    _remove_empty_folders(storage)
-
-
-def _remove_empty_folders(storage: Storage) -> None:
-    """Removes the empty folders that a disk, unlike a bucket, keeps of deleted checkpoints."""
+        storage.delete(name, generation=stored[name])
+    # A disk, unlike a bucket, keeps the empty folders of deleted checkpoints.
     for folder in () if storage.is_remote else Path(storage.url).glob(f"{FOLDER}*/"):
         if step_of(f"{FOLDER}{folder.name}/") is not None and not any(folder.iterdir()):
             folder.rmdir()

@@ -4,7 +4,7 @@ import io
 import pickle
 import struct
 import textwrap
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import torch
@@ -21,32 +21,31 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 class LearnerState(TypedDict):
     """Weights, averaged weights and optimizer state, which a learner of any strategy can resume from.
 
-    The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights. States of older versions
-    lack the fields that are not required.
+    The keys of `optimizer` are positions in `optimizer_weights`, the names of the weights.
     """
 
     model: dict[str, torch.Tensor]
     ema: dict[str, torch.Tensor] | None
     optimizer: dict[Count, dict[str, Any]]
-    optimizer_weights: NotRequired[list[str]]
-    optimizer_counters: NotRequired[dict[str, Any]]
-    scaler: NotRequired[dict[str, float]]
+    optimizer_weights: list[str]
+    optimizer_counters: dict[str, Any]
+    scaler: dict[str, float]
 
 
 @decodable
 class CheckpointState(LearnerState):
     """The state of a learner and the position of its run. `seen` is the SampleDigest of the epoch so far."""
 
-    format: NotRequired[int]
-    version: NotRequired[str]
+    format: int
+    version: str
     identity: dict[str, Any]
     config: dict[str, Any]
     step: Count
     epoch: Count
-    step_in_epoch: NotRequired[Count]
+    step_in_epoch: Count
     closed_epochs: Count
     seen: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]
-    epoch_totals: NotRequired[Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]]
+    epoch_totals: Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]
     best_top1: float | None
     best_epoch: Count | None
     last_top1: float | None

@@ -4,7 +4,7 @@ import contextlib
 import heapq
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from shardset.errors import ConfigError
@@ -43,19 +43,12 @@ def merged_logs(storage: Storage) -> Iterator[str]:
             f"{storage.url}: no {log_name(0)} there, expected the folder of a run; give the --run-dir of "
             "`python -m trainer train`"
         )
-    return merged((f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in logs)
-
-
-def merged(logs: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The lines of all logs by time, each as `TIME NAME LINE`. Takes pairs (name, text).
-
-    A line without a time takes the time of the line before it, and so stays below it.
-    """
-    stamped = [list(_stamped(name, text)) for name, text in logs]
+    stamped = [_stamped(f"host-{host}", storage.read(name).decode("utf-8", "replace")) for host, name in logs]
     return (line for _, line in heapq.merge(*stamped, key=lambda pair: pair[0]))
 
 
 def _stamped(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """The time of each line, and `TIME NAME LINE`. A line without a time takes that of the line before it."""
     last = ""
     for line in text.splitlines():
         moment, _, rest = line.partition(" ")

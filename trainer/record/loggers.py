@@ -1,7 +1,7 @@
 """The numbers of a run sent to TensorBoard and other loggers, through their own clients.
 
 The clients read their own environment variables: WANDB_MODE=offline, WANDB_PROJECT, MLFLOW_TRACKING_URI and so on.
-A run that goes on sends to the run that it began there: it is found by the run folder.
+A resumed run sends to the run that it began there: it is found by the run folder.
 """
 
 import hashlib
@@ -25,20 +25,17 @@ RUN_TAG = "shardset_run"
 
 
 class Logger(Protocol):
-    """Takes numbers by name."""
+    """Takes the numbers of a step by name; `close` sends what is left."""
 
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Sends the numbers of a step."""
-
-    def close(self) -> None:
-        """Sends what is left."""
+    def log(self, values: Mapping[str, float], step: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class TensorBoardLogger:
     """TensorBoard: event files in the run folder. Raises StorageError if they can't be written."""
 
     def __init__(self, folder: Path) -> None:
-        # Imported late: it takes a second, and only one process of a run needs it. It writes on a thread of its own.
+        # Imported late: it takes a second, and only one process of a run needs it. It writes on its own thread.
         from torch.utils import tensorboard
 
         writer: Any = tensorboard.SummaryWriter  # it is not typed
@@ -73,9 +70,8 @@ class WandbLogger:
                 settings=client.Settings(console="off", silent=True),
             )
         except client.errors.Error as error:
-            raise ConfigError(
-                f"--logger wandb: {error}; log in with `wandb login`, or set WANDB_MODE=offline"
-            ) from error
+            advice = "log in with `wandb login`, or set WANDB_MODE=offline"
+            raise ConfigError(f"--logger wandb: {error}; {advice}") from error
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self._run.log(dict(values), step=step)
@@ -90,15 +86,14 @@ class MlflowLogger:
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         import mlflow
 
-        own: Any = mlflow
+        library: Any = mlflow
         uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{(folder / DATABASE).absolute()}")
         try:
-            self._client = own.MlflowClient(tracking_uri=uri)
+            self._client = library.MlflowClient(tracking_uri=uri)
             self._run = self._earlier_or_new(config)
-        except own.exceptions.MlflowException as error:
-            raise ConfigError(
-                f"--logger mlflow: {error}; set MLFLOW_TRACKING_URI to a server or sqlite:///FILE"
-            ) from error
+        except library.exceptions.MlflowException as error:
+            advice = "set MLFLOW_TRACKING_URI to a server or sqlite:///FILE"
+            raise ConfigError(f"--logger mlflow: {error}; {advice}") from error
 
     def _earlier_or_new(self, config: TrainConfig) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
@@ -125,13 +120,11 @@ LOGGERS: dict[str, type[WandbLogger | MlflowLogger]] = {"wandb": WandbLogger, "m
 
 
 def open_logger(config: TrainConfig, folder: Path) -> Logger | None:
-    """The logger that the config names; None without a client. Raises ConfigError where it can't be opened."""
-    if config.logger is None:
-        return None
+    """The logger that the config names, if any. Raises ConfigError where it can't be opened."""
     try:
-        return LOGGERS[config.logger](config, folder)
+        return config.logger and LOGGERS[config.logger](config, folder)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"--logger {config.logger}: {missing_library(error, config.logger)}") from error
+        raise ConfigError(f"--logger {config.logger}: {missing_library(error, str(config.logger))}") from error
 
 
 def run_id(config: TrainConfig) -> str:

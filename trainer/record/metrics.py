@@ -8,11 +8,9 @@ import contextlib
 import datetime
 import json
 import math
-import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TextIO
@@ -31,6 +29,9 @@ SMOOTHING = 0.4
 """Weight of the newest interval in a moving average."""
 
 INPUT_BOUND_PERCENT = 10.0
+
+_ERASE_REST = "\x1b[K"
+"""Tells a terminal to erase the rest of the line."""
 
 # --- numbers ---------------------------------------------------------------------------------------------------------
 
@@ -72,19 +73,18 @@ def stats_row(losses: torch.Tensor, logits: torch.Tensor, labels: torch.Tensor, 
     return torch.stack([(losses * weights).sum(), weights.sum(), hits[:, 0].sum(), hits.sum()])
 
 
+@dataclass(slots=True)
 class Rates:
-    """Samples a second: `rate` is a moving average over intervals, `global_rate` the average since the start.
+    """Samples a second: `rate` is a moving average over intervals, `global_rate` the average of all.
 
     An interval ends with `add` and begins at the `add` or `mark` before it. `mark` leaves out the time before it, which
     went into compiling or saving.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._start: float | None = None
-        self.rate = 0.0
-        self.samples = 0
-        self.seconds = 0.0
+    rate: float = 0.0
+    samples: int = 0
+    seconds: float = 0.0
+    start: float | None = None
 
     @property
     def global_rate(self) -> float:
@@ -93,17 +93,17 @@ class Rates:
 
     def mark(self) -> None:
         """Begins an interval."""
-        self._start = self._clock()
+        self.start = time.perf_counter()
 
-    def add(self, samples: int, now: float | None = None) -> None:
+    def add(self, samples: int, now: float) -> None:
         """Ends an interval with so many samples and begins the next. Without a begun interval they don't count."""
-        start, self._start = self._start, self._clock() if now is None else now
-        if start is None or self._start <= start:
+        start, self.start = self.start, now
+        if start is None or now <= start:
             return
-        newest = samples / (self._start - start)
+        newest = samples / (now - start)
         self.rate = SMOOTHING * newest + (1 - SMOOTHING) * self.rate if self.samples else newest
         self.samples += samples
-        self.seconds += self._start - start
+        self.seconds += now - start
 
 
 # --- records ---------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ class EvalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", ta
 class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="final"):
     """The whole run, as seen by the process that ended it. `accuracy` is the top-1 of the last evaluation.
 
-    The seconds of each part (see time_spent.py) are those of this process since it began.
+    The seconds of each part are those of this process since it began.
     """
 
     split: str
@@ -186,6 +186,24 @@ class FinalRecord(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     first_step_seconds: float = 0.0
     evaluation_seconds: float = 0.0
     checkpoint_seconds: float = 0.0
+
+
+PARTS = {
+    "step_seconds": "steps",
+    "input_wait_seconds": "waiting for data",
+    "first_step_seconds": "the first step",
+    "evaluation_seconds": "evaluations",
+    "checkpoint_seconds": "checkpoints",
+}
+"""The parts of a run's time as a FinalRecord names them, and what people call each."""
+
+
+def time_in_words(record: FinalRecord) -> str:
+    """`steps 81 % (12 s), ...`: each part that took any time; empty if none did."""
+    seconds = {name: getattr(record, name) for name in PARTS}
+    total = sum(seconds.values())
+    parts = [f"{PARTS[name]} {100 * part / total:.0f} % ({part:.1f} s)" for name, part in seconds.items() if part > 0]
+    return ", ".join(parts)
 
 
 Record = StepRecord | EpochRecord | EvalRecord | FinalRecord
@@ -225,13 +243,7 @@ class RunLog:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        host: int,
-        *,
-        master: bool,
-        show_records: bool = False,
-        logger: Logger | None = None,
+        self, folder: Path, host: int, *, master: bool, show_records: bool = False, logger: Logger | None = None
     ) -> None:
         path = folder / log_name(host)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -239,8 +251,8 @@ class RunLog:
         self._lines = _open_for_appending(folder / METRICS) if master else None
         self._loggers: list[Logger] = [TensorBoardLogger(folder)] if master else []
         self._loggers += [] if logger is None else [logger]
-        self._progress = Progress() if master else None
-        self._prints_records = show_records
+        self._is_master, self._prints_records = master, show_records
+        self._is_terminal = master and sys.stderr.isatty()
 
     def note(self, text: str, detail: str = "") -> None:
         """Writes a sentence for people; the log adds the detail."""
@@ -262,21 +274,23 @@ class RunLog:
         self._append(line)
         if self._prints_records:
             self._print(line)
+        values = asdict(record)
         if self._lines:
-            _append(self._lines, json.dumps({"kind": _kind(record), "time": _now().isoformat(), **asdict(record)}))
+            _append(self._lines, json.dumps({"kind": _kind(record), "time": _now().isoformat(), **values}))
         if not isinstance(record, FinalRecord):
-            values = asdict(record).items()
-            numbers = {f"{_kind(record)}/{name}": value for name, value in values if isinstance(value, float)}
+            numbers = {f"{_kind(record)}/{name}": value for name, value in values.items() if isinstance(value, float)}
             for logger in self._loggers:
                 logger.log(numbers, record.global_step)
 
     def progress(self, text: str) -> None:
         """Shows a line that the next one replaces, on a terminal only."""
-        if self._progress:
-            self._progress.show(text)
+        if self._is_terminal:
+            text = text[: shutil.get_terminal_size().columns - 1]
+            print(f"\r{text}{_ERASE_REST}", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Flushes and closes all outputs. Raises StorageError if a file can't be written."""
+        self.progress("")
         # An exit stack: one file that fails must not keep the others open.
         with contextlib.ExitStack() as exits:
             for file in filter(None, (self._log, self._lines)):
@@ -284,46 +298,19 @@ class RunLog:
                 exits.callback(file.close)
             for logger in self._loggers:
                 exits.callback(logger.close)
-            if self._progress:
-                self._progress.clear()
 
     def _append(self, text: str) -> None:
         _append(self._log, f"{_now().isoformat()} {text}")
 
     def _print(self, text: str) -> None:
-        if self._progress:
-            self._progress.clear()
+        if self._is_master:
+            self.progress("")
             print(text, flush=True)
-
-
-class Progress:
-    """A line on the terminal that is rewritten in place; nothing if stderr is not a terminal."""
-
-    def __init__(self) -> None:
-        self._shown = 0
-        self._terminal = sys.stderr.isatty()
-
-    def show(self, text: str) -> None:
-        """Replaces the line, cut to the width of the terminal."""
-        if self._terminal:
-            text = text[: shutil.get_terminal_size().columns - 1]
-            print(f"\r{text:<{self._shown}}", end="", file=sys.stderr, flush=True)
-            self._shown = len(text)
-
-    def clear(self) -> None:
-        """Removes the line."""
-        if self._shown:
-            print(f"\r{'':<{self._shown}}\r", end="", file=sys.stderr, flush=True)
-            self._shown = 0
 
 
 def _open_for_appending(path: Path) -> TextIO:
     """The file, opened to append lines. Ends a last line that a full disk or a loss of power has cut."""
-    is_cut = False
-    if path.exists() and path.stat().st_size:
-        with path.open("rb") as stored:
-            stored.seek(-1, os.SEEK_END)
-            is_cut = stored.read() != b"\n"
+    is_cut = path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n")
     file = path.open("a", encoding="utf-8")
     if is_cut:
         file.write("\n")

@@ -7,11 +7,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from shardset.program import count
+from shardset.storage.open import open_storage
 from shardset.version import __version__
 from trainer import config as configs
 from trainer.config import TrainConfig
-from trainer.record import checkpoint
 from trainer.record.checkpoint import CheckpointWriter
+from trainer.record.checkpoint_names import FOLDER
 from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog
@@ -39,7 +40,8 @@ class RunOutput:
         )
         exits.callback(self.log.close)
         if self._is_master:
-            checkpoint.sweep(self.folder.storage, lock)
+            # What a killed run left of a file that it was writing.
+            open_storage(f"{self.folder.storage.url}/{FOLDER}").sweep()
         runtime.heartbeat.on_loss(self._log_loss)
         # Logged first, so that the log of a run that is refused later shows its config too.
         started = f"trainer {__version__}, strategy {runtime.strategy}, {count(runtime.num_devices, 'device')}"

@@ -14,11 +14,20 @@ from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
-from trainer.record import time_spent
 from trainer.record.checkpoint_state import CheckpointState
-from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Rates, RunLog, StepRecord, Totals, advice
+from trainer.record.metrics import (
+    PARTS,
+    EpochRecord,
+    EvalRecord,
+    FinalRecord,
+    Rates,
+    RunLog,
+    StepRecord,
+    Totals,
+    advice,
+    time_in_words,
+)
 from trainer.record.position import Position
-from trainer.record.time_spent import TimeSpent
 from trainer.runtime.base import Runtime
 
 PROFILE = "profile"
@@ -49,7 +58,7 @@ class Telemetry:
         self._trace_folder = folder / PROFILE
         self._steps_per_epoch, self._rate_at = steps_per_epoch, rate_at
         self._share_of_peak = share_of_peak
-        self._time_spent = TimeSpent()
+        self._started, self._spent_s = time.perf_counter(), dict.fromkeys(PARTS, 0.0)
         self._pending: list[tuple[DeviceBatch, torch.Tensor, float]] = []
         self._run_rates = Rates()
         self._has_reported = False
@@ -69,13 +78,11 @@ class Telemetry:
         # The digest in the checkpoint covers all hosts, so only the first host counts it.
         if self._runtime.is_master:
             self._seen = SampleDigest(*state["seen"])
-        # Covers all hosts too. Older checkpoints lack it: their epoch record then covers the rest of the epoch.
-        self.epoch_totals = Totals(*state.get("epoch_totals", ()))
+        self.epoch_totals = Totals(*state["epoch_totals"])
 
     def watch_feed(self, feed: DeviceFeed) -> None:
         """Measures how long the run waits for this feed."""
-        self._feed = feed
-        self._time_spent = TimeSpent()
+        self._feed, self._started = feed, time.perf_counter()
 
     def start_epoch(self) -> None:
         """Sets the counts of the epoch to zero."""
@@ -95,7 +102,7 @@ class Telemetry:
 
     def pause(self, checkpoint_s: float) -> None:
         """Leaves the time since the last report out of the rates. So many seconds of it went into a checkpoint."""
-        self._time_spent.parts["checkpoint_seconds"] += checkpoint_s
+        self._spent_s["checkpoint_seconds"] += checkpoint_s
         self._epoch_rates.mark()
         self._run_rates.mark()
 
@@ -104,14 +111,13 @@ class Telemetry:
         samples, digest = self._runtime.sum_hosts([self._seen.samples, self._seen.digest])
         return SampleDigest().merge(SampleDigest(samples, digest))
 
-    def profile(self, step: int) -> None:
-        """Starts or ends the trace that `profile_steps` asks for. Call it before every step."""
+    def profile(self, step: int | None) -> None:
+        """Starts or ends the trace of `profile_steps`. Call it before every step, and with None at the end."""
         start, stop = self._config.profile_steps or (0, 0)
-        self._set_tracing(start <= step < stop)
-
-    def end_profile(self) -> None:
-        """Ends the trace if it is running."""
-        self._set_tracing(False)
+        wanted = step is not None and start <= step < stop
+        if wanted != self._is_tracing:
+            (self._runtime.start_trace if wanted else self._runtime.stop_trace)(self._trace_folder)
+            self._is_tracing = wanted
 
     # --- records -----------------------------------------------------------------------------------------------------
 
@@ -139,7 +145,7 @@ class Telemetry:
         self._replica_samples += num_samples
         self.epoch_totals = self.epoch_totals.add(rows)
         if not self._has_reported:
-            self._time_spent.parts["first_step_seconds"] = self._time_spent.total() - self._wait_s()
+            self._spent_s["first_step_seconds"] = time.perf_counter() - self._started - self._wait_s()
         self._has_reported = True
         self._log_step(step - num_left - 1, Totals().add(rows))
 
@@ -175,7 +181,7 @@ class Telemetry:
     def log_evaluation(self, position: Position, totals: Totals) -> None:
         """Logs the evaluation that followed `log_epoch`."""
         seconds = time.perf_counter() - self._evaluation_started
-        self._time_spent.parts["evaluation_seconds"] += seconds
+        self._spent_s["evaluation_seconds"] += seconds
         self._log.record(
             EvalRecord(
                 split=self._eval_split,
@@ -197,24 +203,23 @@ class Telemetry:
 
     def log_final(self, position: Position, seconds: float) -> None:
         """Logs the whole run. Every host must call it."""
-        self._time_spent.parts["input_wait_seconds"] = self._wait_s()
-        spent = self._time_spent.seconds()
-        self._log.record(
-            FinalRecord(
-                split=self._eval_split,
-                accuracy=position.last_top1,
-                best_accuracy=position.best_top1,
-                best_epoch=position.best_epoch,
-                epochs=position.closed_epochs,
-                global_step=position.step,
-                reduced_global_rate=self._rate_of_all(self._run_rates),
-                seconds=seconds,
-                seconds_to_target=position.seconds_to_target,
-                **spent,
-            )
+        self._spent_s["input_wait_seconds"] = self._wait_s()
+        steps_s = time.perf_counter() - self._started - sum(self._spent_s.values())
+        record = FinalRecord(
+            split=self._eval_split,
+            accuracy=position.last_top1,
+            best_accuracy=position.best_top1,
+            best_epoch=position.best_epoch,
+            epochs=position.closed_epochs,
+            global_step=position.step,
+            reduced_global_rate=self._rate_of_all(self._run_rates),
+            seconds=seconds,
+            seconds_to_target=position.seconds_to_target,
+            **{**self._spent_s, "step_seconds": max(0.0, steps_s)},
         )
+        self._log.record(record)
         if self._has_reported:
-            self._log.note(f"time: {time_spent.in_words(spent)}")
+            self._log.note(f"time: {time_in_words(record)}")
         self._log.note(_summary(position, self._eval_split, seconds))
 
     def _log_step(self, global_step: int, interval: Totals) -> None:
@@ -255,11 +260,6 @@ class Telemetry:
 
     def _wait_s(self) -> float:
         return self._feed.wait_s if self._feed else 0.0
-
-    def _set_tracing(self, wanted: bool) -> None:
-        if wanted != self._is_tracing:
-            (self._runtime.start_trace if wanted else self._runtime.stop_trace)(self._trace_folder)
-            self._is_tracing = wanted
 
 
 def _check_finite(rows: torch.Tensor, batches: Sequence[DeviceBatch]) -> None:

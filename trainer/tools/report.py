@@ -15,9 +15,8 @@ from shardset.program import count
 from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.config import RECORD
-from trainer.record import time_spent
 from trainer.record.log_files import METRICS
-from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice
+from trainer.record.metrics import EpochRecord, EvalRecord, FinalRecord, Record, StepRecord, advice, time_in_words
 
 MAX_ROWS = 200
 
@@ -186,7 +185,7 @@ def _findings(run: RunRecord) -> Iterable[Finding]:
         if run.final.seconds_to_target is not None:
             text = f"It reached its target accuracy in {_duration(run.final.seconds_to_target)}."
             yield Finding(level="good", text=text)
-        if words := time_spent.in_words({part: getattr(run.final, part) for part in time_spent.PARTS}):
+        if words := time_in_words(run.final):
             yield Finding(level="note", text=f"Time: {words}.")
     else:
         text = f"The run has not ended: it is running, or was stopped at step {run.last_step:,}."

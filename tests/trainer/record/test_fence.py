@@ -39,7 +39,6 @@ def save(storage: Storage, lock: RunLock, log: str, *steps: int) -> list[Shardse
     folder = RunFolder(storage.url, (), lock)
     folder.storage = storage
     writer = CheckpointWriter(storage, 1, folder.flush, lock=lock)
-    attempt(lambda: checkpoint.sweep(storage, lock))
     for step in steps:
         (folder.local / LOG).write_text(f"{log} up to {step}")
         writer.save(state_at(step), top1=0.5 if step == 5 else None)  # the best is kept, whatever is newer

@@ -1,11 +1,11 @@
-import contextlib
 import json
-import os
+import sys
 import threading
 import time
 import uuid
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -40,12 +40,11 @@ def test_means_are_over_samples_and_not_over_batches() -> None:
 
 
 def test_rates_leave_out_what_comes_before_a_mark() -> None:
-    times = iter([100.0, 101.0, 500.0, 503.0])
-    rates = Rates(clock=lambda: next(times))
-    rates.add(10)
-    rates.add(10)
-    rates.mark()
-    rates.add(60)
+    rates = Rates()
+    rates.add(10, 100.0)
+    rates.add(10, 101.0)
+    rates.start = 500.0
+    rates.add(60, 503.0)
     assert (rates.samples, rates.seconds, rates.global_rate) == (70, 4.0, 17.5)
     assert rates.rate == pytest.approx(metrics.SMOOTHING * 20 + (1 - metrics.SMOOTHING) * 10)
 
@@ -92,25 +91,16 @@ def test_a_record_after_one_that_was_cut_has_a_line_of_its_own(tmp_path: Path) -
     assert [record["kind"] for record in log_files.records((tmp_path / "metrics.jsonl").read_bytes())] == ["step"]
 
 
-def test_a_terminal_has_one_progress_line_that_makes_way_for_others() -> None:
-    reader, terminal = os.openpty()
-    with open(terminal, "w") as stderr, contextlib.redirect_stderr(stderr):
-        progress = metrics.Progress()
-        progress.show("step 10")
-        progress.show("step 9")
-        progress.clear()
-        progress.clear()
-        expected = b"\rstep 10\rstep 9 \r      \r"
-        shown = os.read(reader, 100)
-        while len(shown) < len(expected):  # on a busy machine it comes in parts
-            shown += os.read(reader, 100)
-        assert shown == expected
-    os.close(reader)
-
-
-def test_no_progress_line_goes_into_a_file(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics.Progress().show("step 10")
-    assert capsys.readouterr().err == ""
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_has_a_progress_line_and_it_makes_way_for_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    log = RunLog(tmp_path, 0, master=True)
+    log.progress("step 10")
+    log.note("a sentence")
+    assert capsys.readouterr() == ("a sentence\n", "\rstep 10\x1b[K\r\x1b[K" if is_terminal else "")
+    log.close()
 
 
 def test_only_the_first_host_prints_and_writes_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,19 +157,20 @@ def test_advice_comes_only_when_the_device_waits() -> None:
     assert "input-bound: steps waited 42 % of the time" in (metrics.advice(42.0) or "")
 
 
+FINAL = FinalRecord(
+    split="val", accuracy=None, best_accuracy=None, best_epoch=None, epochs=0, global_step=3, reduced_global_rate=1.0,
+    seconds=2.0, seconds_to_target=None,
+)  # fmt: skip
+
+
 def test_a_run_without_an_evaluation_has_a_final_line_too() -> None:
-    record = FinalRecord(
-        split="val",
-        accuracy=None,
-        best_accuracy=None,
-        best_epoch=None,
-        epochs=0,
-        global_step=3,
-        reduced_global_rate=1.0,
-        seconds=2.0,
-        seconds_to_target=None,
-    )
-    assert "accuracy=None" in metrics.line_of(record)
+    assert "accuracy=None" in metrics.line_of(FINAL)
+
+
+def test_the_parts_of_the_time_are_told_in_words_where_there_are_any() -> None:
+    assert metrics.time_in_words(FINAL) == ""
+    record = msgspec.structs.replace(FINAL, step_seconds=80.0, input_wait_seconds=20.0)
+    assert metrics.time_in_words(record) == "steps 80 % (80.0 s), waiting for data 20 % (20.0 s)"
 
 
 def test_closing_is_a_matter_of_seconds_though_ctrl_c_came_while_an_event_was_handed_over(tmp_path: Path) -> None:
