@@ -15,7 +15,7 @@ import numpy as np
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats import safe_pickle, tar_gz
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar_gz import PUBLISHED_LIMITS, ArchiveMember, UnpackLimits
+from pipelines.sources.formats.tar_gz import MAX_BYTES, ArchiveMember
 from pipelines.sources.objects import first_names, stat_or_none
 from shardset.errors import SourceError
 from shardset.format import stored_png
@@ -129,7 +129,7 @@ class _Cifar:
     input: Storage
     archive: str | None
     image_format: ImageFormat = "png"
-    limits: UnpackLimits = PUBLISHED_LIMITS
+    max_bytes: int = MAX_BYTES
 
     name: ClassVar[str]
     forms: ClassVar[tuple[Form, ...]]
@@ -198,7 +198,7 @@ class _Cifar:
             raise SourceError(f"{self.input.url}/{archive}: not there; found {first_names(self.input)}")
         file = RangeFile(self.input, stat.name, stat.generation, stat.num_bytes)
         members, contents = tar_gz.read_members(
-            file, f"{self.input.url}/{archive}", names=batches | meta, contents_of=meta, limits=self.limits
+            file, f"{self.input.url}/{archive}", names=batches | meta, contents_of=meta, max_bytes=self.max_bytes
         )
         return {
             name: _File(member.num_bytes, stat, contents.get(name, b""), member) for name, member in members.items()
@@ -229,13 +229,13 @@ class _Cifar:
         if not self.archive:
             return self._read(*pinned)
         return tar_gz.read_member(
-            RangeFile(self.input, *pinned), self._where(unit["batch"]), ArchiveMember(**unit["member"]), self.limits
+            RangeFile(self.input, *pinned), self._where(unit["batch"]), ArchiveMember(**unit["member"])
         )
 
     def _read(self, name: str, generation: str, num_bytes: int) -> bytes:
-        if num_bytes > self.limits.member_bytes:
+        if num_bytes > self.max_bytes:
             raise SourceError(
-                f"{self._where(name)}: {num_bytes} bytes, expected at most {self.limits.member_bytes}; this is "
+                f"{self._where(name)}: {num_bytes} bytes, expected at most {self.max_bytes}; this is "
                 f"no file of {self.name}"
             )
         return RangeFile(self.input, name, generation, num_bytes).read()
