@@ -41,14 +41,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One published form: `batches` maps a file to the prefix of its keys; the last of `columns` is the label.
-
-    `archive_bytes` is the size of the published archive.
-    """
+    """One published form: `batches` maps a file to the prefix of its keys; the last of `columns` is the label."""
 
     version: Literal["python", "binary"]
     archive: str
-    archive_bytes: int
     folder: str
     batches: dict[str, str]
     columns: tuple[Column, ...]
@@ -80,7 +76,6 @@ CIFAR10_FORMS = (
     Form(
         "python",
         "cifar-10-python.tar.gz",
-        170_498_071,
         "cifar-10-batches-py",
         CIFAR10_KEYS,
         (Column("batches.meta", "label_names", "labels"),),
@@ -88,7 +83,6 @@ CIFAR10_FORMS = (
     Form(
         "binary",
         "cifar-10-binary.tar.gz",
-        170_052_171,
         "cifar-10-batches-bin",
         {f"{name}.bin": key for name, key in CIFAR10_KEYS.items()},
         (Column("batches.meta.txt"),),
@@ -98,7 +92,6 @@ CIFAR100_FORMS = (
     Form(
         "python",
         "cifar-100-python.tar.gz",
-        169_001_437,
         "cifar-100-python",
         CIFAR100_KEYS,
         (Column("meta", "coarse_label_names", "coarse_labels"), Column("meta", "fine_label_names", "fine_labels")),
@@ -106,7 +99,6 @@ CIFAR100_FORMS = (
     Form(
         "binary",
         "cifar-100-binary.tar.gz",
-        168_513_733,
         "cifar-100-binary",
         {f"{name}.bin": key for name, key in CIFAR100_KEYS.items()},
         (Column("coarse_label_names.txt"), Column("fine_label_names.txt")),
