@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pyarrow.parquet import ParquetFile
 
-from pipelines.holdout import REST, ClassHoldout, Holdout, Label
+from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.advice import advice_in
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
@@ -72,7 +72,7 @@ class HuggingFace:
         for file, scanned in zip(files, self._scan_all(files, table), strict=True):
             listed.add(file, *scanned, rows_per_unit=self.rows_per_unit)
         names = listed.class_names()
-        holdout = self.holdout.by_class(listed.classes) if names else ClassHoldout(self.holdout, {})
+        holdout = self.holdout.by_class(listed.classes) if names else self.holdout
         units = _Units(listed, {name: label for label, name in enumerate(names)}, holdout)
         seen = {(split, label) for unit in units for label, split, _ in unit["rows"]}
         return Survey(
@@ -230,7 +230,7 @@ class _Units:
 
     listed: _Listed
     labels: dict[str, int]
-    holdout: ClassHoldout
+    holdout: Holdout
 
     def __len__(self) -> int:
         return len(self.listed.runs)
@@ -249,7 +249,7 @@ class _Units:
             }
 
     def _row(self, file: _File, label: Label, key: str) -> Entry:
-        split = self.holdout.split_of(key, label) if self.holdout.holdout else file.split
+        split = self.holdout.split_of(key, label) if self.holdout else file.split
         return [self.labels[label] if isinstance(label, str) else label, split, key]
 
 

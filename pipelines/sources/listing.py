@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, Any, ClassVar
 
-from pipelines.holdout import ClassHoldout, Holdout, Label, NamesBelow
+from pipelines.holdout import Holdout, Label, NamesBelow
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
@@ -195,7 +195,7 @@ class Listing:
         def classes() -> Iterator[tuple[str, Label]]:
             return ((self._holdout_key(path, key, below), label) for path, label, _, key, _ in listed.rows)
 
-        holdout = self.holdout.by_class(classes) if labels else ClassHoldout(self.holdout, {})
+        holdout = self.holdout.by_class(classes) if labels else self.holdout
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(rows, _ROWS_AT_ONCE)):
                 stats = threads.map(self._stat, [path for path, *_ in some])

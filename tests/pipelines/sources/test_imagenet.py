@@ -65,11 +65,8 @@ def test_classes_are_called_by_the_first_word_of_their_synset_or_else_by_wnid(tm
     assert [info.name for info in survey.classes] == (
         ["tench", "goldfish", "kit fox", "projectile"] if has_tables else maker.WNIDS
     )
-    assert (
-        survey.notes == []
-        if has_tables
-        else ["no " + DEVKIT + " and no LOC_synset_mapping.txt: classes are named by their wnids"]
-    )
+    unnamed = f"no {DEVKIT} and no LOC_synset_mapping.txt: classes are named by their wnids"
+    assert survey.notes == ([] if has_tables else [unnamed])
 
 
 def test_a_sample_of_the_archives_is_a_range_of_the_outer_tar(tmp_path):
