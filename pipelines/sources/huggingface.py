@@ -5,7 +5,7 @@ its images a few at a time. Few files have checksums of their pages, so each ran
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,6 @@ from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
-from shardset.storage.checked import read_again
 
 ROWS_PER_UNIT = 1_000
 MAX_LABEL = 1_000_000
@@ -42,8 +41,6 @@ _SURVEY_WINDOW = 1 << 16
 
 _SHARD_NAME = re.compile(r"(.+?)-\d{5,}-of-\d{5,}(-[0-9a-f]+)?", re.ASCII)
 _SPLIT_WORD = re.compile(r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(?![a-z])", re.I)
-
-_Rows = Iterator[tuple[ImageTable, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,8 @@ class HuggingFace:
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
         files = self._files()
-        table = read_again(lambda: self._table_of(files[0]))
+        with self._surveyed(files[0]) as opened:
+            table = self._table(*opened)
         listed = _Listed(table)
         for file, scanned in zip(files, self._scan_all(files, table), strict=True):
             listed.add(file, *scanned, rows_per_unit=self.rows_per_unit)
@@ -88,20 +86,14 @@ class HuggingFace:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The rows of a run of row groups, in order, with their images in the spool."""
-        records = _rows_again(lambda: self._records(unit))
-        for number, (row, (table, record)) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
-            yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
-
-    def _records(self, unit: Unit) -> _Rows:
         where = f"{self.input.url}/{unit['file']}"
         with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"], twice=True) as file:
             opened = parquet.open_parquet(file, where)
             table = self._table(opened, where)
             columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
-            for record in parquet.records(
-                opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE
-            ):
-                yield table, record
+            records = parquet.records(opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE)
+            for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
+                yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
 
     def _files(self) -> list["_File"]:
         stats = [stat for stat in self.input.list(self.file) if self._is_wanted(stat.name)]
@@ -143,10 +135,6 @@ class HuggingFace:
     def _table(self, opened: ParquetFile, where: str) -> ImageTable:
         return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
 
-    def _table_of(self, file: "_File") -> ImageTable:
-        with self._surveyed(file) as opened:
-            return self._table(*opened)
-
     @contextmanager
     def _surveyed(self, file: "_File") -> Iterator[tuple[ParquetFile, str]]:
         """A file whose footer and small columns are read, and how messages call it."""
@@ -159,7 +147,7 @@ class HuggingFace:
         remaining = iter(files)
         with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
             while some := list(islice(remaining, _SURVEY_THREADS)):  # so that the rows of few files wait in memory
-                yield from threads.map(lambda file: read_again(lambda: self._scan(file, table)), some)
+                yield from threads.map(lambda file: self._scan(file, table), some)
 
     def _scan(self, file: "_File", table: ImageTable) -> tuple[list[int], list[Entry]]:
         with self._surveyed(file) as (opened, where):
@@ -307,16 +295,3 @@ def _split_and_folder(name: str) -> tuple[str, str]:
     if word := _SPLIT_WORD.search(inner):
         return word[0].lower(), parent
     return REST, folder
-
-
-def _rows_again(
-    rows: Callable[[], Iterator[tuple[ImageTable, dict[str, Any]]]],
-) -> _Rows:
-    """What `rows()` yields. After a SourceError a second call goes on with the row that was not given yet."""
-    num_given = 0
-    try:
-        for row in rows():
-            yield row
-            num_given += 1
-    except SourceError:
-        yield from islice(rows(), num_given, None)
