@@ -212,13 +212,6 @@ def test_an_image_outside_of_the_input_is_held_out_by_its_whole_path_as_ever(pho
     assert chosen("listing", f"{tmp_path}/list.csv") == whole
 
 
-def test_every_other_source_refuses_a_holdout():
-    others = {"cifar10", "cifar100", "imagenet", "webdataset"}
-    for source in others:
-        with pytest.raises(ConfigError, match=f"--holdout has no meaning for {source}"):
-            chosen(source, "in")
-
-
 def test_names_below_the_root_folder_and_through_links_inside_of_the_input_are_as_they_are_written(photos):
     assert NamesBelow(open_storage("/")).name(f"{photos}/cat/000.png") == f"{photos}/cat/000.png".lstrip("/")
     (photos / "pets").symlink_to(photos / "cat")

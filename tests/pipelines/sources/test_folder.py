@@ -309,9 +309,3 @@ def test_many_types_of_files_are_not_all_listed(tmp_path):
         f"left out 30 other files ({', '.join(f'1 .t{number:02d}' for number in range(12))}, and 18 more types), "
         "which are in no image format that is read"
     )
-
-
-def test_class_depth_is_for_folders(tmp_path):
-    config = BuildConfig(source="listing", input=str(tmp_path / "x.csv"), output="out", class_depth=2)
-    with pytest.raises(ConfigError, match="--class-depth has no meaning for listing, only for folder"):
-        open_source(config)
