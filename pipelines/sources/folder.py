@@ -7,13 +7,20 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipelines.holdout import REST, Holdout, Label
-from pipelines.sources import paths
 from pipelines.sources.advice import IN_ONE_FOLDER, advice_in
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.objects import UNREADABLE, may_read
-from pipelines.sources.paths import extension, is_hidden, is_text, printable, without_extension
+from pipelines.sources.objects import (
+    UNREADABLE,
+    extension,
+    is_hidden,
+    is_text,
+    may_read,
+    printable,
+    split_extension,
+    without_extension,
+)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -100,7 +107,7 @@ class Folder:
             if not may_read(self.input, name):
                 yield Rejected(name=name, split=split, reason=UNREADABLE)
                 continue
-            key, last = paths.split(name)
+            key, last = split_extension(name)
             image = FIELD_OF_EXTENSION[last.lower()]
             yield RawSample(
                 name=name,

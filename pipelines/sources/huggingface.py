@@ -23,8 +23,7 @@ from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.objects import first_names
-from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, without_extension
+from pipelines.sources.objects import UNKNOWN_FIELD, extension, first_names, is_hidden, without_extension
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -170,20 +169,11 @@ class _File(NamedTuple):
     folder: str
 
 
-class _Run(NamedTuple):
-    """A run of row groups of a file, which becomes a unit."""
-
-    file: _File
-    row_groups: tuple[int, int]
-    first_row: int
-    num_rows: int
-
-
 class _Listed:
-    """All rows (label and key) of all files, and the runs of row groups that they are in."""
+    """All rows (label and key) of all files, and the units that they are in, without their rows."""
 
     def __init__(self, table: ImageTable) -> None:
-        self.rows, self.runs = SpilledList(), list[_Run]()
+        self.rows, self.units = SpilledList(), list[Unit]()
         self._table = table
         self._labels: set[Label] = set()
         self._num_rows: dict[str, int] = {}
@@ -196,7 +186,7 @@ class _Listed:
             self._labels.add(label)
             stem = without_extension(path.partition("://")[2] or path).lstrip("/")
             self.rows.add([label, f"{file.split}/{stem or f'{number:07d}'}"])
-        self.runs += _runs(file, row_groups, rows_per_unit)
+        self.units += _units(file, row_groups, rows_per_unit)
 
     def class_names(self) -> list[str]:
         """The names of the classes, in the order of their labels."""
@@ -214,30 +204,23 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The units of all runs, made anew each time."""
+    """The units with their rows, made anew each time."""
 
     listed: _Listed
     labels: dict[str, int]
     holdout: Holdout
 
     def __len__(self) -> int:
-        return len(self.listed.runs)
+        return len(self.listed.units)
 
     def __iter__(self) -> Iterator[Unit]:
         rows = iter(self.listed.rows)
-        for file, row_groups, first_row, num_rows in self.listed.runs:
-            yield {
-                "file": file.stat.name,
-                "generation": file.stat.generation,
-                "num_bytes": file.stat.num_bytes,
-                "row_groups": row_groups,
-                "first_row": first_row,
-                "num_classes": len(self.labels),
-                "rows": [self._row(file, *row) for row in islice(rows, num_rows)],
-            }
+        for unit in self.listed.units:
+            own = [self._row(unit["split"], *row) for row in islice(rows, unit["num_rows"])]
+            yield {**unit, "num_classes": len(self.labels), "rows": own}
 
-    def _row(self, file: _File, label: Label, key: str) -> Entry:
-        split = self.holdout.split_of(key, label) if self.holdout else file.split
+    def _row(self, split: str, label: Label, key: str) -> Entry:
+        split = self.holdout.split_of(key, label) if self.holdout else split
         return [self.labels[label] if isinstance(label, str) else label, split, key]
 
 
@@ -253,8 +236,6 @@ def _sample(
             f"its image has no bytes, only the path {path}; write the data set with its images" if path else "empty"
         )
         return Rejected(name=name, split=split, reason=reason)
-    if not isinstance(content, bytes):
-        return Rejected(name=name, split=split, reason=f"its image is a {type(content).__name__}, expected bytes")
     if not NO_LABEL <= label < num_classes:
         return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
     field_name = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
@@ -269,13 +250,21 @@ def _sample(
     )
 
 
-def _runs(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterator[_Run]:
+def _units(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterator[Unit]:
     """Neighbouring row groups of together at least `rows_per_unit` rows."""
-    start = first_row = num_rows = 0
+    stat, start, first_row, num_rows = file.stat, 0, 0, 0
     for number, size in enumerate(row_groups, start=1):
         num_rows += size
         if num_rows >= rows_per_unit or number == len(row_groups):
-            yield _Run(file, (start, number), first_row, num_rows)
+            yield {
+                "file": stat.name,
+                "generation": stat.generation,
+                "num_bytes": stat.num_bytes,
+                "split": file.split,
+                "row_groups": [start, number],
+                "first_row": first_row,
+                "num_rows": num_rows,
+            }
             start, first_row, num_rows = number, first_row + num_rows, 0
 
 

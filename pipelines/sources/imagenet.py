@@ -8,12 +8,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import SCATTERED_BYTES, crc32c_in_passing, header_window, reject_reason, walk
-from pipelines.sources.objects import first_names, has_prefix, stat_or_none
-from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, is_text, printable, without_extension
+from pipelines.sources.objects import (
+    UNKNOWN_FIELD,
+    extension,
+    first_names,
+    has_prefix,
+    is_hidden,
+    is_text,
+    printable,
+    split_extension,
+    stat_or_none,
+    without_extension,
+)
 from pipelines.sources.synsets import (
     VALIDATION_NAME,
     WNID,
@@ -326,7 +335,7 @@ def _once(reason: str, unit: Unit) -> int | str:
 
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
-    key, last = paths.split(name.rpartition("/")[2])
+    key, last = split_extension(name.rpartition("/")[2])
     image = FIELD_OF_EXTENSION.get(last.lower(), UNKNOWN_FIELD)
     return RawSample(name=name, key=key, split=split, label=label, image=image, fields={image: extent})
 

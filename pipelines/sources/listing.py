@@ -18,8 +18,7 @@ from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_co
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import READERS, Record, compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.objects import UNREADABLE, may_read, stat_or_none
-from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
+from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, may_read, stat_or_none, without_extension
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
