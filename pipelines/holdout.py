@@ -7,7 +7,7 @@ import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -15,7 +15,7 @@ from shardset.errors import ConfigError
 from shardset.format.naming import is_split
 from shardset.order.permutation import derive_key, hash_text
 from shardset.storage.base import Storage, join
-from shardset.storage.open import is_address, open_file
+from shardset.storage.open import open_file
 
 REST = "train"
 """The split of the samples that are not held out."""
@@ -28,11 +28,13 @@ Label = int | str
 class Holdout:
     """Which samples go to which held-out split: `fractions` by split. Empty: all samples go to `train`.
 
+    `class_bounds` are those of the classes that the fractions alone would leave without a split: see `by_class`.
     Raises ConfigError unless the names can name splits and the fractions are above 0 and below 1 in sum.
     """
 
     fractions: Mapping[str, float] = field(default_factory=dict)
     seed: int = 0
+    class_bounds: Mapping[Label, Sequence[float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for split, fraction in self.fractions.items():
@@ -52,11 +54,14 @@ class Holdout:
     def __bool__(self) -> bool:
         return bool(self.fractions)
 
-    def split_of(self, key: str) -> str:
-        """The split of a sample without a class. The order in which the fractions are given does not matter."""
-        return self.split_at(self.position_of(key), self._bounds) if self.fractions else REST
+    def split_of(self, key: str, label: Label | None = None) -> str:
+        """The split of a sample of that class. The order in which the fractions are given does not matter."""
+        if not self.fractions:
+            return REST
+        bounds = self._bounds if label is None else self.class_bounds.get(label, self._bounds)
+        return self._splits[bisect_right(bounds, self._position_of(key))]
 
-    def by_class(self, samples: Callable[[], Iterable[tuple[str, Label]]]) -> "ClassHoldout":
+    def by_class(self, samples: Callable[[], Iterable[tuple[str, Label]]]) -> "Holdout":
         """The holdout in which each class has samples in every split; `samples` gives all keys with their classes.
 
         Calls `samples` twice. Memory holds a count for each class and split, and the samples of the classes that
@@ -70,17 +75,13 @@ class Holdout:
         }
         for key, label in samples() if positions else ():
             if label in positions:
-                positions[label].add(self.position_of(key))
+                positions[label].add(self._position_of(key))
         bounds = {label: _bounds_within(sorted(some), self._bounds) for label, some in positions.items()}
-        return ClassHoldout(self, bounds)
+        return replace(self, class_bounds=bounds)
 
-    def position_of(self, key: str) -> float:
+    def _position_of(self, key: str) -> float:
         """Where the key falls between 0 and 1."""
         return hash_text(key, key=self._key) / 2**64
-
-    def split_at(self, position: float, bounds: Sequence[float]) -> str:
-        """The split of a position, where each split but the last one ends at one of the bounds."""
-        return self._splits[bisect_right(bounds, position)]
 
     @cached_property
     def _splits(self) -> list[str]:
@@ -102,52 +103,31 @@ class Holdout:
             yield f"--holdout {asked} left no image in split {split}, so there is no such split"
 
 
-@dataclass(frozen=True, slots=True)
-class ClassHoldout:
-    """A holdout with other bounds for the classes that the fractions alone would leave without a split."""
-
-    holdout: Holdout
-    bounds: Mapping[Label, Sequence[float]]
-
-    def split_of(self, key: str, label: Label) -> str:
-        """The split of a sample of that class."""
-        bounds = self.bounds.get(label)
-        if bounds is None:
-            return self.holdout.split_of(key)
-        return self.holdout.split_at(self.holdout.position_of(key), bounds)
-
-
 class NamesBelow:
-    """The names of files relative to one folder, whichever way the folder and the files are spelled.
-
-    A local folder is identified by device and inode, so symbolic links on the way to it change no name.
-    """
+    """The names of files relative to one folder, whichever way the folder and the files are spelled."""
 
     def __init__(self, folder: Storage) -> None:
-        self._url = folder.url.rstrip("/")
-        self._identity = None if folder.is_remote else _identity(folder.url)
-        self._known: dict[str, str | None] = {}
+        self._tops = _spellings(folder)
+        self._known: dict[str, str] = {}
 
     def name(self, path: str) -> str:
         """The name below the folder of the file at an absolute path or URL; outside of it, its whole address."""
         storage, name = open_file(path)
         if storage.url not in self._known:
-            self._known[storage.url] = self._below(storage.url)
-        folder = self._known[storage.url]
-        return f"{storage.url}/{name}" if folder is None else join(folder, name)
+            self._known[storage.url] = self._below(storage)
+        return join(self._known[storage.url], name)
 
-    def _below(self, folder: str) -> str | None:
-        """The name of a folder below this one, "" for this one; None if it is elsewhere."""
-        if f"{folder}/".startswith(f"{self._url}/"):
-            return folder[len(self._url) + 1 :]
-        if self._identity is None or is_address(folder):
-            return None
-        for end in (*[at for at, letter in enumerate(folder) if letter == "/"][1:], len(folder)):
-            if (identity := _identity(folder[:end])) is None:
-                return None
-            if identity == self._identity:
-                return folder[end + 1 :]
-        return None
+    def _below(self, folder: Storage) -> str:
+        for url, top in zip(_spellings(folder), self._tops, strict=False):
+            if f"{url}/".startswith(f"{top}/"):
+                return url[len(top) + 1 :]
+        return folder.url
+
+
+def _spellings(folder: Storage) -> list[str]:
+    """The address of a folder as given and, on a disk, without symbolic links."""
+    url = folder.url.rstrip("/")
+    return [url] if folder.is_remote else [url, os.path.realpath(url).rstrip("/")]
 
 
 def _bounds_within(positions: Sequence[float], bounds: Sequence[float]) -> list[float]:
@@ -159,12 +139,3 @@ def _bounds_within(positions: Sequence[float], bounds: Sequence[float]) -> list[
         before_next = (cuts[number + 1] if number + 1 < len(cuts) else len(positions)) - 1
         cuts[number] = max(0, min(cuts[number], before_next))
     return [positions[cut] for cut in cuts]
-
-
-def _identity(folder: str) -> tuple[int, int] | None:
-    """Device and inode of a folder; None if there is none that can be seen."""
-    try:
-        stat = os.stat(folder)
-    except OSError:
-        return None
-    return stat.st_dev, stat.st_ino

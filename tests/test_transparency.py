@@ -223,26 +223,26 @@ def test_a_resized_image_fades_into_the_background_and_counts_as_mended():
     data = saved(rgba(), "PNG")
     options = ImageOptions(resize_shorter=8, image_format="jpg")
     found = examine(data, field="png", verify="decode", options=options)
-    assert (found.fix, found.transparent) == ("alpha-to-background", False)
-    stored = Image.open(io.BytesIO(encode(data, found.field, found.fix, options)[1]))
+    assert found.marks == "alpha-to-background"
+    stored = Image.open(io.BytesIO(encode(data, found.field, found.marks, options)[1]))
     assert np.asarray(stored)[0].min() > 235
     plain = examine(data, field="png", verify="decode", options=ImageOptions())
-    assert (plain.fix, plain.transparent, plain.marks) == ("", True, "transparent")
+    assert plain.marks == "transparent"
     small = ImageOptions(resize_shorter=100)
     found = examine(data, field="png", verify="decode", options=small)
-    assert (found.fix, found.transparent) == ("", True)
+    assert found.marks == "transparent"
     assert encode(data, "png", "", small) == ("png", data)
 
 
 def test_an_image_may_be_named_wrong_and_transparent():
     found = examine(saved(rgba(), "PNG"), field="jpg", verify="decode", options=ImageOptions(resize_shorter=8))
-    assert found.fix == "renamed-png+alpha-to-background"
+    assert found.marks == "renamed-png+alpha-to-background"
 
 
 def test_an_alpha_channel_that_hides_nothing_is_no_transparency():
     data = saved(odd_images.picture().convert("RGBA"), "PNG")
     found = examine(data, field="png", verify="decode", options=ImageOptions(resize_shorter=8))
-    assert (found.fix, found.transparent) == ("", False)
+    assert found.marks == ""
 
 
 def test_a_thumbnail_is_on_white():

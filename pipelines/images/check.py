@@ -1,6 +1,6 @@
 """Examines raw bytes: whether they are a complete image, and what must be fixed before it is stored."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from PIL import Image
 
@@ -35,37 +35,20 @@ _MARK_SEPARATOR = "+"
 _ALIASES = {"jpeg": "jpg", "jpe": "jpg", "jfif": "jpg", "tiff": "tif", "dib": "bmp"}
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """An examined image: its field by content, size in pixels and Pillow mode (0, 0 and "" if its header was not read).
+class Examined(NamedTuple):
+    """An examined image: its field by content, and its marks joined by `+`, "" if there are none.
 
-    `fix` names the fixes, joined by `+`: `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, or `renamed-png` for a
-    PNG under another name; "" if there are none. `transparent` means that it is stored with transparency, `turned` that
-    readers must turn it.
+    Fixes are `cmyk-to-rgb`, `alpha-to-background`, `turned-upright`, and `renamed-png` for a PNG under another name.
+    `transparent` and `turned` mark an image that is stored so, the second one for readers to turn.
     """
 
     field: str
-    width: int
-    height: int
-    mode: str
-    fix: str
-    transparent: bool = False
-    turned: bool = False
-
-    @property
-    def marks(self) -> str:
-        """The marks that the plan keeps: the fixes, and TRANSPARENT and TURNED if it is stored so."""
-        return _joined(self.fix, TRANSPARENT if self.transparent else "", TURNED if self.turned else "")
+    marks: str
 
 
-def marks_of(fix: str) -> list[str]:
+def marks_of(marks: str) -> list[str]:
     """The marks of an image as a list."""
-    return fix.split(_MARK_SEPARATOR) if fix else []
-
-
-def fixes_of(fix: str) -> list[str]:
-    """The marks of an image that are fixes."""
-    return [mark for mark in marks_of(fix) if mark not in (TRANSPARENT, TURNED)]
+    return marks.split(_MARK_SEPARATOR) if marks else []
 
 
 def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -> Examined:
@@ -76,29 +59,23 @@ def examine(data: bytes, *, field: str, verify: Verify, options: ImageOptions) -
     nor transparency nor orientation, and trusts `field` if `data` is empty.
     """
     named = _ALIASES.get(field.lower(), field.lower())
-    if verify == "none" and not data:
-        return Examined(named, 0, 0, "", "")
-    actual = format_of(data)
     if verify == "none":
-        return Examined(actual, 0, 0, "", _fix(actual, named, "", options))
+        actual = format_of(data) if data else named
+        return Examined(actual, _fix(actual, named, "", options) if data else "")
+    actual = format_of(data)
     with opened(data, actual, options) as image:
-        (width, height), mode = image.size, image.mode
         if options.reencodes:
-            check_mode(mode, actual)
+            check_mode(image.mode, actual)
             check_sides(resized(image.size, options.resize_shorter), stored_field(actual, options))
         unchanged = is_stored_unchanged(image, data, actual, options)
+        fix = _fix(actual, named, image.mode, options)
         turned = orientation_of(data, image) != UPRIGHT
         if verify == "decode":
             decode_whole(image, data, actual)
         transparent = is_transparent(image) if verify == "decode" else may_be_transparent(image)
-        fix = _fix(actual, named, mode, options)
-        is_rewritten = not unchanged or fix == CMYK_TO_RGB
-        fix = _joined(
-            fix,
-            ALPHA_TO_BACKGROUND if transparent and not unchanged else "",
-            TURNED_UPRIGHT if turned and is_rewritten else "",
-        )
-    return Examined(actual, width, height, mode, fix, transparent and unchanged, turned and not is_rewritten)
+    opacity = (TRANSPARENT if unchanged else ALPHA_TO_BACKGROUND) if transparent else ""
+    turn = (TURNED if unchanged and fix != CMYK_TO_RGB else TURNED_UPRIGHT) if turned else ""
+    return Examined(actual, _MARK_SEPARATOR.join(filter(None, (fix, opacity, turn))))
 
 
 def is_stored_unchanged(image: Image.Image, data: bytes, field: str, options: ImageOptions) -> bool:
@@ -123,7 +100,3 @@ def _fix(actual: str, named: str, mode: str, options: ImageOptions) -> str:
         return CMYK_TO_RGB
     named_right = named in ("", actual) or (named == "pnm" and PILLOW_FORMATS[actual] == "PPM")
     return "" if named_right or options.image_format != "keep" else f"renamed-{actual}"
-
-
-def _joined(*marks: str) -> str:
-    return _MARK_SEPARATOR.join(filter(None, marks))

@@ -23,7 +23,7 @@ from typing import Any
 from PIL import Image, ImageChops, features
 
 from pipelines.images import jpeg_restart
-from pipelines.images.check import fixes_of, is_stored_unchanged, is_transparent
+from pipelines.images.check import is_stored_unchanged, is_transparent, marks_of
 from pipelines.images.open import (
     BROKEN,
     GREY_MODES,
@@ -66,17 +66,17 @@ class ImageThumbnail:
     turned: bool
 
 
-def encode(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
+def encode(data: bytes, examined_field: str, marks: str, options: ImageOptions) -> tuple[str, bytes]:
     """(`stored_field`, content) of an image that `examine` accepted; the same bytes if nothing is to be done.
 
     Raises UndecodableImage for an image that `examine` refuses with verify="decode".
     """
-    field, content = _encoded(data, examined_field, fix, options)
+    field, content = _encoded(data, examined_field, marks, options)
     return field, jpeg_restart.add_restart_markers(content) if options.jpeg_restart and field == "jpg" else content
 
 
-def _encoded(data: bytes, examined_field: str, fix: str, options: ImageOptions) -> tuple[str, bytes]:
-    is_cmyk = CMYK_TO_RGB in fixes_of(fix)
+def _encoded(data: bytes, examined_field: str, marks: str, options: ImageOptions) -> tuple[str, bytes]:
+    is_cmyk = CMYK_TO_RGB in marks_of(marks)
     if not options.reencodes and not is_cmyk:
         return examined_field, data
     # The field of an image that was not examined comes from its name, which may be wrong or be no image's.

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from itertools import islice
 
-from pipelines.sources.paths import extension, printable
+from pipelines.sources.objects import extension, printable
 from shardset.errors import ConfigError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.storage.base import Storage

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
+from pipelines.sources.classes import class_infos
 from pipelines.sources.formats import safe_pickle, tar_gz
 from pipelines.sources.formats.range_file import RangeFile
-from pipelines.sources.formats.tar_gz import PUBLISHED_LIMITS, ArchiveMember, UnpackLimits
+from pipelines.sources.formats.tar_gz import MAX_BYTES, ArchiveMember
 from pipelines.sources.objects import first_names, stat_or_none
 from shardset.errors import SourceError
 from shardset.format import stored_png
-from shardset.format.manifest import ClassInfo
 from shardset.storage.base import Stat, Storage
 from shardset.storage.checked import read_again
 from shardset.storage.open import open_file, open_storage
@@ -41,14 +41,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One published form: `batches` maps a file to the prefix of its keys; the last of `columns` is the label.
+    """One published form: `batches` maps a file to the prefix of its keys; the last of `columns` is the label."""
 
-    `archive_bytes` is the size of the published archive.
-    """
-
-    version: Literal["python", "binary"]
-    archive: str
-    archive_bytes: int
+    name: str
     folder: str
     batches: dict[str, str]
     columns: tuple[Column, ...]
@@ -59,9 +54,9 @@ class Form:
         return [*self.batches, *dict.fromkeys(column.names_file for column in self.columns)]
 
     @property
-    def record_bytes(self) -> int:
-        """Bytes of a row in a binary version: its labels and its picture."""
-        return len(self.columns) + _NUM_VALUES
+    def archive(self) -> str:
+        """The name of the published archive."""
+        return f"{self.name}.tar.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,42 +68,26 @@ class CifarBatch:
     filenames: list[str] | None
 
 
-CIFAR10_KEYS = {**{f"data_batch_{number}": f"train-{number}" for number in range(1, 6)}, "test_batch": "test"}
-CIFAR100_KEYS = {"train": "train", "test": "test"}
+_KEYS_10 = {**{f"data_batch_{number}": f"train-{number}" for number in range(1, 6)}, "test_batch": "test"}
+_KEYS_100 = {"train": "train", "test": "test"}
+_COARSE = Column("meta", "coarse_label_names", "coarse_labels")
+_FINE = Column("meta", "fine_label_names", "fine_labels")
+
+
+def _binary(keys: dict[str, str]) -> dict[str, str]:
+    return {f"{name}.bin": key for name, key in keys.items()}
+
 
 CIFAR10_FORMS = (
-    Form(
-        "python",
-        "cifar-10-python.tar.gz",
-        170_498_071,
-        "cifar-10-batches-py",
-        CIFAR10_KEYS,
-        (Column("batches.meta", "label_names", "labels"),),
-    ),
-    Form(
-        "binary",
-        "cifar-10-binary.tar.gz",
-        170_052_171,
-        "cifar-10-batches-bin",
-        {f"{name}.bin": key for name, key in CIFAR10_KEYS.items()},
-        (Column("batches.meta.txt"),),
-    ),
+    Form("cifar-10-python", "cifar-10-batches-py", _KEYS_10, (Column("batches.meta", "label_names", "labels"),)),
+    Form("cifar-10-binary", "cifar-10-batches-bin", _binary(_KEYS_10), (Column("batches.meta.txt"),)),
 )
 CIFAR100_FORMS = (
+    Form("cifar-100-python", "cifar-100-python", _KEYS_100, (_COARSE, _FINE)),
     Form(
-        "python",
-        "cifar-100-python.tar.gz",
-        169_001_437,
-        "cifar-100-python",
-        CIFAR100_KEYS,
-        (Column("meta", "coarse_label_names", "coarse_labels"), Column("meta", "fine_label_names", "fine_labels")),
-    ),
-    Form(
-        "binary",
-        "cifar-100-binary.tar.gz",
-        168_513_733,
         "cifar-100-binary",
-        {f"{name}.bin": key for name, key in CIFAR100_KEYS.items()},
+        "cifar-100-binary",
+        _binary(_KEYS_100),
         (Column("coarse_label_names.txt"), Column("fine_label_names.txt")),
     ),
 )
@@ -118,7 +97,6 @@ CIFAR100_FORMS = (
 class _File:
     """A file of the data set and the object that it is in; `member` says where, if that is the archive."""
 
-    num_bytes: int
     object: Stat
     content: bytes
     member: ArchiveMember | None = None
@@ -129,7 +107,7 @@ class _Cifar:
     input: Storage
     archive: str | None
     image_format: ImageFormat = "png"
-    limits: UnpackLimits = PUBLISHED_LIMITS
+    max_bytes: int = MAX_BYTES
 
     name: ClassVar[str]
     forms: ClassVar[tuple[Form, ...]]
@@ -165,8 +143,7 @@ class _Cifar:
         ]
         return Survey(
             units=[_unit(form, batch, files[batch], names) for batch in form.batches],
-            classes=[ClassInfo(label=label, name=name) for label, name in enumerate(names[-1])],
-            notes=[note for batch in form.batches for note in _size_notes(form, batch, files[batch].num_bytes)],
+            classes=class_infos(names[-1]),
             objects={stat.name: stat.num_bytes for stat in (files[name].object for name in form.files)},
         )
 
@@ -176,9 +153,10 @@ class _Cifar:
         A sample of a python version is named BATCH/FILENAME#ROW, because file names repeat. A binary version has no
         file names; its samples are named by their keys. Keys are the same in all forms: `train-1-00042`, `test-00042`.
         """
-        form = next(form for form in self.forms if form.version == unit["version"])
+        form = next(form for form in self.forms if form.name == unit["form"])
         where = self._where(unit["batch"])
-        batch = _parse(form, self._content(unit), where)
+        parse = _parse_python if form.name.endswith("python") else _parse_binary
+        batch = parse(form, self._content(unit), where)
         _check_labels(batch, unit["names"], where)
         for row, content in enumerate(_encoded(batch.data, self.image_format)):
             yield self._sample(unit, batch, row, spool.add(content))
@@ -190,28 +168,23 @@ class _Cifar:
         """The files of the data set that are there, by base name, with the contents of those that name classes."""
         batches = {name for form in self.forms for name in form.batches}
         meta = {column.names_file for form in self.forms for column in form.columns}
-        return self._archived(self.archive, batches, meta) if self.archive else self._extracted(batches, meta)
+        if self.archive:
+            return self._archived(self.archive, batches, meta)
+        stats = {name: stat for name in sorted(batches | meta) if (stat := stat_or_none(self.input, name))}
+        return {name: _File(stat, self._read(stat) if name in meta else b"") for name, stat in stats.items()}
 
     def _archived(self, archive: str, batches: set[str], meta: set[str]) -> dict[str, _File]:
         stat = stat_or_none(self.input, archive)
         if stat is None:
             raise SourceError(f"{self.input.url}/{archive}: not there; found {first_names(self.input)}")
-        file = RangeFile(self.input, stat.name, stat.generation, stat.num_bytes)
         members, contents = tar_gz.read_members(
-            file, f"{self.input.url}/{archive}", names=batches | meta, contents_of=meta, limits=self.limits
+            self._opened(stat),
+            f"{self.input.url}/{archive}",
+            names=batches | meta,
+            contents_of=meta,
+            max_bytes=self.max_bytes,
         )
-        return {
-            name: _File(member.num_bytes, stat, contents.get(name, b""), member) for name, member in members.items()
-        }
-
-    def _extracted(self, batches: set[str], meta: set[str]) -> dict[str, _File]:
-        stats = {name: stat for name in sorted(batches | meta) if (stat := stat_or_none(self.input, name))}
-        return {
-            name: _File(
-                stat.num_bytes, stat, self._read(name, stat.generation, stat.num_bytes) if name in meta else b""
-            )
-            for name, stat in stats.items()
-        }
+        return {name: _File(stat, contents.get(name, b""), member) for name, member in members.items()}
 
     def _form(self, files: dict[str, _File]) -> Form:
         form = max(self.forms, key=lambda form: sum(name in files for name in form.batches))
@@ -225,20 +198,21 @@ class _Cifar:
         return form
 
     def _content(self, unit: Unit) -> bytes:
-        pinned = unit["object"], unit["generation"], unit["num_bytes"]
+        stat = Stat(name=unit["object"], num_bytes=unit["num_bytes"], generation=unit["generation"], crc32c=None)
         if not self.archive:
-            return self._read(*pinned)
-        return tar_gz.read_member(
-            RangeFile(self.input, *pinned), self._where(unit["batch"]), ArchiveMember(**unit["member"]), self.limits
-        )
+            return self._read(stat)
+        return tar_gz.read_member(self._opened(stat), self._where(unit["batch"]), ArchiveMember(**unit["member"]))
 
-    def _read(self, name: str, generation: str, num_bytes: int) -> bytes:
-        if num_bytes > self.limits.member_bytes:
+    def _read(self, stat: Stat) -> bytes:
+        if stat.num_bytes > self.max_bytes:
             raise SourceError(
-                f"{self._where(name)}: {num_bytes} bytes, expected at most {self.limits.member_bytes}; this is "
-                f"no file of {self.name}"
+                f"{self._where(stat.name)}: {stat.num_bytes} bytes, expected at most {self.max_bytes}; this is not a "
+                f"file of {self.name}"
             )
-        return RangeFile(self.input, name, generation, num_bytes).read()
+        return self._opened(stat).read()
+
+    def _opened(self, stat: Stat) -> RangeFile:
+        return RangeFile(self.input, stat.name, stat.generation, stat.num_bytes)
 
     def _sample(self, unit: Unit, batch: CifarBatch, row: int, image: Extent) -> RawSample:
         key = f"{unit['prefix']}-{row:05d}"
@@ -281,7 +255,7 @@ def _unit(form: Form, batch: str, file: _File, names: list[list[str]]) -> Unit:
     return {
         "batch": batch,
         "prefix": form.batches[batch],
-        "version": form.version,
+        "form": form.name,
         "object": file.object.name,
         "generation": file.object.generation,
         "num_bytes": file.object.num_bytes,
@@ -298,14 +272,6 @@ def _coarse(unit: Unit, batch: CifarBatch, row: int) -> dict[str, Extent | bytes
     return {"json": json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()}
 
 
-def _size_notes(form: Form, batch: str, num_bytes: int) -> list[str]:
-    """A note on a binary file of another size: one that ends between two rows looks whole otherwise."""
-    published = (50_000 if form.batches[batch] == "train" else 10_000) * form.record_bytes
-    if form.version == "python" or num_bytes == published:
-        return []
-    return [f"{batch} has {num_bytes} bytes, the published file has {published}"]
-
-
 def _class_names(column: Column, content: bytes, where: str) -> list[str]:
     if column.names_field:
         names = _list_field(_fields(content, where), column.names_field, where)
@@ -315,10 +281,6 @@ def _class_names(column: Column, content: bytes, where: str) -> list[str]:
     if not texts or len(set(texts)) != len(texts):
         raise SourceError(f"{where}: {len(texts)} class names, expected some, all different; download it again")
     return texts
-
-
-def _parse(form: Form, content: bytes, where: str) -> CifarBatch:
-    return _parse_python(form, content, where) if form.version == "python" else _parse_binary(form, content, where)
 
 
 def _parse_python(form: Form, content: bytes, where: str) -> CifarBatch:
@@ -336,7 +298,7 @@ def _parse_python(form: Form, content: bytes, where: str) -> CifarBatch:
 
 def _parse_binary(form: Form, content: bytes, where: str) -> CifarBatch:
     num_columns = len(form.columns)
-    size = form.record_bytes
+    size = num_columns + _NUM_VALUES
     if len(content) % size or not content:
         raise SourceError(f"{where}: {len(content)} bytes, expected a multiple of {size}; it is cut, download it again")
     records = np.frombuffer(content, np.uint8).reshape(-1, size)

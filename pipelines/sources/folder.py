@@ -2,18 +2,25 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pipelines.holdout import REST, ClassHoldout, Holdout, Label
-from pipelines.sources import paths
+from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.advice import IN_ONE_FOLDER, advice_in
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.objects import UNREADABLE, may_read
-from pipelines.sources.paths import extension, is_hidden, is_text, printable, without_extension
+from pipelines.sources.objects import (
+    UNREADABLE,
+    extension,
+    is_hidden,
+    is_text,
+    may_read,
+    printable,
+    split_extension,
+    without_extension,
+)
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
@@ -26,13 +33,6 @@ _LAYOUTS = "expected images as SPLIT/CLASS/file or CLASS/file, with any folders 
 _SPLIT_NAME = re.compile(
     r"(train|training|val|valid|validation|dev|test|testing|eval|evaluation|fold|split)[-_]?\d*", re.I | re.A
 )
-_UNREAD_PICTURES = frozenset(
-    {
-        *("eps", "exr", "hdr", "heic", "heif", "jxl", "pdf", "psd", "svg", "tga", "xcf"),
-        *("arw", "cr2", "cr3", "dng", "nef", "orf", "raf", "raw", "rw2"),
-    }
-)
-"""Extensions of pictures in formats that are not read."""
 _MAX_TYPES = 12
 """A message lists at most this many types of files."""
 
@@ -65,11 +65,12 @@ class Folder:
         names = sorted({layout.class_of(folder) for folder in listed.folders} - {""})
         self._check_classes(layout, listed, names)
         labels = {name: label for label, name in enumerate(names)}
-        label_of = {folder: labels.get(layout.class_of(folder), -1) for folder in listed.folders}
-        split_of = {folder: layout.split_of(folder, self.holdout) for folder in listed.folders}
-        images = _in_classes(listed.images, label_of)
-        holdout = self.holdout.by_class(lambda: _keys_of(images, label_of))
-        assigned = _Assigned(label_of, split_of, holdout)
+        placed = {
+            folder: (layout.split_of(folder, self.holdout), labels.get(layout.class_of(folder), -1))
+            for folder in listed.folders
+        }
+        images = _in_classes(listed.images, placed)
+        assigned = _Assigned(placed, self.holdout.by_class(lambda: _keys_of(images, placed)))
         rejected = [self._rejected(*each, layout) for each in listed.unreadable]
 
         def unit_of(number: int, images: list[Entry]) -> Unit:
@@ -78,13 +79,18 @@ class Folder:
         seen = assigned.splits_and_labels(images)
         splits = {split for split, _ in seen}
         self._check_splits(splits)
+        loose = [name for folder, name in listed.folders.items() if placed[folder][1] < 0]
         return Survey(
             units=SpilledUnits(images, self.entries_per_unit, unit_of),
             classes=class_infos(names),
             notes=[
-                *_note_others(listed.others),
+                *(
+                    [f"left out {_counts(listed.others)}, which are in no image format that is read"]
+                    if listed.others
+                    else []
+                ),
                 *(f"left out unread: {count} times {what}" for what, count in sorted(listed.unusual.items())),
-                *_note_loose(len(listed.images) - len(images), listed.folders, label_of),
+                *_note_loose(len(listed.images) - len(images), loose),
                 *layout.nesting_notes(listed.folders),
                 *([f"{names[0]} is the only class{advice}"] if len(names) == 1 and (advice := self._advice) else []),
                 *self.holdout.empty_notes(splits),
@@ -101,7 +107,7 @@ class Folder:
             if not may_read(self.input, name):
                 yield Rejected(name=name, split=split, reason=UNREADABLE)
                 continue
-            key, last = paths.split(name)
+            key, last = split_extension(name)
             image = FIELD_OF_EXTENSION[last.lower()]
             yield RawSample(
                 name=name,
@@ -197,25 +203,22 @@ class _Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Assigned:
-    """The label (-1: none) and the split ("": the holdout decides) of the images of each folder."""
+    """The split ("": the holdout decides) and the label (-1: none) of the images of each folder."""
 
-    label_of: Mapping[str, int]
-    split_of: Mapping[str, str]
-    holdout: ClassHoldout
+    placed: Mapping[str, tuple[str, int]]
+    holdout: Holdout
 
     def entry_of(self, image: Entry) -> Entry:
         """The image as a unit lists it."""
         name, num_bytes, generation = image
-        folder = name.rpartition("/")[0]
-        label = self.label_of[folder]
-        split = self.split_of[folder] or self.holdout.split_of(without_extension(name), label)
-        return [name, num_bytes, generation, label, split]
+        split, label = self.placed[_folder_of(name)]
+        return [name, num_bytes, generation, label, split or self.holdout.split_of(without_extension(name), label)]
 
     def splits_and_labels(self, images: Iterable[Entry]) -> set[tuple[str, int]]:
         """The split and the label of every image."""
-        if self.holdout.holdout:
+        if self.holdout:
             return {(split, label) for *_, label, split in map(self.entry_of, images)}
-        return {(self.split_of[folder], label) for folder, label in self.label_of.items() if label >= 0}
+        return {(split, label) for split, label in self.placed.values() if label >= 0}
 
 
 @dataclass(slots=True)
@@ -257,19 +260,19 @@ def _listed(storage: Storage) -> _Listed:
     return listed
 
 
-def _in_classes(images: SpilledList, label_of: Mapping[str, int]) -> SpilledList:
+def _in_classes(images: SpilledList, placed: Mapping[str, tuple[str, int]]) -> SpilledList:
     """The images in class folders."""
-    if min(label_of.values()) >= 0:
+    if all(label >= 0 for _, label in placed.values()):
         return images
     in_classes = SpilledList()
     for image in images:
-        if label_of[_folder_of(image[0])] >= 0:
+        if placed[_folder_of(image[0])][1] >= 0:
             in_classes.add(image)
     return in_classes
 
 
-def _keys_of(images: Iterable[Entry], label_of: Mapping[str, int]) -> Iterator[tuple[str, Label]]:
-    return ((without_extension(name), label_of[_folder_of(name)]) for name, *_ in images)
+def _keys_of(images: Iterable[Entry], placed: Mapping[str, tuple[str, int]]) -> Iterator[tuple[str, Label]]:
+    return ((without_extension(name), placed[_folder_of(name)][1]) for name, *_ in images)
 
 
 def _folder_of(name: str) -> str:
@@ -286,16 +289,6 @@ def _counts(others: Counter[str]) -> str:
     return f"{others.total()} other files ({', '.join(each[:_MAX_TYPES])}{more})"
 
 
-def _note_others(others: Counter[str]) -> Iterable[str]:
-    if others:
-        yield f"left out {_counts(others)}, which are no images by name"
-    unread = sorted(_UNREAD_PICTURES & others.keys())
-    if unread:
-        types = ", ".join(f".{name}" for name in unread)
-        yield f"pictures of type {types} are not read; convert them to JPEG, PNG or WebP to have them in the set"
-
-
-def _note_loose(number: int, folders: Mapping[str, str], label_of: Mapping[str, int]) -> Iterable[str]:
+def _note_loose(number: int, examples: Sequence[str]) -> Iterable[str]:
     if number:
-        example = next(name for folder, name in folders.items() if label_of[folder] < 0)
-        yield f"left out {number} images in no class folder, such as {example}"
+        yield f"left out {number} images in no class folder, such as {examples[0]}"

@@ -5,7 +5,7 @@ its images a few at a time. Few files have checksums of their pages, so each ran
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from pyarrow.parquet import ParquetFile
 
-from pipelines.holdout import REST, ClassHoldout, Holdout, Label
+from pipelines.holdout import REST, Holdout, Label
 from pipelines.sources.advice import advice_in
 from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
@@ -23,13 +23,11 @@ from pipelines.sources.formats.image_table import NO_LABEL, ImageTable
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList
-from pipelines.sources.objects import first_names
-from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, without_extension
+from pipelines.sources.objects import UNKNOWN_FIELD, extension, first_names, is_hidden, without_extension
 from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
-from shardset.storage.checked import read_again
 
 ROWS_PER_UNIT = 1_000
 MAX_LABEL = 1_000_000
@@ -42,8 +40,6 @@ _SURVEY_WINDOW = 1 << 16
 
 _SHARD_NAME = re.compile(r"(.+?)-\d{5,}-of-\d{5,}(-[0-9a-f]+)?", re.ASCII)
 _SPLIT_WORD = re.compile(r"(?<![a-z])(train|training|validation|valid|val|dev|test|testing|eval)(?![a-z])", re.I)
-
-_Rows = Iterator[tuple[ImageTable, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -67,12 +63,13 @@ class HuggingFace:
     def survey(self) -> Survey:
         """Reads the labels and paths of all rows; raises SourceError if a file is damaged or unlike the others."""
         files = self._files()
-        table = read_again(lambda: self._table_of(files[0]))
+        with self._surveyed(files[0]) as opened:
+            table = self._table(*opened)
         listed = _Listed(table)
         for file, scanned in zip(files, self._scan_all(files, table), strict=True):
             listed.add(file, *scanned, rows_per_unit=self.rows_per_unit)
         names = listed.class_names()
-        holdout = self.holdout.by_class(listed.classes) if names else ClassHoldout(self.holdout, {})
+        holdout = self.holdout.by_class(listed.classes) if names else self.holdout
         units = _Units(listed, {name: label for label, name in enumerate(names)}, holdout)
         seen = {(split, label) for unit in units for label, split, _ in unit["rows"]}
         return Survey(
@@ -88,20 +85,14 @@ class HuggingFace:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The rows of a run of row groups, in order, with their images in the spool."""
-        records = _rows_again(lambda: self._records(unit))
-        for number, (row, (table, record)) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
-            yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
-
-    def _records(self, unit: Unit) -> _Rows:
         where = f"{self.input.url}/{unit['file']}"
         with RangeFile(self.input, unit["file"], unit["generation"], unit["num_bytes"], twice=True) as file:
             opened = parquet.open_parquet(file, where)
             table = self._table(opened, where)
             columns, row_groups = [table.columns.path, *table.extra], range(*unit["row_groups"])
-            for record in parquet.records(
-                opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE
-            ):
-                yield table, record
+            records = parquet.records(opened, where, columns=columns, row_groups=row_groups, batch_size=_IMAGES_AT_ONCE)
+            for number, (row, record) in enumerate(zip(unit["rows"], records, strict=True), unit["first_row"]):
+                yield _sample(f"{unit['file']}/{number}", row, unit["num_classes"], table, record, spool)
 
     def _files(self) -> list["_File"]:
         stats = [stat for stat in self.input.list(self.file) if self._is_wanted(stat.name)]
@@ -143,10 +134,6 @@ class HuggingFace:
     def _table(self, opened: ParquetFile, where: str) -> ImageTable:
         return ImageTable.of(opened.schema_arrow, self.image_column, self.label_column, where)
 
-    def _table_of(self, file: "_File") -> ImageTable:
-        with self._surveyed(file) as opened:
-            return self._table(*opened)
-
     @contextmanager
     def _surveyed(self, file: "_File") -> Iterator[tuple[ParquetFile, str]]:
         """A file whose footer and small columns are read, and how messages call it."""
@@ -159,7 +146,7 @@ class HuggingFace:
         remaining = iter(files)
         with ThreadPoolExecutor(_SURVEY_THREADS) as threads:
             while some := list(islice(remaining, _SURVEY_THREADS)):  # so that the rows of few files wait in memory
-                yield from threads.map(lambda file: read_again(lambda: self._scan(file, table)), some)
+                yield from threads.map(lambda file: self._scan(file, table), some)
 
     def _scan(self, file: "_File", table: ImageTable) -> tuple[list[int], list[Entry]]:
         with self._surveyed(file) as (opened, where):
@@ -182,20 +169,11 @@ class _File(NamedTuple):
     folder: str
 
 
-class _Run(NamedTuple):
-    """A run of row groups of a file, which becomes a unit."""
-
-    file: _File
-    row_groups: tuple[int, int]
-    first_row: int
-    num_rows: int
-
-
 class _Listed:
-    """All rows (label and key) of all files, and the runs of row groups that they are in."""
+    """All rows (label and key) of all files, and the units that they are in, without their rows."""
 
     def __init__(self, table: ImageTable) -> None:
-        self.rows, self.runs = SpilledList(), list[_Run]()
+        self.rows, self.units = SpilledList(), list[Unit]()
         self._table = table
         self._labels: set[Label] = set()
         self._num_rows: dict[str, int] = {}
@@ -208,7 +186,7 @@ class _Listed:
             self._labels.add(label)
             stem = without_extension(path.partition("://")[2] or path).lstrip("/")
             self.rows.add([label, f"{file.split}/{stem or f'{number:07d}'}"])
-        self.runs += _runs(file, row_groups, rows_per_unit)
+        self.units += _units(file, row_groups, rows_per_unit)
 
     def class_names(self) -> list[str]:
         """The names of the classes, in the order of their labels."""
@@ -226,30 +204,23 @@ class _Listed:
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """The units of all runs, made anew each time."""
+    """The units with their rows, made anew each time."""
 
     listed: _Listed
     labels: dict[str, int]
-    holdout: ClassHoldout
+    holdout: Holdout
 
     def __len__(self) -> int:
-        return len(self.listed.runs)
+        return len(self.listed.units)
 
     def __iter__(self) -> Iterator[Unit]:
         rows = iter(self.listed.rows)
-        for file, row_groups, first_row, num_rows in self.listed.runs:
-            yield {
-                "file": file.stat.name,
-                "generation": file.stat.generation,
-                "num_bytes": file.stat.num_bytes,
-                "row_groups": row_groups,
-                "first_row": first_row,
-                "num_classes": len(self.labels),
-                "rows": [self._row(file, *row) for row in islice(rows, num_rows)],
-            }
+        for unit in self.listed.units:
+            own = [self._row(unit["split"], *row) for row in islice(rows, unit["num_rows"])]
+            yield {**unit, "num_classes": len(self.labels), "rows": own}
 
-    def _row(self, file: _File, label: Label, key: str) -> Entry:
-        split = self.holdout.split_of(key, label) if self.holdout.holdout else file.split
+    def _row(self, split: str, label: Label, key: str) -> Entry:
+        split = self.holdout.split_of(key, label) if self.holdout else split
         return [self.labels[label] if isinstance(label, str) else label, split, key]
 
 
@@ -265,8 +236,6 @@ def _sample(
             f"its image has no bytes, only the path {path}; write the data set with its images" if path else "empty"
         )
         return Rejected(name=name, split=split, reason=reason)
-    if not isinstance(content, bytes):
-        return Rejected(name=name, split=split, reason=f"its image is a {type(content).__name__}, expected bytes")
     if not NO_LABEL <= label < num_classes:
         return Rejected(name=name, split=split, reason=f"label {label}, expected 0 to {num_classes - 1}")
     field_name = FIELD_OF_EXTENSION.get(extension(path), UNKNOWN_FIELD)
@@ -281,13 +250,21 @@ def _sample(
     )
 
 
-def _runs(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterator[_Run]:
+def _units(file: _File, row_groups: Sequence[int], rows_per_unit: int) -> Iterator[Unit]:
     """Neighbouring row groups of together at least `rows_per_unit` rows."""
-    start = first_row = num_rows = 0
+    stat, start, first_row, num_rows = file.stat, 0, 0, 0
     for number, size in enumerate(row_groups, start=1):
         num_rows += size
         if num_rows >= rows_per_unit or number == len(row_groups):
-            yield _Run(file, (start, number), first_row, num_rows)
+            yield {
+                "file": stat.name,
+                "generation": stat.generation,
+                "num_bytes": stat.num_bytes,
+                "split": file.split,
+                "row_groups": [start, number],
+                "first_row": first_row,
+                "num_rows": num_rows,
+            }
             start, first_row, num_rows = number, first_row + num_rows, 0
 
 
@@ -307,16 +284,3 @@ def _split_and_folder(name: str) -> tuple[str, str]:
     if word := _SPLIT_WORD.search(inner):
         return word[0].lower(), parent
     return REST, folder
-
-
-def _rows_again(
-    rows: Callable[[], Iterator[tuple[ImageTable, dict[str, Any]]]],
-) -> _Rows:
-    """What `rows()` yields. After a SourceError a second call goes on with the row that was not given yet."""
-    num_given = 0
-    try:
-        for row in rows():
-            yield row
-            num_given += 1
-    except SourceError:
-        yield from islice(rows(), num_given, None)

@@ -4,16 +4,25 @@ Nothing is unpacked: a sample of the archives is a byte range of the outer tar.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from pipelines.sources import paths
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import SCATTERED_BYTES, crc32c_in_passing, header_window, reject_reason, walk
-from pipelines.sources.objects import first_names, has_prefix, stat_or_none
-from pipelines.sources.paths import UNKNOWN_FIELD, extension, is_hidden, is_text, printable, without_extension
+from pipelines.sources.objects import (
+    UNKNOWN_FIELD,
+    extension,
+    first_names,
+    has_prefix,
+    is_hidden,
+    is_text,
+    printable,
+    split_extension,
+    stat_or_none,
+    without_extension,
+)
 from pipelines.sources.synsets import (
     VALIDATION_NAME,
     WNID,
@@ -36,9 +45,11 @@ MAPPING = "LOC_synset_mapping.txt"
 SOLUTION = "LOC_val_solution.csv"
 TRAIN, VALIDATION = "train", "validation"
 VALIDATION_CHUNK = 12_500
-MAX_STRAYS = 1000
 
 _LEFT_OUT, _UNKNOWN = -1, -2
+
+_Found = tuple[str, Extent | None, str | None]
+"""The name of a file, and where its bytes are or why it can't be a sample."""
 
 _WANTED = (
     f"expected {TRAIN_TAR} (with {VALIDATION_TAR} and {DEVKIT}), or Kaggle's {KAGGLE_ROOT}{TRAIN}/nNNNNNNNN/ "
@@ -76,17 +87,13 @@ class ImageNet:
 
     def index(self, unit: Unit, spool: Spool) -> Iterator[RawSample | Rejected]:
         """The samples of one inner tar, class folder or run of validation images; raises SourceError if damaged."""
-        match unit["kind"]:
-            case "inner tar":
-                return _index_inner_tar(self.input, unit)
-            case "validation tar":
-                return _index_validation_tar(self.input, unit)
-            case "class folder":
-                return _index_class_folder(self.input, unit)
-            case "validation folder":
-                return _index_validation_folder(self.input, unit)
-            case _:
-                return _index_strays(unit)
+        found = _in_tar(self.input, unit) if "tar" in unit else _in_folder(self.input, unit)
+        for name, extent, reason in found:
+            label = _once(reason, unit) if reason else _label_in(unit, name)
+            if isinstance(label, str):
+                yield Rejected(name=name, split=unit["split"], reason=label, extent=extent)
+            elif extent and label != _LEFT_OUT:
+                yield _sample(name, unit["split"], label, extent)
 
 
 # The archives: a tar of 1,000 tars, a tar of 50,000 images, and the devkit with the labels of these.
@@ -97,17 +104,16 @@ def _survey_archives(storage: Storage, stats: dict[str, Stat], validation_chunk:
     synsets = _devkit(storage, stats.get(DEVKIT))
     if validation and not synsets.truth:
         raise SourceError(f"{storage.url}: {VALIDATION_TAR} without {DEVKIT}, which holds its labels; put it there too")
-    units, strays = _inner_tars(storage, train)
-    labels = _labels({unit["wnid"] for unit in units}, synsets, f"{storage.url}/{TRAIN_TAR}")
-    units = [{**unit, "label": labels[unit["wnid"]]} for unit in units]
-    notes = _notes_on_classes(labels, synsets)
+    inner_tars, strays = _inner_tars(storage, train)
+    labels = _labels({wnid for wnid, _ in inner_tars}, synsets, f"{storage.url}/{TRAIN_TAR}")
+    units = [{**unit, "label": labels[wnid]} for wnid, unit in inner_tars]
+    notes = _notes_on_classes(labels, synsets) + _stray_notes(strays, f"in {TRAIN_TAR} that are no nNNNNNNNN.tar")
     if validation:
-        kind = {"kind": "validation tar", "generation": validation.generation, "num_bytes": validation.num_bytes}
-        units += _validation_units(kind, labels, synsets, notes, validation_chunk)
+        units += _validation_units(_tar(validation, VALIDATION), labels, synsets, notes, validation_chunk)
     else:
         notes.append(f"no {VALIDATION_TAR}: only split {TRAIN}")
     return Survey(
-        units=units + strays,
+        units=units,
         classes=_classes(labels, synsets),
         notes=notes,
         objects={name: stat.num_bytes for name, stat in stats.items()},
@@ -121,52 +127,40 @@ def _devkit(storage: Storage, stat: Stat | None) -> Synsets:
         return read_devkit(file, f"{storage.url}/{DEVKIT}")
 
 
-def _inner_tars(storage: Storage, train: Stat) -> tuple[list[Unit], list[Unit]]:
-    """A unit for each inner tar, without its label, and one for whatever else is in the outer tar."""
-    units: list[Unit] = []
-    strays: list[list[str]] = []
+def _inner_tars(storage: Storage, train: Stat) -> tuple[list[tuple[str, Unit]], list[str]]:
+    """The wnid and the unit, without its label, of each inner tar; the names of whatever else is in the outer tar."""
+    units: list[tuple[str, Unit]] = []
+    strays: list[str] = []
     with RangeFile(storage, TRAIN_TAR, train.generation, train.num_bytes, SCATTERED_BYTES) as file:
         for member in walk(file, f"{storage.url}/{TRAIN_TAR}"):
             wnid = member.name.rpartition("/")[2].removesuffix(".tar")
-            reason = reject_reason(member) or (None if WNID.fullmatch(wnid) else "is no nNNNNNNNN.tar")
-            if reason:
-                _add_stray(strays, f"{TRAIN_TAR}/{member.name}", reason)
+            if reject_reason(member) or not WNID.fullmatch(wnid):
+                strays.append(member.name)
                 continue
-            extent = {"offset": member.offset_data, "num_bytes": member.size, "outer_bytes": train.num_bytes}
-            units.append({"kind": "inner tar", "wnid": wnid, "generation": train.generation, **extent})
+            start, stop = member.offset_data, member.offset_data + member.size
+            units.append((wnid, {**_tar(train, TRAIN), "inner": f"{wnid}.tar", "start": start, "stop": stop}))
     if not units:
         raise SourceError(
             f"{storage.url}/{TRAIN_TAR}: holds no nNNNNNNNN.tar; fetch the training images of Task 1 and 2"
         )
-    return units, _stray_units(TRAIN, strays)
+    return units, strays
 
 
-def _index_inner_tar(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    inner = f"{TRAIN_TAR}/{unit['wnid']}.tar"
-    start = unit["offset"]
-    with RangeFile(storage, TRAIN_TAR, unit["generation"], unit["outer_bytes"], header_window(storage)) as file:
-        where = f"{storage.url}/{inner} (from byte {start})"
-        for member in walk(file, where, start, start + unit["num_bytes"]):
-            name = f"{inner}/{member.name}"
-            if reason := reject_reason(member):
-                yield Rejected(name=name, split=TRAIN, reason=reason)
-            else:
-                crc = crc32c_in_passing(file, member, storage)
-                extent = Extent(TRAIN_TAR, unit["generation"], member.offset_data, member.size, crc)
-                yield _sample(name, TRAIN, unit["label"], extent)
+def _tar(stat: Stat, split: str) -> Unit:
+    return {"tar": stat.name, "split": split, "generation": stat.generation, "num_bytes": stat.num_bytes}
 
 
-def _index_validation_tar(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    generation = unit["generation"]
-    with RangeFile(storage, VALIDATION_TAR, generation, unit["num_bytes"], header_window(storage)) as file:
-        for member in walk(file, f"{storage.url}/{VALIDATION_TAR}"):
-            name = f"{VALIDATION_TAR}/{member.name}"
-            if reason := reject_reason(member):
-                yield from _reported_once(Rejected(name=name, split=VALIDATION, reason=reason), unit)
-            else:
-                crc = crc32c_in_passing(file, member, storage)
-                extent = Extent(VALIDATION_TAR, generation, member.offset_data, member.size, crc)
-                yield from _validation_sample(name, extent, unit)
+def _in_tar(storage: Storage, unit: Unit) -> Iterator[_Found]:
+    tar, generation, start = unit["tar"], unit["generation"], unit.get("start", 0)
+    path = f"{tar}/{unit['inner']}" if "inner" in unit else tar
+    where = f"{storage.url}/{path}" + (f" (from byte {start})" if start else "")
+    with RangeFile(storage, tar, generation, unit["num_bytes"], header_window(storage)) as file:
+        for member in walk(file, where, start, unit.get("stop")):
+            reason, extent = reject_reason(member), None
+            if not reason:
+                crc32c = crc32c_in_passing(file, member, storage)
+                extent = Extent(tar, generation, member.offset_data, member.size, crc32c)
+            yield f"{path}/{member.name}", extent, reason
 
 
 # The tree: one folder per class; Kaggle's validation images are in one folder, with a table of their labels.
@@ -201,38 +195,35 @@ class _Folders:
 
     prefix: str
     counts: Counter[str]
-    strays: list[list[str]]
+    strays: list[str]
     num_others: int
 
     def units(self, split: str, labels: dict[str, int]) -> list[Unit]:
-        """A unit for each class folder that has a label, and one for the strays."""
-        folders = [
-            (f"{self.prefix}{wnid}/", labels[wnid], count) for wnid, count in self.counts.items() if wnid in labels
-        ]
+        """A unit for each class folder that has a label."""
         return [
-            {"kind": "class folder", "split": split, "prefix": prefix, "label": label, "num_files": count}
-            for prefix, label, count in sorted(folders)
-        ] + _stray_units(split, self.strays)
+            {"split": split, "prefix": f"{self.prefix}{wnid}/", "label": labels[wnid], "num_files": count}
+            for wnid, count in sorted(self.counts.items())
+            if wnid in labels
+        ]
 
     def notes(self) -> list[str]:
-        return (
-            [f"{self.prefix}: left out {self.num_others} files that are no images by name"] if self.num_others else []
-        )
+        others = [f"{self.prefix}: left out {self.num_others} files that are no images by name"]
+        strays = _stray_notes(self.strays, "in no folder nNNNNNNNN")
+        return others * bool(self.num_others) + strays
 
 
 def _class_folders(storage: Storage, prefix: str) -> _Folders:
-    counts: Counter[str] = Counter()
-    strays: list[list[str]] = []
+    found = _Folders(prefix, Counter(), [], 0)
     num_others = 0
     for stat in _visible(storage, prefix):
         wnid, slash, _ = stat.name[len(prefix) :].partition("/")
         if extension(stat.name) not in FIELD_OF_EXTENSION:
             num_others += 1
         elif slash and WNID.fullmatch(wnid):
-            counts[wnid] += 1
+            found.counts[wnid] += 1
         else:
-            _add_stray(strays, printable(stat.name), "is in no folder nNNNNNNNN")
-    return _Folders(prefix, counts, strays, num_others)
+            found.strays.append(printable(stat.name))
+    return replace(found, num_others=num_others)
 
 
 def _visible(storage: Storage, prefix: str) -> Iterator[Stat]:
@@ -248,7 +239,7 @@ def _tree_validation(
         return []
     if has_prefix(storage, f"{prefix}ILSVRC2012_val_"):
         _check_solution(storage, prefix, synsets)
-        return _validation_units({"kind": "validation folder", "prefix": prefix}, labels, synsets, notes, chunk)
+        return _validation_units({"split": VALIDATION, "prefix": prefix}, labels, synsets, notes, chunk)
     folders = _class_folders(storage, prefix)
     if num_left_out := sum(count for wnid, count in folders.counts.items() if wnid not in labels):
         notes.append(_left_out(num_left_out, folders.counts.total()))
@@ -264,27 +255,20 @@ def _check_solution(storage: Storage, prefix: str, synsets: Synsets) -> None:
         )
 
 
-def _index_class_folder(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    images = [stat for stat in _visible(storage, unit["prefix"]) if extension(stat.name) in FIELD_OF_EXTENSION]
-    if len(images) != unit["num_files"]:
+def _in_folder(storage: Storage, unit: Unit) -> Iterator[_Found]:
+    files = list(_visible(storage, unit["prefix"]))
+    if "num_files" in unit:  # a class folder, in which other files do not count
+        files = [stat for stat in files if extension(stat.name) in FIELD_OF_EXTENSION]
+    if len(files) != unit.get("num_files", len(files)):
         raise ChangedInput(
-            f"{storage.url}/{unit['prefix']}: {len(images)} images, {unit['num_files']} when it was surveyed; "
+            f"{storage.url}/{unit['prefix']}: {len(files)} images, {unit['num_files']} when it was surveyed; "
             "start again when nothing writes there any more"
         )
-    for stat in images:
-        if not is_text(stat.name):
-            yield Rejected(name=printable(stat.name), split=unit["split"], reason="the name is not valid UTF-8")
-        else:
-            yield _sample(stat.name, unit["split"], unit["label"], _whole(stat))
-
-
-def _index_validation_folder(storage: Storage, unit: Unit) -> Iterator[RawSample | Rejected]:
-    for stat in _visible(storage, unit["prefix"]):
+    for stat in files:
         if is_text(stat.name):
-            yield from _validation_sample(stat.name, _whole(stat), unit)
+            yield stat.name, Extent(stat.name, stat.generation, 0, stat.num_bytes), None
         else:
-            rejected = Rejected(name=printable(stat.name), split=VALIDATION, reason="the name is not valid UTF-8")
-            yield from _reported_once(rejected, unit)
+            yield printable(stat.name), None, "the name is not valid UTF-8"
 
 
 # Shared by archives and trees.
@@ -331,51 +315,30 @@ def _left_out(num_left_out: int, num_samples: int) -> str:
     return f"{num_left_out} of {num_samples} validation samples are of classes without training data: left out"
 
 
-def _validation_sample(name: str, extent: Extent, unit: Unit) -> Iterator[RawSample | Rejected]:
-    """The sample if its number is one of this unit; rejects a name without such a number."""
+def _label_in(unit: Unit, name: str) -> int | str:
+    """The label of an image in a unit, _LEFT_OUT if it has none or is of another unit; or why it can't have one."""
+    if "label" in unit:
+        return int(unit["label"])
     match = VALIDATION_NAME.fullmatch(without_extension(name.rpartition("/")[2]))
     number = int(match[1]) if match else 0
-    position = number - unit["first"]
     if not 1 <= number <= unit["last"]:
         reason = f"is not named ILSVRC2012_val_NNNNNNNN.JPEG with a number from 1 to {unit['last']}: no label"
-        yield from _reported_once(Rejected(name=name, split=VALIDATION, reason=reason, extent=extent), unit)
-    elif 0 <= position < len(unit["labels"]):
-        yield from _labelled(name, extent, unit["labels"][position])
+        return _once(reason, unit)
+    position = number - unit["first"]
+    label = int(unit["labels"][position]) if 0 <= position < len(unit["labels"]) else _LEFT_OUT
+    return f"has no label in {SOLUTION}" if label == _UNKNOWN else label
 
 
-def _labelled(name: str, extent: Extent, label: int) -> Iterator[RawSample | Rejected]:
-    if label == _UNKNOWN:
-        yield Rejected(name=name, split=VALIDATION, reason=f"has no label in {SOLUTION}", extent=extent)
-    elif label != _LEFT_OUT:
-        yield _sample(name, VALIDATION, label, extent)
-
-
-def _reported_once(rejected: Rejected, unit: Unit) -> Iterator[Rejected]:
-    """The rejection, from the first unit only: all units meet the members that belong to none."""
-    if unit["first"] == 1:
-        yield rejected
+def _once(reason: str, unit: Unit) -> int | str:
+    """The reason in the first unit only: all runs of validation images meet the files that belong to none."""
+    return reason if unit.get("first", 1) == 1 else _LEFT_OUT
 
 
 def _sample(name: str, split: str, label: int, extent: Extent) -> RawSample:
-    key, last = paths.split(name.rpartition("/")[2])
+    key, last = split_extension(name.rpartition("/")[2])
     image = FIELD_OF_EXTENSION.get(last.lower(), UNKNOWN_FIELD)
     return RawSample(name=name, key=key, split=split, label=label, image=image, fields={image: extent})
 
 
-def _whole(stat: Stat) -> Extent:
-    return Extent(stat.name, stat.generation, 0, stat.num_bytes)
-
-
-def _add_stray(strays: list[list[str]], name: str, reason: str) -> None:
-    strays.append([name, reason])
-    if len(strays) > MAX_STRAYS:
-        raise SourceError(f"{name} and {MAX_STRAYS} more: {reason}; is this ImageNet? {_WANTED}")
-
-
-def _stray_units(split: str, strays: Sequence[list[str]]) -> list[Unit]:
-    return [{"kind": "strays", "split": split, "strays": list(strays)}] if strays else []
-
-
-def _index_strays(unit: Unit) -> Iterator[Rejected]:
-    for name, reason in unit["strays"]:
-        yield Rejected(name=name, split=unit["split"], reason=reason)
+def _stray_notes(names: list[str], what: str) -> list[str]:
+    return [f"left out {len(names)} files {what}, such as {names[0]}"] if names else []

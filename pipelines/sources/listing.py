@@ -9,22 +9,20 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
-from pipelines.holdout import ClassHoldout, Holdout, Label, NamesBelow
+from pipelines.holdout import Holdout, Label, NamesBelow
 from pipelines.sources.base import Extent, RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.classes import class_infos, missing_notes
 from pipelines.sources.formats.columns import LABELS, OTHERS, Columns, choose_columns, usual_name
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.records import READERS, Record, compact
 from pipelines.sources.formats.spilled_list import Entry, SpilledList, SpilledUnits
-from pipelines.sources.objects import UNREADABLE, may_read
-from pipelines.sources.paths import UNKNOWN_FIELD, extension, without_extension
-from shardset.errors import ConfigError, NotFound, SourceError
+from pipelines.sources.objects import UNKNOWN_FIELD, UNREADABLE, extension, may_read, stat_or_none, without_extension
+from shardset.errors import ConfigError, SourceError
 from shardset.format.images import FIELD_OF_EXTENSION
 from shardset.format.naming import is_split
 from shardset.storage.base import Stat, Storage
-from shardset.storage.checked import read_again
 from shardset.storage.open import is_absolute, open_file
 
 ENTRIES_PER_UNIT = 10_000
@@ -38,11 +36,9 @@ _NUMBER = re.compile(r"([+-]?[0-9]+)(\.0+)?", re.ASCII)
 """Whole numbers, also as pandas writes them (`7.0`) in a column with a missing one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     """One checked row: `label` is a number (-1: none) or a name, `key` may be empty, `extra` has the rest as JSON."""
 
-    position: str
     path: str
     label: Label
     split: str
@@ -52,17 +48,17 @@ class _Row:
 
 @dataclass(slots=True)
 class _Listed:
-    """All rows (path, label, split, key, extra), and the first row with each type of label."""
+    """All rows, the columns that were taken, and the first label of each type with its position."""
 
+    columns: Columns
     rows: SpilledList = field(default_factory=SpilledList)
-    first: dict[type, _Row] = field(default_factory=dict)
+    first: dict[type, tuple[Label, str]] = field(default_factory=dict)
     labels: set[Label] = field(default_factory=set)
     has_extra: bool = False
-    notes: list[str] = field(default_factory=list)
 
-    def add(self, row: _Row) -> None:
-        self.rows.add([row.path, row.label, row.split, row.key, row.extra])
-        self.first.setdefault(type(row.label), row)
+    def add(self, row: _Row, position: str) -> None:
+        self.rows.add([*row])
+        self.first.setdefault(type(row.label), (row.label, position))
         self.labels.add(row.label)
         self.has_extra = self.has_extra or bool(row.extra)
 
@@ -101,8 +97,10 @@ class Listing:
 
         Raises SourceError for a row that is not what is expected. A missing image is no error here: `index` rejects it.
         """
-        listing = self._stat_listing()
-        listed = read_again(lambda: self._listed(listing))
+        listing = stat_or_none(self.input, self.file)
+        if not listing:
+            raise SourceError(f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as input")
+        listed = self._listed(listing)
         names = self._class_names(listed)
         entries, seen, num_found, num_bytes = SpilledList(), set(), 0, 0
         for entry in self._entries(listed, {name: label for label, name in enumerate(names)}):
@@ -115,7 +113,11 @@ class Listing:
         return Survey(
             units=SpilledUnits(entries, self.entries_per_unit, lambda _, some: {"entries": some}),
             classes=class_infos(names),
-            notes=[*listed.notes, *self.holdout.empty_notes({split for split, _ in seen}), *missing_notes(seen, names)],
+            notes=[
+                *listed.columns.notes(),
+                *self.holdout.empty_notes({split for split, _ in seen}),
+                *missing_notes(seen, names),
+            ],
             objects={self.file: listing.num_bytes},
             num_bytes=num_bytes,
         )
@@ -135,34 +137,19 @@ class Listing:
                 fields["json"] = extra.encode()
             yield RawSample(name=path, key=key, split=split, label=label, image=image, fields=fields)
 
-    def _stat_listing(self) -> Stat:
-        try:
-            return self.input.stat(self.file)
-        except NotFound as error:
-            raise SourceError(
-                f"{self._where}: no such listing; name a .csv, .tsv, .jsonl or .parquet file as input"
-            ) from error
-
     @property
     def _where(self) -> str:
         return f"{self.input.url}/{self.file}"
 
-    def _listed(self, listing: Stat) -> "_Listed":
-        listed = _Listed()
+    def _listed(self, listing: Stat) -> _Listed:
+        """The checked rows."""
         file = RangeFile(self.input, self.file, listing.generation, listing.num_bytes, twice=True)
-        for row in self._rows(file, listed.notes):
-            listed.add(row)
-        return listed
-
-    def _rows(self, file: IO[bytes], notes: list[str]) -> Iterator[_Row]:
-        """The checked rows; adds to `notes` which columns were taken."""
         table = READERS[extension(self.file)](file, self._where)
-        header = f"{self._where}: {table.header}"
-        columns = choose_columns(table.names, self.path_column, self.label_column, header)
-        notes += columns.notes()
+        columns = choose_columns(table.names, self.path_column, self.label_column, f"{self._where}: {table.header}")
+        listed = _Listed(columns)
         for position, record in table.rows:
             where = f"{self._where}: {position}"
-            row = _row(position, record, columns, where, untyped=table.untyped)
+            row = _row(record, columns, where, untyped=table.untyped)
             if not columns.label and self.label_column is None and usual_name(record, LABELS):
                 raise SourceError(f"{where}: a label, but {table.header} has none; give all rows a label, or none")
             if self.holdout and row.split:
@@ -172,30 +159,31 @@ class Listing:
                     f"{where}: path {row.path!r:.200} leads out of {self.input.url}; move the image there, or leave "
                     "--within-input out"
                 )
-            yield row
+            listed.add(row, position)
+        return listed
 
-    def _class_names(self, listed: "_Listed") -> list[str]:
+    def _class_names(self, listed: _Listed) -> list[str]:
         first = listed.first
         if not first:
             raise SourceError(f"{self._where}: no rows, expected one for each image")
         if len(first) > 1:
-            number, name = first[int], first[str]
+            (number, at), (name, elsewhere) = first[int], first[str]
             raise SourceError(
-                f"{self._where}: label {number.label} in {number.position} is a number and {name.label!r} in "
-                f"{name.position} a name, expected all numbers or all names"
+                f"{self._where}: label {number} in {at} is a number and {name!r} in {elsewhere} a name, expected all "
+                "numbers or all names"
             )
         if int in first:
             return [str(label) for label in range(max(int(label) for label in listed.labels) + 1)]
         return sorted(str(label) for label in listed.labels)
 
-    def _entries(self, listed: "_Listed", labels: dict[str, int]) -> Iterator[Entry]:
+    def _entries(self, listed: _Listed, labels: dict[str, int]) -> Iterator[Entry]:
         empty = "{}" if listed.has_extra else ""
         rows, below = iter(listed.rows), NamesBelow(self.input)
 
         def classes() -> Iterator[tuple[str, Label]]:
             return ((self._holdout_key(path, key, below), label) for path, label, _, key, _ in listed.rows)
 
-        holdout = self.holdout.by_class(classes) if labels else ClassHoldout(self.holdout, {})
+        holdout = self.holdout.by_class(classes) if labels else self.holdout
         with ThreadPoolExecutor(_STAT_THREADS) as threads:
             while some := list(islice(rows, _ROWS_AT_ONCE)):
                 stats = threads.map(self._stat, [path for path, *_ in some])
@@ -234,35 +222,27 @@ class Listing:
         return key or _key_of(path)
 
     def _stat(self, path: str) -> Stat | None:
-        storage, name = open_file(path) if is_absolute(path) else (self.input, path)
-        try:
-            return storage.stat(name)
-        except NotFound:
-            return None
+        return stat_or_none(*open_file(path)) if is_absolute(path) else stat_or_none(self.input, path)
 
 
-def _row(position: str, record: Record, columns: Columns, where: str, *, untyped: bool) -> _Row:
+def _row(record: Record, columns: Columns, where: str, *, untyped: bool) -> _Row:
     path = _check_path(_text(record, columns.path, where), where)
     split, key = _text(record, "split", where), _text(record, "key", where)
     if split and not is_split(split):
         raise SourceError(f"{where}: split {split!r}, expected at most 40 letters, digits, - and _, not plan")
     label = record.get(columns.label)
+    if untyped:
+        text = str(label).strip()
+        number = _NUMBER.fullmatch(text)
+        label = int(number[1][:20]) if number else text
     extra = {name: value for name, value in record.items() if name not in (columns.path, columns.label, *OTHERS)}
     return _Row(
-        position=position,
         path=path,
-        label=_check_label(_typed(label) if untyped else label, where) if columns.label else NO_LABEL,
+        label=_check_label(label, where) if columns.label else NO_LABEL,
         split=split,
         key=key,
         extra=compact(extra) if extra else "",
     )
-
-
-def _typed(label: Any) -> Label:
-    """A label that was written as text."""
-    text = str(label).strip()
-    number = _NUMBER.fullmatch(text)
-    return int(number[1][:20]) if number else text
 
 
 def _key_of(path: str) -> str:
@@ -291,21 +271,17 @@ def _check_path(path: str, where: str) -> str:
     if not path or "\0" in path or path.endswith("/"):
         raise SourceError(f"{where}: path {path!r:.80}, expected that of an image")
     if is_absolute(path):
-        return _check_absolute(path, where)
+        try:
+            open_file(path)
+        except ConfigError as error:
+            raise SourceError(f"{where}: {error}") from error
+        return path
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise SourceError(
             f"{where}: path {path!r:.80} climbs out of the listing's folder; write it as an absolute path"
         )
     return "/".join(parts)
-
-
-def _check_absolute(path: str, where: str) -> str:
-    try:
-        open_file(path)
-    except ConfigError as error:
-        raise SourceError(f"{where}: {error}") from error
-    return path
 
 
 def _is_within(folder: Storage, path: str) -> bool:

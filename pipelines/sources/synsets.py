@@ -17,12 +17,9 @@ from shardset.errors import SourceError
 WNID = re.compile(r"n\d{8}", re.ASCII)
 VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})", re.ASCII)
 MAX_VALIDATION = 1_000_000
-MAX_MAT_BYTES = 256 << 20
 
 _META = "meta.mat"
 _TRUTH = "ILSVRC2012_validation_ground_truth.txt"
-_MAT_HEADER_BYTES = 128
-_MAT_COMPRESSED = 15
 _BROKEN = (
     ValueError,
     TypeError,
@@ -46,7 +43,7 @@ class Synsets:
     truth: Mapping[int, str] = field(default_factory=dict)
 
 
-def read_devkit(file: IO[bytes], where: str, *, max_mat_bytes: int = MAX_MAT_BYTES) -> Synsets:
+def read_devkit(file: IO[bytes], where: str) -> Synsets:
     """The synsets of `ILSVRC2012_devkit_t12.tar.gz`; raises SourceError for any other file.
 
     A validation label there is an ILSVRC2012_ID; their order is not that of the wnids.
@@ -55,7 +52,7 @@ def read_devkit(file: IO[bytes], where: str, *, max_mat_bytes: int = MAX_MAT_BYT
     _, contents = read_members(file, where, names=wanted, contents_of=wanted)
     if missing := [name for name in wanted if not contents.get(name)]:
         raise SourceError(f"{where}: holds no {' and no '.join(missing)}; fetch the devkit of Task 1 and 2")
-    wnids, names = _classes(contents[_META], f"{where}: {_META}", max_mat_bytes)
+    wnids, names = _classes(contents[_META], f"{where}: {_META}")
     truth: dict[int, str] = {}
     for number, line in enumerate(contents[_TRUTH].decode("ascii", "replace").split(), start=1):
         if not line.isdecimal() or int(line) not in wnids:
@@ -100,14 +97,12 @@ def _solved(row: list[str], where: str) -> tuple[int, str]:
     return int(image[1]), wnid
 
 
-def _classes(mat: bytes, where: str, max_bytes: int) -> tuple[dict[int, str], dict[str, str]]:
+def _classes(mat: bytes, where: str) -> tuple[dict[int, str], dict[str, str]]:
     """The wnids by ILSVRC2012_ID and the names by wnid, of the classes without children."""
     from scipy.io import loadmat  # not on the workers, which never read the devkit
 
     try:
-        table: Any = loadmat(io.BytesIO(_unpacked(mat, max_bytes)), squeeze_me=True, variable_names=["synsets"])[
-            "synsets"
-        ]
+        table: Any = loadmat(io.BytesIO(mat), squeeze_me=True, variable_names=["synsets"])["synsets"]
         leaves = [row for row in np.atleast_1d(table) if int(row["num_children"]) == 0]
         rows = [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in leaves]
     except _BROKEN as error:
@@ -115,25 +110,6 @@ def _classes(mat: bytes, where: str, max_bytes: int) -> tuple[dict[int, str], di
     if not rows or not all(WNID.fullmatch(wnid) for _, wnid, _ in rows):
         raise SourceError(f"{where}: its {len(rows)} classes are not all nNNNNNNNN; fetch it again")
     return {number: wnid for number, wnid, _ in rows}, {wnid: _first(words) for _, wnid, words in rows}
-
-
-def _unpacked(mat: bytes, max_bytes: int) -> bytes:
-    """A MATLAB 5 file with its compressed elements unpacked: loadmat would unpack them without a limit."""
-    plain, at = bytearray(mat[:_MAT_HEADER_BYTES]), _MAT_HEADER_BYTES
-    while at < len(mat):
-        kind, num_bytes = struct.unpack_from("<II", mat, at)
-        element = mat[at : at + 8 + num_bytes]
-        plain += _inflate(element[8:], max_bytes - len(plain)) if kind == _MAT_COMPRESSED else element
-        at += len(element)
-    return bytes(plain)
-
-
-def _inflate(packed: bytes, max_bytes: int) -> bytes:
-    inflater = zlib.decompressobj()
-    data = inflater.decompress(packed, max(1, max_bytes))  # to zlib, 0 means no limit
-    if not inflater.eof:
-        raise ValueError(f"an element of {len(packed)} bytes is cut or unpacks to more than {max_bytes}")
-    return data
 
 
 def _first(words: str) -> str:

@@ -11,7 +11,7 @@ from pipelines.sources.base import RawSample, Rejected, Spool, Survey, Unit
 from pipelines.sources.formats.range_file import RangeFile
 from pipelines.sources.formats.tar import header_window
 from pipelines.sources.formats.tar_samples import samples_of
-from pipelines.sources.paths import is_hidden, is_text, printable
+from pipelines.sources.objects import is_hidden, is_text, printable
 from shardset.errors import ConfigError, SourceError
 from shardset.format import manifest as manifests
 from shardset.format.manifest import Manifest
@@ -50,14 +50,13 @@ def find_tars(url: str) -> tuple[Storage, tuple[str, ...]]:
 class WebDataset:
     """Tars of samples, which are adjacent members with the same key. One unit per tar.
 
-    `tars` are names in the input folder; empty means all `*.tar` below it. `split` puts all samples into one split;
-    otherwise the split is the first folder of a tar's path, or the tar's name without its number. The manifest of a
-    shard set in the folder decides both, and names the classes.
+    `tars` are names in the input folder; empty means all `*.tar` below it. The split is the first folder of a tar's
+    path, or the tar's name without its number. The manifest of a shard set in the folder decides both, and names the
+    classes.
     """
 
     input: Storage
     tars: tuple[str, ...] = ()
-    split: str | None = None
 
     name: ClassVar[str] = "webdataset"
 
@@ -67,8 +66,8 @@ class WebDataset:
         tars = (
             _known(self.input, known) if known else _named(self.input, self.tars) if self.tars else _below(self.input)
         )
-        splits = {tar.name: self.split or _split_in(tar.name) for tar in tars}
-        if known and not self.split:
+        splits = {tar.name: _split_in(tar.name) for tar in tars}
+        if known:
             splits = {shard.path: name for name, split in known.splits.items() for shard in split.shards}
         return Survey(
             units=[_unit(tar, splits[tar.name] or DEFAULT_SPLIT) for tar in tars],
@@ -107,12 +106,11 @@ def _split_in(tar: str) -> str:
 
 
 def _is_ours(data: bytes) -> bool:
+    """Whether this is a manifest of ours or damaged, which parsing it then says."""
     try:
         head = json.loads(data)
-    except RecursionError:
-        return True  # parsing it gives the error
-    except ValueError:
-        return data.lstrip().startswith(b"{")  # a damaged one: parsing it gives the error
+    except (ValueError, RecursionError):
+        return data.lstrip().startswith((b"{", b"["))
     return isinstance(head, dict) and head.get("kind") == manifests.KIND
 
 

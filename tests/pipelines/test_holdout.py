@@ -25,13 +25,10 @@ def test_fractions_are_kept_within_chance():
     assert splits.count("train") == len(KEYS) - splits.count("test") - splits.count("validation")
 
 
-def test_without_holdout_everything_is_train():
-    assert {Holdout({}, seed=1).split_of(key) for key in KEYS[:100]} == {"train"}
-
-
-def test_the_order_of_the_splits_does_not_matter():
+def test_the_order_of_the_splits_does_not_matter_and_without_any_everything_is_train():
     first = [Holdout({"a": 0.2, "b": 0.3}, seed=1).split_of(key) for key in KEYS[:500]]
     assert first == [Holdout({"b": 0.3, "a": 0.2}, seed=1).split_of(key) for key in KEYS[:500]]
+    assert {Holdout({}, seed=1).split_of(key) for key in KEYS[:100]} == {"train"}
 
 
 def test_another_seed_holds_out_other_samples():
@@ -104,13 +101,6 @@ def test_the_samples_that_small_classes_hold_out_are_frozen():
     assert chosen == {"a": [], "b": [0], "c": [0], "d": [0], "e": [0], "f": [5]}
 
 
-def test_the_same_sample_twice_is_in_one_split_twice():
-    holdout = Holdout({"test": 0.1}, seed=3)
-    classes = holdout.by_class(lambda: [("x", 0), ("x", 0), ("y", 1), ("y", 1), ("z", 1)])
-    assert classes.split_of("x", 0) == "train"
-    assert {classes.split_of("y", 1), classes.split_of("z", 1)} == {"train", "test"}
-
-
 @given(st.text("abc/", max_size=9), st.integers(0, 2**63))
 def test_a_fraction_close_to_one_takes_nearly_everything(key, seed):
     assert Holdout({"test": 1 - 1e-15}, seed).split_of(key) == "test"
@@ -177,12 +167,12 @@ def spellings(folder: Path) -> list[str]:
 NUM_SPELLINGS = 9
 
 
-@given(number=st.integers(0, NUM_SPELLINGS - 1), slash=st.booleans())
-def test_a_holdout_of_class_folders_does_not_depend_on_how_the_input_is_spelled(photos, number, slash):
-    assert chosen("folder", spellings(photos)[number] + "/" * slash) == EXPECTED
+@pytest.mark.parametrize("number", range(NUM_SPELLINGS))
+def test_a_holdout_of_class_folders_does_not_depend_on_how_the_input_is_spelled(photos, number):
+    assert chosen("folder", spellings(photos)[number] + "/" * (number % 2)) == EXPECTED
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(
     of_input=st.integers(0, NUM_SPELLINGS - 1),
     of_paths=st.lists(st.integers(-1, NUM_SPELLINGS - 1), min_size=60, max_size=60),
@@ -192,15 +182,6 @@ def test_a_holdout_of_a_listing_does_not_depend_on_how_input_and_paths_are_spell
     prefixes = [*absolute, ""]
     write_listing(photos, [f"{prefixes[number]}{path}" for number, path in zip(of_paths, IMAGES, strict=True)])
     assert chosen("listing", f"{spellings(photos)[of_input]}/list.csv") == EXPECTED
-
-
-def test_a_holdout_does_not_depend_on_where_the_input_stands(tmp_path):
-    places = [write_class_folders(tmp_path / place, ["cat", "dog"], 30) for place in ("here", "far/away")]
-    for place in places:
-        assert chosen("folder", str(place)) == EXPECTED
-        for prefix in ("", f"{place}/"):
-            write_listing(place, [prefix + path for path in IMAGES])
-            assert chosen("listing", f"{place}/list.csv") == EXPECTED
 
 
 def test_a_holdout_of_a_bucket_is_that_of_the_same_files_on_a_disk(storage: Storage):
@@ -231,18 +212,10 @@ def test_an_image_outside_of_the_input_is_held_out_by_its_whole_path_as_ever(pho
     assert chosen("listing", f"{tmp_path}/list.csv") == whole
 
 
-def test_every_other_source_refuses_a_holdout():
-    others = {"cifar10", "cifar100", "imagenet", "webdataset"}
-    for source in others:
-        with pytest.raises(ConfigError, match=f"--holdout has no meaning for {source}"):
-            chosen(source, "in")
-
-
 def test_names_below_the_root_folder_and_through_links_inside_of_the_input_are_as_they_are_written(photos):
     assert NamesBelow(open_storage("/")).name(f"{photos}/cat/000.png") == f"{photos}/cat/000.png".lstrip("/")
     (photos / "pets").symlink_to(photos / "cat")
     below = NamesBelow(open_storage(str(photos)))
     assert below.name(f"{photos}/pets/000.png") == "pets/000.png"
-    assert below.name(f"{photos.parents[1]}/link/photos/pets/000.png") == "pets/000.png"
     assert below.name(f"{photos}-not/x.png") == f"{photos}-not/x.png"
     (photos / "pets").unlink()

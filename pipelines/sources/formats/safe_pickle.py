@@ -55,16 +55,24 @@ def loads(data: bytes, where: str) -> dict[Any, Any]:
     else or more than a batch could, or is damaged.
     """
     try:
-        return _checked(_Unpickler(_check_instructions(data, where), where).load(), where)
+        value = _Unpickler(_without_frames(data, where), where).load()
     except _BROKEN as error:
         raise SourceError(
             f"{where}: not a whole pickle ({type(error).__name__}: {error!s:.200}); the file is damaged, download it "
             "again"
         ) from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{where}: a pickled {type(value).__name__}, expected a dict; download it again")
+    if len(value) > MAX_KEYS:
+        raise _refused(where, f"a dict of more than {MAX_KEYS} items")
+    for key in value:
+        if not isinstance(key, str | bytes):
+            raise _refused(where, f"a key of type {type(key).__name__}")
+    return {_plain(key, where): _plain(item, where) for key, item in value.items()}
 
 
-def _check_instructions(data: bytes, where: str) -> bytes:
-    """The pickle without frames, as `pickletools` and the unpickler differ on one that ends inside an instruction."""
+def _without_frames(data: bytes, where: str) -> bytes:
+    """The checked pickle, without frames: `pickletools` and the unpickler differ on one that ends in an instruction."""
     num_containers, is_shareable, starts, stops = 0, False, [0], list[int]()
     memo: dict[int, bool] = {}  # whether its value may be used again: only names and short texts, so no value is shared
     for number, (opcode, value, at) in enumerate(pickletools.genops(data)):
@@ -130,31 +138,17 @@ class _Unpickler(pickle.Unpickler):
         return _Object(f"{module}.{name}")
 
 
-def _checked(value: object, where: str) -> dict[Any, Any]:
-    """The value of a pickle, with its array made."""
-    if not isinstance(value, dict):
-        raise SourceError(f"{where}: a pickled {type(value).__name__}, expected a dict; download it again")
-    if len(value) > MAX_KEYS:
-        raise _refused(where, f"a dict of more than {MAX_KEYS} items")
-    for key in value:
-        if not isinstance(key, str | bytes):
-            raise _refused(where, f"a key of type {type(key).__name__}")
-        _check_value(key, where)
-    for item in value.values():
-        if not isinstance(item, _Object):
-            _check_value(item, where)
-    return {key: _array(item.state, where) if isinstance(item, _Object) else item for key, item in value.items()}
-
-
-def _check_value(value: object, where: str) -> None:
+def _plain(value: object, where: str) -> Any:
+    """The value with its arrays made; raises SourceError if a batch can't hold it."""
+    if isinstance(value, _Object):
+        return _array(value.state, where)
     if isinstance(value, list):
-        for item in value:
-            _check_value(item, where)
-    elif isinstance(value, str | bytes):
-        if len(value) > MAX_TEXT:
-            raise _refused(where, f"a text of more than {MAX_TEXT} letters")
-    elif value is not None and not isinstance(value, int):
-        raise _refused(where, f"a value of type {type(value).__name__.lstrip('_')}")
+        return [_plain(item, where) for item in value]
+    if isinstance(value, str | bytes) and len(value) > MAX_TEXT:
+        raise _refused(where, f"a text of more than {MAX_TEXT} letters")
+    if value is not None and not isinstance(value, str | bytes | int):
+        raise _refused(where, f"a value of type {type(value).__name__}")
+    return value
 
 
 def _array(state: object, where: str) -> np.ndarray:

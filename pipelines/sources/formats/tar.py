@@ -125,7 +125,7 @@ def _next(archive: tarfile.TarFile, view: _View, where: str) -> tarfile.TarInfo 
     except _BROKEN as error:
         raise _damage(view, at, where, error) from error
     if member is not None:
-        _check_member(member, view.stop, where)
+        _check_member(member, archive.offset, view.stop, where)
     return member
 
 
@@ -158,13 +158,14 @@ def _plain(archive: tarfile.TarFile, view: _View) -> tarfile.TarInfo | None:
     return member
 
 
-def _check_member(member: tarfile.TarInfo, stop: int, where: str) -> None:
+def _check_member(member: tarfile.TarInfo, end: int, stop: int, where: str) -> None:
+    """Raises SourceError for a member whose blocks, up to `end`, do not lie behind its header and before `stop`."""
     if member.size < 0 or member.offset_data <= member.offset:
         raise SourceError(
             f"{where}: member {member.name!r} at byte {member.offset} has the size {member.size}; "
             "the archive is damaged, fetch it again"
         )
-    if member.isreg() and not member.issparse() and member.offset_data + member.size > stop:
+    if end > stop:
         raise SourceError(
             f"{where}: cut at byte {stop} inside {member.name!r}, which starts at byte {member.offset_data} and has "
             f"{member.size} bytes; fetch it again"

@@ -69,13 +69,10 @@ def test_every_segment_is_16_to_32_pixels_wide_or_a_whole_row(kind, size, in_a_r
     assert found == [b"\xff" + bytes([0xD0 + number % 8]) for number in range(rows * in_a_row - 1)]
 
 
-def test_a_progressive_jpeg_becomes_a_sequential_one():
+def test_a_rewritten_jpeg_is_sequential_and_is_not_rewritten_again():
     data = add_restart_markers(jpeg("progressive"))
     assert "progressive" not in Image.open(io.BytesIO(data)).info
     assert marks(data)
-
-
-def test_the_same_jpeg_is_rewritten_to_the_same_bytes_and_a_rewritten_one_stays():
     once = add_restart_markers(jpeg("4:2:0"))
     assert add_restart_markers(jpeg("4:2:0")) == once == add_restart_markers(once)
 
@@ -94,11 +91,8 @@ def test_exif_comment_and_colour_profile_stay():
     assert (image.info["comment"], image.info["icc_profile"]) == (b"c", b"p" * 99)
 
 
-def test_what_is_no_jpeg_stays():
+def test_what_is_no_whole_jpeg_is_never_an_error():
     assert add_restart_markers(b"nothing like one") == b"nothing like one"
-
-
-def test_a_cut_jpeg_is_never_an_error():
     data = jpeg("4:2:0")
     assert all(add_restart_markers(data[:size]) for size in range(2, len(data), 97))
 
@@ -108,26 +102,20 @@ def test_images_that_nobody_decoded_are_not_rewritten():
         BuildConfig(source="folder", input="in", output="out", verify="header", image=ImageOptions(jpeg_restart=True))
 
 
-def test_the_build_rewrites_jpegs_only_and_only_when_asked():
+def test_the_build_rewrites_jpegs_only_and_only_when_asked_also_resized_ones():
     asked, data = ImageOptions(jpeg_restart=True), jpeg("4:2:0")
     assert encode(data, "jpg", "", asked) == ("jpg", add_restart_markers(data))
     assert encode(data, "jpg", "", ImageOptions()) == ("jpg", data)
     assert encode(odd_images.png(), "png", "", asked) == ("png", odd_images.png())
-
-
-def test_a_resized_jpeg_gets_restarts_too():
-    small = encode(jpeg("4:2:0"), "jpg", "", ImageOptions(resize_shorter=32, jpeg_restart=True))[1]
-    plain = encode(jpeg("4:2:0"), "jpg", "", ImageOptions(resize_shorter=32))[1]
+    small = encode(data, "jpg", "", ImageOptions(resize_shorter=32, jpeg_restart=True))[1]
+    plain = encode(data, "jpg", "", ImageOptions(resize_shorter=32))[1]
     assert marks(small)
     assert np.array_equal(pixels(small), pixels(plain))
 
 
-def test_the_library_that_decides_the_bytes_is_named():
+def test_the_library_that_decides_the_bytes_is_named_and_its_lack_says_what_to_install(monkeypatch):
     assert libraries(ImageOptions(jpeg_restart=True))["pyjpegio"]
     assert "pyjpegio" not in libraries(ImageOptions())
-
-
-def test_a_worker_without_the_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "jpegio", None)
     with pytest.raises(ConfigError, match=r"install 'shardset\[pipelines\]'"):
         add_restart_markers(jpeg("grey"))
@@ -244,11 +232,8 @@ def test_a_jpeg_of_an_encoder_is_plain(kind):
         lambda data: data[: len(data) // 2],
         lambda data: data[:20],
         lambda data: b"",
+        lambda data: jpeg("progressive"),
     ],
 )
 def test_a_jpeg_with_anything_else_in_it_is_not(change):
     assert not jpeg_restart.is_plain(change(jpeg("4:2:0")))
-
-
-def test_a_progressive_jpeg_is_not_plain():
-    assert not jpeg_restart.is_plain(jpeg("progressive"))

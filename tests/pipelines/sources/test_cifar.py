@@ -11,7 +11,6 @@ from PIL import Image
 
 from pipelines.sources.base import Source
 from pipelines.sources.cifar import Cifar10, Cifar100
-from pipelines.sources.formats.tar_gz import UnpackLimits
 from shardset.errors import ChangedInput, SourceError
 from shardset.format import naming
 from shardset.storage.open import open_storage
@@ -59,37 +58,8 @@ def expect_same_pictures(source, batches: list[Batch]):
     return samples
 
 
-@pytest.mark.parametrize(("archive", "folder", "files"), FORMS10)
-def test_every_picture_of_a_cifar10_archive_comes_back_with_its_label(tmp_path, archive, folder, files):
-    path = write_archive(tmp_path / archive, files(cifar10(3)), folder)
-    samples = expect_same_pictures(opened(Cifar10, path), cifar10(3))
-    assert [sample.split for sample in samples] == ["train"] * 15 + ["test"] * 3
-
-
-@pytest.mark.parametrize(("archive", "folder", "files"), FORMS100)
-def test_every_picture_of_a_cifar100_archive_comes_back_with_its_fine_label(tmp_path, archive, folder, files):
-    path = write_archive(tmp_path / archive, files(cifar100(3)), folder)
-    samples = expect_same_pictures(opened(Cifar100, path), cifar100(3))
-    assert [sample.split for sample in samples] == ["train"] * 6 + ["test"] * 3
-
-
-@pytest.mark.parametrize(("archive", "folder", "files"), FORMS100)
-def test_the_coarse_label_of_cifar100_goes_into_json(tmp_path, archive, folder, files):
-    path = write_archive(tmp_path / archive, files(cifar100(3)), folder)
-    samples, _ = read(opened(Cifar100, path))
-    coarse = [label for batch in cifar100(3) for label in batch.coarse]
-    expected = [{"coarse_label": label, "coarse_name": COARSE_CLASSES[label]} for label in coarse]
-    assert [json.loads(sample.fields["json"]) for sample in samples] == expected
-    assert samples[0].fields["json"] == json.dumps(expected[0], sort_keys=True, separators=(",", ":")).encode()
-
-
-def test_cifar10_has_no_json_field(tmp_path):
-    samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(1)))))
-    assert [list(sample.fields) for sample in samples] == [["png"]] * 6
-
-
 @pytest.mark.parametrize(
-    ("kind", "batches", "forms"), [(Cifar10, cifar10(2), FORMS10), (Cifar100, cifar100(2), FORMS100)]
+    ("kind", "batches", "forms"), [(Cifar10, cifar10(3), FORMS10), (Cifar100, cifar100(3), FORMS100)]
 )
 def test_archive_and_folder_python_and_binary_agree_in_everything_but_names(tmp_path, kind, batches, forms):
     seen = []
@@ -102,6 +72,20 @@ def test_archive_and_folder_python_and_binary_agree_in_everything_but_names(tmp_
             samples, spool = read(source)
             seen.append([(s.key, s.split, s.label, s.fields, bytes(spool.data)) for s in samples])
     assert all(one == seen[0] for one in seen)
+    samples = expect_same_pictures(sources[0], batches)
+    assert [sample.split for sample in samples] == ["train"] * 3 * (len(batches) - 1 + (kind is Cifar100)) + [
+        "test"
+    ] * 3
+
+
+def test_the_coarse_label_of_cifar100_goes_into_json_and_cifar10_has_none(tmp_path):
+    samples, _ = read(opened(Cifar100, write_folder(tmp_path / "100", python_files(cifar100(3)))))
+    coarse = [label for batch in cifar100(3) for label in batch.coarse]
+    expected = [{"coarse_label": label, "coarse_name": COARSE_CLASSES[label]} for label in coarse]
+    assert [json.loads(sample.fields["json"]) for sample in samples] == expected
+    assert samples[0].fields["json"] == json.dumps(expected[0], sort_keys=True, separators=(",", ":")).encode()
+    samples, _ = read(opened(Cifar10, write_folder(tmp_path / "10", python_files(cifar10(1)))))
+    assert [list(sample.fields) for sample in samples] == [["png"]] * 6
 
 
 def test_keys_tell_batch_and_row_and_can_stand_in_a_tar(tmp_path):
@@ -113,15 +97,12 @@ def test_keys_tell_batch_and_row_and_can_stand_in_a_tar(tmp_path):
     assert len(set(keys)) == len(keys)
 
 
-def test_names_hold_the_original_file_name_and_are_unique(tmp_path):
+def test_names_hold_the_original_file_name_where_there_is_one_and_are_unique(tmp_path):
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / PYTHON10, python_files(cifar10(3)))))
     names = [sample.name for sample in samples]
     # The maker gives rows 0 and 1 the same file name.
     assert names[:2] == ["data_batch_1/picture_s_000001.png#0", "data_batch_1/picture_s_000001.png#1"]
     assert len(set(names)) == len(names)
-
-
-def test_a_sample_of_the_binary_version_is_called_by_its_key(tmp_path):
     samples, _ = read(opened(Cifar10, write_folder(tmp_path / BINARY10, binary_files(cifar10(1)))))
     assert [sample.name for sample in samples] == [sample.key for sample in samples]
 
@@ -163,36 +144,23 @@ def test_the_extracted_folder_and_its_parent_are_found(tmp_path, folder):
         assert (storage.url, archive) == (str(tmp_path / folder), None)
 
 
-def test_a_folder_that_holds_a_published_archive_is_found(tmp_path):
-    write_archive(tmp_path / "cifar-100-binary.tar.gz", binary_files(cifar100(1)), "x")
-    storage, archive = Cifar100.find(str(tmp_path))
-    assert (storage.url, archive) == (str(tmp_path), "cifar-100-binary.tar.gz")
-
-
-def test_an_archive_goes_before_extracted_files(tmp_path):
+def test_an_archive_in_a_folder_goes_before_extracted_files(tmp_path):
     write_archive(tmp_path / "cifar-10-python.tar.gz", python_files(cifar10(1)), PYTHON10)
     write_folder(tmp_path / PYTHON10, python_files(cifar10(1)))
-    assert Cifar10.find(str(tmp_path))[1] == "cifar-10-python.tar.gz"
+    storage, archive = Cifar10.find(str(tmp_path))
+    assert (storage.url, archive) == (str(tmp_path), "cifar-10-python.tar.gz")
 
 
-def test_class_folders_called_train_and_test_are_not_taken_for_cifar100(tmp_path):
+def test_input_without_the_files_is_an_error_that_names_what_is_there_and_what_is_expected(tmp_path):
+    with pytest.raises(SourceError, match=r"found nothing; expected cifar-10-python\.tar\.gz, cifar-10-binary"):
+        Cifar10.find(str(tmp_path))
     (tmp_path / "train" / "cat").mkdir(parents=True)
-    (tmp_path / "test" / "cat").mkdir(parents=True)
     (tmp_path / "train" / "cat" / "1.png").write_bytes(b"x")
     with pytest.raises(
         SourceError, match=r"no cifar100 here: found train/cat/1\.png; expected cifar-100-python\.tar\.gz"
     ):
         Cifar100.find(str(tmp_path))
-
-
-def test_an_empty_folder_is_an_error_that_names_what_is_expected(tmp_path):
-    with pytest.raises(SourceError, match=r"found nothing; expected cifar-10-python\.tar\.gz, cifar-10-binary"):
-        Cifar10.find(str(tmp_path))
-
-
-def test_an_archive_that_is_not_there_is_an_error_that_lists_the_folder(tmp_path):
-    (tmp_path / "other.txt").write_text("x")
-    with pytest.raises(SourceError, match=r"cifar\.tgz: not there; found other\.txt"):
+    with pytest.raises(SourceError, match=r"cifar\.tgz: not there; found train/cat/1\.png"):
         opened(Cifar10, tmp_path / "cifar.tgz").survey()
 
 
@@ -223,19 +191,11 @@ def test_the_other_data_set_is_an_error(tmp_path):
         opened(Cifar10, path).survey()
 
 
-@pytest.mark.parametrize("part", [0.0, 0.001, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("part", [0.001, 0.1, 0.5, 0.999])
 def test_an_archive_that_is_cut_anywhere_is_an_error_that_says_so(tmp_path, part):
     path = write_archive(tmp_path / "a.tar.gz", python_files(cifar10(2)), PYTHON10)
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
-    with pytest.raises(SourceError, match="download"):
-        opened(Cifar10, path).survey()
-
-
-@pytest.mark.parametrize("from_end", [1, 4, 8])
-def test_an_archive_without_its_last_bytes_is_an_error(tmp_path, from_end):
-    path = write_archive(tmp_path / "a.tar.gz", python_files(cifar10(2)), PYTHON10)
-    path.write_bytes(path.read_bytes()[:-from_end])
-    with pytest.raises(SourceError, match=r"a\.tar\.gz: cut or damaged"):
+    with pytest.raises(SourceError, match=r"a\.tar\.gz: cut or damaged.*download"):
         opened(Cifar10, path).survey()
 
 
@@ -261,7 +221,7 @@ def test_a_tar_that_was_cut_before_it_was_compressed_is_an_error(tmp_path):
     tar = tar_of(python_files(cifar10(2)), PYTHON10)
     for size in (len(tar) // 2, 512 * 20):
         (tmp_path / "a.tar.gz").write_bytes(gzip.compress(tar[:size]))
-        with pytest.raises(SourceError, match="download"):
+        with pytest.raises(SourceError, match=r"fetch it again"):
             opened(Cifar10, tmp_path / "a.tar.gz").survey()
 
 
@@ -271,18 +231,13 @@ def test_a_web_page_in_place_of_an_archive_is_an_error(tmp_path):
         opened(Cifar10, tmp_path).survey()
 
 
-def test_an_archive_that_unpacks_to_far_too_much_is_refused(tmp_path):
-    files = {**python_files(cifar10(1)), "zeros": bytes(3_000_000)}
+def test_an_archive_or_a_file_that_is_far_too_large_is_refused(tmp_path):
+    files = {**python_files(cifar10(1)), "batches.meta": bytes(20_000)}
     path = write_archive(tmp_path / "a.tar.gz", files, PYTHON10)
-    with pytest.raises(SourceError, match="unpacks to more than 1000000 bytes"):
-        opened(Cifar10, path, limits=UnpackLimits(archive_bytes=1_000_000)).survey()
-
-
-def test_a_file_that_is_far_too_large_is_refused(tmp_path):
-    files = {**python_files(cifar10(1)), "batches.meta": bytes(2000)}
-    for path in (write_archive(tmp_path / "a.tar.gz", files, PYTHON10), write_folder(tmp_path / "b", files)):
-        with pytest.raises(SourceError, match="2000 bytes, expected at most 1000"):
-            opened(Cifar10, path, limits=UnpackLimits(member_bytes=1000)).survey()
+    with pytest.raises(SourceError, match=r"unpacked to at most 1000 bytes: cut at byte 1000"):
+        opened(Cifar10, path, max_bytes=1000).survey()
+    with pytest.raises(SourceError, match=r"batches\.meta: 20000 bytes, expected at most 10000"):
+        opened(Cifar10, write_folder(tmp_path / "b", files), max_bytes=10_000).survey()
 
 
 def test_paths_in_an_archive_are_never_used_as_paths(tmp_path):
@@ -352,6 +307,7 @@ def batch_value(**changes):
         (batch_value(data=np.zeros(3072, np.uint8)), r"shape \(3072,\)"),
         (batch_value(data=[1, 2]), "array 'data': none"),
         ([1, 2], "a pickled list, expected a dict"),
+        (batch_value(labels=[1, [1]]), "row 1: label 'a list', expected 0 to 9"),
     ],
 )
 def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, message):
@@ -360,48 +316,19 @@ def test_a_batch_that_is_not_what_the_format_says_is_an_error(tmp_path, value, m
         read(opened(Cifar10, path))
 
 
-def test_a_label_that_is_a_list_is_named_by_its_kind(tmp_path):
-    path = write_folder(
-        tmp_path / "in", {**python_files(cifar10(1)), "test_batch": pickle_of(batch_value(labels=[1, [1]]))}
-    )
-    with pytest.raises(SourceError, match=r"test_batch: row 1: label 'a list', expected 0 to 9"):
-        read(opened(Cifar10, path))
-
-
-def test_a_label_that_doubles_is_refused_before_it_is_printed(tmp_path):
-    value = batch_value(labels=[1, 2])
-    for _ in range(10):
-        value["labels"] = [value["labels"], value["labels"]]
-    path = write_folder(tmp_path / "in", {**python_files(cifar10(1)), "test_batch": pickle.dumps(value, 2)})
-    with pytest.raises(
-        SourceError, match=r"test_batch: the pickle holds a value twice that is not a short text at byte \d+"
-    ):
-        read(opened(Cifar10, path))
-
-
-def test_a_coarse_label_out_of_range_is_an_error(tmp_path):
-    files = binary_files(cifar100(1))
-    files["test.bin"] = bytes([20]) + files["test.bin"][1:]
-    with pytest.raises(SourceError, match=r"test\.bin: row 0: label '20', expected 0 to 19"):
-        read(opened(Cifar100, write_folder(tmp_path / "in", files)))
-
-
-def test_a_binary_batch_that_is_cut_in_a_row_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("test_batch.bin", lambda data: b"\x0a" + data[1:], "row 0: label '10', expected 0 to 9"),
+        ("test_batch.bin", lambda data: data[:-1], "6145 bytes, expected a multiple of 3073"),
+        ("batches.meta.txt", lambda _: b"cat\ndog\ncat\n", "3 class names, expected some, all different"),
+    ],
+)
+def test_a_binary_file_that_is_not_what_the_format_says_is_an_error(tmp_path, name, change, message):
     files = binary_files(cifar10(2))
-    files["test_batch.bin"] = files["test_batch.bin"][:-1]
-    with pytest.raises(SourceError, match=r"test_batch\.bin: 6145 bytes, expected a multiple of 3073"):
-        read(opened(Cifar10, write_folder(tmp_path / "in", files)))
-
-
-def test_a_binary_batch_that_is_cut_between_rows_is_noted(tmp_path):
-    survey = opened(Cifar10, write_folder(tmp_path / "in", binary_files(cifar10(2)))).survey()
-    assert survey.notes[-1] == "test_batch.bin has 6146 bytes, the published file has 30730000"
-
-
-def test_class_names_that_repeat_are_an_error(tmp_path):
-    files = {**binary_files(cifar10(1)), "batches.meta.txt": b"cat\ndog\ncat\n"}
-    with pytest.raises(SourceError, match=r"batches\.meta\.txt: 3 class names, expected some, all different"):
-        opened(Cifar10, write_folder(tmp_path / "in", files)).survey()
+    path = write_folder(tmp_path / "in", {**files, name: change(files[name])})
+    with pytest.raises(SourceError, match=rf"{name}: {message}"):
+        read(opened(Cifar10, path))
 
 
 @pytest.mark.parametrize("in_archive", [True, False])

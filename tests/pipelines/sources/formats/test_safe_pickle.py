@@ -30,10 +30,8 @@ def test_plain_values_of_python_2_come_back_as_the_standard_unpickler_reads_them
 
 
 def test_an_array_of_python_2_comes_back_as_the_standard_unpickler_reads_it():
-    array = np.arange(12, dtype=np.uint8).reshape(4, 3)
-    data = pickle_of({"data": array})
-    assert np.array_equal(safe_pickle.loads(data, "here")[b"data"], array)
-    assert np.array_equal(pickle.loads(data, encoding="bytes")[b"data"], array)
+    data = pickle_of({"data": np.arange(12, dtype=np.uint8).reshape(4, 3)})
+    assert np.array_equal(safe_pickle.loads(data, "here")[b"data"], pickle.loads(data, encoding="bytes")[b"data"])
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
@@ -72,23 +70,20 @@ def test_a_name_outside_the_list_is_refused_by_name_and_not_run(tmp_path, protoc
     assert not mark.exists()
 
 
-def test_the_refused_name_is_in_the_message():
-    data = dict_of(b"U\x01a", b"cos\nsystem\nU\x04true\x85R")
-    with pytest.raises(SourceError, match=r"here: the pickle holds the name os\.system"):
-        safe_pickle.loads(data, "here")
-
-
-@pytest.mark.parametrize("name", ["numpy\nload", "numpy.core.multiarray\nfromfile", "numpy\nndarray.tofile"])
-def test_other_names_of_numpy_are_refused(name):
-    with pytest.raises(SourceError, match="the name numpy"):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os\nsystem",
+        "numpy\nload",
+        "numpy.core.multiarray\nfromfile",
+        "numpy\nndarray.tofile",
+        "numpy\nndarray.__class__.mro",
+    ],
+)
+def test_the_refused_name_is_in_the_message_also_one_below_an_allowed_name(name):
+    dotted = name.replace("\n", ".").replace(".", r"\.")
+    with pytest.raises(SourceError, match=rf"here: the pickle holds the name {dotted}"):
         safe_pickle.loads(dict_of(b"U\x01a", b"c" + name.encode() + b"\n"), "here")
-
-
-def test_a_dotted_name_does_not_reach_into_an_allowed_one():
-    data = pickle.PROTO + b"\x04\x8c\x05numpy\x8c\x14ndarray.__class__.mro\x93."
-    data = data.replace(b"\x8c\x14ndarray.__class__.mro", b"\x8c\x15ndarray.__class__.mro")
-    with pytest.raises(SourceError, match=r"the name numpy\.ndarray\.__class__\.mro"):
-        safe_pickle.loads(data, "here")
 
 
 @pytest.mark.parametrize("name", [b"numpy\nndarray", b"numpy\ndtype", b"numpy.core.multiarray\n_reconstruct"])
@@ -108,22 +103,11 @@ def test_instructions_that_plain_data_never_needs_are_refused(opcode):
         safe_pickle.loads(b"\x80\x02" + opcode + b".", "here")
 
 
-def test_a_huge_memo_number_is_refused_before_memory_is_taken():
-    with pytest.raises(SourceError, match="memo number of 2147483647"):
-        safe_pickle.loads(b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".", "here")
-
-
-@pytest.mark.parametrize("size", [0, 1, 10, 50, 100, -1])
+@pytest.mark.parametrize("size", [0, 10, 100, -1])
 def test_a_cut_pickle_is_an_error_that_says_so(size):
     data = pickle_of({"data": np.zeros((2, 3), np.uint8), "labels": [1, 2], "more": "x" * 300})
     with pytest.raises(SourceError, match="here: not a whole pickle"):
         safe_pickle.loads(data[:size], "here")
-
-
-@given(st.binary(max_size=200))
-def test_any_bytes_give_a_value_or_a_source_error(data):
-    with contextlib.suppress(SourceError):
-        safe_pickle.loads(b"\x80\x02" + data, "here")
 
 
 @given(st.integers(0, 400), st.integers(0, 255))
@@ -132,20 +116,6 @@ def test_any_changed_byte_gives_a_value_or_a_source_error(position, byte):
     data[position % len(data)] = byte
     with contextlib.suppress(SourceError):
         safe_pickle.loads(bytes(data), "here")
-
-
-@pytest.mark.parametrize(
-    "array", [np.zeros(3, np.float64), np.zeros(3, np.int8), np.array(["a"], dtype="S1"), np.zeros(2, np.uint16)]
-)
-def test_an_array_of_another_type_is_refused(array):
-    with pytest.raises(SourceError, match="unsigned bytes"):
-        safe_pickle.loads(pickle_of({"data": array}), "here")
-
-
-def test_an_array_whose_shape_does_not_fit_its_bytes_is_refused():
-    data = pickle_of({"data": np.zeros((2, 3), np.uint8)}).replace(b"K\x02K\x03\x86", b"K\x02K\x04\x86")
-    with pytest.raises(SourceError, match="6 bytes for an array of shape"):
-        safe_pickle.loads(data, "here")
 
 
 # --- pickles that would end or hold up the process: nothing of them may be hashed, called or printed
@@ -188,6 +158,7 @@ ATTACKS = {
         SHARED,
     ),
     "a large number": (b"\x80\2" + LONG + b".", "the instruction LONG1"),
+    "a huge memo number": (b"\x80\x02]r" + struct.pack("<I", 2**31 - 1) + b".", "a memo number of 2147483647"),
     "many instructions": (2_000_000 * b"\x80\2" + b"N.", "more than 2000000 instructions"),
 }
 
@@ -204,6 +175,10 @@ def test_what_no_batch_holds_is_refused(name):
     [
         (ARRAY + b"(K\1(" + 100_000 * b"K\2" + b"t" + DTYPE + b"\x89U\1at" + b"b", "1 bytes for an array of shape"),
         (ARRAY, "an array without its content"),
+        (
+            ARRAY + b"(K\1K\1\x85cnumpy\ndtype\nU\2f8K\0K\1\x87R\x89U\1xtb",
+            "an array of another type than unsigned bytes",
+        ),
         (b"(" + 3 * b"N" + b"t", "a value of type tuple"),
         (b"c_codecs\nencode\n]U\1a\x86R", "not a whole pickle"),
     ],

@@ -6,7 +6,7 @@ import posixpath
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.sources import paths
+from pipelines.sources import objects
 
 PATHS = st.text("ab./\\é", max_size=12)
 
@@ -17,7 +17,7 @@ PATHS = st.text("ab./\\é", max_size=12)
 @example("a.b/c")
 def test_a_path_is_cut_where_python_cuts_it(path):
     stem, last = posixpath.splitext(path)
-    assert paths.split(path) == (stem, last.removeprefix("."))
+    assert objects.split_extension(path) == (stem, last.removeprefix("."))
 
 
 @given(st.binary(max_size=9))
@@ -28,4 +28,4 @@ def test_a_name_is_text_if_its_bytes_are(name):
         is_text = False
     else:
         is_text = True
-    assert paths.is_text(os.fsdecode(name)) == is_text
+    assert objects.is_text(os.fsdecode(name)) == is_text
