@@ -20,7 +20,7 @@ from shardset.format import naming
 from shardset.format.index import index_dtype, index_to_bytes
 from shardset.format.manifest import IndexFile, Shard, Split
 from shardset.format.tar import BLOCK, END
-from shardset.order.budget import fit_order, steps_at_once
+from shardset.order.budget import OrderOptions, fit_order, steps_at_once
 from shardset.order.epoch import Order
 from shardset.order.lanes import rank_part
 from shardset.read.indexes import ShardTable
@@ -100,13 +100,9 @@ def made(num_samples: int, shard_size: int, mean_bytes: int) -> tuple[OneIndexSt
 
 def order_of(split: Split, world_size: int) -> Order:
     """The order that the first run of so many readers would choose."""
-    return fit_order(
-        split.shard_sizes,
-        stored_bytes=sum(split.tar_bytes),
-        seed=7,
-        global_batch_size=max(MIN_BATCH, PER_READER * world_size),
-        world_size=world_size,
-    )
+    batch = max(MIN_BATCH, PER_READER * world_size)
+    options = OrderOptions(seed=7, global_batch_size=batch, world_size=world_size)
+    return fit_order(split.shard_sizes, options, stored_bytes=sum(split.tar_bytes))
 
 
 def measure(storage: OneIndexStorage, split: Split, order: Order, world_size: int, *, by_rows: bool) -> Reading:

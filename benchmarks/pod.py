@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import environment
 from benchmarks.measuring import peak_bytes_of
-from shardset.order.budget import BUDGET_BYTES, fit_order, held_bytes
+from shardset.order.budget import BUDGET_BYTES, OrderOptions, fit_order, held_bytes
 from shardset.order.epoch import Order
 from shardset.order.lanes import default_lanes, rank_part
 
@@ -65,15 +65,15 @@ def order_of(
     small, left = divmod(num_samples, num_shards)
     batch = batch or max(MIN_BATCH, per_reader * world_size)
     lanes = default_lanes(batch, wide=0)
-    return fit_order(
-        np.full(num_shards, small) + (np.arange(num_shards) < left),  # type: ignore[arg-type] # a list would be 1e6 objects
-        stored_bytes=num_samples * mean_bytes,
+    shard_sizes = np.full(num_shards, small) + (np.arange(num_shards) < left)  # a list would be 1e6 objects
+    options = OrderOptions(
         seed=7,
         global_batch_size=batch,
         world_size=1 if fixed_lanes else world_size,
         num_lanes=lanes if fixed_lanes else None,
         budget_bytes=BUDGET_BYTES * 4 // 9 if fixed_lanes else BUDGET_BYTES,
     )
+    return fit_order(shard_sizes, options, stored_bytes=num_samples * mean_bytes)  # type: ignore[arg-type]
 
 
 def measure(

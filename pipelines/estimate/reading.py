@@ -5,14 +5,14 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pipelines import arguments
 from shardset.errors import ConfigError
-from shardset.order.budget import BUDGET_BYTES, Memory, fit_memory, fit_order
+from shardset.order.budget import BUDGET_BYTES, Memory, OrderOptions, fit_memory, fit_order
 from shardset.order.epoch import LastBatch, Order
 from shardset.order.lanes import rank_part
 from shardset.settings import setting
@@ -92,9 +92,11 @@ class Mixing:
 
 def order_of(stored: "StoredSplit", reading: Reading) -> Order:
     """The order in which the trainer would read; raises ConfigError if the numbers make no order."""
-    return fit_order(
-        stored.shard_sizes,
-        stored_bytes=stored.num_bytes,
+    return fit_order(stored.shard_sizes, _order_options(reading), stored_bytes=stored.num_bytes)
+
+
+def _order_options(reading: Reading) -> OrderOptions:
+    return OrderOptions(
         seed=reading.seed,
         global_batch_size=reading.global_batch_size,
         world_size=reading.num_readers,
@@ -125,12 +127,11 @@ def memory_of(stored: "StoredSplit", order: Order, reading: Reading) -> Memory:
         cache_bytes = 3 * stored.plan.num_stored * (reading.image_size + 2 * reading.crop_padding) ** 2
     return fit_memory(
         order,
+        _order_options(reading),
         rank_part(order.global_batch_size, reading.num_readers - 1, reading.num_readers),  # the largest share
-        order_within=lambda budget: order_of(stored, replace(reading, budget_bytes=budget)),
         stored_bytes=stored.num_bytes,
         image_bytes=3 * reading.image_size**2,
         cache_bytes=cache_bytes,
-        budget_bytes=reading.budget_bytes,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardset.errors import ConfigError, brought_by
-from shardset.stream.position import state_of_values, values_of_state
+from shardset.order.state import OrderState, state_from_values, values_of_state
 
 with brought_by("grain"):
     import grain
@@ -60,7 +60,7 @@ class StreamIterator(grain.DatasetIterator[Batch]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes on there: see `Stream.restore`."""
-        self._position = self._stream.restore(state_of_values(state))
+        self._position = self._stream.restore(state_from_values(state, OrderState))
         self._batches = None
 
     def close(self) -> None:

@@ -22,8 +22,7 @@ import numpy as np
 from shardset.arguments import require_int
 from shardset.decodable import decodable
 from shardset.errors import ConfigError, brought_by
-from shardset.order.state import OrderState, StateCount, state_from_values
-from shardset.stream.position import values_of_state
+from shardset.order.state import OrderState, StateCount, state_from_values, values_of_state
 
 with brought_by("torch"):
     import torch

@@ -50,7 +50,11 @@ class BlockLayout:
     def __init__(self, first_ids: Ints, bad_ids: Ints, *, block_size: int, seed: int | None, epoch: int) -> None:
         self.first_ids, self.bad_ids = first_ids, bad_ids
         self.block_size, self.seed, self.epoch = block_size, seed, epoch
-        self.phases = self._phases()
+        shards = np.arange(len(first_ids) - 1, dtype=np.int64)
+        # Where the first block of each shard would begin, before the shard: another place in each epoch.
+        self.phases = np.zeros_like(shards)
+        if seed is not None:
+            self.phases = (hash64(seed, epoch, Purpose.PHASE, shards) % np.uint64(block_size)).astype(np.int64)
         self.first_blocks = np.concatenate([[0], np.cumsum(-(-(np.diff(first_ids) + self.phases) // block_size))])
         self.num_blocks = int(self.first_blocks[-1])
         bits = min(_MAX_BUCKET_BITS, max(0, self.num_blocks.bit_length() - _BLOCKS_PER_BUCKET_BITS))
@@ -82,12 +86,6 @@ class BlockLayout:
         starts: Ints = buckets.starts[numbers]
         return starts + self._num_good_before(ids) - self._num_good_before(self._id_ranges(blocks)[0])
 
-    def range_reads(self, start: int, stop: int) -> RangeReads:
-        """The reads of the positions [start, stop), each once, in the order of the sequence."""
-        reads = self.reads_of(np.arange(start, stop), np.array([start]), np.array([stop]))
-        once = np.unique(reads.first, return_index=True)[1]
-        return RangeReads(*(column[once] for column in reads))
-
     def reads_of(self, positions: Ints, begin: Ints, end: Ints) -> RangeReads:
         """For each position the read of the part of its block inside [begin, end)."""
         if positions.size == 0:
@@ -107,18 +105,6 @@ class BlockLayout:
             first,
             last + 1 - first,
         )
-
-    def num_filled_blocks(self) -> int:
-        """The number of blocks with a sample that is not quarantined."""
-        return self.num_blocks - int(np.count_nonzero(self._sizes(self._short_blocks()) == 0))
-
-    def _phases(self) -> Ints:
-        """Where the first block of each shard would begin, before the shard: another place in each epoch."""
-        shards = np.arange(len(self.first_ids) - 1, dtype=np.int64)
-        if self.seed is None:
-            return np.zeros_like(shards)
-        phases: NDArray[np.uint64] = hash64(self.seed, self.epoch, Purpose.PHASE, shards) % np.uint64(self.block_size)
-        return phases.astype(np.int64)
 
     def _fill_buckets(self, num_buckets: int) -> Ints:
         """Where each bucket begins in the sequence, and the end."""
@@ -212,10 +198,9 @@ class BlockLayout:
         return sorted_buckets
 
     def _sort(self, wanted: NDArray[np.bool_]) -> _SortedBuckets:
-        chunks = [
-            start + np.flatnonzero(wanted.take(self.bucket_of_block[start:stop])) for start, stop in self._chunks()
-        ]
-        blocks = np.concatenate(chunks)
+        blocks = np.concatenate(
+            [start + np.flatnonzero(wanted.take(self.bucket_of_block[start:stop])) for start, stop in self._chunks()]
+        )
         hashes, sizes = self._hashes(blocks), self._sizes(blocks)
         order = np.argsort(hashes, kind="stable")
         sizes = sizes[order]

@@ -1,7 +1,7 @@
-"""The order and the memory of one reader of a split, from a budget of bytes.
+"""The order and the memory of one reader of a split, from the options of a stream.
 
-Pure numbers: `shardset/stream/stream.py` reads by them, `python -m pipelines estimate` shows them in advance. L is
-`num_lanes`, q `block_size`, w `window`.
+Pure numbers: `shardset/stream` reads by them, `python -m pipelines estimate` shows them in advance. L is `num_lanes`,
+q `block_size`, w `window`.
 """
 
 import sys
@@ -29,6 +29,36 @@ PREFETCH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OrderOptions:
+    """What the order of a split follows from, besides its shards; the same for all of `world_size` equal readers.
+
+    `budget_bytes` is the memory of each of them; it chooses `num_lanes`, `block_size` and `window` (L, q and w of
+    docs/order.md) where they are None. `Order` says what the others mean. Raises ConfigError for what is not a number.
+    """
+
+    global_batch_size: int
+    seed: int | None
+    world_size: int = 1
+    num_lanes: int | None = None
+    block_size: int | None = None
+    window: int | None = None
+    quarantined: Sequence[int] = ()
+    last_batch: LastBatch = "pad"
+    augment_repeats: int = 1
+    budget_bytes: int = BUDGET_BYTES
+
+    def __post_init__(self) -> None:
+        for name in ("global_batch_size", "world_size", "augment_repeats", "budget_bytes"):
+            object.__setattr__(self, name, require_int(name, getattr(self, name)))
+        for name in ("num_lanes", "block_size", "window"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, require_int(name, value))
+        for name in ("num_lanes", "block_size", "augment_repeats"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ConfigError(f"{name} is {value}, expected at least 1; leave it out for the default")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
     """The most bytes that a stream holds; `str()` is the line that it logs when it starts."""
 
@@ -48,34 +78,6 @@ class Memory:
         return f"memory: {', '.join(parts)}; {self.total / 2**20:,.0f} of {self.budget / 2**20:,.0f} MiB"
 
 
-def raw_budget(budget_bytes: int) -> int:
-    """What is for raw bytes: 9/16, so that four readers of ImageNet's images (116 KB) have the full window."""
-    return 9 * budget_bytes // 16
-
-
-def default_block_size(mean_bytes: float) -> int:
-    """q: the samples of a read of about 4 MiB, from 8 to 512."""
-    return int(min(512, max(8, READ_BYTES // max(1.0, mean_bytes))))
-
-
-def fit_lanes(
-    mean_bytes: float, *, global_batch_size: int, block_size: int, budget_bytes: int, world_size: int = 1
-) -> int:
-    """L: the default, or fewer where the blocks of one reader's lanes alone exceed the budget; at least 1.
-
-    Grows with the batch while half of the readers, after a loss, could still hold all lanes with the full window.
-    """
-    room = int(budget_bytes / max(1.0, mean_bytes))
-    most, wide = (world_size * (room // held) for held in (block_size, 2 * (block_size + DEFAULT_WINDOW)))
-    return default_lanes(global_batch_size, world_size, min(max(world_size, most), MAX_DEFAULT_LANES), wide)
-
-
-def fit_window(mean_bytes: float, *, num_lanes: int, block_size: int, budget_bytes: int, world_size: int = 1) -> int:
-    """w: 256, or what `budget_bytes` has room for when a reader holds `w + q` samples of each of its lanes."""
-    rows = int(budget_bytes / max(1.0, mean_bytes)) // lanes_of_reader(num_lanes, world_size)
-    return max(0, min(DEFAULT_WINDOW, rows - block_size))
-
-
 def held_bytes(mean_bytes: float, *, num_lanes: int, block_size: int, window: int) -> int:
     """About the raw bytes that the reader of `num_lanes` lanes holds at a time."""
     return int(num_lanes * (block_size + window) * mean_bytes)
@@ -86,104 +88,90 @@ def steps_at_once(order: Order) -> int:
     return max(1, min(order.window // order.rows_per_step, MAX_STEPS_AT_ONCE))
 
 
-def fit_order(
-    shard_sizes: Sequence[int],
-    *,
-    stored_bytes: int,
-    seed: int | None,
-    global_batch_size: int,
-    world_size: int = 1,
-    num_lanes: int | None = None,
-    block_size: int | None = None,
-    window: int | None = None,
-    quarantined: Sequence[int] = (),
-    last_batch: LastBatch = "pad",
-    augment_repeats: int = 1,
-    budget_bytes: int = BUDGET_BYTES,
-) -> Order:
+def fit_order(shard_sizes: Sequence[int], options: OrderOptions, *, stored_bytes: int) -> Order:
     """The order of a split whose tars hold `stored_bytes`; chooses L, q and w by the budget where they are None.
 
-    The budget is that of each of `world_size` equal readers. A split that fits whole into its part for raw bytes needs
-    no narrower order. Raises ConfigError where the numbers can't make an order.
+    L and w are those of a split of any size where all of it fits into the budget for raw bytes, which is 9/16 of the
+    budget, so that four readers of ImageNet's images (116 KB) have the full window. q makes reads of about 4 MiB.
+    Raises ConfigError where the numbers can't make an order.
     """
-    num_lanes, block_size, window = (
-        None if given is None else require_int(name, given)
-        for name, given in (("num_lanes", num_lanes), ("block_size", block_size), ("window", window))
-    )
-    for name, given in (("num_lanes", num_lanes), ("block_size", block_size), ("augment_repeats", augment_repeats)):
-        if given is not None and given < 1:
-            raise ConfigError(f"{name} is {given}, expected at least 1; leave it out for the default")
-    raw = raw_budget(budget_bytes)
-    raw = raw if stored_bytes > raw else sys.maxsize
-    mean_bytes = stored_bytes / max(1, sum(shard_sizes))
-    block = block_size or default_block_size(mean_bytes)
-    lanes = num_lanes or fit_lanes(
-        mean_bytes,
-        global_batch_size=max(1, global_batch_size // augment_repeats),
-        block_size=block,
-        budget_bytes=raw,
-        world_size=world_size,
-    )
-    if window is None and seed is None:
-        window = 0
-    elif window is None:
-        window = fit_window(mean_bytes, num_lanes=lanes, block_size=block, budget_bytes=raw, world_size=world_size)
+    raw_bytes = 9 * options.budget_bytes // 16
+    mean_bytes = max(1.0, stored_bytes / max(1, sum(shard_sizes)))
+    room = int((raw_bytes if stored_bytes > raw_bytes else sys.maxsize) / mean_bytes)
+    block_size = options.block_size or int(min(512, max(8, READ_BYTES // mean_bytes)))
+    num_lanes = options.num_lanes or _fit_lanes(room, block_size, options)
+    window = options.window
+    if window is None:
+        rows = room // lanes_of_reader(num_lanes, options.world_size)
+        window = 0 if options.seed is None else max(0, min(DEFAULT_WINDOW, rows - block_size))
     return Order(
         shard_sizes=shard_sizes,
-        seed=seed,
-        global_batch_size=global_batch_size,
-        num_lanes=lanes,
-        block_size=block,
+        seed=options.seed,
+        global_batch_size=options.global_batch_size,
+        num_lanes=num_lanes,
+        block_size=block_size,
         window=window,
-        quarantined=quarantined,
-        last_batch=last_batch,
-        augment_repeats=augment_repeats,
+        quarantined=options.quarantined,
+        last_batch=options.last_batch,
+        augment_repeats=options.augment_repeats,
     )
 
 
 def fit_memory(
     order: Order,
+    options: OrderOptions,
     part: range,
     *,
-    order_within: Callable[[int], Order],
     stored_bytes: int,
     image_bytes: int,
     cache_bytes: int | None = None,
     prefetch: int = PREFETCH,
-    budget_bytes: int = BUDGET_BYTES,
 ) -> Memory:
     """The memory of the reader of a part of each global batch; raises BudgetTooSmall, which names a sufficient budget.
 
-    `order_within` is `fit_order` as a function of the budget: a larger one makes the order wider. `image_bytes` is the
-    size of one decoded image, `cache_bytes` that of all together (None if they can't be kept); they are kept where the
-    rest of the budget has room for all.
+    `image_bytes` is the size of one decoded image, `cache_bytes` that of all together (None if they can't be kept);
+    they are kept where the rest of the budget has room for all.
     """
-    batch_size = len(part)
-    mean_bytes = stored_bytes / int(order.first_ids[-1])
+    num_samples, budget_bytes = int(order.first_ids[-1]), options.budget_bytes
+    mean_bytes = stored_bytes / num_samples
 
     def needed(order: Order, budget: int) -> Memory:
         lanes = len(order.part_lanes(part))
         held = held_bytes(mean_bytes, num_lanes=lanes, block_size=order.block_size, window=order.window)
         return Memory(
-            raw=min(held, stored_bytes) + int(batch_size * mean_bytes),
-            decoded=(prefetch + 2) * batch_size * image_bytes,
-            indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * int(order.first_ids[-1])),
+            raw=min(held, stored_bytes) + int(len(part) * mean_bytes),
+            decoded=(prefetch + 2) * len(part) * image_bytes,
+            indexes=min(INDEX_BUDGET_BYTES, INDEX_BYTES * num_samples),
             cache=0,
             budget=budget,
         )
 
+    def fits(budget: int) -> bool:
+        wider = fit_order(order.shard_sizes, replace(options, budget_bytes=budget), stored_bytes=stored_bytes)
+        return needed(wider, budget).total <= budget
+
     memory = needed(order, budget_bytes)
     if memory.total > budget_bytes:
-        enough = _enough(budget_bytes, lambda budget: needed(order_within(budget), budget).total <= budget)
+        enough = _enough(budget_bytes, fits)
         raise BudgetTooSmall(
             f"{memory}; raise budget_bytes to {enough} ({enough // MIB:,} MiB: --set budget_bytes={enough} of a "
             f"run, --budget-bytes {enough} of `estimate`), or lower window, num_lanes, prefetch or the batch size",
             enough,
         )
-    ahead = int(READ_AHEAD * batch_size * mean_bytes)
+    ahead = int(READ_AHEAD * len(part) * mean_bytes)
     memory = replace(memory, raw=memory.raw + min(ahead, budget_bytes - memory.total))
     left = budget_bytes - memory.total
     return replace(memory, cache=cache_bytes if cache_bytes is not None and cache_bytes <= left else 0)
+
+
+def _fit_lanes(room: int, block_size: int, options: OrderOptions) -> int:
+    """L: the default, or fewer where the blocks of one reader's lanes are more than the samples it has room for.
+
+    Grows with the batch while half of the readers, after a loss, could still hold all lanes with the full window.
+    """
+    world_size, size = options.world_size, max(1, options.global_batch_size // options.augment_repeats)
+    most, wide = (world_size * (room // held) for held in (block_size, 2 * (block_size + DEFAULT_WINDOW)))
+    return default_lanes(size, world_size, min(max(world_size, most), MAX_DEFAULT_LANES), wide)
 
 
 def _enough(too_small: int, fits: Callable[[int], bool]) -> int:

@@ -129,19 +129,14 @@ class Order:
         begin = self.lane_starts(lanes)
         length = self.lane_starts(lanes + 1) - begin
         rows = np.arange(start, stop, dtype=np.int64)[None, :]
-        offsets = self._offsets_of(epoch, lanes, length, np.clip(rows, 0, length - 1))
+        offsets = np.clip(rows, 0, np.maximum(length - 1, 0))
+        if self.window and rows.size and length.max() > 0:
+            low = max(0, int(offsets.min()) - self.window)
+            high = min(int(length.max()), int(offsets.max()) + 1 + self.window)
+            near = np.arange(low, high, dtype=np.int64)[None, :]
+            keys = np.where(near < length, self._shuffle_keys(epoch, lanes, near), _AFTER_ALL)
+            offsets = low + np.take_along_axis(np.argsort(keys, axis=1, kind="stable"), offsets - low, axis=1)
         return np.minimum(begin + offsets, self.num_samples - 1), rows < length
-
-    def _offsets_of(self, epoch: int, lanes: Ints, length: Ints, rows: Ints) -> Ints:
-        """The offsets within lanes that the shuffle sends to some rows."""
-        if self.window == 0 or rows.size == 0 or rows.max() < 0:
-            return np.maximum(rows, 0)
-        low = max(0, int(rows.min()) - self.window)
-        high = min(int(length.max()), int(rows.max()) + 1 + self.window)
-        offsets = np.arange(low, high, dtype=np.int64)[None, :]
-        keys = _shuffle_keys(self, epoch, lanes, offsets)
-        order = np.argsort(np.where(offsets < length, keys, _AFTER_ALL), axis=1, kind="stable")
-        return low + np.take_along_axis(order, np.maximum(rows, low) - low, axis=1)
 
     def ids(self, epoch: int, positions: Ints) -> Ints:
         """The ids at some positions of the sequence; of the same shape."""
@@ -156,35 +151,22 @@ class Order:
         ids = np.asarray(ids, dtype=np.int64)
         if ids.size == 0:
             return ids, ids
-        _check_ids(self, ids)
+        if ids.min() < 0 or ids.max() >= self.first_ids[-1]:
+            raise ConfigError(f"ids reach {ids.min()} to {ids.max()}, expected 0 to {self.first_ids[-1] - 1}")
+        if (bad := np.intersect1d(ids, self.bad_ids)).size:
+            raise ConfigError(f"id {bad[0]} is quarantined, so it is in no epoch")
         positions = self._layout(epoch).positions(ids)
         lanes = ((positions + 1) * self.num_lanes - 1) // self.num_samples
         begin = self.lane_starts(lanes)
-        return self._rows_of(epoch, lanes, self.lane_starts(lanes + 1) - begin, positions - begin), lanes
-
-    def _rows_of(self, epoch: int, lanes: Ints, length: Ints, offsets: Ints) -> Ints:
-        """The inverse of `_offsets_of`: the number of keys of the lane below that of each offset."""
+        length, offsets = self.lane_starts(lanes + 1) - begin, positions - begin
         if self.window == 0:
-            return offsets
+            return offsets, lanes
         first = np.maximum(offsets - self.window, 0)
         near = first[:, None] + np.arange(2 * self.window + 1, dtype=np.int64)
-        keys = _shuffle_keys(self, epoch, lanes[:, None], near)
+        keys = self._shuffle_keys(epoch, lanes[:, None], near)
         own = np.take_along_axis(keys, (offsets - first)[:, None], axis=1)
         below = (keys < own) | ((keys == own) & (near < offsets[:, None]))
-        rows: Ints = first + np.count_nonzero(below & (near < length[:, None]), axis=1)
-        return rows
-
-    def range_reads(self, epoch: int, start: int, stop: int) -> RangeReads:
-        """The ranged reads of the positions [start, stop) of the sequence, each once, in its order."""
-        return self._layout(epoch).range_reads(start, stop)
-
-    def num_reads(self, epoch: int) -> int:
-        """The number of ranged reads of an epoch if no lane is shared: those of `range_reads` over each lane."""
-        begins = self.lane_starts(np.arange(1, self.num_lanes))
-        begins = np.unique(begins[(begins > 0) & (begins < self.num_samples)])
-        reads = self._layout(epoch).reads_of(begins, np.zeros(1, np.int64), np.array([self.num_samples]))
-        num_cut_blocks = int((reads.first < begins).sum())
-        return self._layout(epoch).num_filled_blocks() + num_cut_blocks
+        return first + np.count_nonzero(below & (near < length[:, None]), axis=1), lanes
 
     def reads_of(self, epoch: int, lanes: Ints, positions: Ints) -> RangeReads:
         """For each position the read of its own lane that brings it; equal `first` means the same read."""
@@ -236,15 +218,18 @@ class Order:
     def resume(self, state: OrderState, manifest_digest: str) -> tuple[int, int]:
         """(epoch, step) at which this order resumes from `state`; raises ConfigError naming what differs."""
         check_same_order(self.state(state.epoch, 0, manifest_digest), state)
-        if state.epoch < 0 or state.row < 0:
-            raise ConfigError(f"the state stands at epoch {state.epoch}, row {state.row}; no run does, it is damaged")
         step, rest = divmod(state.row, self.rows_per_step)
         if rest:
             raise ConfigError(
                 f"row {state.row} is inside a batch of {self.rows_per_step} rows; a global batch size of "
-                f"{self.slots_per_row} times a divisor of {state.row} goes on there"
+                f"{self.slots_per_row} times a divisor of {state.row} continues there"
             )
         return (state.epoch, step) if step < self.num_batches else (state.epoch + 1, 0)
+
+    def _shuffle_keys(self, epoch: int, lanes: Ints, offsets: Ints) -> NDArray[np.uint64]:
+        """The keys that sort the offsets of a lane into its rows: each moves by fewer than `window`."""
+        hashes: NDArray[np.uint64] = hash64(self.seed, epoch, Purpose.SHUFFLE, lanes, offsets)
+        return (offsets.astype(np.uint64) << _HIGH) + (hashes >> _HIGH) * np.uint64(self.window)
 
     def _layout(self, epoch: int) -> BlockLayout:
         layout = self._layouts.get(epoch)  # one look-up: another thread may drop this epoch meanwhile
@@ -258,40 +243,25 @@ class Order:
         return layout
 
 
-def _shuffle_keys(order: Order, epoch: int, lanes: Ints, offsets: Ints) -> NDArray[np.uint64]:
-    """The keys that sort the offsets of a lane into its rows: each moves by fewer than `window`."""
-    hashes: NDArray[np.uint64] = hash64(order.seed, epoch, Purpose.SHUFFLE, lanes, offsets)
-    return (offsets.astype(np.uint64) << _HIGH) + (hashes >> _HIGH) * np.uint64(order.window)
-
-
 def _check(order: Order) -> None:
+    size, repeats, per_row = order.global_batch_size, order.augment_repeats, order.slots_per_row
     if not len(order.shard_sizes) or min(order.shard_sizes) < 1:
         raise ConfigError("an order needs at least one shard, and no empty ones; check the manifest's split")
-    if order.augment_repeats < 1 or order.global_batch_size % order.augment_repeats:
+    if order.num_lanes < 1 or order.block_size < 1 or order.window < 0 or repeats < 1:
         raise ConfigError(
-            f"a global batch of {order.global_batch_size} does not hold each sample {order.augment_repeats} times; "
-            "use a multiple of augment_repeats"
+            f"L is {order.num_lanes}, q is {order.block_size}, w is {order.window} and augment_repeats is {repeats}; "
+            "expected at least 1, 1, 0 and 1"
         )
-    if order.num_lanes < 1 or order.global_batch_size < 1 or order.global_batch_size % order.slots_per_row:
+    if size < 1 or size % per_row:
+        times = f" times {repeats} repeats" if repeats > 1 else ""
         raise ConfigError(
-            f"a global batch of {order.global_batch_size} is not a multiple of {order.num_lanes} lanes{_times(order)}; "
-            f"use {order.slots_per_row * max(1, round(order.global_batch_size / max(1, order.slots_per_row)))}, "
-            f"or {default_lanes(max(1, order.global_batch_size // order.augment_repeats))} lanes"
+            f"a global batch of {size} is not a multiple of {order.num_lanes} lanes{times}; "
+            f"use {per_row * max(1, round(size / per_row))}, or {default_lanes(max(1, size // repeats))} lanes"
         )
-    if order.block_size < 1 or order.window < 0:
-        raise ConfigError(f"q is {order.block_size} and w is {order.window}, expected q >= 1 and w >= 0")
     if order.seed is not None and (isinstance(order.seed, bool) or not isinstance(order.seed, int | np.integer)):
         raise ConfigError(f"seed is {order.seed!r}, expected a whole number, or None for the stored order")
     if order.seed is None and order.window:
         raise ConfigError(f"the stored order (seed None) moves nothing, but w is {order.window}; use w = 0")
-    _check_samples(order)
-
-
-def _times(order: Order) -> str:
-    return f" times {order.augment_repeats} repeats" if order.augment_repeats > 1 else ""
-
-
-def _check_samples(order: Order) -> None:
     bad = order.bad_ids
     if len(bad) and (bad[0] < 0 or bad[-1] >= order.first_ids[-1]):
         raise ConfigError(f"quarantined ids reach {bad[0]} to {bad[-1]}, expected 0 to {order.first_ids[-1] - 1}")
@@ -299,10 +269,3 @@ def _check_samples(order: Order) -> None:
         raise ConfigError("every sample is quarantined; nothing is left to read")
     if order.num_rows + order.window >= 1 << 32:  # see _HIGH
         raise ConfigError(f"lanes of {order.num_rows} samples and w = {order.window} are too long; use more lanes")
-
-
-def _check_ids(order: Order, ids: Ints) -> None:
-    if ids.min() < 0 or ids.max() >= order.first_ids[-1]:
-        raise ConfigError(f"ids reach {ids.min()} to {ids.max()}, expected 0 to {order.first_ids[-1] - 1}")
-    if (bad := np.intersect1d(ids, order.bad_ids)).size:
-        raise ConfigError(f"id {bad[0]} is quarantined, so it is in no epoch")

@@ -43,6 +43,12 @@ def state_from_json(text: str | bytes) -> OrderState:
     return _decode(text, OrderState)
 
 
+def values_of_state(state: OrderState) -> dict[str, Any]:
+    """A state as numbers and strings by name, which any checkpoint format takes."""
+    values: dict[str, Any] = msgspec.json.decode(state.to_json())
+    return values
+
+
 def state_from_values(values: Mapping[str, Any], kind: type[StateT]) -> StateT:
     """A state from plain values, whose numbers may be those of NumPy or a tensor; raises ConfigError for others."""
     try:
@@ -76,6 +82,6 @@ def check_same_order(here: OrderState, saved: OrderState) -> None:
             chosen = name in ("num_lanes", "block_size", "window")
             cause = " (by default it follows from the batch, the processes and budget_bytes)" if chosen else ""
             raise ConfigError(
-                f"this run can't go on from that state: {name} is {value!r} here and was {saved_value!r} there{cause}; "
-                f"use the same, or start a new run"
+                f"this run can't resume from that state: {name} is {value!r} here and was {saved_value!r} there"
+                f"{cause}; use the same, or start a new run"
             )

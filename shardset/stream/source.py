@@ -84,25 +84,24 @@ def open_source(spec: StreamSpec) -> StreamSource:
     split = manifest.split(spec.split)
     _check_fields(split.fields, spec)
     disk_cache = _open_disk_cache(spec, split, storage)
-    order = _fit_order(spec, split, spec.budget_bytes)
+    order = fit_order(split.shard_sizes, spec.order_options, stored_bytes=stored_bytes(split))
     if spec.part is None:  # a mixture warns for all of its sets
-        fresh = replace(spec, num_lanes=None)
+        fresh = replace(spec.order_options, num_lanes=None)
         warn_of_shared_lanes(
             order.num_lanes,
-            lambda: _fit_order(fresh, split, spec.budget_bytes).num_lanes,
+            lambda: fit_order(split.shard_sizes, fresh, stored_bytes=stored_bytes(split)).num_lanes,
             spec.global_batch_size,
             spec.rank,
             spec.world_size,
         )
     memory = fit_memory(
         order,
+        spec.order_options,
         spec.slots,
-        order_within=lambda budget: _fit_order(spec, split, budget),
         stored_bytes=stored_bytes(split),
         image_bytes=3 * spec.image.size**2 if spec.image else 0,
         cache_bytes=_cache_bytes(spec, split),
         prefetch=spec.prefetch,
-        budget_bytes=spec.budget_bytes,
     )
     # The disk cache looks up samples by their place in a shard, for which it needs whole indexes.
     table = ShardTable(storage, split, with_keys=spec.with_key, by_rows=disk_cache is None)
@@ -147,23 +146,6 @@ def warn_of_shared_lanes(num_lanes: int, fresh: Callable[[], int], size: int, ra
         "%s%d readers would share none",
         world_size, num_lanes, factor, advice if least < factor else "", largest_divisor(num_lanes, world_size),
     )  # fmt: skip
-
-
-def _fit_order(spec: StreamSpec, split: Split, budget_bytes: int) -> Order:
-    return fit_order(
-        split.shard_sizes,
-        stored_bytes=stored_bytes(split),
-        seed=spec.seed,
-        global_batch_size=spec.global_batch_size,
-        world_size=spec.world_size,
-        num_lanes=spec.num_lanes,
-        block_size=spec.block_size,
-        window=spec.window,
-        quarantined=spec.quarantined,
-        last_batch=spec.last_batch,
-        augment_repeats=spec.augment_repeats,
-        budget_bytes=budget_bytes,
-    )
 
 
 def _open_disk_cache(spec: StreamSpec, split: Split, storage: Storage) -> BlockCache | None:

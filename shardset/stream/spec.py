@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
 import numpy as np
@@ -11,7 +11,7 @@ from shardset.arguments import require_int
 from shardset.decode.image import ImageSpec
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
-from shardset.order.budget import BUDGET_BYTES, PREFETCH
+from shardset.order.budget import BUDGET_BYTES, PREFETCH, OrderOptions
 from shardset.order.epoch import LastBatch
 from shardset.order.lanes import check_world, rank_part
 from shardset.read.disk_cache import DiskCache
@@ -104,6 +104,11 @@ class StreamSpec:
     def slots(self) -> range:
         """The slots of the global batch that this replica takes."""
         return rank_part(self.global_batch_size, self.rank, self.world_size) if self.part is None else self.part
+
+    @property
+    def order_options(self) -> OrderOptions:
+        """What the order of the split follows from."""
+        return OrderOptions(**{field.name: getattr(self, field.name) for field in fields(OrderOptions)})
 
     @property
     def num_decode_threads(self) -> int:

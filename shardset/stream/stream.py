@@ -12,7 +12,7 @@ import itertools
 import logging
 import os
 from collections.abc import Generator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self, Unpack
 
 import numpy as np
@@ -20,18 +20,31 @@ import numpy as np
 from shardset.arguments import require_int
 from shardset.errors import ConfigError
 from shardset.format.manifest import LoadedSet
-from shardset.order.state import OrderState
+from shardset.order.state import OrderState, state_from_values, values_of_state
 from shardset.read.addresses import SampleAddresses
 from shardset.stream.batch import Batch
 from shardset.stream.defaults import DEFAULT_SEED, ImageChoice, check_names, choose_global_batch, choose_image
 from shardset.stream.fill.steps import Spans
 from shardset.stream.pipeline import Pipeline
-from shardset.stream.position import StreamPosition, state_of_values, values_of_state
 from shardset.stream.source import DecodeAids, StreamSource, open_decode_aids, open_source
 from shardset.stream.spec import StreamOptions, StreamSpec
 from shardset.stream.world import check_same, refuse_copies, refuse_second_division, which_process
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """Batches of `epoch` were given up to `step`; `begun` if the iteration that gave them has been started."""
+
+    epoch: int = 0
+    step: int = 0
+    begun: bool = False
+
+    @property
+    def next_start(self) -> "StreamPosition":
+        """Where the next iteration begins: here, or at the next epoch if this one has been begun."""
+        return StreamPosition(self.epoch + 1, 0, True) if self.begun else StreamPosition(self.epoch, self.step, True)
 
 
 class Stream:
@@ -151,7 +164,7 @@ class Stream:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Has the next iteration go on at a position that `state_dict` gave, on any number of processes: `restore`."""
-        self._position = StreamPosition(*self.restore(state_of_values(state)))
+        self._position = StreamPosition(*self.restore(state_from_values(state, OrderState)))
 
     def epoch(self, epoch: int, start_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of one epoch from a step on.

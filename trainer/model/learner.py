@@ -66,7 +66,6 @@ class Learner:
         self._optimizer = build.optimizer(config.optimizer, self.net, runtime.optimizer_options(name))
         if state is not None:
             _load_optimizer(self._optimizer, self.net, state)
-            _check_moments(self._optimizer, self.net, name)
             if state["scaler"]:
                 self._scaler.load_state_dict(state["scaler"])
         elif moments:

@@ -17,7 +17,7 @@ from rich.text import Text
 from shardset.errors import ConfigError, NotFound
 from shardset.format import background
 from shardset.format import manifest as manifests
-from shardset.order.budget import fit_order
+from shardset.order.budget import OrderOptions, fit_order
 from shardset.order.epoch import Order
 from shardset.order.state import OrderState, quarantine_digest, state_from_json
 from shardset.program import printable
@@ -112,9 +112,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
     manifest, storage = manifests.load(config.manifest)
     split = manifest.split(config.train_split)
     if state is None:
-        order = fit_order(
-            split.shard_sizes,
-            stored_bytes=sum(split.tar_bytes),
+        options = OrderOptions(
             seed=config.seed,
             global_batch_size=config.global_batch_size,
             world_size=num_hosts,
@@ -124,6 +122,7 @@ def timetable_of(config: TrainConfig, state: OrderState | None = None, num_hosts
             augment_repeats=config.image.augment_repeats,
             budget_bytes=config.budget_bytes,
         )
+        order = fit_order(split.shard_sizes, options, stored_bytes=sum(split.tar_bytes))
     elif state.quarantine != quarantine_digest(()):  # the state holds only a digest of the ids
         raise ConfigError(
             "the run left out quarantined samples, and its folder does not list them, so their steps are unknown"

@@ -5,33 +5,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardset.errors import ConfigError
-from shardset.order.budget import (
-    BUDGET_BYTES,
-    default_block_size,
-    fit_lanes,
-    fit_memory,
-    fit_order,
-    fit_window,
-)
+from shardset.order.budget import BUDGET_BYTES, OrderOptions, fit_memory, fit_order
 from shardset.order.lanes import rank_part
 
-IMAGENET = {"shard_sizes": [1252] * 1024, "stored_bytes": 1024 * 1252 * 111_000, "seed": 1}
+SHARD_SIZES, STORED_BYTES = [1252] * 1024, 1024 * 1252 * 111_000
 
 
-def order(**changes):
-    return fit_order(**{**IMAGENET, "global_batch_size": 4096, **changes})
+def options_of(**changes):
+    return OrderOptions(**{"seed": 1, "global_batch_size": 4096, **changes})
 
 
-def memory_of(*, world=1, budget_bytes=BUDGET_BYTES, image_bytes=150_528, cache_bytes=None, **changes):
-    def order_within(budget):
-        return order(**changes, world_size=world, budget_bytes=budget)
+def order(*, shard_sizes=SHARD_SIZES, stored_bytes=STORED_BYTES, **changes):
+    return fit_order(shard_sizes, options_of(**changes), stored_bytes=stored_bytes)
 
-    fitted = order_within(budget_bytes)
-    return fit_memory(
-        fitted, rank_part(fitted.global_batch_size, 0, world), order_within=order_within, budget_bytes=budget_bytes,
-        stored_bytes=changes.get("stored_bytes", IMAGENET["stored_bytes"]), image_bytes=image_bytes,
-        cache_bytes=cache_bytes,
-    )  # fmt: skip
+
+def memory_of(*, world=1, image_bytes=150_528, cache_bytes=None, stored_bytes=STORED_BYTES, **changes):
+    fitted = order(world_size=world, stored_bytes=stored_bytes, **changes)
+    changes.pop("shard_sizes", None)
+    part = rank_part(fitted.global_batch_size, 0, world)
+    sizes = {"stored_bytes": stored_bytes, "image_bytes": image_bytes, "cache_bytes": cache_bytes}
+    return fit_memory(fitted, options_of(world_size=world, **changes), part, **sizes)
 
 
 def test_a_budget_lowers_the_window_before_the_lanes_and_never_the_block():
@@ -128,16 +121,12 @@ def test_the_budget_that_a_refusal_names_is_enough_and_a_mib_less_is_not(batch, 
 
 @pytest.mark.parametrize(("mean", "size"), [(2_500, 512), (110_000, 38), (9_000_000, 8), (0, 512)])
 def test_a_block_is_about_4_mib(mean, size):
-    assert default_block_size(mean) == size
+    assert order(stored_bytes=1024 * 1252 * mean).block_size == size
 
 
-def test_a_memory_budget_lowers_the_window():
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1 << 30) == 256
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=1_000_000) == 92
-    assert fit_window(1000, num_lanes=10, block_size=8, budget_bytes=10) == 0
-
-
-def test_a_memory_budget_lowers_the_lanes_after_the_window():
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1 << 30) == 64
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=300_000) == 32
-    assert fit_lanes(1000, global_batch_size=64, block_size=8, budget_bytes=1) == 1
+@pytest.mark.parametrize(
+    ("budget", "lanes", "window"), [(1 << 30, 64, 256), (1_800_000, 64, 7), (530_000, 32, 1), (1, 1, 0)]
+)
+def test_a_budget_for_small_samples_lowers_the_window_and_then_the_lanes(budget, lanes, window):
+    fitted = order(shard_sizes=[5000], stored_bytes=5_000_000, global_batch_size=64, block_size=8, budget_bytes=budget)
+    assert (fitted.num_lanes, fitted.window) == (lanes, window)

@@ -21,7 +21,7 @@ SMALLER = {
     "image_size=224": "image_size=32",
 }
 CHECKS = """
-from shardset.stream.position import values_of_state
+from shardset.order.state import values_of_state
 assert num_samples == 21
 assert again.state_dict() == values_of_state(again.state(1, 1))
 assert len(np.unique([next(part.epoch(0))["id"] for part in parts])) == 16
