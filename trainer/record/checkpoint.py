@@ -190,7 +190,7 @@ class CheckpointWriter:
 
     def _raise_error(self) -> None:
         newest, self._newest = self._newest, None
-        error = newest and newest.exception()
+        error = newest.exception() if newest else None
         if isinstance(error, RunTaken):
             raise error
         if error is not None:
