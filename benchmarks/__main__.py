@@ -6,10 +6,7 @@ import sys
 
 BENCHMARKS = {
     "scale": "planning 10^5 to 10^7 samples: time, memory, objects (minutes)",
-    "explain": "what asking for a step or a sample costs (minutes)",
-    "sweep": "the training stream over shards, threads, batch, q and w (minutes)",
     "stream": "the stream against seven readers (an hour)",
-    "trace": "processor time of the host to trace an XLA step (minutes)",
     "pod": "what readers of a pod read and hold, by their number (minutes)",
     "index_rows": "what readers of tiny images read of indexes (minutes)",
     "chaos": "40 readers that are lost and come back (minutes)",
