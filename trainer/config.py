@@ -37,12 +37,8 @@ Channels = tuple[Amount, Amount, Amount]
 Spread = tuple[Positive, Positive, Positive]
 Kwargs = dict[str, bool | int | float | str | list[float]]
 
-RECORD = "config.json"
-"""The file of the run folder that holds the configuration."""
-CLASSES = "classes.json"
-"""The file of the run folder that holds the names of the classes, in the order of their labels."""
-ORDER = "order.json"
-"""The file of the run folder that holds the order of the training stream."""
+RECORD, CLASSES, ORDER = "config.json", "classes.json", "order.json"
+"""The files of the run folder with the configuration, the names of the classes by label, and the order of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

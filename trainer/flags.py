@@ -85,7 +85,10 @@ def add_config_flags(
         group = verb.add_argument_group(title)
         for key in (name for name in names if name in keys):
             one = settings[key]
-            options: dict[str, Any] = {"help": f"{one.help} ({one.expected})", "metavar": _metavar(key)}
+            options: dict[str, Any] = {
+                "help": f"{one.help} ({one.expected})",
+                "metavar": FLAGS[key].rsplit("-", 1)[-1].upper(),
+            }
             if one.is_switch:
                 options = {"help": one.help, "action": argparse.BooleanOptionalAction}
             elif key == "model.pretrained":
@@ -112,7 +115,3 @@ def near_miss(argument: str, verb: Parser) -> str:
     setting = nearest(name, settings_of(TrainConfig))
     flag = FLAGS.get(setting or "", f"--set {setting}=")
     return f", did you mean {flag}?" if setting and (flag.startswith("--set") or flag in verb.flags) else ""
-
-
-def _metavar(key: str) -> str:
-    return "A:B" if key == "profile_steps" else FLAGS[key].rsplit("-", 1)[-1].upper()

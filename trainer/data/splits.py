@@ -124,11 +124,10 @@ def open_data(config: TrainConfig, host: int, num_hosts: int) -> Data:
         raise ConfigError("no manifest: name a shard set with --manifest URL, or measure without one by --fake-data")
     loaded = load_once(config.manifest)
     manifest = loaded.manifest
-    check_splits(config, manifest)
+    check_split("train_split", config.train_split, manifest, config.manifest)
     eval_split = eval_split_of(config, manifest)
+    check_split("eval_split", eval_split, manifest, config.manifest)
     num_classes = num_classes_of(config, manifest)
-    for setting, name in (("train_split", config.train_split), ("eval_split", eval_split)):
-        check_labels(setting, name, manifest)
     disk_cache = None
     if config.cache_dir is not None and config.cache_bytes is not None:
         disk_cache = DiskCache(folder=config.cache_dir, num_bytes=config.cache_bytes)
@@ -227,15 +226,18 @@ def train_transform(image: ImageConfig) -> Chain | None:
 # --- does the shard set fit the config? ------------------------------------------------------------------------------
 
 
-def check_splits(config: TrainConfig, manifest: Manifest) -> None:
-    """Raises ConfigError if the config names a split that does not exist."""
-    for setting in ("train_split", "eval_split"):
-        name = getattr(config, setting)
-        if name is not None and name not in manifest.splits:
-            names = ", ".join(manifest.splits)
-            raise ConfigError(
-                f"{setting} is {name!r}, but the shard set {config.manifest} has {names}; name one of them"
-            )
+def check_split(setting: str, name: str, manifest: Manifest, url: str) -> None:
+    """Raises ConfigError unless the split exists and every sample has a label, without which its loss means nothing."""
+    if name not in manifest.splits:
+        names = ", ".join(manifest.splits)
+        raise ConfigError(f"{setting} is {name!r}, but the shard set {url} has {names}; name one of them")
+    split = manifest.split(name)
+    missing = split.num_samples - sum(split.class_totals)
+    if missing:
+        raise ConfigError(
+            f"{setting} is {name!r}, where {missing} of {split.num_samples} samples have no label, and this trainer "
+            f"needs them; name another split with --set {setting}=NAME, or build the shard set without these samples"
+        )
 
 
 def eval_split_of(config: TrainConfig, manifest: Manifest) -> str:
@@ -271,17 +273,6 @@ def num_classes_of(config: TrainConfig, manifest: Manifest) -> int:
     if wanted is None and not stored:
         raise ConfigError("the shard set has no classes; it has images only, and this trainer needs labels")
     return wanted or stored
-
-
-def check_labels(setting: str, name: str, manifest: Manifest) -> None:
-    """Raises ConfigError unless every sample of the split has a label, without which its loss means nothing."""
-    split = manifest.split(name)
-    missing = split.num_samples - sum(split.class_totals)
-    if missing:
-        raise ConfigError(
-            f"{setting} is {name!r}, where {missing} of {split.num_samples} samples have no label, and this trainer "
-            f"needs them; name another split with --set {setting}=NAME, or build the shard set without these samples"
-        )
 
 
 # --- has a run trained on what it should? ----------------------------------------------------------------------------

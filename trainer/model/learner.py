@@ -109,7 +109,9 @@ class Learner:
             "ema": None if self._average is None else self._average.state_dict(),
             "optimizer": self._optimizer.state_dict()["state"],
             "optimizer_weights": _weight_names(self._optimizer, self.net),
-            "optimizer_counters": _counters(self._optimizer),
+            "optimizer_counters": {
+                name: value for name, value in self._optimizer.param_groups[0].items() if name in COUNTERS
+            },
             "scaler": self._scaler.state_dict(),
         }
         on_host: LearnerState = self._runtime.to_host(on_device)
@@ -130,7 +132,12 @@ class Learner:
         self, batch: TensorBatch, rate: float | torch.Tensor, weight: float | torch.Tensor | None
     ) -> torch.Tensor:
         total = batch["weight"].sum().clamp(min=1) if weight is None else weight
-        *parts, last = _parts(batch, self._config.accumulate)
+        # Every count-th sample, so that a part has as many of each device's samples.
+        count = self._config.accumulate
+        *parts, last = (
+            {name: tensor[start::count] if count > 1 else tensor for name, tensor in batch.items()}
+            for start in range(count)
+        )
         with self._runtime.no_sync(self._parallel):
             rows = [self._pass(part, total) for part in parts]
         rows.append(self._pass(last, total))
@@ -180,13 +187,6 @@ def step_key(seed: int, epoch: int, step: int) -> int:
     return derive_key(seed, "inside the model", epoch, step)
 
 
-def _parts(batch: TensorBatch, count: int) -> list[TensorBatch]:
-    """The batch in `count` equal parts. Every count-th sample, so that a part has as many of each device's samples."""
-    if count == 1:
-        return [batch]
-    return [{name: tensor[start::count] for name, tensor in batch.items()} for start in range(count)]
-
-
 @torch.no_grad()
 def _average_in(average: nn.Module, net: nn.Module, decay: float) -> None:
     """Moves the averaged weights and statistics a little towards the net's; counters are copied."""
@@ -221,11 +221,6 @@ def _weight_names(optimizer: torch.optim.Optimizer, net: nn.Module) -> list[str]
     """Weights in the order in which the optimizer numbers them: those without weight decay come first."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     return [names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _counters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The steps taken, where an optimizer counts them for all weights together."""
-    return {name: value for name, value in optimizer.param_groups[0].items() if name in COUNTERS}
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, net: nn.Module, state: LearnerState) -> None:

@@ -44,7 +44,9 @@ def launch(config: TrainConfig, worker: Worker) -> None:
 
     Raises ConfigError if the strategy can't run here.
     """
-    _refuse_old_switches()
+    for name, instead in REFUSED.items():
+        if name.startswith("XLA_") and name in os.environ:
+            raise ConfigError(f"{name} is set: {instead}, and unset it")
     strategy = choose(config.strategy)
     _refuse_torchrun(strategy)
     if strategy == "replica":
@@ -110,12 +112,6 @@ def watched(runtime: Runtime) -> Iterator[None]:
         if address is not None:
             runtime.heartbeat.start(address, runtime.host, runtime.num_hosts)
         yield
-
-
-def _refuse_old_switches() -> None:
-    for name, instead in REFUSED.items():
-        if name.startswith("XLA_") and name in os.environ:
-            raise ConfigError(f"{name} is set: {instead}, and unset it")
 
 
 def _refuse_torchrun(strategy: str) -> None:

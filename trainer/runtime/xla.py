@@ -31,9 +31,6 @@ HEARTBEAT_ADDRESS = "TRAINER_HUB"
 CACHE = "XLA_PERSISTENT_CACHE_PATH"
 """Environment variable that names the folder of compiled graphs to torch_xla, which reads it at its first graph."""
 
-NUM_WORDS = 4
-"""16-bit words of a number that is summed over hosts. XLA sums 32-bit integers."""
-
 
 class Xla(Runtime):
     """The common part of both torch_xla strategies: lazy tensors, one graph for each step, counters of the back end."""
@@ -158,9 +155,16 @@ class Xla(Runtime):
 
     def _begin_sum(self, values: Sequence[int]) -> Callable[[], list[int]]:
         """Has the devices add up the numbers of all hosts. What it returns awaits the sums."""
-        summed = self._sum_words(torch.tensor(_words_of(values), dtype=torch.int32))
+        # As 16-bit words, lowest first, whose sums over hosts fit the 32 bits that XLA adds up.
+        words = np.array(values, dtype="<u8").view("<u2").astype(np.int32)
+        summed = self._sum_words(torch.from_numpy(words))
         self._torch_xla.sync()
-        return lambda: _from_words(summed.cpu().tolist())
+
+        def fetch() -> list[int]:
+            rows = summed.cpu().reshape(len(values), -1).tolist()
+            return [sum(word << (16 * place) for place, word in enumerate(row)) for row in rows]
+
+        return fetch
 
     def _sum_words(self, words: torch.Tensor) -> torch.Tensor:
         """The words of all hosts, added up by the devices."""
@@ -386,14 +390,3 @@ class _UnbiasedVariance:
 def _release(distribution: str) -> list[str]:
     """The first two numbers of a version, ["2", "9"]."""
     return importlib.metadata.version(distribution).split(".")[:2]
-
-
-def _words_of(values: Sequence[int]) -> list[int]:
-    """The 16-bit words of each number, lowest first. Their sums over hosts fit 32 bits."""
-    words: list[int] = np.array(values, dtype="<u8").view("<u2").tolist()
-    return words
-
-
-def _from_words(words: Sequence[int]) -> list[int]:
-    groups = np.reshape(words, (-1, NUM_WORDS)).tolist()
-    return [sum(word << (16 * number) for number, word in enumerate(group)) for group in groups]
