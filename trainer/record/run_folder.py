@@ -108,7 +108,7 @@ class RunFolder:
                         writer.write(path.read_bytes())
                     self._sent[path] = files[path]
                 except ShardsetError as error:
-                    self._error = self._lock.reason(error)
+                    self._error = self._lock.taken(error) or error
                     # The storage retried for minutes, or is another run's: every other file would fare the same.
                     if isinstance(self._error, TransientError | RunTaken):
                         return
