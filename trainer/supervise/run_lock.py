@@ -240,9 +240,7 @@ class Lease(SeenLease):
     def _take(self, tell: Callable[[str], None]) -> None:
         first = stored = self._stored()
         if first is not None and not _is_gone(first[1]):
-            tell(
-                f"{self._storage.url} is held by {first[1]}; waiting up to {self._patience_s:.0f} s for a renewal"
-            )
+            tell(f"{self._storage.url} is held by {first[1]}; waiting up to {self._patience_s:.0f} s for a renewal")
             end = time.monotonic() + self._patience_s
             while stored is not None and time.monotonic() < end:
                 time.sleep(min(1.0, self._patience_s / 20))
