@@ -32,16 +32,11 @@ def identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:
         "manifest digest": data.manifest_digest,
         "train_split": config.train_split,
         "seed": config.seed,
-        "global_batch_size": _batch(config),
+        "global_batch_size": config.global_batch_size,
+        "augment_repeats": config.image.augment_repeats,
         **model_identity_of(config, data),
         "optimizer": config.optimizer.name,
     }
-
-
-def _batch(config: TrainConfig) -> int | str:
-    """What a global batch holds; older checkpoints know no repeats."""
-    size, repeats = config.global_batch_size, config.image.augment_repeats
-    return size if repeats == 1 else f"{size}, each sample {repeats} times"
 
 
 def model_identity_of(config: TrainConfig, data: Data) -> dict[str, Any]:

@@ -19,9 +19,8 @@ from trainer.errors import CheckpointError, Preempted
 from trainer.model import augment, flops, schedule
 from trainer.model.learner import Learner, step_key
 from trainer.record import checkpoint
-from trainer.record.checkpoint_state import CheckpointState
+from trainer.record.checkpoint_state import CheckpointState, Position, position_of
 from trainer.record.metrics import Totals, check_evaluation
-from trainer.record.position import Position, position_of
 from trainer.record.resume import find_checkpoint, in_recorded_order
 from trainer.record.run_output import RunOutput
 from trainer.record.telemetry import Telemetry

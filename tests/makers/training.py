@@ -16,7 +16,7 @@ from shardset.settings import value_text, values_of
 from shardset.storage.open import open_storage
 from tests.makers.shardset import png_samples, write_shard_set
 from trainer.config import ImageConfig, ModelConfig, OptimizerConfig, ScheduleConfig, TrainConfig
-from trainer.record.log_files import METRICS, records
+from trainer.record.log_files import METRICS
 
 NUM_TRAIN = 52
 NUM_EVAL = 21
@@ -104,9 +104,11 @@ def finish(process: subprocess.Popen[str], timeout_s: float = 600) -> tuple[int,
 
 
 def read_records(run_dir: Path | str, kind: str) -> list[dict[str, Any]]:
-    """The records of one kind that a run wrote, the last one for each step."""
-    found = records(open_storage(str(run_dir)).read(METRICS))
-    return sorted((one for one in found if one["kind"] == kind), key=lambda one: one["global_step"])
+    """The records of one kind that a run wrote, the last one for each step; without a line that a kill has cut."""
+    lines = open_storage(str(run_dir)).read(METRICS).splitlines()
+    found = [json.loads(line) for line in lines if line.endswith(b"}")]
+    newest = {one["global_step"]: one for one in found if one["kind"] == kind}
+    return [newest[step] for step in sorted(newest)]
 
 
 def losses(run_dir: Path | str) -> list[float]:

@@ -201,8 +201,8 @@ class CheckpointWriter:
             write(self._storage, state, top1, self._before_commit, self._lock)
             retain(self._storage, self._keep, self._lock)
         except BaseException as error:
-            if isinstance(reason := self._lock.reason(error), RunTaken):
-                raise reason from None
+            if (taken := self._lock.taken(error)) is not None:
+                raise taken from None
             step = state["step"]
             self._tell(f"the checkpoint of step {step} could not be written: {error}; the next one is due")
             raise

@@ -1,21 +1,14 @@
-"""The contents of a checkpoint's state file: plain tensors and numbers that `torch.load(weights_only=True)` reads."""
+"""The contents of a checkpoint's state file: plain tensors and numbers, and the position of the run."""
 
 import io
 import pickle
-import struct
 import textwrap
-from typing import Annotated, Any, TypedDict
+from dataclasses import dataclass, replace
+from typing import Any, TypedDict
 
-import msgspec
 import torch
 
-from shardset.decodable import decodable
-from shardset.errors import ConfigError
-from shardset.order.permutation import ORDER_VERSION
-from shardset.order.state import state_from_json
 from trainer.errors import CheckpointError
-
-Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class LearnerState(TypedDict):
@@ -26,13 +19,12 @@ class LearnerState(TypedDict):
 
     model: dict[str, torch.Tensor]
     ema: dict[str, torch.Tensor] | None
-    optimizer: dict[Count, dict[str, Any]]
+    optimizer: dict[int, dict[str, Any]]
     optimizer_weights: list[str]
     optimizer_counters: dict[str, Any]
     scaler: dict[str, float]
 
 
-@decodable
 class CheckpointState(LearnerState):
     """The state of a learner and the position of its run. `seen` is the SampleDigest of the epoch so far."""
 
@@ -40,46 +32,18 @@ class CheckpointState(LearnerState):
     version: str
     identity: dict[str, Any]
     config: dict[str, Any]
-    step: Count
-    epoch: Count
-    step_in_epoch: Count
-    closed_epochs: Count
-    seen: Annotated[list[Count], msgspec.Meta(min_length=2, max_length=2)]
-    epoch_totals: Annotated[list[float], msgspec.Meta(min_length=4, max_length=4)]
+    step: int
+    epoch: int
+    step_in_epoch: int
+    closed_epochs: int
+    seen: list[int]
+    epoch_totals: list[float]
     best_top1: float | None
-    best_epoch: Count | None
+    best_epoch: int | None
     last_top1: float | None
     seconds: float
     seconds_to_target: float | None
     stream: str | None
-
-
-_DAMAGED = (
-    ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, MemoryError, RuntimeError, TypeError,
-    ValueError, pickle.UnpicklingError, struct.error,
-)  # fmt: skip
-"""What torch.load raises for damaged bytes. Its unpickler trusts every instruction, so a wrong one fails wherever its
-result is used. With `weights_only` it runs no code of the file, so none of these errors comes from elsewhere."""
-
-
-class _Regularize(msgspec.Struct):
-    ema_decay: float | None
-
-
-class _Config(msgspec.Struct):
-    regularize: _Regularize
-
-
-@decodable
-class _WithConfig(msgspec.Struct):
-    """The part of the recorded config that `evaluate` needs."""
-
-    config: _Config
-
-
-@decodable
-class _Versioned(msgspec.Struct):
-    version: int
 
 
 def encode(state: LearnerState) -> bytes:
@@ -90,18 +54,54 @@ def encode(state: LearnerState) -> bytes:
 
 
 def decode(data: bytes, where: str) -> CheckpointState:
-    """The state in those bytes, on the CPU. Raises CheckpointError unless it has every field, each of its type."""
+    """The state in those bytes, on the CPU. Raises CheckpointError for another file; runs no code that is in it."""
     try:
         state: CheckpointState = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        _check_stream(msgspec.convert(state, CheckpointState)["stream"])
-        msgspec.convert(state, _WithConfig)
-    except (*_DAMAGED, msgspec.MsgspecError, ConfigError) as error:
+    except (EOFError, RuntimeError, pickle.UnpicklingError) as error:
         reason = textwrap.shorten(str(error) or type(error).__name__, 300, placeholder=" ...")
         raise CheckpointError(f"{where}: not a checkpoint ({reason}); resume from another one") from error
     return state
 
 
-def _check_stream(state: str | None) -> None:
-    # The stream refuses a newer version itself. It is no damage: the checkpoint must not be skipped.
-    if state is not None and msgspec.json.decode(state, type=_Versioned).version <= ORDER_VERSION:
-        state_from_json(state)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Steps taken, epochs closed by an evaluation, and the results of the evaluations.
+
+    `seconds_to_target` is the time that the run took until an evaluation reached the target accuracy.
+    """
+
+    step: int = 0
+    closed_epochs: int = 0
+    best_top1: float | None = None
+    best_epoch: int | None = None
+    last_top1: float | None = None
+    seconds_to_target: float | None = None
+
+    def closed_with(self, top1: float, seconds: float, target: float | None) -> "Position":
+        """The position after the evaluation that closes an epoch, `seconds` into the run."""
+        is_best = self.best_top1 is None or top1 > self.best_top1
+        return replace(
+            self,
+            closed_epochs=self.closed_epochs + 1,
+            best_top1=top1 if is_best else self.best_top1,
+            best_epoch=self.closed_epochs if is_best else self.best_epoch,
+            last_top1=top1,
+            seconds_to_target=seconds if _is_reached(target, top1) else self.seconds_to_target,
+        )
+
+
+def position_of(state: CheckpointState, target: float | None) -> Position:
+    """The position in a checkpoint. The target accuracy may have changed since it was written."""
+    seconds = (state["seconds_to_target"] or state["seconds"]) if _is_reached(target, state["last_top1"]) else None
+    return Position(
+        step=state["step"],
+        closed_epochs=state["closed_epochs"],
+        best_top1=state["best_top1"],
+        best_epoch=state["best_epoch"],
+        last_top1=state["last_top1"],
+        seconds_to_target=seconds,
+    )
+
+
+def _is_reached(target: float | None, top1: float | None) -> bool:
+    return target is not None and top1 is not None and top1 >= target

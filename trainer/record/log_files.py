@@ -1,11 +1,8 @@
-"""The names of a run's logs and records, and functions that read them. Importing this needs no torch."""
+"""The names of a run's logs and records, and the logs of all hosts in one. Importing this needs no torch."""
 
-import contextlib
 import heapq
-import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from shardset.errors import ConfigError
 from shardset.storage.base import Storage
@@ -20,19 +17,6 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\S+")
 def log_name(host: int) -> str:
     """`logs/host-000.log`."""
     return f"{LOGS}host-{host:03d}.log"
-
-
-def records(data: bytes) -> list[dict[str, Any]]:
-    """The records in a `metrics.jsonl`. A record that a resumed run wrote again replaces the older one.
-
-    Leaves out a line that is not JSON, such as the last line of a run that was killed.
-    """
-    newest: dict[tuple[str, int], dict[str, Any]] = {}
-    for line in data.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            values = json.loads(line)
-            newest[values["kind"], values["global_step"]] = values
-    return list(newest.values())
 
 
 def merged_logs(storage: Storage) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Finds the checkpoint that a run resumes from, and refuses to mix two runs."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from shardset.errors import ConfigError, NotFound
@@ -9,7 +10,6 @@ from shardset.storage.base import Storage
 from shardset.storage.open import open_storage
 from trainer.config import ORDER, TrainConfig
 from trainer.record import checkpoint
-from trainer.record.checkpoint import CommitMark
 from trainer.record.checkpoint_names import FOLDER, folder_of, steps
 from trainer.record.checkpoint_state import CheckpointState
 
@@ -56,22 +56,14 @@ def in_recorded_order(config: TrainConfig) -> TrainConfig:
 
 def _recorded_order(config: TrainConfig) -> OrderState | None:
     folder = open_storage(config.run_dir)
-    if not steps(folder):
-        resumes_other = config.resume not in ("auto", "never")
-        return _order_of(checkpoint.at(open_storage(config.resume), _ignore)) if resumes_other else None
-    try:
-        return state_from_json(folder.read(ORDER).strip())
-    except (NotFound, ConfigError):  # an older version wrote no order, or it is damaged; the checkpoint has it too
-        return _order_of(checkpoint.newest(folder, _ignore))
-
-
-def _order_of(newest: tuple[CommitMark, CheckpointState] | None) -> OrderState | None:
-    text = newest and newest[1]["stream"]
-    return state_from_json(text) if text else None
-
-
-def _ignore(text: str) -> None:
-    """Damage is reported when the checkpoint is loaded."""
+    if steps(folder):
+        with suppress(NotFound):  # of synthetic data: a run with other data is refused later
+            return state_from_json(folder.read(ORDER).strip())
+    if config.resume in ("auto", "never"):
+        return None
+    # Damage is reported when the checkpoint is loaded.
+    text = checkpoint.at(open_storage(config.resume), lambda text: None)[1]["stream"]
+    return None if text is None else state_from_json(text)
 
 
 def refuse_going_back(folder: Storage, step: int, url: str) -> None:

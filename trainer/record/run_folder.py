@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from shardset.errors import NotFound, ShardsetError, TransientError
+from shardset.errors import ShardsetError, TransientError
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
@@ -37,14 +37,6 @@ class RunFolder:
         if self._temporary:
             self._fetch(resumed)
             self._thread.start()
-
-    def has(self, name: str) -> bool:
-        """Whether the file is in `storage`."""
-        try:
-            self.storage.stat(name)
-        except NotFound:
-            return False
-        return True
 
     def write(self, name: str, text: str) -> None:
         """Writes a whole file. Raises StorageError if the disk can't take it."""
@@ -108,7 +100,7 @@ class RunFolder:
                         writer.write(path.read_bytes())
                     self._sent[path] = files[path]
                 except ShardsetError as error:
-                    self._error = self._lock.reason(error)
+                    self._error = self._lock.taken(error) or error
                     # The storage retried for minutes, or is another run's: every other file would fare the same.
                     if isinstance(self._error, TransientError | RunTaken):
                         return

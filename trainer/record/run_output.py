@@ -12,7 +12,7 @@ from shardset.version import __version__
 from trainer import config as configs
 from trainer.config import TrainConfig
 from trainer.record.checkpoint import CheckpointWriter
-from trainer.record.checkpoint_names import FOLDER
+from trainer.record.checkpoint_names import FOLDER, steps
 from trainer.record.log_files import METRICS, log_name
 from trainer.record.loggers import open_logger
 from trainer.record.metrics import RunLog
@@ -51,7 +51,7 @@ class RunOutput:
         """Writes config, order and classes of a run that was accepted. A run that is done keeps its recorded config."""
         if not self._is_master:
             return
-        if not (is_done and self.folder.has(configs.RECORD)):
+        if not (is_done and steps(self.folder.storage)):
             self.folder.write(configs.RECORD, configs.to_json(from_anywhere(self._config)) + "\n")
         if order is not None:
             self.folder.write(configs.ORDER, order + "\n")

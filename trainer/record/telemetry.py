@@ -14,7 +14,7 @@ from trainer.config import TrainConfig
 from trainer.data.device_feed import DeviceBatch, DeviceFeed
 from trainer.data.splits import SampleDigest
 from trainer.errors import NotFinite
-from trainer.record.checkpoint_state import CheckpointState
+from trainer.record.checkpoint_state import CheckpointState, Position
 from trainer.record.metrics import (
     PARTS,
     EpochRecord,
@@ -27,7 +27,6 @@ from trainer.record.metrics import (
     advice,
     time_in_words,
 )
-from trainer.record.position import Position
 from trainer.runtime.base import Runtime
 
 PROFILE = "profile"

@@ -30,7 +30,6 @@ from trainer.supervise.heartbeat import (
     HeartbeatClient,
     HeartbeatServer,
     HeartbeatTiming,
-    LauncherHeartbeat,
 )
 from trainer.supervise.preemption import relay
 
@@ -157,8 +156,8 @@ def watched_launcher(
             address = ("", port) if len(workers) > 1 else (workers[0], 0)
             port = exits.enter_context(HeartbeatServer(address, timing)).port
         os.environ[xla.HEARTBEAT_ADDRESS] = f"{workers[0]}:{port}"
-        heartbeat = exits.enter_context(LauncherHeartbeat(timing))
-        heartbeat.start_as_launcher((workers[0], port))
+        heartbeat = exits.enter_context(HeartbeatClient(timing))
+        heartbeat.start((workers[0], port))
         try:
             yield
         except BrokenProcessPool as error:

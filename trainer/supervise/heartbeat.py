@@ -1,9 +1,9 @@
 """Ends all processes of a run when one of them dies or hangs, even if they wait for it in native code.
 
 One process of a run starts the `HeartbeatServer`. Every process that trains has a `HeartbeatClient`: a thread with a
-TCP connection to the server, over which both sides send a message every second. A process that ends reports this first,
-with its error. A connection that closes without a report, and silence, count as a loss. The server then tells everyone
-which process was lost. Each client logs it, and ends its process if that does not end by itself within `grace_s`.
+TCP connection to the server, over which both sides send their state every second. A process that ends reports this
+first, with its error. A connection that closes without a report, and silence, count as a loss. The server then tells
+everyone which process was lost. Each client logs it, and ends its process if that does not end within `grace_s`.
 """
 
 import math
@@ -26,7 +26,7 @@ from trainer.errors import Preempted
 PORT = 8490
 """Port of the server on the first worker of a TPU slice, beside those of libtpu (8471, and 8476 onwards)."""
 
-AGAIN = "the same command goes on from the last checkpoint"
+AGAIN = "the same command resumes from the last checkpoint"
 
 FAILED = 1
 """Exit code of a process that is ended by its client."""
@@ -57,9 +57,9 @@ TIMING = HeartbeatTiming()
 
 @decodable
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A message of either side: who sends it, the last step, how the sender ended ("" is success), and a loss.
+    """The state of one side: who it is, its last step, how it ended ("" is success), and which process was lost.
 
-    A process that trains sends its number `host` below `num_hosts`; a launcher has none.
+    A process that trains has a number `host` below `num_hosts`; a launcher has none.
     """
 
     host: int | None = None
@@ -70,26 +70,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lost: str | None = None
     hangs: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.who} after {'no step' if self.step is None else f'step {self.step}'}"
+
 
 class Connection:
-    """One end of a TCP connection that carries messages; it never blocks. Keeps the newest that the other end said.
-
-    `hello` says who it is, `step` is its last step, `end` how it ended, and `loss` a message about a lost process.
-    """
+    """One end of a TCP connection, which never blocks; `newest` is the last message of the other end."""
 
     def __init__(self, connection: socket.socket, silent_s: float) -> None:
         connection.setblocking(False)
-        self.is_closed = False
-        self.hello: Message | None = None
-        self.step: int | None = None
-        self.end: str | None = None
-        self.loss: Message | None = None
+        self.is_closed, self.newest = False, Message()
         self._socket, self._silent_s = connection, silent_s
         self._unfinished_line, self._received_at = b"", time.monotonic()
-
-    def __str__(self) -> str:
-        assert self.hello is not None
-        return f"{self.hello.who} after {'no step' if self.step is None else f'step {self.step}'}"
 
     @property
     def is_silent(self) -> bool:
@@ -106,7 +98,8 @@ class Connection:
         try:
             data = self._socket.recv(MAX_MESSAGE_BYTES)
             *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
-            messages = [msgspec.json.decode(line, type=Message) for line in lines]
+            for line in lines:
+                self.newest = msgspec.json.decode(line, type=Message)
         except BlockingIOError:
             return
         except (OSError, msgspec.MsgspecError, RecursionError):
@@ -115,15 +108,21 @@ class Connection:
         # A line that long is not a heartbeat: something else has connected to this port.
         self.is_closed = not data or len(self._unfinished_line) > MAX_MESSAGE_BYTES
         self._received_at = time.monotonic()
-        for message in messages:
-            self.hello = message if message.who else self.hello
-            self.step = self.step if message.step is None else message.step
-            self.end = self.end if message.end is None else message.end
-            self.loss = message if message.lost else self.loss
 
     def close(self) -> None:
         """Closes the connection."""
         self._socket.close()
+
+    def loss(self, who: str) -> Message:
+        """The loss that the other end tells of, or how itself was lost: it broke off, or has been silent."""
+        if self.newest.lost:
+            return self.newest
+        text = f"another process of this run {{}}: {who}; {{}}"
+        if self.newest.end is None and self.is_closed:
+            return Message(lost=text.format("died", "it was killed, or its machine is gone"))
+        if self.newest.end is None and self.is_silent:
+            return Message(lost=text.format("hangs", f"no sign of life for {self._silent_s:.0f} s"), hangs=True)
+        return Message()
 
 
 class HeartbeatServer:
@@ -145,13 +144,11 @@ class HeartbeatServer:
         self._timing = timing
         self._loss = Message()
         self._members: list[Connection] = []
-        self._expected: set[int] = set()
-        self._joined: set[int] = set()
-        self._first_joined_at = 0.0
+        self._num_hosts, self._joined, self._first_joined_at = 0, set[int](), 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat server", daemon=True)
 
-    def __enter__(self) -> "HeartbeatServer":
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -176,10 +173,10 @@ class HeartbeatServer:
                 self._members.append(Connection(self._server.accept()[0], self._timing.silent_s))
         for member in self._members:
             member.receive()
-            if member.hello is not None and member.hello.host is not None:
+            if member.newest.host is not None:
                 self._first_joined_at = self._first_joined_at or time.monotonic()
-                self._expected.update(range(member.hello.num_hosts))
-                self._joined.add(member.hello.host)
+                self._num_hosts = max(self._num_hosts, member.newest.num_hosts)
+                self._joined.add(member.newest.host)
         if self._loss.lost is None:
             self._loss = self._find_loss()
         for member in self._members:
@@ -188,25 +185,22 @@ class HeartbeatServer:
         self._members = [member for member in self._members if not member.is_closed]
 
     def _find_loss(self) -> Message:
-        watched = [member for member in self._members if member.hello is not None and member.end is None]
-        failed = [f"{member}: {member.end}" for member in self._members if member.end]
-        closed = [str(member) for member in watched if member.is_closed]
-        silent = [str(member) for member in watched if member.is_silent]
+        known = [member for member in self._members if member.newest.who]
+        failed = [
+            Message(lost=f"another process of this run failed: {member.newest}: {member.newest.end}")
+            for member in known
+            if member.newest.end
+        ]
+        lost = [loss for member in known if (loss := member.loss(str(member.newest))).lost]
         # A death first: the failures that it causes can arrive in the same beat.
-        if closed:
-            return _died(", ".join(closed))
-        if failed:
-            return Message(lost=f"another process of this run failed: {failed[0]}")
-        if silent:
-            return _hangs(", ".join(silent), self._timing)
-        return self._find_missing()
-
-    def _find_missing(self) -> Message:
-        missing = sorted(self._expected - self._joined)
+        died = [loss for loss in lost if not loss.hangs]
+        if found := [*died, *failed, *lost]:
+            return found[0]
+        missing = [host for host in range(self._num_hosts) if host not in self._joined]
         if not missing or time.monotonic() - self._first_joined_at <= self._timing.join_s:
             return Message()
         return Message(
-            lost=f"{len(missing)} of {len(self._expected)} processes of this run, such as number {missing[0]}, did "
+            lost=f"{len(missing)} of {self._num_hosts} processes of this run, such as number {missing[0]}, did "
             f"not reach port {self.port} of {socket.gethostname()} within {self._timing.join_s:.0f} s: see in their "
             "logs whether they ended, or allow this TCP port between the hosts"
         )
@@ -217,13 +211,11 @@ class HeartbeatClient:
 
     def __init__(self, timing: HeartbeatTiming = TIMING) -> None:
         self.timing = timing
-        self._step: int | None = None
+        self._state = Message()
         self._on_loss: Callable[[str], None] = lambda text: None
         self._loss: str | None = None
-        self._end = ""
         self._is_lost, self._has_left = threading.Event(), threading.Event()
-        self._thread: threading.Thread | None = None
-        self._notifier: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
         return self
@@ -231,22 +223,27 @@ class HeartbeatClient:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.leave(error)
 
-    def start(self, address: Address, host: int, num_hosts: int) -> None:
-        """Connects to the server as process `host` of `num_hosts`."""
-        hello = Message(host=host, num_hosts=num_hosts, who=f"process {host} {_where()}")
-        self._start(address, hello, self.timing.join_s)
+    def start(self, address: Address, host: int | None = None, num_hosts: int = 0) -> None:
+        """Connects to the server as process `host` of `num_hosts`.
+
+        Without a number as a launcher, which waits for its replicas. It may start long before the server. Replicas are
+        ended by their own clients, some after minutes of saving; the launcher's client kills those that hang.
+        """
+        who = f"{'a launcher' if host is None else f'process {host}'} (pid {os.getpid()} on {socket.gethostname()})"
+        self._state = msgspec.structs.replace(self._state, host=host, num_hosts=num_hosts, who=who)
+        self._start_thread("heartbeat", lambda: self._run(address))
 
     def set_step(self, step: int) -> None:
         """Sets the step that this process has reached, for the report of its loss."""
-        self._step = step
+        self._state = msgspec.structs.replace(self._state, step=step)
 
     def on_loss(self, notify: Callable[[str], None]) -> None:
-        """Registers `notify`, which is called with a sentence when another process is lost, on a thread of its own."""
+        """Registers `notify`, which is called with a sentence when another process is lost, on another thread."""
         self._on_loss = notify
 
     def loss(self) -> str | None:
         """Which process was lost, if any. Waits for `grace_s`: a connection can break before the server notices."""
-        if self._thread is not None:
+        if self._threads:
             self._is_lost.wait(self.timing.grace_s)
         return self._loss
 
@@ -257,38 +254,37 @@ class HeartbeatClient:
         """
         if self._has_left.is_set():
             return
-        if error is not None and not isinstance(error, Preempted):
-            self._end = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS]
+        has_failed = error is not None and not isinstance(error, Preempted)
+        end = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARACTERS] if has_failed else ""
+        self._state = msgspec.structs.replace(self._state, end=end)
         self._has_left.set()
-        if self._thread is not None:
-            self._thread.join(self.timing.grace_s)
-        # After the first thread, which may have started this one just now.
-        if self._notifier is not None:
-            self._notifier.join(self.timing.grace_s)
+        for thread in self._threads:  # the first may append the second until it ends
+            thread.join(self.timing.grace_s)
 
-    def _start(self, address: Address, hello: Message, timeout_s: float) -> None:
-        self._thread = threading.Thread(
-            target=self._run, args=(address, hello, timeout_s), name="heartbeat", daemon=True
-        )
-        self._thread.start()
+    def _start_thread(self, name: str, target: Callable[[], None]) -> None:
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
-    def _run(self, address: Address, hello: Message, timeout_s: float) -> None:
-        connection = self._connect(address, timeout_s)
+    def _run(self, address: Address) -> None:
+        connection = self._connect(address)
         if connection is None:
             return
-        connection.send(hello)
-        while connection.end is None and not self._has_left.wait(self.timing.beat_s):
-            connection.send(Message(step=self._step))
+        while connection.newest.end is None:
+            connection.send(self._state)
             connection.receive()
-            if (loss := connection.loss or self._server_loss(connection, address)) is not None:
+            loss = connection.loss(f"the one that listens on port {address[1]} of {address[0]}")
+            if loss.lost is not None:
                 self._handle_loss(loss)
                 break
-        connection.send(Message(step=self._step, end=self._end))
+            if self._has_left.wait(self.timing.beat_s):
+                break
+        connection.send(msgspec.structs.replace(self._state, end=self._state.end or ""))
         connection.close()
 
-    def _connect(self, address: Address, timeout_s: float) -> Connection | None:
+    def _connect(self, address: Address) -> Connection | None:
         """A connection to the server, which may start later than this process; None if this process leaves first."""
-        deadline = time.monotonic() + timeout_s
+        deadline = math.inf if self._state.host is None else time.monotonic() + self.timing.join_s
         while True:
             try:
                 return Connection(socket.create_connection(address, timeout=self.timing.grace_s), self.timing.silent_s)
@@ -305,60 +301,19 @@ class HeartbeatClient:
                 self._handle_loss(Message(lost=text))
                 return None
 
-    def _server_loss(self, connection: Connection, address: Address) -> Message | None:
-        who = f"the one that listens on port {address[1]} of {address[0]}"
-        if connection.end is not None:  # a server that has said goodbye is not a loss
-            return None
-        if connection.is_closed:
-            return _died(who)
-        return _hangs(who, self.timing) if connection.is_silent else None
-
-    def _publish(self, loss: Message) -> None:
-        self._loss = f"{loss.lost}; {AGAIN}"
+    def _handle_loss(self, loss: Message) -> None:
+        """Publishes a loss, and ends this process, or the children of a launcher, unless it leaves within `grace_s`."""
+        text = self._loss = f"{loss.lost}; {AGAIN}"
         self._is_lost.set()
-        # On a thread of its own: it may write to a bucket, which must not delay the end of this process.
-        notifier = threading.Thread(target=self._on_loss, args=(self._loss,), name="loss notifier", daemon=True)
-        notifier.start()
-        # Set once it runs: `leave` joins it, and may do so at any moment.
-        self._notifier = notifier
-
-    def _handle_loss(self, loss: Message) -> None:
-        """Publishes a loss, and ends this process unless it leaves by itself within `grace_s`."""
-        self._publish(loss)
-        if not self._has_left.wait(self.timing.grace_s):
+        # On another thread: it may write to a bucket, which must not delay the end of this process.
+        self._start_thread("loss notifier", lambda: self._on_loss(text))
+        if self._state.host is not None and not self._has_left.wait(self.timing.grace_s):
             # Not sys.stderr, whose lock the main thread may hold.
-            os.write(2, f"PeerLost: {self._loss}\n".encode())
+            os.write(2, f"PeerLost: {text}\n".encode())
             os._exit(FAILED)
-
-
-class LauncherHeartbeat(HeartbeatClient):
-    """The client of a process that started replicas and waits for them, which torch_xla would do for ever.
-
-    Replicas are ended by their own clients, some after minutes of saving. This one kills those that hang.
-    """
-
-    def start_as_launcher(self, address: Address) -> None:
-        """Connects as a process that does not train. It may start long before the server."""
-        self._start(address, Message(who=f"a launcher {_where()}"), math.inf)
-
-    def _handle_loss(self, loss: Message) -> None:
-        self._publish(loss)
-        if loss.hangs and not self._has_left.wait(2 * self.timing.grace_s):
+        if self._state.host is None and loss.hangs and not self._has_left.wait(2 * self.timing.grace_s):
             for child in multiprocessing.active_children():
                 child.kill()
-
-
-def _where() -> str:
-    return f"(pid {os.getpid()} on {socket.gethostname()})"
-
-
-def _died(who: str) -> Message:
-    return Message(lost=f"another process of this run died: {who}; it was killed, or its machine is gone")
-
-
-def _hangs(who: str, timing: HeartbeatTiming) -> Message:
-    text = f"another process of this run hangs: {who}; no sign of life for {timing.silent_s:.0f} s"
-    return Message(lost=text, hangs=True)
 
 
 def _listen(address: Address) -> socket.socket:

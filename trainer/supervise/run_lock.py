@@ -1,11 +1,10 @@
 """Keeps a run folder to one living run: a file lock on a disk, a lease that is renewed in a bucket.
 
-Two runs in one folder would train on the same data and overwrite each other's checkpoints and logs. A file lock ends
-with its process. A lease can outlive its process, but is no longer renewed: the next run takes it after `PATIENCE_S`,
-or at once if it can see that the process is gone.
+A file lock ends with its process. A lease can outlive its process, but is no longer renewed: the next run takes it
+after `PATIENCE_S`, or at once if it can see that the process is gone.
 
 The process may only have been paused, or cut off from the bucket. So a run that holds a lease confirms it between
-seeing what stands in the folder and changing it, and changes only the generations that it saw: what the next run has
+seeing what is in the folder and changing it, and changes only the generations that it saw: what the next run has
 written since stays, even where a request of the old one arrives late.
 """
 
@@ -19,7 +18,6 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -28,8 +26,6 @@ from shardset.errors import ConfigError, NotFound, PreconditionFailed, StorageEr
 from shardset.storage.base import ABSENT, Storage, os_errors_as_storage_errors
 from shardset.storage.open import open_storage
 from trainer.errors import RunTaken
-
-E = TypeVar("E", bound=BaseException)
 
 HOLDER = "holder.json"
 BEAT_S = 10.0
@@ -76,16 +72,16 @@ class RunLock:
         """Confirms a hold that could be lost before another request is done."""
         self.confirm()
 
-    def reason(self, error: E) -> E | RunTaken:
-        """Why a change of the folder failed: RunTaken where the folder is lost by now, else `error` itself."""
+    def taken(self, error: BaseException) -> RunTaken | None:
+        """The reason for a failed change of the folder, if that is lost by now."""
         try:
             if not isinstance(error, TransientError):
                 self.confirm()
         except RunTaken as taken:
             return taken
         except StorageError:  # the bucket answers nobody: `error` tells more
-            return error
-        return error
+            return None
+        return None
 
     def close(self) -> None:
         """Releases the folder."""
@@ -135,9 +131,8 @@ class FileLock(RunLock):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.seek(0)
-            holder = _read(self._file.read())
-            self._file.close()
-            raise ConfigError(refusal(str(folder), holder)) from error
+            with self._file:
+                raise _refusal(str(folder), _read(self._file.read())) from error
         except OSError as error:
             self._file.close()
             raise ConfigError(
@@ -153,13 +148,8 @@ class FileLock(RunLock):
         self._file.close()
 
 
-def _awake_or_not() -> float:
-    """Seconds that count while this process is stopped and, where the system can tell (Linux), its machine sleeps."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
 class SeenLease(RunLock):
-    """The object `holder.json` as it stands in the bucket, held by the process that `token` names."""
+    """The object `holder.json` in the bucket, held by the process that `token` names."""
 
     def __init__(self, storage: Storage, token: str) -> None:
         self._storage, self.token = storage, token
@@ -175,30 +165,31 @@ class SeenLease(RunLock):
 
     def confirm(self) -> None:
         """See RunLock.confirm."""
-        self.check()
-        self._see()
-        self.check()
+        self._seen_generation()
 
-    def _see(self) -> str | None:
-        """The generation of the lease in the bucket; None if it is lost, which this notes with the reason."""
-        stored = self._read_lease()
-        if stored is None:
+    def _seen_generation(self) -> str:
+        """The generation of the lease in the bucket. Raises RunTaken, now and ever after, if it is lost."""
+        self.check()
+        generation, holder = self._stored() or ("", None)
+        if not generation:
             self._lost = f"{HOLDER} is gone: another run took the folder and has ended, or someone removed it"
-        elif stored[1] is None or stored[1].token != self.token:
-            self._lost = f"it was not renewed in time, and {stored[1] or 'another process'} took the folder"
-        return None if stored is None or self._lost is not None else stored[0]
+        elif holder is None or holder.token != self.token:
+            self._lost = f"it was not renewed in time, and {holder or 'another process'} took the folder"
+        self.check()
+        return generation
 
-    def _read_lease(self) -> StoredLease | None:
+    def _stored(self) -> StoredLease | None:
         """The lease in the bucket; None if there is none."""
-        while True:
-            try:
-                generation = self._storage.stat(HOLDER).generation
-                return generation, _read(self._storage.read(HOLDER, generation=generation))
-            except NotFound:
-                return None
-            # The lease was renewed between the two requests.
-            except PreconditionFailed:
-                continue
+        try:
+            data, stat = self._storage.read_with_stat(HOLDER)
+        except NotFound:
+            return None
+        return stat.generation, _read(data)
+
+
+def _awake_or_not() -> float:
+    """Seconds that count while this process is stopped and, where the system can tell (Linux), its machine sleeps."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 class Lease(SeenLease):
@@ -219,22 +210,18 @@ class Lease(SeenLease):
     ) -> None:
         super().__init__(storage, who.token)
         self._who, self._beat_s, self._patience_s, self._clock = who, beat_s, patience_s, clock
-        self._renewing = threading.Lock()
-        self._take(tell, patience_s)
-        self._closing = threading.Event()
+        self._renewing, self._closing = threading.Lock(), threading.Event()
+        self._take(tell)
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
         self._thread.start()
 
     def confirm(self) -> None:
         """See RunLock.confirm. Renews the lease."""
         with self._renewing:
-            self.check()
-            while (generation := self._see()) is not None:
+            while True:
                 # Not renewed where another process was faster: then the next look says which.
                 with suppress(PreconditionFailed):
-                    self._write(generation)
-                    return
-            self.check()
+                    return self._write(self._seen_generation())
 
     def keep(self) -> None:
         """See RunLock.keep. The other half of the patience is for the next request and the pause before it."""
@@ -246,33 +233,25 @@ class Lease(SeenLease):
         """Releases the folder."""
         self._closing.set()
         self._thread.join()
-        generation = self._see() if self._lost is None else None
-        if generation is not None:
+        with suppress(RunTaken):
             # Only that generation: another run may take the lease before this request, or before it is repeated.
-            self._storage.delete(HOLDER, generation=generation)
+            self._storage.delete(HOLDER, generation=self._seen_generation())
 
-    def _take(self, tell: Callable[[str], None], patience_s: float) -> None:
-        stored = self._read_lease()
-        if stored is not None and not _is_gone(stored[1]):
-            tell(f"{self._storage.url} is held by {stored[1]}; waiting up to {patience_s:.0f} s for a sign of life")
-            stored = self._wait_for_renewal(stored, patience_s)
+    def _take(self, tell: Callable[[str], None]) -> None:
+        first = stored = self._stored()
+        if first is not None and not _is_gone(first[1]):
+            tell(f"{self._storage.url} is held by {first[1]}; waiting up to {self._patience_s:.0f} s for a renewal")
+            end = time.monotonic() + self._patience_s
+            while stored is not None and time.monotonic() < end:
+                time.sleep(min(1.0, self._patience_s / 20))
+                stored = self._stored()
+                if stored is not None and stored[0] != first[0]:
+                    raise _refusal(self._storage.url, stored[1])
         try:
             self._write(ABSENT if stored is None else stored[0])
         except PreconditionFailed as error:
-            other = self._read_lease()
-            raise ConfigError(refusal(self._storage.url, other and other[1])) from error
-
-    def _wait_for_renewal(self, first: StoredLease, patience_s: float) -> StoredLease | None:
-        """The lease if it stays unchanged, None if it is deleted. Raises ConfigError if it is renewed."""
-        end = time.monotonic() + patience_s
-        while time.monotonic() < end:
-            time.sleep(min(1.0, patience_s / 20))
-            stored = self._read_lease()
-            if stored is None:
-                return None
-            if stored[0] != first[0]:
-                raise ConfigError(refusal(self._storage.url, stored[1]))
-        return first
+            other = self._stored()
+            raise _refusal(self._storage.url, other and other[1]) from error
 
     def _run(self) -> None:
         while self._lost is None and not self._closing.wait(self._beat_s):
@@ -288,9 +267,9 @@ class Lease(SeenLease):
         self._renewed_at = began
 
 
-def refusal(where: str, holder: Holder | None) -> str:
-    """The message to a run that may not start."""
-    return (
+def _refusal(where: str, holder: Holder | None) -> ConfigError:
+    """The error of a run that may not start."""
+    return ConfigError(
         f"{where}: {holder or 'another process'} writes to this run folder; two runs there would train on the same "
         "data and overwrite each other's checkpoints; stop that one, or take another --run-dir"
     )
@@ -305,10 +284,8 @@ def _read(data: bytes) -> Holder | None:
 
 def _is_gone(holder: Holder | None) -> bool:
     """Whether the holder was a process of this machine and has ended."""
-    if holder is None or not holder.machine or holder.machine != _machine():
-        return False
     # A reused process id delays the next run by `PATIENCE_S` at most.
-    return not Path(f"/proc/{holder.pid}").exists()
+    return bool(holder and holder.machine and holder.machine == _machine() and not Path(f"/proc/{holder.pid}").exists())
 
 
 def _machine() -> str:

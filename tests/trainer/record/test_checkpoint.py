@@ -1,12 +1,9 @@
 import io
 import pickle
 import queue
-import random
-import re
 import shutil
 import threading
 import uuid
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -335,85 +332,6 @@ def committed(storage: Storage, step: int, data: bytes) -> None:
     )
     put(storage, checkpoint.folder_of(step) + file.name, data)
     put(storage, checkpoint.folder_of(step) + checkpoint.COMMIT, msgspec.json.encode(commit))
-
-
-def members_of(data: bytes) -> dict[str, bytes]:
-    """What a state file, which is a zip, is made of."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
-def zipped(members: dict[str, bytes]) -> bytes:
-    """The same as a state file with right checksums."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return buffer.getvalue()
-
-
-def mutant(draw: random.Random, data: bytes) -> bytes:
-    """The bytes with one to three places changed, cut out or put in."""
-    changed = bytearray(data)
-    for _ in range(draw.randint(1, 3)):
-        at = draw.randrange(len(changed))
-        changed[at : at + draw.choice([0, 1, 1, 4])] = draw.randbytes(draw.choice([0, 1, 1, 2]))
-    return bytes(changed)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_damaged_state_is_a_checkpoint_error_and_the_one_before_it_is_taken(seed: int) -> None:
-    # Changed before the mark was made, so that torch meets the damage. Among 100 some are read by chance.
-    draw, whole = random.Random(seed), members_of(checkpoint_state.encode(state_at(12)))
-    name = next(name for name in whole if name.endswith("data.pkl"))
-    num_refused = 0
-    for _ in range(100):
-        storage = MemoryStorage(uuid.uuid4().hex, "")
-        saved(storage, 5)
-        committed(storage, 12, zipped({**whole, name: mutant(draw, whole[name])}))
-        warnings: list[str] = []
-        commit, state = checkpoint.newest(storage, warnings.append) or (None, {})
-        assert commit is not None
-        assert commit.step == state["step"] == (5 if warnings else 12)
-        num_refused += len(warnings)
-    assert num_refused > 50
-
-
-WRONG = {
-    "identity": None, "config": {}, "step": "12", "epoch": -1, "closed_epochs": 1.5, "seen": [1], "stream": "{}",
-    "model": {"weight": 3.0}, "ema": [], "optimizer": {"a": {}}, "seconds": None, "seconds_to_target": "",
-    "best_top1": "", "best_epoch": [], "last_top1": {}, "epoch_totals": [1.0], "optimizer_weights": [1],
-    "optimizer_counters": 7,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_state_with_a_field_of_another_type_is_passed_over_and_the_field_named(name: str) -> None:
-    storage = MemoryStorage(uuid.uuid4().hex, "")
-    saved(storage, 5)
-    committed(storage, 12, checkpoint_state.encode({**state_at(12), name: WRONG[name]}))
-    warnings: list[str] = []
-    commit, _ = checkpoint.newest(storage, warnings.append) or (None, {})
-    assert commit is not None
-    assert commit.step == 5
-    assert re.search(r"step-000000012/state-\w+\.pt: not a checkpoint", warnings[0])
-    assert name in warnings[0] or name == "stream"
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_state_without_a_field_is_passed_over(name: str) -> None:
-    storage = MemoryStorage(uuid.uuid4().hex, "")
-    committed(storage, 12, checkpoint_state.encode({key: value for key, value in state_at(12).items() if key != name}))
-    with pytest.raises(CheckpointError, match=f"not a checkpoint .*`{name}`"):
-        checkpoint.read(storage, checkpoint.commits(storage)[0])
-
-
-@pytest.mark.parametrize("state", [[1, 2], {}, {"step": 12}, torch.zeros(3), "text"])
-def test_what_is_no_state_at_all_is_named(state: Any) -> None:
-    storage = MemoryStorage(uuid.uuid4().hex, "")
-    committed(storage, 12, checkpoint_state.encode(state))
-    with pytest.raises(CheckpointError, match=r"state-\w+\.pt: not a checkpoint"):
-        checkpoint.read(storage, checkpoint.commits(storage)[0])
 
 
 def test_a_state_of_another_step_than_its_mark_says_is_named() -> None:

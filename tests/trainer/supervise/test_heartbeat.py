@@ -72,7 +72,7 @@ def test_those_who_wait_for_a_lost_process_in_native_code_say_so_and_end(
         noted, said = lines[-2:]
         assert said == noted.replace("noted", "PeerLost")
         assert f"another process of this run {word}: {who if lost else 'the one that listens on port'}" in said
-        assert said.endswith("the same command goes on from the last checkpoint")
+        assert said.endswith("the same command resumes from the last checkpoint")
 
 
 def test_a_main_thread_that_ends_by_itself_after_a_loss_is_let_go(start: Start) -> None:

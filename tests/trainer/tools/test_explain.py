@@ -24,12 +24,11 @@ from shardset.stream.mixture import MixedStream, Share
 from shardset.stream.stream import Stream
 from shardset.stream.timetable import Timetable
 from tests.makers.shardset import png_samples, put, references, write_shard_set
-from tests.makers.training import BATCH, NUM_TRAIN, STEPS, shard_set, tiny_config
+from tests.makers.training import BATCH, NUM_TRAIN, STEPS, read_records, shard_set, tiny_config
 from trainer import cli as command
 from trainer import config as configs
 from trainer import loop
 from trainer.data.splits import SampleDigest, open_data
-from trainer.record.log_files import METRICS, records
 from trainer.run import Run
 from trainer.runtime.launch import running
 from trainer.tools import contact_sheet
@@ -93,7 +92,7 @@ def test_every_step_holds_what_the_run_trained_on(recorded):
 def test_an_epoch_s_steps_have_the_digest_that_the_run_logged(recorded):
     run_dir, _ = recorded
     timetable = timetable_of_run(run_dir)
-    logged = [r for r in records((Path(run_dir) / METRICS).read_bytes()) if r["kind"] == "epoch"]
+    logged = read_records(run_dir, "epoch")
     for epoch, record in enumerate(logged):
         counted = SampleDigest()
         for step in range(STEPS):
